@@ -1,0 +1,3 @@
+"""dpsgd: an experiment runner for differentially private gradient methods."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,84 @@
+"""What every accountant offers: releases in, a guarantee or a refusal by name out.
+
+Not here: any formula. One accountant is one file beside this one, with one line in `__init__.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dpsgd_cli.errors import UnsupportedMechanism
+from dpsgd_cli.privacy.mechanism import Adjacency, Mechanism, Release
+
+Bound = Literal["upper", "estimate"]
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta) at an adjacency, as one accountant states it.
+
+    `bound` is `upper` when it is a theorem and `estimate` otherwise. `epsilon` is >= 0, possibly inf.
+    """
+
+    accountant: str
+    epsilon: float
+    delta: float
+    adjacency: Adjacency | None
+    bound: Bound
+    note: str = ""
+
+
+class Accountant(ABC):
+    """Prices a list of releases. Stateless: the same releases always cost the same."""
+
+    name: ClassVar[str]
+    bound: ClassVar[Bound] = "upper"
+    note: ClassVar[str] = ""
+
+    @abstractmethod
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        """Why this accountant does not cover `mechanism`; None when it does."""
+
+    @abstractmethod
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        """Smallest epsilon this accountant can state at `delta` in (0, 1). At least 0; inf when there is none.
+
+        Raises UnsupportedMechanism for what `refusal` names or for mixed adjacencies.
+        """
+
+    @abstractmethod
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        """Smallest delta this accountant can state at `epsilon` >= 0. In [0, 1]."""
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        """Epsilon after each epoch: entry i prices everything released in epochs 0..i."""
+        spent: list[Release] = []
+        result = []
+        for releases in epochs:
+            spent.extend(releases)
+            result.append(self.epsilon(spent, delta))
+        return result
+
+    def guarantee(self, releases: Sequence[Release], delta: float) -> Guarantee:
+        """`epsilon` with everything that a reader needs to judge it."""
+        adjacency = common_adjacency(releases)
+        return Guarantee(self.name, self.epsilon(releases, delta), delta, adjacency, self.bound, self.note)
+
+    def check(self, releases: Sequence[Release]) -> None:
+        """Raise UnsupportedMechanism unless every release is covered and all share one adjacency."""
+        common_adjacency(releases)
+        for release in releases:
+            reason = self.refusal(release.mechanism)
+            if reason is not None:
+                raise UnsupportedMechanism(f"{self.name} does not cover this: {reason}")
+
+
+def common_adjacency(releases: Sequence[Release]) -> Adjacency | None:
+    """The one adjacency of all releases (None for an empty list); mixtures have no common statement."""
+    names = sorted({release.mechanism.adjacency for release in releases})
+    if len(names) > 1:
+        raise UnsupportedMechanism(f"releases are stated for different adjacencies: {', '.join(names)}")
+    return names[0] if names else None

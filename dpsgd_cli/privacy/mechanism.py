@@ -1,0 +1,140 @@
+"""What was released: frozen records of mechanisms, and nothing about what they cost.
+
+A mechanism names the noise, relative to which sensitivity, on which sample of the data, under which
+adjacency. Ledgers list mechanisms with counts; accountants (`privacy/accountants/`) price them.
+
+Batching decides what ONE count of a `GaussianSum` means:
+
+============  =========================================================================================
+full          one noisy sum over all records
+poisson       one noisy sum over a batch that holds each record independently with `sampling_rate`
+fixed         one noisy sum over a batch of fixed size drawn uniformly without replacement
+shuffle       one EPOCH: noisy sums over all the disjoint batches of a random partition whose choice
+              does not depend on the data; by parallel composition it costs one Gaussian
+              (Yu et al. 2019, Theorem 2 and Corollary 1)
+============  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from dpsgd_cli.errors import PrivacyError
+
+Adjacency = Literal["add-remove", "replace-one", "zero-out"]
+Batching = Literal["full", "poisson", "fixed", "shuffle"]
+
+
+@dataclass(frozen=True)
+class GaussianSum:
+    """Gaussian noise on a sum of per-record vectors, each of bounded L2 norm.
+
+    `noise_multiplier` is the standard deviation of the noise over the L2 sensitivity OF THE SUM under
+    `adjacency` (>= 0; 0 means no privacy). `sensitivity` (> 0) is that L2 sensitivity; it is recorded so
+    that the released noise can be re-derived (`noise_multiplier * sensitivity`), and costs nothing.
+    `sampling_rate` is in [0, 1]: the inclusion probability (poisson), the batch over the data size (fixed),
+    and 1 for full and shuffle.
+    """
+
+    kind: ClassVar[str] = "gaussian"
+    noise_multiplier: float
+    adjacency: Adjacency
+    batching: Batching = "full"
+    sampling_rate: float = 1.0
+    sensitivity: float = 1.0
+    label: str = "gradient"
+
+    def __post_init__(self) -> None:
+        _require(self.noise_multiplier >= 0, "noise_multiplier", self.noise_multiplier, "at least 0")
+        _require(0 <= self.sampling_rate <= 1, "sampling_rate", self.sampling_rate, "in [0, 1]")
+        _require(0 < self.sensitivity < math.inf, "sensitivity", self.sensitivity, "positive and finite")
+        _require(self.adjacency in get_args(Adjacency), "adjacency", self.adjacency, f"one of {get_args(Adjacency)}")
+        _require(self.batching in get_args(Batching), "batching", self.batching, f"one of {get_args(Batching)}")
+        if self.batching in ("full", "shuffle"):
+            _require(self.sampling_rate == 1, "sampling_rate", self.sampling_rate, f"1 for {self.batching} batching")
+
+
+@dataclass(frozen=True)
+class PureDP:
+    """A release that is epsilon-DP; `source` says by what (`laplace`, `exponential`, `pure`).
+
+    The exponential mechanism is priced tighter than a generic pure mechanism where an accountant knows
+    how: eps^2/8-zCDP (its privacy loss is eps-bounded-range) instead of eps^2/2.
+    """
+
+    kind: ClassVar[str] = "pure"
+    epsilon: float
+    adjacency: Adjacency
+    source: Literal["laplace", "exponential", "pure"] = "pure"
+    label: str = "selection"
+
+    def __post_init__(self) -> None:
+        _require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
+
+
+@dataclass(frozen=True)
+class ApproximateDP:
+    """A release that is known to be (epsilon, delta)-DP and nothing more (objective perturbation, ...)."""
+
+    kind: ClassVar[str] = "approximate"
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    label: str = "solution"
+
+    def __post_init__(self) -> None:
+        _require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
+        _require(0 <= self.delta < 1, "delta", self.delta, "in [0, 1)")
+
+
+Mechanism = GaussianSum | PureDP | ApproximateDP
+KINDS: dict[str, type[Mechanism]] = {cls.kind: cls for cls in (GaussianSum, PureDP, ApproximateDP)}
+
+
+@dataclass(frozen=True)
+class Release:
+    """A mechanism used `count` times on the same data (adaptively)."""
+
+    mechanism: Mechanism
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _require(self.count >= 0 and int(self.count) == self.count, "count", self.count, "a whole number >= 0")
+
+
+def to_record(release: Release) -> dict[str, Any]:
+    """The JSON object of one ledger line; `from_record` inverts it exactly."""
+    fields = dataclasses.asdict(release.mechanism)
+    return {"mechanism": release.mechanism.kind, **fields, "count": release.count}
+
+
+def from_record(record: dict[str, Any]) -> Release:
+    """Read one ledger line; keys that belong to the ledger (trial, epoch, ...) are ignored.
+
+    Raises PrivacyError for an unknown mechanism, a missing or an impossible value.
+    """
+    kind = record.get("mechanism")
+    if kind not in KINDS:
+        raise PrivacyError(f"unknown mechanism {kind!r}; known: {', '.join(KINDS)}")
+    names = {field.name for field in dataclasses.fields(KINDS[kind])}
+    try:
+        mechanism = KINDS[kind](**{k: v for k, v in record.items() if k in names})
+        return Release(mechanism, record.get("count", 1))
+    except TypeError as error:
+        raise PrivacyError(f"damaged {kind} record: {error}") from None
+
+
+def merge(releases: list[Release]) -> list[Release]:
+    """Add up the counts of equal mechanisms, keeping the order of first use."""
+    counts: dict[Mechanism, int] = {}
+    for release in releases:
+        counts[release.mechanism] = counts.get(release.mechanism, 0) + release.count
+    return [Release(mechanism, count) for mechanism, count in counts.items() if count]
+
+
+def _require(condition: bool, name: str, value: object, bound: str) -> None:
+    if not condition or (isinstance(value, float) and math.isnan(value)):
+        raise PrivacyError(f"{name} is {value!r}, but must be {bound}")
