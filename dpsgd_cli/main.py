@@ -1,0 +1,95 @@
+"""The command line: the Click group, and the only place where an error becomes a message and an exit code.
+
+Not here: what any command does (`commands/`, one file each, imported only when it is called, so that
+`dpsgd --help` needs nothing but Click).
+
+Exit codes: 0 done; 1 the run failed or was interrupted; 2 wrong usage or an invalid recipe.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+from typing import Any
+
+import click
+
+from dpsgd_cli import __version__
+from dpsgd_cli.errors import DpsgdError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("dpsgd_cli.commands.train", "Train the model of one recipe and state what it guarantees."),
+    "account": ("dpsgd_cli.commands.account", "State what a recipe, a result or a ledger costs in privacy."),
+    "recipe": ("dpsgd_cli.commands.recipe", "List, show and validate recipes; print their schema for editors."),
+    "data": ("dpsgd_cli.commands.data", "List, fetch and verify data sets."),
+}
+
+FILE_ADVICE = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "your disk quota is used up; free some space and run the same command again",
+    errno.EACCES: "permission denied; choose a place that you may read and write",
+    errno.EPERM: "not permitted; choose a place that you may read and write",
+    errno.EROFS: "the file system is read-only; choose another place to write to",
+    errno.EIO: "the device failed to read or write; check the disk",
+    errno.ENAMETOOLONG: "the name is too long for this file system",
+    errno.EMFILE: "too many open files; raise the limit with `ulimit -n`",
+}
+
+
+class Failure(click.ClickException):
+    """An expected error on its way to the user: `error: ...` on stderr and an exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def show(self, file: Any = None) -> None:
+        first, *rest = self.message.splitlines() or [""]
+        click.echo("\n".join([f"error: {first}", *(f"       {line}" for line in rest)]), file=file, err=file is None)
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and one-line help without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DpsgdError as error:
+            raise Failure(str(error), error.exit_code) from error
+        except KeyboardInterrupt:
+            raise Failure("interrupted; nothing more was written", 1) from None
+        except MemoryError as error:
+            raise Failure(f"out of memory{f': {error}' if str(error) else ''}; use a smaller problem or machine", 1)
+        except OSError as error:
+            if error.errno not in FILE_ADVICE:
+                raise
+            named = f"{error.filename}: " if error.filename else ""
+            raise Failure(f"{named}{FILE_ADVICE[error.errno]}", 1) from error
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="dpsgd")
+def main() -> None:
+    """Train models under differential privacy, and state exactly what was guaranteed.
+
+    One YAML recipe in; a model, a result table and a privacy statement that can be checked, out.
+
+    \b
+    Examples:
+      dpsgd train quickstart
+      dpsgd recipe list
+      dpsgd train recipes/yu2019/mnist-exponential.yaml repeats=3
+    """

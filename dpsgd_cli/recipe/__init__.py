@@ -1,0 +1,1 @@
+"""Recipes: what they may say (`schema`), and how they are read, checked and written (`loading`)."""
