@@ -1,0 +1,1 @@
+"""The training engine (torch): packed models, clipped sums, noise, sampling. No accountant, no Click."""

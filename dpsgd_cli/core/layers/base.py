@@ -1,0 +1,152 @@
+"""A packed layer: R copies of one layer that runs forward, keeps what clipping needs, and sums clipped gradients.
+
+A recorded forward keeps the layer's input `a`; one backward pass through the whole model delivers the
+gradient `d` of the summed loss by the layer's output. Because each example's loss depends on that example
+alone, row b of `d` is example b's own. From `a` and `d` a rule computes every example's squared gradient
+norm, and, once clip factors are known, the factored sum of gradients: an ordinary weight-gradient product
+with rows rescaled. There is no second backward pass.
+
+Shapes: activations cross layer borders folded as (R*B, ...), so that any parameterless module between them
+works unchanged; a rule sees (R, B, ...). An input that no parameter has touched yet may be shared by all
+trials: it crosses as (B, ...) and a rule sees (1, B, ...).
+
+Not here: the formula of any layer kind (one file each beside this), clipping itself (`core/clipping.py`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class Session:
+    """What the layers of one pack share during a pass: batch rows per trial, and whether to record."""
+
+    def __init__(self, trials: int, anchor: Tensor) -> None:
+        self.trials = trials
+        self.rows = 0
+        self.recording = False
+        self.anchor = anchor
+
+
+class Layer(nn.Module, ABC):
+    """R copies of `source`; parameters live in the pack's flat tensor and are bound as views (R, *shape)."""
+
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
+
+    def __init__(self, source: nn.Module, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.names: list[str] = [name for name, p in source.named_parameters() if p.requires_grad]
+        self.values: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.inputs: list[Tensor] = []
+        self.gradients: list[Tensor | None] = []
+
+    @classmethod
+    def accepts(cls, source: nn.Module) -> bool:
+        """Whether this rule covers `source`: its exact type, all parameters its own, trainable and unhooked."""
+        own = {name for name, _ in source.named_parameters(recurse=False)}
+        every = {name: p for name, p in source.named_parameters()}
+        hooked = bool(source._forward_hooks or source._forward_pre_hooks)
+        return (
+            type(source) in cls.kinds and own == set(every) and all(p.requires_grad for p in every.values()) and not hooked
+        )
+
+    def bind(self, values: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
+        """Attach the views that hold parameter values and receive clipped sums, both (R, *shape)."""
+        self.values, self.sums = values, sums
+
+    def forget(self) -> None:
+        """Drop everything recorded."""
+        self.inputs.clear()
+        self.gradients.clear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(R*B, ...) or shared (B, ...) in; (R*B, ...) out."""
+        x = self.prepare(x)
+        if self.session.recording:
+            return _Recorded.apply(x, self.session.anchor, self)
+        return self.fold(self.compute(self.unfold(x)))
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Parameterless work that autograd may do itself, before the recorded part."""
+        return x
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """(R*B, ...) -> (R, B, ...); shared (B, ...) -> (1, B, ...)."""
+        trials, rows = self.session.trials, self.session.rows
+        if x.shape[0] == rows:
+            return x.unsqueeze(0)
+        return x.reshape(trials, rows, *x.shape[1:])
+
+    @staticmethod
+    def fold(y: Tensor) -> Tensor:
+        return y.reshape(y.shape[0] * y.shape[1], *y.shape[2:])
+
+    @abstractmethod
+    def compute(self, a: Tensor) -> Tensor:
+        """Output (R, B, ...) of input (R or 1, B, ...)."""
+
+    @abstractmethod
+    def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
+        """Gradient by the input, (R, B, ...), from the gradient `d` by the output."""
+
+    @abstractmethod
+    def square_norms(self) -> Tensor:
+        """Squared L2 norm of each example's gradient by this layer's parameters, (R, B), over all recorded calls."""
+
+    @abstractmethod
+    def add_clipped_sums(self, factors: Tensor) -> None:
+        """Add sum_b factors[r, b] * gradient[r, b] to `sums`; factors (R, B) are at least 0."""
+
+    def recorded(self) -> list[tuple[Tensor, Tensor]]:
+        """(a, d) of every call that took part in the loss."""
+        pairs = zip(self.inputs, self.gradients, strict=True)
+        return [(a, d) for a, d in pairs if d is not None]
+
+    def erase(self, bad: Tensor) -> None:
+        """Zero the recorded rows of examples whose gradient is not finite; `bad` is bool (R, B)."""
+        for index, (a, d) in enumerate(zip(self.inputs, self.gradients, strict=True)):
+            if d is None:
+                continue
+            self.gradients[index] = d.masked_fill(_stretch(bad, d), 0.0)
+            if a.is_floating_point():
+                rows = bad if a.shape[0] == bad.shape[0] else bad.any(dim=0, keepdim=True)
+                # a shared row is bad in one trial only if its own values or that trial's weights are:
+                # zero it only where it is itself not finite
+                if a.shape[0] != bad.shape[0]:
+                    rows = rows & ~torch.isfinite(a.flatten(2)).all(dim=2)
+                self.inputs[index] = a.masked_fill(_stretch(rows, a), 0.0)
+
+
+def _stretch(flags: Tensor, like: Tensor) -> Tensor:
+    return flags.reshape(*flags.shape, *[1] * (like.dim() - 2))
+
+
+class _Recorded(torch.autograd.Function):
+    """Runs a layer and hands it the gradient by its output; the anchor makes autograd visit even the first layer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: Layer) -> Tensor:
+        del anchor
+        a = layer.unfold(x.detach())
+        ctx.layer, ctx.call, ctx.shape = layer, len(layer.inputs), x.shape
+        layer.inputs.append(a)
+        layer.gradients.append(None)
+        y = layer.fold(layer.compute(a))
+        # a view returned from a Function may not be modified in place, as nn.ReLU(inplace=True) would:
+        # hand out the same storage as a tensor of its own
+        return torch.empty(0, dtype=y.dtype, device=y.device).set_(y) if y._is_view() else y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        layer: Layer = ctx.layer
+        d = gradient.reshape(layer.session.trials, layer.session.rows, *gradient.shape[1:])
+        layer.gradients[ctx.call] = d
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        return layer.input_gradient(layer.inputs[ctx.call], d).reshape(ctx.shape), None, None

@@ -1,0 +1,76 @@
+"""Any other module with parameters: one vectorised vector-Jacobian product, for that module alone.
+
+The module runs once per example (a batch of one) under `torch.func.vmap`, so it cannot mix examples; its
+per-example gradients are instantiated, (R, B, parameters of this module). Slower and larger than a rule,
+equally exact. Takes one floating-point tensor and returns one tensor; a module that cannot be vectorised is
+refused with the reason.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from dpsgd_cli.core.layers.base import Layer, Session
+from dpsgd_cli.errors import ModelError
+
+
+class Fallback(Layer):
+    """Rule for everything that has none of its own. Parameters (R, *shape) of the module and its children."""
+
+    def __init__(self, source: nn.Module, session: Session) -> None:
+        super().__init__(source, session)
+        self.source = [source]
+        self.frozen = {name: p.detach() for name, p in source.named_parameters() if not p.requires_grad}
+        self.kind = type(source).__name__
+        self.found: list[dict[str, Tensor]] = []
+
+    def forget(self) -> None:
+        super().forget()
+        self.found = []
+
+    def _one(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
+        """One example through one trial's copy."""
+        y = functional_call(self.source[0], {**self.frozen, **values}, (x.unsqueeze(0),))
+        if not isinstance(y, Tensor):
+            raise ModelError(f"{self.kind} returns {type(y).__name__}; a private layer must return one tensor")
+        return y.squeeze(0)
+
+    def compute(self, a: Tensor) -> Tensor:
+        stretched = a.expand(self.session.trials, *a.shape[1:])
+        try:
+            return vmap(vmap(self._one, in_dims=(None, 0)))(self.values, stretched)
+        except RuntimeError as error:
+            raise ModelError(
+                f"{self.kind} cannot be trained privately: running it one example at a time failed ({error})."
+                " Build it from layers that have a rule (dense, convolution, normalisation, embedding)."
+            ) from error
+
+    def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
+        def pull(values: dict[str, Tensor], x: Tensor, g: Tensor) -> Tensor:
+            return vjp(lambda z: self._one(values, z), x)[1](g)[0]
+
+        return vmap(vmap(pull, in_dims=(None, 0, 0)))(self.values, a.expand(d.shape[0], *a.shape[1:]), d)
+
+    def square_norms(self) -> Tensor:
+        def pull(values: dict[str, Tensor], x: Tensor, g: Tensor) -> dict[str, Tensor]:
+            return vjp(lambda v: self._one(v, x), values)[1](g)[0]
+
+        calls = [
+            vmap(vmap(pull, in_dims=(None, 0, 0)))(self.values, a.expand(d.shape[0], *a.shape[1:]), d)
+            for a, d in self.recorded()
+        ]
+        self.found = [{name: torch.stack([c[name] for c in calls]).sum(dim=0) for name in self.names}]
+        return torch.stack([g.flatten(2).square().sum(dim=2) for g in self.found[0].values()]).sum(dim=0)
+
+    def erase(self, bad: Tensor) -> None:
+        super().erase(bad)
+        for name, g in self.found[0].items():
+            self.found[0][name] = g.masked_fill(bad.reshape(*bad.shape, *[1] * (g.dim() - 2)), 0.0)
+
+    def add_clipped_sums(self, factors: Tensor) -> None:
+        if not self.found:
+            self.square_norms()
+        for name, g in self.found[0].items():
+            self.sums[name] += torch.bmm(factors.unsqueeze(1), g.flatten(2)).view(self.sums[name].shape)

@@ -1,0 +1,91 @@
+"""Dense layers: y = x W^T + b on the last axis, with or without sequence axes before it.
+
+One row a and its output gradient d give the gradient d a^T, so its squared norm is |d|^2 |a|^2 (Goodfellow,
+2015, "Efficient per-example gradient computations"). A sequence of T rows gives sum_t d_t a_t^T: its squared
+norm is either the sum over pairs of positions <a_t, a_s><d_t, d_s> (Gram form, T^2 (I + O) operations) or that of the
+instantiated (O, I) matrix (T I O operations); the cheaper one is taken.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli.core.layers.base import Layer, Session
+
+
+class Linear(Layer):
+    """Rule for `torch.nn.Linear`. Weight (R, O, I), bias (R, O)."""
+
+    kinds = (nn.Linear,)
+
+    def __init__(self, source: nn.Linear, session: Session) -> None:
+        super().__init__(source, session)
+        self.has_bias = source.bias is not None
+        self.outputs = source.out_features
+
+    def compute(self, a: Tensor) -> Tensor:
+        weight = self.values["weight"]
+        rows = a.reshape(a.shape[0], -1, a.shape[-1])
+        if a.shape[0] == 1 and self.session.trials > 1:
+            y = (rows[0] @ weight.reshape(-1, a.shape[-1]).T).view(-1, self.session.trials, self.outputs)
+            y = y.transpose(0, 1)
+            y = y + self.values["bias"].unsqueeze(1) if self.has_bias else y
+        elif self.has_bias:
+            y = torch.baddbmm(self.values["bias"].unsqueeze(1), rows, weight.transpose(1, 2))
+        else:
+            y = torch.bmm(rows, weight.transpose(1, 2))
+        return y.reshape(self.session.trials, *a.shape[1:-1], self.outputs)
+
+    def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
+        rows = torch.bmm(d.reshape(d.shape[0], -1, self.outputs), self.values["weight"])
+        return rows.reshape(d.shape[0], *a.shape[1:])
+
+    def square_norms(self) -> Tensor:
+        pairs = self.recorded()
+        if len(pairs) == 1 and pairs[0][0].dim() == 3:
+            a, d = pairs[0]
+            return (_square(a) + float(self.has_bias)) * _square(d)
+        a, d = self._sequence(pairs)
+        positions, inputs = a.shape[-2:]
+        if positions * (inputs + self.outputs) <= inputs * self.outputs:
+            gram = torch.matmul(a, a.transpose(-1, -2)) + float(self.has_bias)
+            return (gram * torch.matmul(d, d.transpose(-1, -2))).sum(dim=(-1, -2)).clamp_min_(0.0)
+        norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
+        return norms + _square(d.sum(dim=-2)) if self.has_bias else norms
+
+    def _sequence(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """All calls side by side as (R or 1, B, T, I) and (R, B, T, O): the same weights saw them all."""
+        if not pairs:
+            raise RuntimeError("a layer without a recorded gradient was asked for one")
+        inputs = [a.reshape(a.shape[0], a.shape[1], -1, a.shape[-1]) for a, _ in pairs]
+        widest = max(a.shape[0] for a in inputs)
+        stretched = [a.expand(widest, *a.shape[1:]) for a in inputs]
+        return torch.cat(stretched, dim=2), torch.cat([d.flatten(2, -2) if d.dim() > 3 else d.unsqueeze(2) for _, d in pairs], 2)
+
+    def add_clipped_sums(self, factors: Tensor) -> None:
+        for a, d in self.recorded():
+            if d.dim() == 3:
+                self._add_rows(a, d, factors)
+            else:
+                between = d.shape[2:-1].numel()
+                flat = d.reshape(d.shape[0], -1, self.outputs)
+                self._add_rows(a.reshape(a.shape[0], -1, a.shape[-1]), flat, factors.repeat_interleave(between, dim=1))
+
+    def _add_rows(self, a: Tensor, d: Tensor, factors: Tensor) -> None:
+        shared = a.shape[0] == 1 and self.session.trials > 1
+        if shared:
+            scaled = (d * factors.unsqueeze(-1)).transpose(1, 2)
+            product = scaled.reshape(-1, a.shape[1]) @ a[0]
+            self.sums["weight"] += product.view(self.session.trials, self.outputs, -1)
+        elif a.shape[-1] < d.shape[-1]:
+            self.sums["weight"].baddbmm_(d.transpose(1, 2), a * factors.unsqueeze(-1))
+        else:
+            self.sums["weight"].baddbmm_((d * factors.unsqueeze(-1)).transpose(1, 2), a)
+        if self.has_bias:
+            self.sums["bias"] += torch.bmm(factors.unsqueeze(1), d).squeeze(1)
+
+
+def _square(x: Tensor) -> Tensor:
+    """Squared L2 norm over the last axis."""
+    return torch.linalg.vector_norm(x, dim=-1).square()

@@ -1,0 +1,86 @@
+"""Built-in models, and the hook for a user's own: functions from an input shape to a module.
+
+Not here: the trials axis (`packing.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from dpsgd_cli.errors import ModelError
+from dpsgd_cli.plugins import load_attribute
+from dpsgd_cli.recipe import schema
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
+Builder = Callable[[], nn.Module]
+
+
+def linear(model: schema.LinearModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """One dense layer that starts at zero (the usual start of a convex problem)."""
+    layer = nn.Linear(math.prod(shape), outputs, bias=model.bias)
+    nn.init.zeros_(layer.weight)
+    if model.bias:
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def mlp(model: schema.MlpModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Dense layers with an activation between them."""
+    widths = [math.prod(shape), *model.hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(before, after), ACTIVATIONS[model.activation]()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def cnn(model: schema.CnnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The MNIST network of Papernot et al. (2021, "Tempered sigmoid activations", Table 1), for any image size.
+
+    Convolutions of 16 8x8 (stride 2, padding 3) and 32 4x4 (stride 2) filters, each followed by 2x2
+    max-pooling of stride 1, then 32 dense units.
+    """
+    if len(shape) != 3:
+        raise ModelError(f"model cnn needs images (channels, height, width), but one input is {shape}; use mlp")
+    side = [_last_side(s) for s in shape[1:]]
+    if min(side) < 1:
+        raise ModelError(f"model cnn needs images of at least 14 x 14, got {shape[1]} x {shape[2]}; use mlp")
+    act = ACTIVATIONS[model.activation]
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 16, 8, stride=2, padding=3), act(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2), act(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(32 * side[0] * side[1], 32), act(), nn.Linear(32, outputs),
+    )  # fmt: skip
+
+
+def _last_side(side: int) -> int:
+    """Side of the feature map that reaches the dense layers."""
+    first = (side + 2 * 3 - 8) // 2 + 1
+    pooled = first - 1
+    return (pooled - 4) // 2 + 1 - 1
+
+
+def python(model: schema.PythonModel, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
+    """The user's own factory from a Python file named in the recipe."""
+    factory = load_attribute(base / model.file, model.factory)
+
+    def build() -> nn.Module:
+        made = factory(shape, outputs, **model.arguments)
+        if not isinstance(made, nn.Module):
+            raise ModelError(f"{model.file}: {model.factory}(...) returned {type(made).__name__}, not a torch.nn.Module")
+        return made
+
+    return build
+
+
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn}
+
+
+def builder(model: schema.Model, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
+    """A function that makes one freshly initialised module for inputs (B, *shape) and `outputs` outputs."""
+    if isinstance(model, schema.PythonModel):
+        return python(model, shape, outputs, base)
+    return lambda: BUILT_IN[model.kind](model, shape, outputs)

@@ -1,0 +1,47 @@
+"""Standard normal noise for a whole pack, one stream per trial, drawn in blocks of several steps.
+
+Not here: how much noise (the method scales it) and what it costs (`privacy/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dpsgd_cli.core.streams import Streams
+
+_BLOCK_ELEMENTS = 1 << 19
+
+
+class NoiseSource:
+    """Standard normals of shape (R, P) by step number.
+
+    Guarantee: the draw of (trial, step) depends on that trial's streams, the step and P only, and no two
+    (trial, step) pairs share a normal. The block length is a function of P alone, so packs of any size
+    agree. With seeded streams a step can be asked for again, and gives the same draw; with secure streams
+    steps must be asked for in increasing order, once each, and a repetition raises RuntimeError.
+    """
+
+    def __init__(self, streams: Sequence[Streams], size: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._streams = streams
+        self._steps = max(1, min(64, _BLOCK_ELEMENTS // max(1, size)))
+        self._block: torch.Tensor | None = None
+        self._number = -1
+        self._last_step = -1
+        self._shape = (len(streams), self._steps, size)
+        self._options = {"device": device, "dtype": dtype}
+
+    def draw(self, step: int) -> torch.Tensor:
+        """Noise of `step` (0, 1, 2, ...): a view (R, P) that stays valid until the next call."""
+        if step <= self._last_step and not all(stream.reproducible for stream in self._streams):
+            raise RuntimeError(f"noise of step {step} was drawn before; secure noise is never used twice")
+        self._last_step = step
+        number, offset = divmod(step, self._steps)
+        if number != self._number or self._block is None:
+            if self._block is None:
+                self._block = torch.empty(self._shape, **self._options)  # type: ignore[call-overload]
+            for stream, out in zip(self._streams, self._block, strict=True):
+                stream.normal("noise", number, out)
+            self._number = number
+        return self._block[:, offset]

@@ -1,0 +1,173 @@
+"""A pack: R copies of one model with every trained tensor stacked along a leading trials axis.
+
+All parameters live in one flat tensor (R, P), all clipped sums in another, so noise and updates are single
+operations whatever the model. Leaf layers are replaced by packed layers (`core/layers/`); everything without
+parameters is used as it stands. A model that mixes examples is refused.
+
+Not here: clipping (`clipping.py`), built-in models (`models.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli.core.layers import RULES, Fallback, Layer, Session
+from dpsgd_cli.errors import ModelError
+
+_MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+_INSTANCE = nn.modules.instancenorm._InstanceNorm
+
+
+class Pack(nn.Module):
+    """R trials of the model that `build` makes; trial i is initialised under torch seed `seeds[i]`.
+
+    `values` and `sums` are (R, P); `layers` are the clipping groups in forward order of registration.
+    `shares_input`: the model applies its first layer straight to the input, so one (B, ...) input can serve
+    all trials without a copy each.
+    """
+
+    def __init__(
+        self, build: Callable[[], nn.Module], seeds: Sequence[int], device: torch.device, dtype: torch.dtype, shares_input: bool = False
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.trials = len(seeds)
+        self.shares_input = shares_input
+        sources = [_seeded(build, seed) for seed in seeds]
+        for source in sources:
+            source.to(device=device, dtype=dtype)
+        anchor = torch.zeros((), device=device, dtype=dtype, requires_grad=True)
+        self.session = Session(self.trials, anchor)
+        self.layers: list[Layer] = []
+        self.template = self._pack(sources[0])
+        self.layers = list(dict.fromkeys(m for m in self.template.modules() if isinstance(m, Layer)))
+        if not self.layers:
+            raise ModelError("the model has no trainable parameters")
+        self._places = {id(layer): name for name, layer in self.template.named_modules() if isinstance(layer, Layer)}
+        self._bind(sources, device, dtype)
+
+    def _pack(self, source: nn.Module) -> nn.Module:
+        _refuse_tied(source)
+        packed: dict[int, nn.Module] = {}
+
+        def walk(module: nn.Module, name: str) -> nn.Module:
+            if id(module) not in packed:
+                packed[id(module)] = self._replace(module, name, walk)
+            return packed[id(module)]
+
+        return walk(source, "")
+
+    def _replace(self, module: nn.Module, name: str, walk: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
+        _refuse(module, name or "the model")
+        if not any(p.requires_grad for p in module.parameters()):
+            for child_name, child in module.named_modules():
+                _refuse(child, f"{name}.{child_name}".strip(".") or "the model")
+            return module
+        for rule in RULES:
+            if rule.accepts(module):
+                return rule(module, self.session)
+        if any(True for _ in module.parameters(recurse=False)) or not list(module.children()):
+            return Fallback(module, self.session)
+        clone = copy.copy(module)
+        clone._modules = {
+            key: None if child is None else walk(child, f"{name}.{key}".strip(".")) for key, child in module._modules.items()
+        }
+        return clone
+
+    def _bind(self, sources: Sequence[nn.Module], device: torch.device, dtype: torch.dtype) -> None:
+        stacked = [dict(source.named_parameters()) for source in sources]
+        shapes: list[tuple[Layer, str, str, torch.Size]] = []
+        for layer in self.layers:
+            place = self._places[id(layer)]
+            for name in layer.names:
+                full = f"{place}.{name}".strip(".")
+                shapes.append((layer, name, full, stacked[0][full].shape))
+        total = sum(shape.numel() for *_, shape in shapes)
+        self.values = torch.empty(self.trials, total, device=device, dtype=dtype)
+        self.sums = torch.zeros_like(self.values)
+        self.spans: dict[str, tuple[int, torch.Size]] = {}
+        self.group_of = torch.empty(total, dtype=torch.long, device=device)
+        views: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {id(layer): ({}, {}) for layer in self.layers}
+        offset = 0
+        for layer, name, full, shape in shapes:
+            stop = offset + shape.numel()
+            for trial, own in enumerate(stacked):
+                self.values[trial, offset:stop] = own[full].detach().reshape(-1)
+            values, sums = views[id(layer)]
+            values[name] = self.values[:, offset:stop].view(self.trials, *shape)
+            sums[name] = self.sums[:, offset:stop].view(self.trials, *shape)
+            self.spans[full] = (offset, shape)
+            self.group_of[offset:stop] = self.layers.index(layer)
+            offset = stop
+        for layer in self.layers:
+            layer.bind(*views[id(layer)])
+
+    @property
+    def size(self) -> int:
+        """P, the number of trained parameters of one trial."""
+        return self.values.shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (R, B, K) of inputs (R, B, ...), or of (1, B, ...): the same rows in every trial."""
+        rows = x.shape[1]
+        self.session.rows = rows
+        if x.shape[0] != self.trials and not self.shares_input:
+            x = x.expand(self.trials, *x.shape[1:])
+        y = self.template(x.reshape(x.shape[0] * rows, *x.shape[2:]))
+        return y.reshape(self.trials, rows, *y.shape[1:])
+
+    def parameters_of(self, trial: int) -> dict[str, Tensor]:
+        """One trial's trained tensors under the names of the original module."""
+        return {
+            name: self.values[trial, offset : offset + shape.numel()].view(shape).clone()
+            for name, (offset, shape) in self.spans.items()
+        }
+
+
+def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def _refuse(module: nn.Module, name: str) -> None:
+    kind = type(module).__name__
+    if isinstance(module, _MIXERS):
+        raise ModelError(
+            f"{name}: {kind} mixes the examples of a batch, so no record's influence can be bounded;"
+            " use GroupNorm or LayerNorm instead"
+        )
+    if isinstance(module, _INSTANCE) and module.track_running_stats:
+        raise ModelError(f"{name}: {kind} with track_running_stats keeps statistics of the data; leave it off")
+    if isinstance(module, _RANDOM):
+        raise ModelError(f"{name}: {kind} draws from a stream that no seed of a trial controls; leave it out")
+
+
+def _refuse_tied(source: nn.Module) -> None:
+    owners: dict[int, str] = {}
+    for name, module in source.named_modules():
+        for own, parameter in module.named_parameters(recurse=False):
+            full = f"{name}.{own}".strip(".")
+            if id(parameter) in owners:
+                raise ModelError(f"{full} is the same tensor as {owners[id(parameter)]}; tied weights have no rule yet")
+            owners[id(parameter)] = full
+
+
+def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
+    """Refuse a model in which one example's output depends on another's input.
+
+    `x` is (B, ...) with B >= 2 rows of plausible input (no private values are needed). The first example is
+    run alone and beside others, and must come out the same to rounding.
+    """
+    with torch.no_grad():
+        alone, together = pack(x[None, :1])[:, 0], pack(x[None])[:, 0]
+    if not torch.allclose(alone, together, rtol=1e-3, atol=1e-4):
+        gap = float((alone - together).abs().max())
+        raise ModelError(
+            f"an example's output changed by {gap:.3g} when other examples joined its batch: the model mixes examples,"
+            " so no record's influence can be bounded; look for operations over the batch axis"
+        )

@@ -1,0 +1,103 @@
+"""Which records a step sees: Poisson, shuffled and full batches, for every trial of a pack at once.
+
+Not here: what a batching costs or is proved for (`privacy/mechanism.py`, README's table).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpsgd_cli.core.streams import Streams
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one step. `rows` is int64 (R, B); `mask` is bool (R, B), False where a row is padding.
+
+    `rows` None stands for every record, shared by all trials. `mask` None stands for no padding.
+    """
+
+    rows: np.ndarray | None
+    mask: np.ndarray | None = None
+
+
+class Sampler(ABC):
+    """Batches by step number, each trial from its own streams."""
+
+    steps_per_epoch: int
+
+    @abstractmethod
+    def batch(self, step: int) -> Batch:
+        """The batch of `step`, counted from 0 over the whole training."""
+
+
+class FullSampler(Sampler):
+    """Every record in every step."""
+
+    steps_per_epoch = 1
+
+    def batch(self, step: int) -> Batch:
+        del step
+        return Batch(rows=None)
+
+
+class PoissonSampler(Sampler):
+    """Each record independently with probability `rate` = expected batch size / records, anew at each step.
+
+    Guarantee: a draw of Binomial(records, rate) and then a uniform set of that size has exactly the law of
+    independent inclusions, and costs time in proportion to the batch. Batches may be empty. An epoch is
+    ceil(1 / rate) steps by convention.
+    """
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+        self._streams = streams
+        self._records = records
+        self.rate = batch_size / records
+        self.steps_per_epoch = -(-records // batch_size)
+
+    def batch(self, step: int) -> Batch:
+        drawn = []
+        for stream in self._streams:
+            size = stream.binomial("poisson", step, self._records, self.rate)
+            drawn.append(stream.distinct("poisson", step, self._records, size))
+        return _padded(drawn)
+
+
+class ShuffleSampler(Sampler):
+    """Disjoint batches of `batch_size` of a fresh uniform permutation each epoch; the last one may be smaller.
+
+    Guarantee: within an epoch every record is in exactly one batch, and which one does not depend on any
+    record's value.
+    """
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+        self._streams = streams
+        self._records = records
+        self._batch_size = batch_size
+        self.steps_per_epoch = -(-records // batch_size)
+        self._epoch = -1
+        self._order = np.empty((0, 0), dtype=np.int64)
+
+    def batch(self, step: int) -> Batch:
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._order = np.stack([s.permutation("shuffle", epoch, self._records) for s in self._streams])
+            self._epoch = epoch
+        start = position * self._batch_size
+        return Batch(rows=self._order[:, start : start + self._batch_size])
+
+
+def _padded(drawn: list[np.ndarray]) -> Batch:
+    longest = max(len(rows) for rows in drawn)
+    if all(len(rows) == longest for rows in drawn):
+        return Batch(rows=np.stack(drawn))
+    rows = np.zeros((len(drawn), longest), dtype=np.int64)
+    mask = np.zeros((len(drawn), longest), dtype=bool)
+    for trial, own in enumerate(drawn):
+        rows[trial, : len(own)] = own
+        mask[trial, : len(own)] = True
+    return Batch(rows=rows, mask=mask)
