@@ -1,0 +1,175 @@
+"""What a data set card (`datasets/NAME.yaml`) may say, and reading one.
+
+A card holds public knowledge only: where the files are, what they hash to, what the columns mean and what values
+they can take. Not here: finding cards (`catalog.py`), reading the data (`readers.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.schema import Count, PreprocessStep, Section, Split
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Variant(Section):
+    """Other content that is accepted under the same name."""
+
+    sha256: Sha256
+    records: Count
+    bytes: Count
+    note: str = Field(description="Where it comes from, and how it differs.")
+
+
+class File(Section):
+    """One file by its CONTENT: `name` and `sha256` are those of the uncompressed bytes.
+
+    On disk it may lie as `name` or, compressed, as `name.gz`: gzip is not canonical, its content is.
+    """
+
+    name: str = Field(description="File name inside the data set's folder, without .gz.")
+    part: Literal["train", "test"] = "train"
+    holds: Literal["records", "images", "labels"] = "records"
+    records: Count = Field(description="Usable records in it.")
+    sha256: Sha256
+    variants: list[Variant] = Field(default_factory=list)
+    urls: list[str] = Field(default_factory=list, description="Public addresses, tried in order; plain or gzip.")
+    member: str | None = Field(None, description="Its path inside the card's archive.")
+
+
+class Archive(Section):
+    """One zip or tar file that holds several of the card's files."""
+
+    name: str
+    urls: Annotated[list[str], Field(min_length=1)]
+    sha256: Sha256 | None = Field(None, description="When known; the members are checked in any case.")
+
+
+class IdxReader(Section):
+    kind: Literal["idx"] = "idx"
+
+
+class CifarReader(Section):
+    kind: Literal["cifar"] = "cifar"
+
+
+class BundledReader(Section):
+    kind: Literal["bundled"] = "bundled"
+    loader: Literal["load_digits", "load_breast_cancer"]
+
+
+class TableReader(Section):
+    kind: Literal["table"] = "table"
+    separator: str = ","
+    header: bool = Field(False, description="The first line holds the column names.")
+    comment: str | None = Field(None, description="Lines from this character on are skipped.")
+    missing: str | None = Field(None, description="Marks a missing value; its whole row is left out.")
+
+
+Reader = Annotated[IdxReader | CifarReader | BundledReader | TableReader, Field(discriminator="kind")]
+
+
+class CardColumn(Section):
+    """What is publicly known of one column; exactly one of bounds, values, drop, and none for the target."""
+
+    bounds: tuple[float, float] | None = Field(None, description="[low, high]; values outside are clamped.")
+    values: list[str] | None = Field(None, description="Every value of a categorical column.")
+    drop: bool = False
+    source: str = Field("", description="Why the bounds are public knowledge.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> CardColumn:
+        if sum([self.bounds is not None, self.values is not None, self.drop]) > 1:
+            raise ValueError("give only one of bounds, values and drop")
+        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"bounds are {list(self.bounds)}, but must be [low, high] with low < high")
+        return self
+
+
+class Card(Section):
+    """One data set: what it is, where it lies, how it is read, and what is public about it."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    description: str
+    homepage: str
+    licence: str
+    citation: str
+    reader: Reader
+    files: Annotated[list[File], Field(min_length=1)]
+    archive: Archive | None = None
+    shape: list[Count] | None = Field(None, description="Of one record, for images: channels, height, width.")
+    bounds: tuple[float, float] | None = Field(None, description="Of every pixel as stored; it is read as [0, 1].")
+    columns: dict[str, CardColumn] | None = Field(None, description="Every column of the table, in file order.")
+    target: str | None = Field(None, description="The label column of a table.")
+    classes: list[Any] | dict[str, list[str]] = Field(
+        description="Public class labels in index order; for a table, each with its raw values ('*': all others)."
+    )
+    split: Split | None = Field(None, description="How a test set is cut where the files have none.")
+    preprocess: list[PreprocessStep] = Field(default_factory=list, description="Default steps.")
+    bounds_source: str = Field("", description="Why the bounds and categories are public knowledge.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Card:
+        problems = []
+        if (self.columns is None) == (self.shape is None):
+            problems.append("give either columns (a table) or shape and bounds (images)")
+        if self.shape is not None and self.bounds is None:
+            problems.append("images need bounds")
+        if self.columns is not None and self.reader.kind == "table" and self.target not in self.columns:
+            problems.append(f"target {self.target!r} is not among the columns")
+        if any(file.part == "test" for file in self.files) == (self.split is not None):
+            problems.append("give split exactly when no file is a test part")
+        problems += [
+            f"file {file.name}: member needs an archive" for file in self.files if file.member and not self.archive
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def labels(self) -> tuple[Any, ...]:
+        """The class labels, in index order."""
+        return tuple(self.classes)
+
+    @property
+    def features(self) -> dict[str, CardColumn]:
+        """The columns of a table that reach training, in order."""
+        return {k: v for k, v in (self.columns or {}).items() if k != self.target and not v.drop}
+
+    @property
+    def layout(self) -> Layout:
+        """Of one record as read; images are read in units of their range."""
+        if self.shape is not None:
+            return Layout(tuple(self.shape), bounds=(0.0, 1.0))
+        columns = tuple(
+            Column(name, column.bounds, None if column.values is None else tuple(column.values))
+            for name, column in self.features.items()
+        )
+        return Layout((len(columns),), columns)
+
+    def part(self, which: Literal["train", "test"], holds: str = "records") -> list[File]:
+        """The files of one part, in order."""
+        return [file for file in self.files if file.part == which and file.holds == holds]
+
+
+def read_card(path: Path) -> Card:
+    """Read and validate one card; raises DataError naming the file and every problem in it."""
+    import yaml
+
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        card = Card.model_validate(content)
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} is not YAML: {error}") from None
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, entry['loc'])) or 'card'}: {entry['msg']}" for entry in error.errors()]
+        raise DataError(f"{path} is not a data set card:\n" + "\n".join(lines)) from None
+    if card.name != path.stem:
+        raise DataError(f"{path}: name is {card.name!r}, but must be {path.stem!r} as the file is called")
+    return card

@@ -1,0 +1,98 @@
+"""Finding cards by name, and the content of their files on this computer, checked against the card.
+
+Not here: downloading (`download.py`), decoding (`readers.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsgd_cli.data.card import Card, File, read_card
+from dpsgd_cli.data.step import suggest
+from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.resources import shipped
+
+
+@dataclass(frozen=True)
+class Content:
+    """The uncompressed bytes of one file, their SHA-256 and how many usable records they hold."""
+
+    data: bytes
+    sha256: str
+    records: int
+
+
+def names() -> list[str]:
+    """The names of all shipped cards, sorted."""
+    return sorted(path.stem for path in shipped("datasets").glob("*.yaml"))
+
+
+@functools.lru_cache(maxsize=32)
+def load_card(name: str) -> Card:
+    """The card called `name`; raises UsageError with a suggestion when there is none."""
+    if name not in names():
+        raise UsageError(f"unknown data set {name!r}{suggest(name, names())}; your own file goes under data.path")
+    return read_card(shipped("datasets") / f"{name}.yaml")
+
+
+def folder() -> Path:
+    """Where data sets lie: $DPSGD_DATA, else this user's cache directory."""
+    given = os.environ.get("DPSGD_DATA")
+    if given:
+        return Path(given).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("dpsgd")) / "data"
+
+
+def locate(card: Card, file: File) -> Path | None:
+    """The file as it lies on disk, plain or gzip-compressed; None when it is not there."""
+    plain = folder() / card.name / file.name
+    return next((path for path in (plain, plain.with_name(f"{file.name}.gz")) if path.is_file()), None)
+
+
+def records(card: Card, file: File) -> int:
+    """How many records `file` holds: what the card says, or the variant of the size that lies on disk."""
+    path = locate(card, file) if file.variants else None
+    size = path.stat().st_size if path is not None else None
+    return next((variant.records for variant in file.variants if variant.bytes == size), file.records)
+
+
+def read_content(card: Card, file: File) -> Content:
+    """Read `file`, uncompressed, and check its hash.
+
+    Raises DataError naming the path and what to do when it is missing, damaged, or not what the card says.
+    """
+    path = locate(card, file)
+    if path is None:
+        raise DataError(
+            f"data set {card.name}: {folder() / card.name / file.name} (or .gz) is missing;"
+            f" run `dpsgd data fetch {card.name}`, or set DPSGD_DATA to the folder that holds {card.name}/"
+        )
+    data = decompress(path)
+    found = hashlib.sha256(data).hexdigest()
+    accepted = {file.sha256: file.records} | {variant.sha256: variant.records for variant in file.variants}
+    if found not in accepted:
+        raise DataError(
+            f"data set {card.name}: {path} does not hold what its card says\n"
+            f"expected SHA-256 (uncompressed) {file.sha256}\nfound {found} in {len(data)} bytes;\n"
+            f"run `dpsgd data fetch {card.name}` to replace it"
+        )
+    return Content(data, found, accepted[found])
+
+
+def decompress(path: Path) -> bytes:
+    """All bytes of `path`, without gzip compression if it has any; raises DataError when that is damaged."""
+    data = path.read_bytes()
+    if data[:2] != b"\x1f\x8b":
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is a damaged gzip file ({error}); delete it and fetch it again") from None

@@ -1,0 +1,107 @@
+"""The records that data passes through: what was read, how its features are laid out, what is handed to training.
+
+Not here: reading (`readers.py`, `own_file.py`), transforming (`preprocess.py`), joining it all (`prepare.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature of a table: numeric with or without public bounds, or categorical with public values.
+
+    A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a
+    0/1 or constant column (one-hot, bias), which scaling leaves alone.
+    """
+
+    name: str
+    bounds: tuple[float, float] | None = None
+    values: tuple[str, ...] | None = None
+    indicator: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one record looks like, known without reading any value.
+
+    `columns` describes the features of a table; None for arrays (images, projections), whose entries
+    all share `bounds`.
+    """
+
+    shape: tuple[int, ...]
+    columns: tuple[Column, ...] | None = None
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def features(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def categorical(self) -> list[str]:
+        return [column.name for column in self.columns or () if column.values is not None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows and labels that belong together: x (N, ...), y (N,) class indices (int64) or targets (float32)."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set as read, before splitting and preprocessing. `test` is None when there is no fixed test set."""
+
+    name: str
+    train: Part
+    test: Part | None
+    layout: Layout
+    classes: tuple[Any, ...] | None
+    declarations: tuple[str, ...]
+    warnings: tuple[str, ...]
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a data set before (or without) reading its values. `outputs`: K classes, or 1."""
+
+    name: str
+    train_records: int
+    test_records: int
+    input_shape: tuple[int, ...] | None
+    outputs: int
+    declarations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What training gets.
+
+    `train_x` is float32 (N, ...) shared by all trials, or (R, N, D) when `per_trial` (after a private step,
+    whose noise is each trial's own); `test_x` likewise. Labels are int64 class indices, or float32 targets.
+    `declarations` says what is taken to be public, `nonprivate` which steps read the training rows without
+    noise, `warnings` what a user must be told; `sha256` identifies what was read.
+    """
+
+    name: str
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    per_trial: bool
+    classes: tuple[Any, ...] | None
+    declarations: tuple[str, ...]
+    nonprivate: tuple[str, ...]
+    sha256: dict[str, str]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,71 @@
+"""Principal directions from a noisy covariance: the one preprocessing step that is a mechanism.
+
+Not here: when it runs and what it is charged to (`prepare.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dpsgd_cli.privacy.mechanism import Adjacency
+
+ROWS_AT_ONCE = 8192
+
+
+def sensitivity(adjacency: Adjacency) -> float:
+    """Bound on how far one record moves `covariance` in L2: 1, or sqrt(2) when a record is replaced."""
+    return math.sqrt(2) if adjacency == "replace-one" else 1.0
+
+
+def covariance(rows: np.ndarray) -> np.ndarray:
+    """The sum of u u^T over all rows, u being the row divided by max(1, its L2 norm). Not centred.
+
+    Notation: rows are (N, ...), flattened to D features; the result is float64 (D, D), symmetric.
+
+    Guarantee: S = sum_i u_i u_i^T with |u_i| <= 1 whatever the rows were, because the division happens here.
+    - add-remove, zero-out: one record adds or takes away one u u^T, and |u u^T|_F = |u|^2 <= 1.
+    - replace-one: |u u^T - v v^T|_F^2 = |u|^4 + |v|^4 - 2 <u, v>^2 <= 2.
+    S is symmetric, so it is a function of its upper triangle (diagonal included), and the L2 norm of a
+    triangle is at most the Frobenius norm of the whole. Hence `sensitivity` bounds the L2 sensitivity of the triangle.
+    A mean is never subtracted: it would be a second use of the private rows.
+    """
+    flat = rows.reshape(len(rows), -1)
+    total = np.zeros((flat.shape[1], flat.shape[1]))
+    for start in range(0, len(flat), ROWS_AT_ONCE):
+        block = flat[start : start + ROWS_AT_ONCE].astype(np.float64)
+        block /= np.maximum(1.0, np.linalg.norm(block, axis=1, keepdims=True))
+        total += block.T @ block
+    return total
+
+
+def add_noise(exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
+    """`exact` plus Gaussian noise on its upper triangle, mirrored below: the release of Analyze Gauss.
+
+    Notation: exact (D, D) from `covariance`; draws (D (D + 1) / 2,) independent standard normals; scale is
+    the noise's standard deviation, noise_multiplier * sensitivity(adjacency).
+
+    Guarantee: the released triangle is one Gaussian mechanism with noise multiplier z = scale / sensitivity,
+    which is 1/(2 z^2)-zCDP (Bun and Steinke 2016, Proposition 1.6); the mirrored half, the eigenvectors and every
+    projection onto them are post-processing. Source: Dwork, Talwar, Thakurta, Zhang 2014, Algorithm 1.
+    """
+    noise = np.zeros_like(exact)
+    upper = np.triu_indices(len(exact))
+    noise[upper] = scale * draws
+    noise.T[upper] = noise[upper]
+    return exact + noise
+
+
+def directions(matrix: np.ndarray, components: int) -> np.ndarray:
+    """The `components` leading eigenvectors of a symmetric (D, D) matrix, as columns (D, components).
+
+    Each is signed so that its largest entry is positive: equal matrices give equal projections.
+    """
+    from scipy.linalg import eigh
+
+    size = len(matrix)
+    _, vectors = eigh(matrix, subset_by_index=[size - components, size - 1])
+    vectors = vectors[:, ::-1]
+    largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
+    return np.asarray(vectors * np.sign(largest))

@@ -1,0 +1,174 @@
+"""From a recipe's `data:` section to what training gets: read, split, preprocess.
+
+`outline` and `private_releases` tell a plan what it needs before any value is read (own files are read to be counted);
+`prepare` does the work. Steps before the first private one are shared by all trials; from there on each trial has
+its own rows, because it has its own noise.
+
+Not here: charging what is released (the caller does, before it calls `prepare`), or tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpsgd_cli.data import catalog, own_file, preprocess, readers
+from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Source
+from dpsgd_cli.data.splits import count_test, cut, pool
+from dpsgd_cli.data.step import Draw, Step, refuse_codes
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.privacy.mechanism import Adjacency, Release
+from dpsgd_cli.recipe import schema
+
+DEFAULT_STEPS = (schema.PreprocessStep(scale=schema.Scale()), schema.PreprocessStep(one_hot=schema.OneHot()))
+
+Normal = Callable[[int, str, tuple[int, ...]], np.ndarray]
+
+
+def outline(data: schema.Data, base: Path) -> Outline:
+    """Sizes, shapes and declarations; a card knows its own, an own file (relative to `base`) is read and counted.
+
+    Raises DataError or UsageError for what `prepare` would refuse for the same reason.
+    """
+    steps = _steps(data, "add-remove")
+    if data.name is None:
+        source = own_file.read(data, base)
+        train, test = len(source.train), len(source.test) if source.test else 0
+        layout, classes, said = source.layout, source.classes, source.declarations
+        name = source.name
+    else:
+        card = catalog.load_card(data.name)
+        sizes = {
+            part: sum(catalog.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
+            for part in ("train", "test")
+        }
+        train, test = sizes["train"], sizes["test"]
+        layout, classes, said = card.layout, card.labels, readers.declarations(card)
+        name = card.name
+    split = _split(data, test > 0)
+    if split is not None:
+        held_out = count_test(train + test, split)
+        train, test = train + test - held_out, held_out
+    shape = _plan(steps, layout)[-1].shape
+    said = (*said, *_declarations(steps, train))
+    return Outline(name, train, test, shape, len(classes) if classes is not None else 1, said)
+
+
+def private_releases(data: schema.Data, adjacency: Adjacency) -> list[Release]:
+    """What preprocessing will release, in order; known from the recipe (and card) alone."""
+    return [Release(step.release) for step in _steps(data, adjacency) if step.release is not None]
+
+
+def prepare(data: schema.Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency) -> Dataset:
+    """Read, split and preprocess. `normal(trial, purpose, shape)` gives float64 standard normal draws of that
+    trial's own stream; it is called only for the steps that `private_releases` lists, once per trial and step.
+
+    Raises DataError naming the file, column or step that is at fault.
+    """
+    source = own_file.read(data, base) if data.name is None else readers.read(catalog.load_card(data.name))
+    steps = _steps(data, adjacency)
+    layouts = _plan(steps, source.layout)
+    train, test = _parts(source, data)
+    pipeline = Pipeline(steps, layouts)
+    train_x, test_x, per_trial = pipeline.run(train.x, test.x, trials, normal)
+    nonprivate = tuple(step.nonprivate for step in steps if step.nonprivate is not None)
+    return Dataset(
+        name=source.name,
+        train_x=train_x,
+        train_y=train.y,
+        test_x=test_x,
+        test_y=test.y,
+        per_trial=per_trial,
+        classes=source.classes,
+        declarations=(*source.declarations, *_declarations(steps, len(train))),
+        nonprivate=nonprivate,
+        sha256=source.sha256,
+        warnings=(*source.warnings, *nonprivate),
+    )
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Steps with the layout before each of them."""
+
+    steps: Sequence[Step]
+    layouts: Sequence[Layout]
+
+    def run(
+        self, train: np.ndarray, test: np.ndarray, trials: int, normal: Normal
+    ) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Transform both parts; the last value says whether each trial has its own rows."""
+        first = next((i for i, step in enumerate(self.steps) if step.release is not None), None)
+        for index in range(len(self.steps) if first is None else first):
+            transform = self.steps[index].fit(train, self.layouts[index])(_no_draw)
+            train, test = transform(train), transform(test)
+        if first is None:
+            return _float32(train), _float32(test), False
+        fitted = self.steps[first].fit(train, self.layouts[first])
+        shape = self.layouts[-1].shape
+        train_all = np.empty((trials, len(train), *shape), np.float32)
+        test_all = np.empty((trials, len(test), *shape), np.float32)
+        for trial in range(trials):
+            transform = fitted(_drawing(normal, trial, first))
+            x, held_out = transform(train), transform(test)
+            for index in range(first + 1, len(self.steps)):
+                later = self.steps[index].fit(x, self.layouts[index])(_drawing(normal, trial, index))
+                x, held_out = later(x), later(held_out)
+            train_all[trial], test_all[trial] = x, held_out
+        return train_all, test_all, True
+
+
+def _drawing(normal: Normal, trial: int, index: int) -> Draw:
+    """The purpose names the step's place, so that no two steps of a trial share draws."""
+    return lambda shape: normal(trial, f"preprocess-{index}", shape)
+
+
+def _no_draw(shape: tuple[int, ...]) -> np.ndarray:
+    raise AssertionError("a step without a release asked for noise")
+
+
+def _float32(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x, np.float32)
+
+
+def _steps(data: schema.Data, adjacency: Adjacency) -> list[Step]:
+    chosen: Sequence[schema.PreprocessStep] | None = data.preprocess
+    if chosen is None:
+        chosen = DEFAULT_STEPS if data.name is None else catalog.load_card(data.name).preprocess
+    return preprocess.build(chosen, adjacency)
+
+
+def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
+    """The layout before each step, and after the last."""
+    layouts = [layout]
+    for step in steps:
+        layouts.append(step.plan(layouts[-1]))
+    refuse_codes("training", layouts[-1])
+    return layouts
+
+
+def _split(data: schema.Data, has_test: bool) -> schema.Split | None:
+    """How a test set is cut; None where the files have one and the recipe does not ask for another."""
+    if data.split is not None:
+        return data.split
+    if has_test:
+        return None
+    return schema.Split() if data.name is None else catalog.load_card(data.name).split
+
+
+def _parts(source: Source, data: schema.Data) -> tuple[Part, Part]:
+    """A split named in the recipe is cut from ALL rows, the files' own test rows included."""
+    split = _split(data, source.test is not None)
+    if split is not None:
+        return cut(pool(source.train, source.test), split)
+    if source.test is None:
+        raise DataError(f"{source.name} has no test rows; give data.split")
+    return source.train, source.test
+
+
+def _declarations(steps: Sequence[Step], train_records: int) -> tuple[str, ...]:
+    said = [f"The number of training records is public: {train_records}."]
+    return (*said, *(step.declaration for step in steps if step.declaration is not None))

@@ -1,0 +1,228 @@
+"""The steps of a `preprocess:` list: what each does to a layout, and to rows.
+
+Not here: what a step is (`step.py`), the order of things, splitting, charging (`prepare.py`), the mathematics of
+PCA (`pca.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpsgd_cli.data import pca
+from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.step import Draw, Step, Transform, refuse_codes, suggest
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum
+from dpsgd_cli.recipe import schema
+
+
+class ExpandCategories(Step):
+    """One 0/1 column per public value, in the place of the categorical column. Acts on each record alone."""
+
+    def __init__(self, settings: schema.OneHot, adjacency: Adjacency) -> None:
+        self.only = settings.columns
+
+    def _chosen(self, layout: Layout) -> set[str]:
+        known = layout.categorical
+        if self.only is None:
+            return set(known)
+        for name in self.only:
+            if name not in known:
+                raise DataError(f"one-hot: {name!r} is not a categorical column{suggest(name, known)}")
+        return set(self.only)
+
+    def plan(self, layout: Layout) -> Layout:
+        chosen = self._chosen(layout)
+        if layout.columns is None:
+            return layout
+        columns: list[Column] = []
+        for column in layout.columns:
+            if column.name in chosen:
+                columns += [
+                    Column(f"{column.name}={value}", (0.0, 1.0), indicator=True) for value in column.values or ()
+                ]
+            else:
+                columns.append(column)
+        return Layout((len(columns),), tuple(columns))
+
+    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+        chosen = self._chosen(layout)
+        after = self.plan(layout)
+
+        def transform(x: np.ndarray) -> np.ndarray:
+            if not chosen:
+                return x
+            out = np.zeros((len(x), *after.shape), x.dtype)
+            at, every = 0, np.arange(len(x))
+            for index, column in enumerate(layout.columns or ()):
+                if column.name in chosen:
+                    out[every, at + x[:, index].astype(np.int64)] = 1
+                    at += len(column.values or ())
+                else:
+                    out[:, at] = x[:, index]
+                    at += 1
+            return out
+
+        return lambda draw: transform
+
+
+class Rescale(Step):
+    """An affine map of every numeric column, from public bounds (per record) or fitted (not private)."""
+
+    def __init__(self, settings: schema.Scale, adjacency: Adjacency) -> None:
+        self.by, self.to = settings.by, settings.to
+        if self.by != "bounds":
+            self.nonprivate = (
+                f"scale by {self.by} was fitted on the training rows without noise: the privacy statement does not"
+                " cover it (scale by bounds does not read the data)"
+            )
+        if self.by != "standard" and not self.to[0] < self.to[1]:
+            raise DataError(f"scale: to is {list(self.to)}, but must be [low, high] with low < high")
+
+    def plan(self, layout: Layout) -> Layout:
+        after = None if self.by == "standard" else self.to
+        if layout.columns is None:
+            if self.by == "bounds" and layout.bounds is None:
+                raise DataError(
+                    "scale by bounds: the features have no public bounds here; put scale before pca, bias and"
+                    " standard scaling, give data.bounds: [low, high], or leave scale out"
+                )
+            return dataclasses.replace(layout, bounds=after)
+        unbounded = [c.name for c in layout.columns if _numeric(c) and c.bounds is None]
+        if self.by == "bounds" and unbounded:
+            raise DataError(
+                f"scale by bounds: no public bounds for column{'s' * (len(unbounded) > 1)} {', '.join(unbounded)};"
+                f" give data.bounds: {{{unbounded[0]}: [low, high], ...}} (or one pair for all) from public knowledge,"
+                " not from the data, or drop the column, or scale by standard (not private, and recorded as such)"
+            )
+        columns = tuple(dataclasses.replace(c, bounds=after) if _numeric(c) else c for c in layout.columns)
+        return dataclasses.replace(layout, columns=columns)
+
+    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+        numeric = np.array([_numeric(c) for c in layout.columns]) if layout.columns is not None else None
+        low, high = self._range(rows, layout)
+        size = np.where(high > low, high - low, 1.0)
+        start, stop = (0.0, 1.0) if self.by == "standard" else self.to
+
+        def transform(x: np.ndarray) -> np.ndarray:
+            out = (x - low) / size
+            if self.by != "standard":
+                np.clip(out, 0, 1, out=out)
+            out = out * (stop - start) + start
+            if numeric is not None and not numeric.all():
+                out[:, ~numeric] = x[:, ~numeric]
+            return out.astype(np.float32, copy=False)
+
+        return lambda draw: transform
+
+    def _range(self, rows: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+        """What maps to 0 and to 1, per feature: bounds, least and largest, or mean and mean + deviation."""
+        if self.by == "standard":
+            mean = rows.mean(axis=0, dtype=np.float64)
+            deviation = rows.std(axis=0, dtype=np.float64)
+            return mean.astype(rows.dtype), (mean + deviation).astype(rows.dtype)
+        if self.by == "min-max":
+            return rows.min(axis=0), rows.max(axis=0)
+        pairs = [layout.bounds] if layout.columns is None else [c.bounds for c in layout.columns]
+        ends = np.array([pair or (0.0, 1.0) for pair in pairs], rows.dtype)
+        return ends[:, 0], ends[:, 1]
+
+
+class Normalise(Step):
+    """Divide each row by its L2 norm, or by max(1, norm). A zero row stays zero. Acts on each record alone."""
+
+    def __init__(self, settings: schema.UnitNorm, adjacency: Adjacency) -> None:
+        self.at_most = settings.at_most
+
+    def plan(self, layout: Layout) -> Layout:
+        refuse_codes("unit-norm", layout)
+        if layout.columns is None:
+            return dataclasses.replace(layout, bounds=(-1.0, 1.0))
+        columns = tuple(dataclasses.replace(c, bounds=(-1.0, 1.0)) for c in layout.columns)
+        return dataclasses.replace(layout, columns=columns)
+
+    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+        def transform(x: np.ndarray) -> np.ndarray:
+            flat = x.reshape(len(x), -1)
+            norms = np.linalg.norm(flat, axis=1, keepdims=True)
+            divisor = np.maximum(norms, 1) if self.at_most else np.where(norms > 0, norms, 1)
+            return (flat / divisor).reshape(x.shape)
+
+        return lambda draw: transform
+
+
+class AppendConstant(Step):
+    """One more feature with the same value in every record; arrays are flattened for it."""
+
+    def __init__(self, settings: schema.Bias, adjacency: Adjacency) -> None:
+        self.value = settings.value
+
+    def plan(self, layout: Layout) -> Layout:
+        shape = (layout.features + 1,)
+        if layout.columns is None:
+            return Layout(shape)
+        return Layout(shape, (*layout.columns, Column("bias", indicator=True)))
+
+    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+        def transform(x: np.ndarray) -> np.ndarray:
+            flat = x.reshape(len(x), -1)
+            return np.hstack([flat, np.full((len(x), 1), self.value, x.dtype)])
+
+        return lambda draw: transform
+
+
+class Project(Step):
+    """Project the rows, as they are, onto the principal directions of their (noisy) unit-norm covariance.
+
+    The rows are shrunk to unit norm for the covariance only (`pca.covariance`), as in Abadi et al. 2016,
+    section 5.2; what is projected are the rows themselves. `public` leaves the noise out.
+    """
+
+    def __init__(self, settings: schema.Pca, adjacency: Adjacency) -> None:
+        self.components = settings.components
+        if settings.noise_multiplier is None:
+            self.declaration = f"The principal directions (pca, {self.components} components) are declared public."
+        else:
+            bound = pca.sensitivity(adjacency)
+            self.release = GaussianSum(settings.noise_multiplier, adjacency, sensitivity=bound, label="pca")
+
+    def plan(self, layout: Layout) -> Layout:
+        refuse_codes("pca", layout)
+        if self.components > layout.features:
+            raise DataError(f"pca: components is {self.components}, but the data have {layout.features} features")
+        return Layout((self.components,))
+
+    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+        exact = pca.covariance(rows)
+
+        def with_noise(draw: Draw) -> Transform:
+            matrix = exact
+            if self.release is not None:
+                scale = self.release.noise_multiplier * self.release.sensitivity
+                matrix = pca.add_noise(exact, scale, draw((len(exact) * (len(exact) + 1) // 2,)))
+            axes = pca.directions(matrix, self.components).astype(np.float32)
+            return lambda x: x.reshape(len(x), -1).astype(np.float32, copy=False) @ axes
+
+        return with_noise
+
+
+STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {
+    "one-hot": ExpandCategories,
+    "scale": Rescale,
+    "unit-norm": Normalise,
+    "bias": AppendConstant,
+    "pca": Project,
+}
+
+
+def build(steps: Sequence[schema.PreprocessStep], adjacency: Adjacency) -> list[Step]:
+    """The steps of a recipe, ready to plan and fit; private ones are stated for `adjacency`."""
+    return [STEPS[entry.kind](entry.step, adjacency) for entry in steps]
+
+
+def _numeric(column: Column) -> bool:
+    return column.values is None and not column.indicator

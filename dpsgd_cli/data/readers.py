@@ -1,0 +1,156 @@
+"""Decoding the files of a card into arrays: one function per file format, registered in `READERS`.
+
+Images are read in units of their range (0 to 255 becomes 0 to 1), which is public and a matter of units.
+Not here: where files lie and whether they are intact (`catalog.py`), a user's own files (`own_file.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from dpsgd_cli.data import table
+from dpsgd_cli.data.card import BundledReader, Card, File, TableReader
+from dpsgd_cli.data.catalog import read_content
+from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.errors import DataError
+
+Which = Literal["train", "test"]
+
+
+def read(card: Card) -> Source:
+    """Read all of a card's data. Raises DataError for files that are missing, damaged or of other content."""
+    hashes: dict[str, str] = {}
+    reader = READERS[card.reader.kind]
+    train = reader(card, "train", hashes)
+    test = reader(card, "test", hashes) if any(file.part == "test" for file in card.files) else None
+    return Source(card.name, train, test, card.layout, card.labels, declarations(card), (), hashes)
+
+
+def declarations(card: Card) -> tuple[str, ...]:
+    """What a card takes to be public, in sentences."""
+    said = [f"The class labels of {card.name} are public: {', '.join(map(str, card.labels))}."]
+    if card.shape is not None:
+        said.append(f"The range of a pixel of {card.name} is public (data set card).")
+        return tuple(said)
+    if any(column.bounds for column in card.features.values()):
+        said.append(f"The bounds of the numeric columns of {card.name} are public (data set card).")
+    if any(column.values for column in card.features.values()):
+        said.append(f"The values of the categorical columns of {card.name} are public (data set card).")
+    return tuple(said)
+
+
+def _read_idx(card: Card, which: Which, hashes: dict[str, str]) -> Part:
+    images = [_decode_idx(card, file, hashes) for file in card.part(which, "images")]
+    labels = [_decode_idx(card, file, hashes) for file in card.part(which, "labels")]
+    x = _to_unit(np.concatenate(images), card)
+    return Part(x, np.concatenate(labels).astype(np.int64))
+
+
+def _decode_idx(card: Card, file: File, hashes: dict[str, str]) -> np.ndarray:
+    """LeCun's idx format: two zero bytes, a type code (8: bytes), the number of axes, their sizes, the values."""
+    content = read_content(card, file)
+    hashes[file.name] = content.sha256
+    axes = content.data[3]
+    sizes = struct.unpack(f">{axes}I", content.data[4 : 4 + 4 * axes])
+    return np.frombuffer(content.data, np.uint8, offset=4 + 4 * axes).reshape(sizes)
+
+
+def _read_cifar(card: Card, which: Which, hashes: dict[str, str]) -> Part:
+    """CIFAR's binary format: per record one label byte, then the pixels, channel by channel."""
+    rows = []
+    for file in card.part(which):
+        content = read_content(card, file)
+        hashes[file.name] = content.sha256
+        rows.append(np.frombuffer(content.data, np.uint8).reshape(content.records, -1))
+    data = np.concatenate(rows)
+    return Part(_to_unit(data[:, 1:], card), data[:, 0].astype(np.int64))
+
+
+def _to_unit(stored: np.ndarray, card: Card) -> np.ndarray:
+    assert card.shape is not None and card.bounds is not None
+    low, high = card.bounds
+    x = stored.reshape(len(stored), *card.shape).astype(np.float32)
+    x -= np.float32(low)
+    x /= np.float32(high - low)
+    return x
+
+
+def _read_bundled(card: Card, which: Which, hashes: dict[str, str]) -> Part:
+    """What scikit-learn carries; hashed as little-endian float64 features followed by int64 labels."""
+    import sklearn.datasets
+
+    assert isinstance(card.reader, BundledReader)
+    bundle = getattr(sklearn.datasets, card.reader.loader)()
+    x, y = np.ascontiguousarray(bundle.data, "<f8"), np.ascontiguousarray(bundle.target, "<i8")
+    found = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
+    file = card.files[0]
+    if found != file.sha256:
+        raise DataError(
+            f"data set {card.name}: scikit-learn's {card.reader.loader} gives other data than its card says"
+            f" (SHA-256 {found}, expected {file.sha256}); install the scikit-learn of constraints.txt"
+        )
+    hashes[file.name] = found
+    if card.shape is not None:
+        return Part(_to_unit(x, card), y.astype(np.int64))
+    keep = [list(card.columns or ()).index(name) for name in card.features]
+    return Part(x[:, keep], y.astype(np.int64))
+
+
+def _read_table(card: Card, which: Which, hashes: dict[str, str]) -> Part:
+    import pandas as pd
+
+    reader = card.reader
+    assert isinstance(reader, TableReader)
+    names = list(card.columns or ())
+    numeric = {name for name, column in card.features.items() if column.bounds is not None}
+    parts = []
+    for file in card.part(which):
+        content = read_content(card, file)
+        hashes[file.name] = content.sha256
+        frame = pd.read_csv(
+            io.BytesIO(content.data),
+            sep=reader.separator,
+            header=0 if reader.header else None,
+            names=None if reader.header else names,
+            usecols=[name for name in names if name == card.target or name in card.features],
+            dtype={name: "category" for name in names if name not in numeric},
+            comment=reader.comment,
+            skipinitialspace=True,
+            keep_default_na=False,
+            na_values={} if reader.missing is None else [reader.missing],
+        )
+        if reader.missing is not None:
+            frame = frame.dropna()
+        if len(frame) != content.records:
+            raise DataError(f"{file.name} holds {len(frame)} usable rows, but its card says {content.records}")
+        parts.append(frame_to_part(card, frame))
+    return Part(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+
+
+def frame_to_part(card: Card, frame: object) -> Part:
+    """A table that has the card's columns, as numbers: features in the card's order, labels by its classes."""
+    import pandas as pd
+
+    assert isinstance(frame, pd.DataFrame) and isinstance(card.classes, dict)
+    x = table.to_matrix(frame, card.layout.columns or (), card.name)
+    lookup = {raw: index for index, raws in enumerate(card.classes.values()) for raw in raws}
+    label = frame[card.target].astype("category")
+    codes = np.array([lookup.get(str(raw), lookup.get("*", -1)) for raw in label.cat.categories], np.int64)
+    y = codes[label.cat.codes.to_numpy()]
+    if (y < 0).any():
+        raise DataError(f"{card.name}: label {label[(y < 0).argmax()]!r} is not among the card's classes")
+    return Part(x, y)
+
+
+READERS: dict[str, Callable[[Card, Which, dict[str, str]], Part]] = {
+    "idx": _read_idx,
+    "cifar": _read_cifar,
+    "bundled": _read_bundled,
+    "table": _read_table,
+}

@@ -1,0 +1,44 @@
+"""Which rows are held out for testing: decided by a seed and the number of rows, never by a value.
+
+Not here: validation folds, or what the split is used for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpsgd_cli.data.dataset import Part
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.schema import Split
+
+
+def count_test(records: int, split: Split) -> int:
+    """How many of `records` rows are held out; raises DataError unless both parts get at least one row."""
+    count = split.test if isinstance(split.test, int) else round(split.test * records)
+    if not 1 <= count < records:
+        raise DataError(
+            f"split.test: {split.test} holds out {count} of {records} rows; both parts need at least one row,"
+            f" so give a fraction or a count from 1 to {records - 1}"
+        )
+    return count
+
+
+def split_rows(records: int, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of the training and the test part, each ascending; disjoint, and together all rows."""
+    count = count_test(records, split)
+    # RandomState's stream is frozen by NumPy; that of the newer Generator may change between releases.
+    order = np.random.RandomState(split.seed).permutation(records)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def cut(part: Part, split: Split) -> tuple[Part, Part]:
+    """The training and the test part of `part`."""
+    train, test = split_rows(len(part), split)
+    return Part(part.x[train], part.y[train]), Part(part.x[test], part.y[test])
+
+
+def pool(train: Part, test: Part | None) -> Part:
+    """All rows, training rows first."""
+    if test is None:
+        return train
+    return Part(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]))

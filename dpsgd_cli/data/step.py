@@ -1,0 +1,59 @@
+"""What every preprocessing step offers: plan on a layout, fit on training rows, transform any rows.
+
+A step first plans (layout in, layout out: every mistake is found before a value is read) and then fits on the
+training rows, which yields a function from noise draws to the transform of any rows.
+
+Not here: the steps (`preprocess.py`), their order and what they are charged (`prepare.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from dpsgd_cli.data.dataset import Layout
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.privacy.mechanism import GaussianSum
+
+Draw = Callable[[tuple[int, ...]], np.ndarray]
+Transform = Callable[[np.ndarray], np.ndarray]
+
+
+class Step(ABC):
+    """One preprocessing step with its settings.
+
+    `release` is the mechanism that the step is (its draws are standard normal, of the trial's own stream);
+    `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public.
+    """
+
+    release: GaussianSum | None = None
+    nonprivate: str | None = None
+    declaration: str | None = None
+
+    @abstractmethod
+    def plan(self, layout: Layout) -> Layout:
+        """The layout after this step; raises DataError for what the step cannot do."""
+
+    @abstractmethod
+    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+        """Read the training rows as far as the step does; `layout` is theirs, before the step."""
+
+
+def refuse_codes(step: str, layout: Layout) -> None:
+    """Raise DataError while a categorical column is still a column of codes, which `step` cannot take for numbers."""
+    if layout.categorical:
+        names = ", ".join(layout.categorical)
+        raise DataError(
+            f"{step}: {names} would be used as numbers but hold categories; put one-hot before, or drop them"
+        )
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """What to say after an unknown name: the nearest known one, and the list when it is short."""
+    names = [str(entry) for entry in known]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return hint + (f" (known: {', '.join(names)})" if 0 < len(names) <= 40 else "")

@@ -1,0 +1,161 @@
+"""From a pandas table with declared columns to a matrix and labels, refusing what the declaration does not allow.
+
+Shared by card tables (`readers.py`) and a user's own files (`own_file.py`). Not here: parsing files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
+
+
+def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.ndarray:
+    """float64 (N, D), one matrix column per declared column: numbers, or indices into the public values.
+
+    Raises DataError naming `where`, the column, the first bad row (data rows count from 1) and what to do.
+    """
+    matrix = np.empty((len(frame), len(columns)), order="F")
+    problems: list[str] = []
+    for index, column in enumerate(columns):
+        try:
+            series = frame[column.name]
+            numbers = to_codes(series, column) if column.values is not None else to_numbers(series)
+            matrix[:, index] = numbers
+        except DataError as error:
+            problems.append(f"{where}: {error}")
+    if problems:
+        raise DataError("\n".join(problems))
+    return matrix
+
+
+def to_numbers(series: pd.Series) -> np.ndarray:
+    """The column as finite float64; raises DataError for text, missing and infinite values."""
+    import pandas as pd
+
+    if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
+        raise DataError(f"column {series.name!r} holds dates; turn it into numbers, or put it under data.drop")
+    numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    if np.isfinite(numbers).all():
+        return numbers
+    text = np.isnan(numbers) & series.notna().to_numpy() & ~series.astype(str).str.strip().isin(MISSING).to_numpy()
+    if text.any():
+        row = int(text.argmax())
+        raise DataError(
+            f"column {series.name!r} holds {str(series.iloc[row])!r} in data row {row + 1}, which is not a number;"
+            " name the column under data.categorical, or leave it out with data.drop"
+        )
+    bad = ~np.isfinite(numbers)
+    what = "missing" if np.isnan(numbers[bad]).all() else "missing or infinite"
+    raise DataError(
+        f"column {series.name!r} has {int(bad.sum())} {what} value{'s' * (bad.sum() > 1)}, first in data row"
+        f" {int(bad.argmax()) + 1}; fill them or leave those rows out before training, or put the column under data.drop"
+    )
+
+
+def to_codes(series: pd.Series, column: Column) -> np.ndarray:
+    """Each cell's index among the column's public values; a value that is not listed is an error, never guessed."""
+    import pandas as pd
+
+    cells = series.astype("category")
+    known = pd.Index(column.values or ())
+    codes_of = known.get_indexer(pd.Index([plain_text(value) for value in cells.cat.categories]))
+    codes = np.append(codes_of, -1)[cells.cat.codes.to_numpy()]
+    if (codes >= 0).all():
+        return np.asarray(codes)
+    row = int((codes < 0).argmax())
+    value = series.iloc[row]
+    if pd.isna(value) or value == "":
+        raise DataError(
+            f"categorical column {column.name!r} has {int((codes < 0).sum())} cells without a listed value, the first"
+            f" (data row {row + 1}) is empty; fill it, or list '' among the values"
+        )
+    raise DataError(
+        f"categorical column {column.name!r} holds {str(value)!r} in data row {row + 1}, which is not among its public"
+        f" values {list(column.values or ())}; add it there{_yaml_hint(column.values or ())}"
+    )
+
+
+def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndarray, tuple[Any, ...]]:
+    """Class indices (int64) and the classes: those given, or those found, sorted.
+
+    Raises DataError for missing labels, labels that are not listed, and columns that are not classes
+    (fractions, a single value, nearly as many values as rows).
+    """
+    cells = series.astype("category")
+    texts = [plain_text(value) for value in cells.cat.categories]
+    missing = (cells.cat.codes.to_numpy() < 0) | np.isin(
+        cells.cat.codes.to_numpy(), [i for i, t in enumerate(texts) if t in MISSING[:6]]
+    )
+    where = f"label column {series.name!r}"
+    if missing.any():
+        raise DataError(
+            f"{where} has {int(missing.sum())} missing labels, first in data row {int(missing.argmax()) + 1};"
+            " leave those rows out"
+        )
+    texts = _whole(texts, where)
+    found = _found_classes(texts, len(series), where) if classes is None else tuple(classes)
+    order = _whole([plain_text(label) for label in found], where)
+    lookup = {text: index for index, text in enumerate(order)}
+    unlisted = [text for text in texts if text not in lookup]
+    if unlisted:
+        row = int((np.array(texts)[cells.cat.codes.to_numpy()] == unlisted[0]).argmax()) + 1
+        raise DataError(
+            f"{where} holds {unlisted[0]!r} in data row {row}, which is not among the classes {list(found)};"
+            f" add it to data.classes{_yaml_hint(order)}"
+        )
+    return np.array([lookup[text] for text in texts], np.int64)[cells.cat.codes.to_numpy()], found
+
+
+def plain_text(value: object) -> str:
+    """How a value is written when compared: 3.0 and 3 are the same category, everything else is its own text."""
+    if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
+        return str(int(value))
+    return str(value)
+
+
+def _numbers(texts: Sequence[str]) -> list[float] | None:
+    try:
+        return [float(text) for text in texts]
+    except ValueError:
+        return None
+
+
+def _whole(texts: list[str], where: str) -> list[str]:
+    """Labels that are all numbers, written as whole numbers; raises DataError when one is a fraction."""
+    numbers = _numbers(texts)
+    if numbers is None:
+        return texts
+    odd = next((text for text, number in zip(texts, numbers, strict=True) if not float(number).is_integer()), None)
+    if odd is not None:
+        raise DataError(f"{where} holds {odd}, which is not a class; for numeric targets set data.task: regression")
+    return [str(int(number)) for number in numbers]
+
+
+def _found_classes(texts: list[str], rows: int, where: str) -> tuple[Any, ...]:
+    distinct = sorted(set(texts))
+    if len(distinct) < 2:
+        raise DataError(f"{where} holds only {distinct}; training needs at least two classes (or list data.classes)")
+    if len(distinct) > max(20, rows // 2):
+        raise DataError(
+            f"{where} holds {len(distinct)} different values in {rows} rows: these are not classes; choose another"
+            " data.target, or set data.task: regression"
+        )
+    numbers = _numbers(distinct)
+    return tuple(distinct) if numbers is None else tuple(sorted(int(number) for number in numbers))
+
+
+def _yaml_hint(values: Sequence[str]) -> str:
+    if {"True", "False"} & set(values):
+        return " (YAML reads yes, no, on and off as true and false: put quotes around them)"
+    return ""
