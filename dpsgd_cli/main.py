@@ -8,6 +8,7 @@ Exit codes: 0 done; 1 the run failed or was interrupted; 2 wrong usage or an inv
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 from typing import Any
@@ -37,15 +38,19 @@ FILE_ADVICE = {
 
 
 class Failure(click.ClickException):
-    """An expected error on its way to the user: `error: ...` on stderr and an exit code."""
+    """An expected error on its way to the user: `error: ...` on stderr and exit code 1."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    exit_code = 1
 
     def show(self, file: Any = None) -> None:
         first, *rest = self.message.splitlines() or [""]
         click.echo("\n".join([f"error: {first}", *(f"       {line}" for line in rest)]), file=file, err=file is None)
+
+
+class Misuse(Failure):
+    """The same for what the user asked for: exit code 2."""
+
+    exit_code = 2
 
 
 class LazyGroup(click.Group):
@@ -53,6 +58,14 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        meant = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        if args[0] not in COMMANDS and not args[0].startswith("-") and meant:
+            ctx.fail(f"No such command {args[0]!r}; did you mean {meant[0]}?")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -68,16 +81,17 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except DpsgdError as error:
-            raise Failure(str(error), error.exit_code) from error
+            raise (Misuse if error.exit_code == 2 else Failure)(str(error)) from error
         except KeyboardInterrupt:
-            raise Failure("interrupted; nothing more was written", 1) from None
+            raise Failure("interrupted; nothing more was written") from None
         except MemoryError as error:
-            raise Failure(f"out of memory{f': {error}' if str(error) else ''}; use a smaller problem or machine", 1)
+            detail = f" ({error})" if str(error) else ""
+            raise Failure(f"out of memory{detail}; use a smaller problem or a larger machine") from error
         except OSError as error:
             if error.errno not in FILE_ADVICE:
                 raise
             named = f"{error.filename}: " if error.filename else ""
-            raise Failure(f"{named}{FILE_ADVICE[error.errno]}", 1) from error
+            raise Failure(f"{named}{FILE_ADVICE[error.errno]}") from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -1,6 +1,6 @@
 """Recipes between disk and memory: find one, read it with overrides, write it resolved, name its content.
 
-Not here: YAML with line numbers (`tree.py`), `KEY=VALUE` (`overrides.py`), wording of problems (`problems.py`).
+Not here: YAML with line numbers (`tree.py`), `KEY=VALUE` (`overrides.py`), what is wrong with a recipe (`check.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.recipe.check import validate
+from dpsgd_cli.recipe.expected import similar
+from dpsgd_cli.recipe.overrides import apply_overrides
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.tree import CoreDumper, Place, read_tree
+from dpsgd_cli.resources import shipped
+
+MOST_BYTES = 1_000_000
+
+# What the result does not depend on beyond the order of floating-point sums: a run may be resumed with other
+# values of these and is still the same run. `dtype` and `evaluate_every` do change what is written.
+NOT_IN_HASH = ("description", "runtime.device", "runtime.threads", "runtime.micro_batch", "runtime.checkpoint_seconds")
 
 
 @dataclass(frozen=True)
@@ -28,42 +40,98 @@ class LoadedRecipe:
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Read the recipe file, or shipped recipe, `source` with `KEY=VALUE` overrides applied before validation.
+    """Read the recipe file, or the shipped recipe, `source`; apply `KEY=VALUE` overrides; validate.
 
-    Raises RecipeError with every problem at once.
+    Raises RecipeError that holds every problem: `file:line: key.path: what is wrong`, or `override KEY=VALUE: ...`.
     """
-    path = Path(source)
-    if not path.is_file():
-        from dpsgd_cli.resources import shipped
+    path = find_recipe(source)
+    tree, problems = read_tree(_read_text(path, source), Place(source, 1))
+    if tree is None:
+        raise RecipeError([str(problem) for problem in problems])
+    if tree.value is None and not problems:
+        raise RecipeError(f"{source}: empty; see `dpsgd recipe show quickstart` for an example")
+    problems += apply_overrides(tree, overrides)
+    recipe, wrong = validate(tree)
+    problems += wrong
+    if recipe is None or problems:
+        ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))
+        raise RecipeError([str(problem) for problem in ordered])
+    return LoadedRecipe(recipe, path.parent, source)
 
-        path = shipped("recipes") / f"{source}.yaml"
-    if not path.is_file():
-        raise RecipeError(f"{source}: no such file, nor a shipped recipe")
-    data = yaml.safe_load(path.read_text("utf-8"))
-    for override in overrides:
-        key, _, value = override.partition("=")
-        here = data
-        *parents, last = key.split(".")
-        for part in parents:
-            here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
-        here[last] = yaml.safe_load(value)
-    try:
-        return LoadedRecipe(Recipe.model_validate(data), path.parent, source)
-    except ValueError as error:
-        raise RecipeError(str(error)) from None
+
+def find_recipe(source: str) -> Path:
+    """The file that `source` names: a path, or a shipped recipe. Raises RecipeError with the nearest names."""
+    path = Path(source)
+    if path.exists() and not path.is_dir():
+        return path
+    recipes = shipped_recipes()
+    if source in recipes:
+        return recipes[source]
+    if path.is_dir():
+        inside = path / "recipe.yaml"
+        raise RecipeError(f"{source}: is a directory; give {inside if inside.is_file() else 'a recipe file in it'}")
+    beside = {str(found) for found in path.parent.glob("*.y*ml")} if path.parent.is_dir() else set()
+    bare = source.removesuffix(".yaml").removesuffix(".yml").removeprefix("recipes/")
+    meant = bare if bare in recipes else similar(source, [*beside, *recipes])
+    advice = f"did you mean {meant}?" if meant else f"shipped recipes: {', '.join(recipes)}"
+    raise RecipeError(f"{source}: no such file, and no shipped recipe of that name; {advice}")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name -> file of every recipe that ships with the package."""
+    root = shipped("recipes")
+    files = sorted(root.rglob("*.yaml"), key=lambda file: (len(file.relative_to(root).parts), str(file)))
+    return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data: defaults filled in, YAML keys, schema order."""
-    return recipe.model_dump(mode="json", by_alias=True)
+    """The recipe as plain data, defaults filled in, in the schema's order, under the names that YAML uses.
+
+    Optional keys that are not set are left out, so that a later version may add some without changing a hash.
+    """
+    content: dict[str, Any] = _plain(recipe)
+    return content
 
 
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML; `load_recipe` reads it back to an equal recipe."""
-    return yaml.safe_dump(resolved(recipe), sort_keys=False, allow_unicode=True)
+    return yaml.dump(
+        resolved(recipe), Dumper=CoreDumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+    )
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """8 hex digits of everything that can change a result."""
-    content = json.dumps(resolved(recipe), sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:8]
+    """8 hex digits of everything in the resolved recipe that can change a result (see `NOT_IN_HASH`)."""
+    content = resolved(recipe)
+    for key in NOT_IN_HASH:
+        *sections, last = key.split(".")
+        here = content
+        for section in sections:
+            here = here[section]
+        here.pop(last, None)
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+
+
+def _read_text(path: Path, source: str) -> str:
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise RecipeError(f"{source}: more than {MOST_BYTES} bytes; a recipe is a small YAML file, is this one?")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{source}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        names = sorted(fields, key=lambda name: name != "kind")
+        told = [name for name in names if getattr(value, name) is not None or fields[name].default is not None]
+        return {fields[name].alias or name: _plain(getattr(value, name)) for name in told}
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value

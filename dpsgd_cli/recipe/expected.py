@@ -1,0 +1,193 @@
+"""The recipe's JSON Schema as the single description of what is allowed: look up, put into words, suggest.
+
+Not here: walking a recipe along it (`check.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.tree import Node, Path
+
+Schema = dict[str, Any]
+
+
+@functools.cache
+def recipe_schema() -> Schema:
+    """JSON Schema of a recipe. `kind` is required wherever several kinds are possible."""
+    schema = Recipe.model_json_schema(by_alias=True)
+    for place in _dicts(schema):
+        for reference in place.get("discriminator", {}).get("mapping", {}).values():
+            section = schema["$defs"][reference.rpartition("/")[2]]
+            section["required"] = sorted({"kind", *section.get("required", [])})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def resolve(schema: Schema) -> Schema:
+    """Follow a reference; what stands beside it (description, default) wins."""
+    if "$ref" not in schema:
+        return schema
+    target = recipe_schema()["$defs"][schema["$ref"].rpartition("/")[2]]
+    return {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+
+
+def alternatives(schema: Schema) -> list[Schema]:
+    """What an `anyOf` allows beside nothing at all; any other schema is its own only alternative."""
+    options = [resolve(option) for option in schema.get("anyOf", [schema])]
+    return [option for option in options if option.get("type") != "null"]
+
+
+def kinds(schema: Schema) -> dict[str, Schema]:
+    """The sections that a `kind:` chooses among, in the schema's order; empty where there is no choice."""
+    if "discriminator" not in schema:
+        return {}
+    options = [resolve(option) for option in schema["oneOf"]]
+    return {option["properties"]["kind"]["const"]: option for option in options}
+
+
+def literals(schema: Schema) -> list[str]:
+    """The words that `schema` allows, where it lists them."""
+    return [schema["const"]] if "const" in schema else list(schema.get("enum", []))
+
+
+def fits(schema: Schema, value: Any) -> bool:
+    """Whether a plain value (no mapping, no list) is one that `schema` allows."""
+    if literals(schema):
+        return isinstance(value, str) and value in literals(schema)
+    if schema.get("type") == "string":
+        return (
+            isinstance(value, str)
+            and len(value) <= schema.get("maxLength", math.inf)
+            and re.search(schema.get("pattern", ""), value) is not None
+        )
+    if schema.get("type") == "boolean":
+        return isinstance(value, bool)
+    if schema.get("type") in ("integer", "number"):
+        return _is_number(value, whole=schema["type"] == "integer") and _within(schema, value)
+    return "type" not in schema
+
+
+def words(schema: Schema) -> str:
+    """What `schema` allows, to follow "must be"."""
+    schema = resolve(schema)
+    if "anyOf" in schema:
+        return " or ".join(words(option) for option in alternatives(schema))
+    if "discriminator" in schema:
+        return f"a section with kind: {any_of(list(kinds(schema)))}"
+    if literals(schema):
+        return any_of(literals(schema))
+    return _typed_words(schema)
+
+
+def any_of(names: list[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def shown(value: Any) -> str:
+    """A value as the user wrote it, shortened."""
+    if value is None:
+        return "nothing"
+    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def similar(word: str, candidates: list[str], cutoff: float = 0.6) -> str | None:
+    """The candidate that `word` was probably meant to be."""
+    plain = {_plain(candidate): candidate for candidate in candidates}
+    found = difflib.get_close_matches(_plain(word), list(plain), n=1, cutoff=cutoff)
+    return plain[found[0]] if found else None
+
+
+def placeholder(schema: Schema) -> Any:
+    """Some value that `schema` allows, to stand for a wrong one while the rest is checked; None: there is none."""
+    schema = resolve(schema)
+    if schema.get("default") is not None:
+        return schema["default"]
+    schema = alternatives(schema)[0]
+    if literals(schema):
+        return literals(schema)[0]
+    low: Any = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+    high: Any = schema.get("maximum", schema.get("exclusiveMaximum", low + 2))
+    any_values = {"integer": int(low) + 1, "number": (low + high) / 2, "boolean": False, "string": "x"}
+    return any_values.get(str(schema.get("type")))
+
+
+def sections(schema: Schema, kind: object = None) -> list[Schema]:
+    """Every section that `schema` allows: of all kinds, or of `kind` where that is one of them."""
+    found = []
+    for option in alternatives(resolve(schema)):
+        choices = kinds(option)
+        found += [choices[kind]] if kind in choices else list(choices.values()) or [option]
+    return [section for section in found if "properties" in section]
+
+
+def key_paths(schema: Schema, node: Node | None, path: Path = ()) -> Iterator[Path]:
+    """Every key that a recipe may have, along the kinds that `node` has chosen; lists are not entered."""
+    kind = node.child("kind") if node is not None else None
+    for section in sections(schema, kind.value if kind is not None else None):
+        for key, inner in section["properties"].items():
+            yield (*path, key)
+            yield from key_paths(inner, node.child(key) if node is not None else None, (*path, key))
+
+
+def _typed_words(schema: Schema) -> str:
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        return f"a {'whole ' if kind == 'integer' else ''}number{_range_words(schema)}"
+    if kind == "string":
+        return f"text that matches {schema['pattern']}" if "pattern" in schema else "text"
+    if kind == "boolean":
+        return "true or false"
+    if kind == "array" and "prefixItems" in schema:
+        return f"a list of {len(schema['prefixItems'])} values ({', '.join(map(words, schema['prefixItems']))})"
+    if kind == "array":
+        return f"a list, each entry {words(schema['items'])}" if schema.get("items") else "a list"
+    if kind == "object" and "properties" in schema:
+        return f"a section with keys {', '.join(schema['properties'])}"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"a mapping of names, each to {words(schema['additionalProperties'])}"
+    return "a mapping" if kind == "object" else "any value"
+
+
+def _range_words(schema: Schema) -> str:
+    names = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
+    parts = [f"{name} {schema[key]:g}" for key, name in names.items() if key in schema]
+    return f" {' and '.join(parts)}" if parts else ""
+
+
+def _is_number(value: Any, whole: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        return False
+    return math.isfinite(value)
+
+
+def _within(schema: Schema, value: float) -> bool:
+    return (
+        schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
+        and value > schema.get("exclusiveMinimum", -math.inf)
+        and value < schema.get("exclusiveMaximum", math.inf)
+    )
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "_")
+
+
+def _dicts(value: Any) -> Iterator[Schema]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _dicts(inner)

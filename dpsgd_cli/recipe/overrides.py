@@ -1,0 +1,75 @@
+"""`KEY=VALUE` on the command line: dotted keys, YAML values, written into a recipe's tree before it is checked.
+
+Not here: whether the key or the value is allowed (`check.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from dpsgd_cli.recipe import expected
+from dpsgd_cli.recipe.tree import Node, Path, Place, Problem, dotted, read_tree
+
+KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
+
+
+def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
+    """Write each override into `root`, in order; returns what could not be written."""
+    problems: list[Problem] = []
+    for text in overrides:
+        place = Place(f"override {text}")
+        key, equals, value = text.partition("=")
+        if not equals or not KEY.match(key):
+            problems.append(Problem(place, (), "write KEY=VALUE, for example method.batch_size=256"))
+            continue
+        new, wrong = read_tree(value, place)
+        problems += wrong
+        if new is not None:
+            problem = _write(root, tuple(key.split(".")), new)
+            problems += [problem] if problem else []
+    return problems
+
+
+def _write(root: Node, path: tuple[str, ...], new: Node) -> Problem | None:
+    here = root
+    for depth, key in enumerate(path):
+        above = path[:depth]
+        if here.value is None and not key.isdecimal():
+            here.value = _beginning(above, new.place)
+        why = _refusal(here, key, dotted(above))
+        if why is not None:
+            return Problem(new.place, path, why)
+        slot = int(key) if isinstance(here.value, list) else key
+        if depth == len(path) - 1:
+            here.value[slot] = new
+        elif here.child(slot) is None:
+            here.value[slot] = Node(None, new.place)
+        here = here.value[slot]
+    return None
+
+
+def _refusal(node: Node, key: str, name: str) -> str | None:
+    """Why nothing can be written under `key` of `node`, which is called `name`; None where it can."""
+    if isinstance(node.value, dict):
+        return None
+    if isinstance(node.value, list):
+        if key.isdecimal() and int(key) < len(node.value):
+            return None
+        held = f"entries 0 to {len(node.value) - 1}" if node.value else "no entries"
+        return f"{name} is a list with {held}; give such a number, or the whole list"
+    if node.value is None:
+        return f"{name} is not set; give it whole, {name}=[...]"
+    return f"{name} is {expected.shown(node.value)}, which has no keys"
+
+
+def _beginning(path: Path, place: Place) -> dict[str, Node]:
+    """What a section holds that the recipe left out: the kind that it has by default, if it has one."""
+    schema = expected.recipe_schema()
+    for key in path:
+        options = expected.sections(schema)
+        schema = next((option["properties"][key] for option in options if key in option["properties"]), {})
+    default = expected.resolve(schema).get("default")
+    if isinstance(default, dict) and "kind" in default:
+        return {"kind": Node(default["kind"], place)}
+    return {}

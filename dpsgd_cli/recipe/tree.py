@@ -1,0 +1,238 @@
+"""YAML text to a tree in which every value knows the line it came from, with all mistakes of form reported together.
+
+Not here: what keys or values a recipe allows (`check.py`).
+
+Plain values follow the YAML 1.2 core schema, because 1.1 surprises: `1e-5` is a number here, and `no`, `on`,
+`1:30` and `2020-01-01` stay text (they are class labels and column names).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import yaml
+
+Key = str | int
+Path = tuple[Key, ...]
+MOST_NODES = 20_000
+LONGEST_NUMBER = 300
+
+NULL = re.compile(r"(~|null|Null|NULL|)$")
+BOOL = re.compile(r"(true|True|TRUE|false|False|FALSE)$")
+INT = re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+FLOAT = re.compile(r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+CORE = {"null": NULL, "bool": BOOL, "int": INT, "float": FLOAT}
+TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written: a line of a file, or an override (no line)."""
+
+    source: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, at a key."""
+
+    place: Place
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        where = f"{dotted(self.path)}: " if self.path else ""
+        return f"{self.place}: {where}{self.text}"
+
+
+@dataclass
+class Node:
+    """A value and where it stands. Mappings hold nodes by key, lists hold nodes, everything else is plain."""
+
+    value: Any
+    place: Place
+
+    def plain(self) -> Any:
+        """The value without the places."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def copy(self) -> Node:
+        """A tree that can be edited apart from this one."""
+        if isinstance(self.value, dict):
+            return Node({key: node.copy() for key, node in self.value.items()}, self.place)
+        if isinstance(self.value, list):
+            return Node([node.copy() for node in self.value], self.place)
+        return Node(self.value, self.place)
+
+    def child(self, key: Key) -> Node | None:
+        """The node under `key`, if there is one."""
+        if isinstance(self.value, dict):
+            return self.value.get(key)
+        if isinstance(self.value, list) and isinstance(key, int) and 0 <= key < len(self.value):
+            found: Node = self.value[key]
+            return found
+        return None
+
+    def nearest(self, path: Path) -> Node:
+        """The deepest node on the way to `path`."""
+        here = self
+        for key in path:
+            child = here.child(key)
+            if child is None:
+                break
+            here = child
+        return here
+
+
+def grow(value: Any, place: Place) -> Node:
+    """A tree of plain data, all of it from one place."""
+    if isinstance(value, dict):
+        return Node({key: grow(inner, place) for key, inner in value.items()}, place)
+    if isinstance(value, list):
+        return Node([grow(inner, place) for inner in value], place)
+    return Node(value, place)
+
+
+def dotted(path: Path) -> str:
+    """A path as an override would write it."""
+    return ".".join(map(str, path))
+
+
+class CoreLoader(yaml.SafeLoader):
+    """The safe loader, with the plain values of YAML 1.2."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str | None, list[tuple[str, re.Pattern[str]]]]] = {}
+
+
+class CoreDumper(yaml.SafeDumper):
+    """Quotes every string that YAML 1.1 or 1.2 would read as something else."""
+
+
+for _name, _pattern in CORE.items():
+    CoreLoader.add_implicit_resolver(TAG + _name, _pattern, None)
+    CoreDumper.add_implicit_resolver(TAG + _name, _pattern, None)
+
+
+def read_tree(text: str, place: Place) -> tuple[Node | None, list[Problem]]:
+    """Parse `text`, which begins at `place` (without a line: everything keeps that place).
+
+    Returns no tree where the text is not YAML at all; otherwise the tree without what could not be read.
+    """
+    reader = _Reader(place)
+    try:
+        loader = CoreLoader(text)
+        try:
+            root = loader.get_single_node()
+        finally:
+            loader.dispose()
+        tree = Node(None, place) if root is None else reader.convert(root, (), reader.place(root))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        return None, [Problem(reader.at(line), (), f"character {error.character!r} is not allowed; remove it")]
+    except yaml.MarkedYAMLError as error:
+        return None, [_syntax_problem(reader, error)]
+    except RecursionError:
+        return None, [Problem(place, (), "nested too deeply to be a recipe")]
+    return tree, reader.problems
+
+
+class _Reader:
+    """Turns composed YAML nodes into `Node`s, collecting what is wrong on the way."""
+
+    def __init__(self, start: Place) -> None:
+        self.start = start
+        self.problems: list[Problem] = []
+        self.seen = 0
+        self.inside: set[int] = set()
+
+    def at(self, line: int) -> Place:
+        return self.start if self.start.line is None else Place(self.start.source, line)
+
+    def place(self, node: yaml.Node) -> Place:
+        return self.at(node.start_mark.line + 1)
+
+    def convert(self, node: yaml.Node, path: Path, place: Place) -> Node:
+        self.seen += 1
+        if id(node) in self.inside or self.seen > MOST_NODES:
+            self._report(place, path, "too many values for a recipe" if self.seen > MOST_NODES else "contains itself")
+            return Node(None, place)
+        self.inside.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
+                return Node(self._mapping(node, path), place)
+            if isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":
+                items = enumerate(node.value)
+                return Node([self.convert(item, (*path, i), self.place(item)) for i, item in items], place)
+            return Node(self._scalar(node, path, place), place)
+        finally:
+            self.inside.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Node]:
+        result: dict[str, Node] = {}
+        for key, value in self._pairs(node, path):
+            place = self.place(key)
+            if key.value in result:
+                first = result[key.value].place
+                again = "" if first.line is None else f" (first on line {first.line})"
+                self._report(place, (*path, key.value), f"given twice{again}; keep one")
+                continue
+            result[key.value] = self.convert(value, (*path, key.value), place)
+        return result
+
+    def _pairs(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                yield key, value
+            else:
+                self._report(self.place(key), path, "a key must be a single word, not a list or a mapping")
+
+    def _scalar(self, node: yaml.Node, path: Path, place: Place) -> Any:
+        kind = node.tag.removeprefix(TAG)
+        text = node.value
+        if kind == "str":
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                self._report(place, path, f"{text!r} is not valid text")
+            return text
+        if kind not in CORE or not isinstance(text, str) or not CORE[kind].match(text):
+            self._report(place, path, f"tag {node.tag.replace(TAG, '!!')} is not allowed here; write the plain value")
+            return None
+        if len(text) > LONGEST_NUMBER:
+            self._report(place, path, f"a number of {len(text)} digits; write a shorter one")
+            return None
+        return parse_scalar(kind, text)
+
+    def _report(self, place: Place, path: Path, text: str) -> None:
+        if self.seen <= MOST_NODES + 1:
+            self.problems.append(Problem(place, path, text))
+
+
+def parse_scalar(kind: str, text: str) -> Any:
+    """The value of a plain scalar that matches `CORE[kind]`."""
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true"
+    if kind == "int":
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _syntax_problem(reader: _Reader, error: yaml.MarkedYAMLError) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    place = reader.start if mark is None else reader.at(mark.line + 1)
+    what = error.problem or "not YAML"
+    advice = "indent with spaces, not tabs" if "'\\t'" in what else "check indentation, colons, brackets and quotes"
+    context = f" {error.context}" if error.context else ""
+    column = "" if mark is None else f" (column {mark.column + 1})"
+    return Problem(place, (), f"not YAML: {what}{context}{column}; {advice}")
