@@ -1,0 +1,344 @@
+"""The plan: schedule + batching + budget -> exact noise multipliers, epochs and price, before any data is read.
+
+Guarantee of every planned epoch (the release is the noisy clipped SUM of `core/clipping.py`, whose L2
+sensitivity is S = C for flat clipping, sqrt(sum C_l^2) for per-layer clipping, and twice that when a record
+may be replaced; the noise has standard deviation z S):
+
+- poisson (add-remove, zero-out): each step is a Poisson-subsampled Gaussian of noise multiplier z and rate
+  q = batch_size / N. N is declared public. Under zero-out a sampled record is swapped for one that adds zero,
+  which moves the sum as its absence does.
+- shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one record's value is in
+  one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
+  partition itself would change: refused.
+- full (all three): one Gaussian a step.
+- `as-published` per-layer noise adds z C_l to layer l: M Gaussians of multiplier z on the parts of one vector, which
+  together are one Gaussian of multiplier z / sqrt(M), and are recorded as that.
+
+Not here: drawing batches or noise (`core/`), prices (`accountants/`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.privacy import accountants, schedule
+from dpsgd_cli.privacy.accountants import Accountant, Guarantee
+from dpsgd_cli.privacy.ledger import Filter, GaussianFilter, Ledger, PlannedFilter, RhoFilter
+from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
+from dpsgd_cli.recipe import schema
+
+MOST_EPOCHS = 100_000
+DEFAULT_ADJACENCY: dict[str, Adjacency] = {"poisson": "add-remove", "shuffle": "zero-out", "full": "add-remove"}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How records reach a step; all public."""
+
+    batching: Batching
+    records: int
+    batch_size: int
+    adjacency: Adjacency
+
+    @property
+    def rate(self) -> float:
+        return self.batch_size / self.records if self.batching == "poisson" else 1.0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.records // self.batch_size)
+
+    @property
+    def releases_per_epoch(self) -> int:
+        """Counts of a mechanism that an epoch spends: shuffled batches compose in parallel to one."""
+        return 1 if self.batching == "shuffle" else self.steps_per_epoch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before data is read. `epochs[t]` are the releases of epoch t."""
+
+    sampling: Sampling
+    noise_multipliers: tuple[float, ...]
+    sensitivity: float
+    groups: int
+    before: tuple[Release, ...]
+    epochs: tuple[tuple[Release, ...], ...]
+    accountant: str
+    delta: float
+    budget: schema.RhoBudget | schema.EpsilonBudget | None
+    covers_before: bool
+    _cache: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def releases(self) -> list[Release]:
+        """Everything that the whole run releases."""
+        return [*self.before, *(release for epoch in self.epochs for release in epoch)]
+
+    def guarantee(self) -> Guarantee:
+        """What the whole run guarantees, private preprocessing included."""
+        if "guarantee" not in self._cache:
+            self._cache["guarantee"] = accountants.get(self.accountant).guarantee(self.releases, self.delta)
+        found = self._cache["guarantee"]
+        assert isinstance(found, Guarantee)
+        return found
+
+    def rho(self) -> float | None:
+        """Total zCDP; None where no accountant has one (sampled batches)."""
+        return rho_of(self.releases)
+
+    def ledger(self) -> Ledger:
+        """An empty ledger that enforces this plan's budget."""
+        return Ledger(self._filter(), self.covers_before)
+
+    def _filter(self) -> Filter | None:
+        if isinstance(self.budget, schema.RhoBudget):
+            return RhoFilter(self.budget.rho)
+        if self.budget is not None and self.accountant == "gaussian":
+            return GaussianFilter(_mu_squared(self.budget))
+        counted = self.releases if self.covers_before else [r for epoch in self.epochs for r in epoch]
+        return PlannedFilter(tuple(counted))
+
+
+def rho_of(releases: Sequence[Release]) -> float | None:
+    """Total zCDP of unsampled releases; None where there is none."""
+    from dpsgd_cli.privacy.accountants.zcdp import Zcdp, total_rho
+
+    if any(Zcdp().refusal(release.mechanism) for release in releases):
+        return None
+    return total_rho(releases)
+
+
+def make_plan(
+    recipe: schema.Recipe, records: int, before: Sequence[Release] = (), groups: int | None = None
+) -> Plan:
+    """The plan of a private gradient recipe on `records` (public) training records.
+
+    `before` are the releases of private preprocessing; `groups` is the number of layers M (None: unknown,
+    which only per-layer clipping needs). Raises PrivacyError for a combination without a guarantee and
+    InfeasibleBudget when nothing fits the budget.
+    """
+    privacy, method = recipe.privacy, recipe.method
+    if privacy is None:
+        raise PrivacyError(f"method {method.kind} releases nothing under differential privacy: there is nothing to plan")
+    adjacency = privacy.adjacency or DEFAULT_ADJACENCY[method.batching]
+    batch = records if method.batch_size is None else method.batch_size
+    if batch > records:
+        raise PrivacyError(f"method.batch_size is {batch}, more than the {records} training records; make it smaller")
+    sampling = Sampling(method.batching, records, batch, adjacency)
+    _check_supported(sampling)
+    draft = _Draft(recipe, privacy, sampling, tuple(before), groups)
+    return draft.plan()
+
+
+def adjacency_of(recipe: schema.Recipe) -> Adjacency:
+    """The adjacency that a recipe's statement is for."""
+    stated = recipe.privacy.adjacency if recipe.privacy is not None else None
+    return stated or DEFAULT_ADJACENCY[recipe.method.batching]
+
+
+def _check_supported(sampling: Sampling) -> None:
+    if sampling.batching == "shuffle" and sampling.adjacency == "add-remove":
+        raise PrivacyError(
+            "shuffled batches have no guarantee under add-remove: adding a record moves the others to other batches;"
+            " state privacy.adjacency zero-out or replace-one, or use method.batching poisson"
+        )
+    if sampling.batching == "poisson" and sampling.adjacency == "replace-one":
+        raise PrivacyError(
+            "poisson batches are accounted for add-remove and zero-out only; under replace-one a pair of sampled"
+            " records moves the sum in both directions. State one of those, or use method.batching full or shuffle"
+        )
+
+
+def _mu_squared(budget: schema.EpsilonBudget) -> float:
+    """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget (by bisection, from below)."""
+    from dpsgd_cli.privacy.conversions import gaussian_epsilon
+
+    low, high = 0.0, 1.0
+    while gaussian_epsilon(high, budget.delta) <= budget.epsilon:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if gaussian_epsilon(middle, budget.delta) <= budget.epsilon else (low, middle)
+    return low**2
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A plan in the making."""
+
+    recipe: schema.Recipe
+    privacy: schema.Privacy
+    sampling: Sampling
+    before: tuple[Release, ...]
+    groups: int | None
+
+    def plan(self) -> Plan:
+        multipliers = self._solve()
+        budget = self.privacy.budget
+        plan = Plan(
+            sampling=self.sampling,
+            noise_multipliers=tuple(multipliers),
+            sensitivity=self.sensitivity,
+            groups=self.groups or 1,
+            before=self.before,
+            epochs=tuple((self.release(z),) for z in multipliers),
+            accountant=self.accountant.name,
+            delta=self.delta,
+            budget=budget,
+            covers_before=self.privacy.budget_covers == "total",
+        )
+        if not self._fits(list(multipliers)):
+            fitting = self._epochs_that_fit(len(multipliers))
+            raise InfeasibleBudget(
+                f"{len(multipliers)} epochs of this schedule pass the budget ({describe(budget)}); {fitting} fit:"
+                " train fewer epochs, add noise, raise the budget, or use epochs: until-budget"
+            )
+        return plan
+
+    @property
+    def accountant(self) -> Accountant:
+        name = self.privacy.accountant
+        if name == "auto":
+            name = "pld" if self.sampling.batching == "poisson" else "gaussian"
+        return accountants.get(name)
+
+    @property
+    def delta(self) -> float:
+        budget = self.privacy.budget
+        stated = budget.delta if isinstance(budget, schema.EpsilonBudget) else None
+        if stated is not None and self.privacy.delta not in (None, stated):
+            raise PrivacyError(f"privacy.delta is {self.privacy.delta}, but privacy.budget.delta is {stated}; give one")
+        delta = stated or self.privacy.delta
+        if delta is None:
+            raise PrivacyError("no delta: give privacy.delta (smaller than 1 / number of records, say 1.0e-5)")
+        return delta
+
+    @property
+    def sensitivity(self) -> float:
+        clipping = self.privacy.clipping
+        doubled = 2.0 if self.sampling.adjacency == "replace-one" else 1.0
+        if clipping.kind == "flat":
+            return clipping.norm * doubled
+        norms = self.layer_norms
+        return math.sqrt(math.fsum(norm**2 for norm in norms)) * doubled
+
+    @property
+    def layer_norms(self) -> list[float]:
+        clipping = self.privacy.clipping
+        assert clipping.kind == "per-layer"
+        if isinstance(clipping.norm, list):
+            if self.groups is not None and len(clipping.norm) != self.groups:
+                raise PrivacyError(
+                    f"privacy.clipping.norm lists {len(clipping.norm)} bounds, but the model has {self.groups} layers"
+                )
+            return list(clipping.norm)
+        if self.groups is None:
+            raise PrivacyError("per-layer clipping with one norm needs the number of layers; list one norm per layer")
+        return [clipping.norm] * self.groups
+
+    def release(self, multiplier: float) -> Release:
+        """What one epoch at schedule value `multiplier` releases."""
+        clipping = self.privacy.clipping
+        if clipping.kind == "per-layer" and clipping.noise == "as-published":
+            multiplier = multiplier / math.sqrt(len(self.layer_norms))
+        mechanism = GaussianSum(
+            noise_multiplier=multiplier,
+            adjacency=self.sampling.adjacency,
+            batching=self.sampling.batching,
+            sampling_rate=self.sampling.rate,
+            sensitivity=self.sensitivity,
+        )
+        return Release(mechanism, self.sampling.releases_per_epoch)
+
+    @property
+    def counted_before(self) -> tuple[Release, ...]:
+        return self.before if self.privacy.budget_covers == "total" else ()
+
+    def _fits(self, multipliers: Sequence[float]) -> bool:
+        budget = self.privacy.budget
+        if budget is None:
+            return True
+        spent = [*self.counted_before, *(self.release(z) for z in multipliers)]
+        if isinstance(budget, schema.RhoBudget):
+            rho = rho_of(spent)
+            if rho is None:
+                raise PrivacyError(
+                    "a budget in rho does not fit sampled batches (zCDP is not amplified by sampling);"
+                    " give privacy.budget as {epsilon: ..., delta: ...}"
+                )
+            return rho <= budget.rho
+        if self.accountant.name == "gaussian":
+            return math.fsum(r.count / _multiplier(r) ** 2 for r in spent) <= _mu_squared(budget)
+        return self.accountant.epsilon(spent, budget.delta) <= budget.epsilon
+
+    def _solve(self) -> list[float]:
+        """Schedule values by epoch."""
+        wanted, kind = self.recipe.epochs, self.privacy.schedule
+        if isinstance(kind, schema.Uniform) and kind.initial == "auto":
+            if self.privacy.budget is None or wanted == "until-budget":
+                raise PrivacyError("schedule.initial: auto needs both a budget and epochs as a number")
+            return [self._least_noise(wanted)] * wanted
+        if wanted != "until-budget":
+            return [schedule.noise_multiplier(kind, epoch) for epoch in range(wanted)]
+        if self.privacy.budget is None:
+            raise PrivacyError("epochs: until-budget needs privacy.budget")
+        fitting = self._epochs_that_fit(MOST_EPOCHS)
+        if fitting == 0:
+            raise InfeasibleBudget(
+                f"not one epoch fits the budget ({describe(self.privacy.budget)}): add noise or raise the budget"
+            )
+        if fitting == MOST_EPOCHS:
+            raise InfeasibleBudget(f"the budget is not spent after {MOST_EPOCHS} epochs; give epochs as a number")
+        return [schedule.noise_multiplier(kind, epoch) for epoch in range(fitting)]
+
+    def _epochs_that_fit(self, most: int) -> int:
+        """Longest prefix of the schedule within the budget: doubling, then bisection (spending only grows)."""
+        kind = self.privacy.schedule
+
+        def fits(epochs: int) -> bool:
+            try:
+                return self._fits([schedule.noise_multiplier(kind, epoch) for epoch in range(epochs)])
+            except PrivacyError:
+                if epochs and not _positive(kind, epochs):
+                    return False
+                raise
+
+        low, high = 0, 1
+        while high < most and fits(high):
+            low, high = high, min(2 * high, most)
+        if high == most and fits(most):
+            return most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _least_noise(self, epochs: int) -> float:
+        """The least constant noise multiplier whose `epochs` epochs fit the budget."""
+        from dpsgd_cli.privacy.calibrate import smallest_multiplier
+
+        return smallest_multiplier(lambda z: self._fits([z] * epochs), describe(self.privacy.budget))
+
+
+def _positive(kind: schema.Schedule, epochs: int) -> bool:
+    return schedule.SCHEDULES[kind.kind](kind, epochs - 1) > 0
+
+
+def _multiplier(release: Release) -> float:
+    assert isinstance(release.mechanism, GaussianSum)
+    return release.mechanism.noise_multiplier
+
+
+def describe(budget: schema.RhoBudget | schema.EpsilonBudget | None) -> str:
+    """A budget in words."""
+    if budget is None:
+        return "none"
+    if isinstance(budget, schema.RhoBudget):
+        return f"rho {budget.rho:g}"
+    return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
