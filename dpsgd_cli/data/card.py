@@ -24,6 +24,9 @@ class Variant(Section):
     sha256: Sha256
     records: Count
     bytes: Count
+    replace: dict[str, str] = Field(
+        default_factory=dict, description="Texts that turn it back into the canonical content, which is then checked."
+    )
     note: str = Field(description="Where it comes from, and how it differs.")
 
 

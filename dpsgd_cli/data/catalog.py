@@ -77,14 +77,18 @@ def read_content(card: Card, file: File) -> Content:
         )
     data = decompress(path)
     found = hashlib.sha256(data).hexdigest()
-    accepted = {file.sha256: file.records} | {variant.sha256: variant.records for variant in file.variants}
-    if found not in accepted:
+    variant = next((variant for variant in file.variants if variant.sha256 == found), None)
+    if variant is not None and variant.replace:
+        for old, new in variant.replace.items():
+            data = data.replace(old.encode(), new.encode())
+        found, variant = hashlib.sha256(data).hexdigest(), None
+    if variant is None and found != file.sha256:
         raise DataError(
             f"data set {card.name}: {path} does not hold what its card says\n"
             f"expected SHA-256 (uncompressed) {file.sha256}\nfound {found} in {len(data)} bytes;\n"
             f"run `dpsgd data fetch {card.name}` to replace it"
         )
-    return Content(data, found, accepted[found])
+    return Content(data, found, file.records if variant is None else variant.records)
 
 
 def decompress(path: Path) -> bytes:
