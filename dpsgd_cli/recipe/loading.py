@@ -84,6 +84,17 @@ def shipped_recipes() -> dict[str, Path]:
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
 
 
+def question(file: Path) -> str:
+    """The question that a recipe file answers: the first paragraph of its opening comment; empty without one."""
+    lines = []
+    for line in file.read_text("utf-8").splitlines():
+        text = line.removeprefix("#").strip()
+        if not line.startswith("#") or not text:
+            break
+        lines.append(text)
+    return " ".join(lines)
+
+
 def resolved(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data, defaults filled in, in the schema's order, under the names that YAML uses.
 

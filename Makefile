@@ -1,0 +1,46 @@
+# Everything that a person or CI runs, from a fresh clone with nothing but Python 3.11 or newer. `make help` lists it.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help venv train test lint types check bench clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+venv: $(INSTALLED) ## Make .venv with the package and all tools, at the versions of constraints.txt
+
+train: venv ## Train the quickstart recipe: a private classifier of scikit-learn's digits, in seconds
+	$(BIN)/dpsgd train quickstart
+
+test: venv ## Run the tests (with real data where DPSGD_DATA names it)
+	$(BIN)/python -m pytest
+
+lint: venv ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv ## Check types
+	$(BIN)/mypy
+
+check: lint types test ## Everything that CI runs
+
+bench: venv ## Run the benchmarks against their peers (minutes)
+	$(PIP) --quiet --editable '.[bench]'
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean: ## Remove the virtual environment, builds and caches; results stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "dpsgd needs Python 3.11 or newer as $(PYTHON); try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --quiet --editable '.[test,dev]'
+	@touch $@
