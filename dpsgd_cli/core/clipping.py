@@ -16,18 +16,18 @@ from dpsgd_cli.core.packing import Pack
 
 @dataclass(frozen=True)
 class Clipping:
-    """L2 bounds on one example's gradient: `flat` has one, over all parameters; otherwise one a layer.
+    """L2 bounds on one example's gradient, by trial: `flat` has one, over all parameters; otherwise one a layer.
 
-    `norms` holds the bounds (one, or M for a pack of M layers), each > 0; infinity means no clipping.
+    `norms` is (1, R) when flat, (M, R) for a pack of M layers; every bound is positive and finite.
     """
 
-    norms: tuple[float, ...]
+    norms: Tensor
     flat: bool = True
 
     @property
-    def sensitivity(self) -> float:
-        """L2 norm that one example's clipped gradient cannot exceed: C, or sqrt(sum C_l^2)."""
-        return float(sum(norm**2 for norm in self.norms) ** 0.5)
+    def sensitivities(self) -> list[float]:
+        """Per trial, the L2 norm that one example's clipped gradient cannot exceed: C, or sqrt(sum C_l^2)."""
+        return [float(s) for s in self.norms.double().square().sum(dim=0).sqrt()]
 
 
 @dataclass
@@ -51,7 +51,7 @@ def add_clipped_sums(
 ) -> None:
     """Add every example's clipped gradient to `pack.sums`.
 
-    Guarantee: what one example adds has L2 norm at most `clipping.sensitivity` (to floating-point rounding),
+    Guarantee: what one example adds has L2 norm at most the trial's entry of `clipping.sensitivities` (to rounding),
     whatever the other examples are; an example whose gradient is not finite adds zero; a masked row adds
     zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients (no guarantee).
 
@@ -102,8 +102,7 @@ def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | Non
     keep = torch.isfinite(total) if mask is None else torch.isfinite(total) & mask
     groups = total.unsqueeze(0) if clipping.flat else squares
     norms = groups.sqrt()
-    bounds = torch.tensor(clipping.norms, dtype=norms.dtype, device=norms.device)[:, None, None]
-    factors = torch.where(keep, (bounds / norms).clamp_(max=1.0), 0.0)
+    factors = torch.where(keep, (clipping.norms.unsqueeze(-1) / norms).clamp_(max=1.0), 0.0)
     _diagnose(seen, total, factors, keep, bad)
     return list(factors.expand(len(pack.layers), -1, -1))
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy import accountants, schedule
@@ -153,6 +154,7 @@ def _check_supported(sampling: Sampling) -> None:
         )
 
 
+@cache
 def _mu_squared(budget: schema.EpsilonBudget) -> float:
     """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget (by bisection, from below)."""
     from dpsgd_cli.privacy.conversions import gaussian_epsilon
@@ -321,9 +323,33 @@ class _Draft:
 
     def _least_noise(self, epochs: int) -> float:
         """The least constant noise multiplier whose `epochs` epochs fit the budget."""
-        from dpsgd_cli.privacy.calibrate import smallest_multiplier
+        from dpsgd_cli.privacy.calibrate import calibrate
 
-        return smallest_multiplier(lambda z: self._fits([z] * epochs), describe(self.privacy.budget))
+        budget = self.privacy.budget
+        if isinstance(budget, schema.EpsilonBudget) and self.accountant.name != "gaussian":
+            return calibrate(
+                lambda z: [*self.counted_before, *[self.release(z)] * epochs], self.accountant, budget.epsilon, budget.delta
+            )
+        left = self._inverse_variance_left()
+        if left <= 0:
+            raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)})")
+        # z^2 = counts / (sum of 1 / z^2 left), at unit scale; then up by single roundings until it truly fits
+        unit = self.release(1.0)
+        scale = _multiplier(unit)
+        multiplier = math.sqrt(epochs * unit.count / left) / scale
+        while not self._fits([multiplier] * epochs):
+            multiplier = math.nextafter(multiplier, math.inf)
+        return multiplier
+
+    def _inverse_variance_left(self) -> float:
+        """What the budget leaves for the training's sum of 1 / z^2 (twice its zCDP)."""
+        budget = self.privacy.budget
+        spent = math.fsum(r.count / _multiplier(r) ** 2 for r in self.counted_before)
+        if isinstance(budget, schema.RhoBudget):
+            self._fits([1.0])  # says why, where a rho budget does not apply
+            return 2 * budget.rho - spent
+        assert budget is not None
+        return _mu_squared(budget) - spent
 
 
 def _positive(kind: schema.Schedule, epochs: int) -> bool:

@@ -1,0 +1,65 @@
+"""Data on the training device, and how a batch of row numbers becomes inputs and labels.
+
+Not here: reading or preprocessing (`data/`), which rows a step sees (`sampling.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.sampling import Batch
+
+Rows = tuple[Tensor, Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Inputs (N, ...) shared by all trials, or (R, N, ...) when `per_trial`; labels (N,)."""
+
+    x: Tensor
+    y: Tensor
+    per_trial: bool
+
+    @classmethod
+    def load(cls, x: np.ndarray, y: np.ndarray, per_trial: bool, device: torch.device, dtype: torch.dtype) -> Table:
+        labels = torch.from_numpy(np.ascontiguousarray(y)).to(device)
+        labels = labels.to(dtype) if labels.is_floating_point() else labels
+        return cls(torch.from_numpy(np.ascontiguousarray(x)).to(device, dtype), labels, per_trial)
+
+    def __len__(self) -> int:
+        return self.y.shape[0]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example's input."""
+        return tuple(self.x.shape[2:] if self.per_trial else self.x.shape[1:])
+
+    def every(self, start: int, stop: int) -> Rows:
+        """Rows start..stop-1 for all trials: inputs (R or 1, B, ...), labels (1, B), no mask."""
+        x = self.x[:, start:stop] if self.per_trial else self.x[None, start:stop]
+        return x, self.y[None, start:stop], None
+
+    def chunks(self, batch: Batch, most: int) -> Iterator[Rows]:
+        """The batch in pieces of at most `most` rows a trial."""
+        if batch.rows is None:
+            for start in range(0, len(self), most):
+                yield self.every(start, min(start + most, len(self)))
+            return
+        for start in range(0, batch.rows.shape[1], most):
+            rows = torch.from_numpy(batch.rows[:, start : start + most]).to(self.y.device)
+            mask = None if batch.mask is None else batch.mask[:, start : start + most]
+            yield *self._gather(rows), None if mask is None else torch.from_numpy(mask).to(self.y.device)
+
+    def _gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        flat = rows.reshape(-1)
+        y = self.y.index_select(0, flat).view(rows.shape)
+        x = self.x
+        if self.per_trial:
+            offsets = torch.arange(x.shape[0], device=rows.device).unsqueeze(1) * len(self)
+            x, flat = x.flatten(0, 1), (rows + offsets).reshape(-1)
+        return x.index_select(0, flat).view(*rows.shape, *self.input_shape), y

@@ -1,0 +1,29 @@
+"""Training methods by name. Adding one is one file here, one line in `METHODS` and its section in the schema."""
+
+from __future__ import annotations
+
+import inspect
+
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.sgd import Sgd
+from dpsgd_cli.plugins import load_attribute
+from dpsgd_cli.recipe import schema
+
+__all__ = ["METHODS", "Context", "Method", "create"]
+
+METHODS: dict[str, type[Method]] = {"sgd": Sgd, "dp-sgd": DpSgd}
+
+
+def create(context: Context) -> Method:
+    """The method that the recipes name, ready for its first epoch."""
+    settings = context.recipes[0].method
+    if not isinstance(settings, schema.PythonMethod):
+        return METHODS[settings.kind](context)
+    factory = load_attribute(context.base / settings.file, settings.factory)
+    made = factory(context)
+    if not isinstance(made, Method):
+        what = factory.__name__ if inspect.isclass(factory) else type(made).__name__
+        raise RecipeError(f"{settings.file}: {settings.factory} gives {what}, not a dpsgd_cli.methods.Method")
+    return made

@@ -1,0 +1,88 @@
+"""What a training method is: it advances all trials of a pack by one epoch at a time, and spends before it releases.
+
+Not here: any method (one file each beside this), evaluation, checkpoints and results (`experiment.py`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.losses import Loss
+from dpsgd_cli.core.packing import Pack
+from dpsgd_cli.core.streams import Streams
+from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.privacy.ledger import Ledger
+from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything a method works on. Index i of each tuple belongs to trial i.
+
+    All recipes share data, model, method kind, batching and batch size; anything else may differ between
+    trials. `most_rows` bounds how many rows a trial may hold at once (memory only).
+    """
+
+    recipes: tuple[Recipe, ...]
+    plans: tuple[Plan | None, ...]
+    ledgers: tuple[Ledger, ...]
+    streams: tuple[Streams, ...]
+    pack: Pack
+    table: Table
+    loss: Loss
+    most_rows: int
+    base: Path
+
+    @property
+    def trials(self) -> int:
+        return len(self.recipes)
+
+    def column(self, values: list[float]) -> Tensor:
+        """One number a trial as (R, 1) on the training device."""
+        return torch.tensor(values, dtype=self.pack.values.dtype, device=self.pack.values.device).unsqueeze(1)
+
+
+class Method(ABC):
+    """A training method for R trials at once.
+
+    Contract: before anything computed from the training data is used with noise, the trial's ledger has
+    been charged for it (`Ledger.spend`), and nothing else computed from the training data reaches the weights.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    @property
+    @abstractmethod
+    def epochs(self) -> int:
+        """Epochs of the longest trial."""
+
+    @abstractmethod
+    def run_epoch(self, epoch: int) -> Diagnostics:
+        """Train epoch `epoch` (0, 1, ...); raises BudgetExceeded before a release that does not fit."""
+
+    @property
+    @abstractmethod
+    def output(self) -> Tensor:
+        """The weights (R, P) that the method would publish now."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Steps of one epoch."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything besides the seeds that continuing needs, as tensors and plain values."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Inverse of `state`."""
+        del state

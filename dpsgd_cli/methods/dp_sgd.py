@@ -1,0 +1,96 @@
+"""DP-SGD: clipped sums with Gaussian noise (Abadi et al. 2016, Algorithm 1; Yu et al. 2019, Algorithm 1).
+
+Released at each step: sum over the batch of clipped per-example gradients, plus noise N(0, s^2) on every coordinate.
+
+Sensitivity: one record adds a vector of L2 norm at most C (flat) or sqrt(sum C_l^2) (per-layer), so the sum moves
+by at most S = that norm under add-remove and zero-out, and twice that under replace-one. The divisor
+is a public constant, and so is everything else that turns the sum into new weights.
+
+Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch; what a step or an epoch then costs by batching is
+in `privacy/plan.py`, with the theorems. The `as-published` convention uses s_l = z C_l (twice that under
+replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.clipping import Clipping
+from dpsgd_cli.core.noise import NoiseSource
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods.base import Context
+from dpsgd_cli.methods.gradient import GradientMethod
+from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe.schema import Privacy
+
+
+class DpSgd(GradientMethod):
+    """All trials share one kind of clipping; bounds, schedules and lengths may differ."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.plans = [_planned(plan) for plan in context.plans]
+        self.sections = [_section(recipe.privacy) for recipe in context.recipes]
+        pack = context.pack
+        self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
+        self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
+        self._scale: tuple[int, Tensor] | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(plan.epochs) for plan in self.plans]
+
+    def clipping(self) -> Clipping:
+        return self.bounds
+
+    def spend(self, epoch: int, trial: int) -> None:
+        for release in self.plans[trial].epochs[epoch]:
+            self.context.ledgers[trial].spend(release, epoch)
+
+    def privatise(self, epoch: int, step: int) -> None:
+        if self._scale is None or self._scale[0] != epoch:
+            self._scale = (epoch, self._noise_scale(epoch))
+        self.context.pack.sums.addcmul_(self.noise.draw(step), self._scale[1])
+
+    def _noise_scale(self, epoch: int) -> Tensor:
+        """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
+        scales = []
+        for plan, section in zip(self.plans, self.sections, strict=True):
+            multiplier = plan.noise_multipliers[min(epoch, len(plan.noise_multipliers) - 1)]
+            if _as_published(section):
+                doubled = plan.sensitivity / self.bounds.sensitivities[len(scales)]
+                norms = self.bounds.norms[:, len(scales)] * doubled * multiplier
+                scales.append(norms[self.context.pack.group_of])
+            else:
+                scales.append(torch.full((1,), multiplier * plan.sensitivity, dtype=self.bounds.norms.dtype))
+        return torch.stack([s.to(self.context.pack.values) for s in scales])
+
+
+def _as_published(section: Privacy) -> bool:
+    return section.clipping.kind == "per-layer" and section.clipping.noise == "as-published"
+
+
+def _planned(plan: Plan | None) -> Plan:
+    if plan is None:
+        raise PrivacyError("dp-sgd was started without a plan")
+    return plan
+
+
+def _section(privacy: Privacy | None) -> Privacy:
+    if privacy is None:
+        raise PrivacyError("dp-sgd was started without a privacy section")
+    return privacy
+
+
+def _bounds(sections: list[Privacy], layers: int, like: Tensor) -> Clipping:
+    """Clip bounds of every trial: (1, R) flat, (M, R) per layer."""
+    columns = []
+    for section in sections:
+        clipping = section.clipping
+        if clipping.kind == "flat":
+            columns.append([clipping.norm])
+        else:
+            columns.append(clipping.norm if isinstance(clipping.norm, list) else [clipping.norm] * layers)
+    norms = torch.tensor(columns, dtype=torch.float64).T.to(like)
+    return Clipping(norms, flat=sections[0].clipping.kind == "flat")

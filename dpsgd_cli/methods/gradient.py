@@ -1,0 +1,125 @@
+"""The loop that all step-by-step gradient methods share: batch, clipped sums, noise, update, averaging.
+
+The sum is divided by a public constant (expected batch size for poisson, batch size for shuffle, N for
+full), never by what a batch happened to hold. A trial whose own plan is over keeps its weights while others go on.
+
+Not here: whether the sum is private (`dp_sgd.py`, `sgd.py`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.sampling import FullSampler, PoissonSampler, Sampler, ShuffleSampler
+from dpsgd_cli.core.updates import Ema, make_update
+from dpsgd_cli.methods.base import Context, Method
+
+
+class GradientMethod(Method):
+    """Subclasses say how sums are clipped (`clipping`), made private (`privatise`) and paid for (`spend`)."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        settings = context.recipes[0].method
+        self.sampler = _sampler(context)
+        self.divisor = float(settings.batch_size or len(context.table))
+        self.learning_rate = context.column([r.method.learning_rate for r in context.recipes])
+        self.weight_decay = context.column([r.method.weight_decay for r in context.recipes])
+        self.decays = bool(self.weight_decay.any())
+        self.update = make_update(settings.optimizer, context.pack.values)
+        self.average = None if settings.averaging is None else Ema(settings.averaging.decay, context.pack.values)
+
+    @property
+    @abstractmethod
+    def lengths(self) -> list[int]:
+        """Epochs of each trial."""
+
+    @abstractmethod
+    def clipping(self) -> Clipping | None:
+        """Bounds on one example's gradient, or None."""
+
+    @abstractmethod
+    def privatise(self, epoch: int, step: int) -> None:
+        """Turn `pack.sums` into what may be released."""
+
+    @abstractmethod
+    def spend(self, epoch: int, trial: int) -> None:
+        """Charge the trial for the whole epoch, before any of it is released."""
+
+    @property
+    def epochs(self) -> int:
+        return max(self.lengths)
+
+    @property
+    def steps(self) -> int:
+        return self.sampler.steps_per_epoch
+
+    @property
+    def output(self) -> Tensor:
+        return self.context.pack.values if self.average is None else self.average.average
+
+    def run_epoch(self, epoch: int) -> Diagnostics:
+        active = [epoch < length for length in self.lengths]
+        for trial in range(self.context.trials):
+            if active[trial]:
+                self.spend(epoch, trial)
+        held = None if all(active) else _Held(self, torch.tensor(active, device=self.context.pack.values.device))
+        seen = Diagnostics.zeros(self.context.trials, self.context.pack.values.device)
+        for step in range(epoch * self.steps, (epoch + 1) * self.steps):
+            self._step(epoch, step, seen)
+        if held is not None:
+            held.restore()
+        return seen
+
+    def _step(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        pack = self.context.pack
+        pack.sums.zero_()
+        for rows in self.context.table.chunks(self.sampler.batch(step), self.context.most_rows):
+            add_clipped_sums(pack, rows, self.context.loss, self.clipping(), seen)
+        self.privatise(epoch, step)
+        gradient = pack.sums.div_(self.divisor)
+        if self.decays:
+            gradient.addcmul_(pack.values, self.weight_decay)
+        self.update.apply(pack.values, gradient, self.learning_rate, step)
+        if self.average is not None:
+            self.average.add(pack.values, step)
+
+    def _trained(self) -> dict[str, Tensor]:
+        """Every tensor (R, P) that a step changes."""
+        found = {"values": self.context.pack.values, **{f"update.{k}": v for k, v in self.update.state.items()}}
+        if self.average is not None:
+            found["average"] = self.average.average
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {name: tensor.clone() for name, tensor in self._trained().items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name, tensor in self._trained().items():
+            tensor.copy_(state[name])
+
+
+class _Held:
+    """Weights and optimizer state of the trials that are over."""
+
+    def __init__(self, method: GradientMethod, active: Tensor) -> None:
+        self.over = ~active
+        self.tensors = method._trained()
+        self.kept = {name: tensor[self.over].clone() for name, tensor in self.tensors.items()}
+
+    def restore(self) -> None:
+        for name, tensor in self.tensors.items():
+            tensor[self.over] = self.kept[name]
+
+
+def _sampler(context: Context) -> Sampler:
+    settings, records = context.recipes[0].method, len(context.table)
+    if settings.batching == "full" or settings.batch_size is None:
+        return FullSampler()
+    kind = PoissonSampler if settings.batching == "poisson" else ShuffleSampler
+    return kind(context.streams, records, settings.batch_size)
