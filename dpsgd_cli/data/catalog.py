@@ -75,7 +75,17 @@ def read_content(card: Card, file: File) -> Content:
             f"data set {card.name}: {folder() / card.name / file.name} (or .gz) is missing;"
             f" run `dpsgd data fetch {card.name}`, or set DPSGD_DATA to the folder that holds {card.name}/"
         )
-    data = decompress(path)
+    try:
+        return identify(file, decompress(path))
+    except DataError as error:
+        raise DataError(
+            f"data set {card.name}: {path} does not hold what its card says\n{error}\n"
+            f"run `dpsgd data fetch {card.name}` to replace it"
+        ) from None
+
+
+def identify(file: File, data: bytes) -> Content:
+    """`data` as the content of `file`, a known variant put right; raises DataError when its hash is another's."""
     found = hashlib.sha256(data).hexdigest()
     variant = next((variant for variant in file.variants if variant.sha256 == found), None)
     if variant is not None and variant.replace:
@@ -83,20 +93,16 @@ def read_content(card: Card, file: File) -> Content:
             data = data.replace(old.encode(), new.encode())
         found, variant = hashlib.sha256(data).hexdigest(), None
     if variant is None and found != file.sha256:
-        raise DataError(
-            f"data set {card.name}: {path} does not hold what its card says\n"
-            f"expected SHA-256 (uncompressed) {file.sha256}\nfound {found} in {len(data)} bytes;\n"
-            f"run `dpsgd data fetch {card.name}` to replace it"
-        )
+        raise DataError(f"expected SHA-256 {file.sha256}\nfound SHA-256    {found} ({len(data)} bytes, uncompressed)")
     return Content(data, found, file.records if variant is None else variant.records)
 
 
 def decompress(path: Path) -> bytes:
-    """All bytes of `path`, without gzip compression if it has any; raises DataError when that is damaged."""
+    """All bytes of `path`, without gzip compression if it has any; raises DataError when it is damaged."""
     data = path.read_bytes()
     if data[:2] != b"\x1f\x8b":
         return data
     try:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is a damaged gzip file ({error}); delete it and fetch it again") from None
+        raise DataError(f"damaged gzip data ({error})") from None

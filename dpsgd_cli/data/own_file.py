@@ -92,7 +92,7 @@ def _read_csv(path: Path, data: Data) -> pd.DataFrame:
             index_col=False,
             keep_default_na=False,
             na_values={name: list(table.MISSING) for name in names if name not in words},
-            dtype={name: "category" for name in words},
+            dtype=dict.fromkeys(words, "category"),
             usecols=[name for name in names if name not in data.drop],
         )
     except (ValueError, pd.errors.ParserError, UnicodeDecodeError) as error:
@@ -121,7 +121,7 @@ def _read_parquet(path: Path, data: Data) -> pd.DataFrame:
     try:
         frame = pd.read_parquet(path)
     except ImportError:
-        raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install pyarrow`") from None
+        raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from None
     _check_header(path, [str(name) for name in frame.columns], data)
@@ -237,7 +237,7 @@ def _read_arrays(data: Data, paths: list[Path], hashes: dict[str, str]) -> Sourc
         pair = (0.0, 255.0)
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
     said = _declarations(data, [], classes)
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if classes is not None and data.classes is None:
         warnings = (f"the class labels were read from the data and are declared public: {list(classes)}",)
     layout = Layout(pairs[0][0].shape[1:], bounds=pair)

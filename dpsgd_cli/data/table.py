@@ -59,7 +59,7 @@ def to_numbers(series: pd.Series) -> np.ndarray:
     what = "missing" if np.isnan(numbers[bad]).all() else "missing or infinite"
     raise DataError(
         f"column {series.name!r} has {int(bad.sum())} {what} value{'s' * (bad.sum() > 1)}, first in data row"
-        f" {int(bad.argmax()) + 1}; fill them or leave those rows out before training, or put the column under data.drop"
+        f" {int(bad.argmax()) + 1}; fill them or leave those rows out, or put the column under data.drop"
     )
 
 

@@ -1,0 +1,263 @@
+"""Fetching a card's files: resumed when cut off, checked before they are used, in place only when whole.
+
+A download grows in `<file>.<address hash>.part` beside its target, so that a cut connection, a killed process or
+another mirror never mixes two sources; it is renamed only after its content has the hash of the card.
+Not here: reading what was fetched (`catalog.py`, `readers.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.client
+import os
+import shutil
+import ssl
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsgd_cli import __version__
+from dpsgd_cli.data import catalog
+from dpsgd_cli.data.card import Archive, Card, File
+from dpsgd_cli.errors import DataError
+
+BLOCK = 1 << 16
+FRUITLESS_ATTEMPTS = 4
+RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
+
+
+class ConnectionCut(Exception):
+    """The network failed in a way that another attempt may mend."""
+
+
+class AddressFailed(Exception):
+    """This address will not give the file; another one may."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to download: `progress` shows a bar (on a terminal only), `pause` is the first wait in seconds."""
+
+    progress: bool = True
+    pause: float = 1.0
+    timeout: float = 60.0
+
+
+def fetch(card: Card, manner: Manner = Manner()) -> list[Path]:
+    """Make every file of `card` lie in the data folder with the right content; returns the paths that were written.
+
+    Files that are already right are left alone; wrong ones are replaced, once their replacement has been checked.
+    Raises DataError with every address tried and its reason.
+    """
+    wanted = [file for file in card.files if not is_right(card, file)] if card.reader.kind != "bundled" else []
+    written = []
+    for file in wanted:
+        if not file.member:
+            target = catalog.folder() / card.name / file.name
+            download(file.urls, target, functools.partial(_accept, file), manner)
+            written.append(_settle(target))
+    members = [file for file in wanted if file.member]
+    if members and card.archive is not None:
+        written += _fetch_archive(card, card.archive, members, manner)
+    return written
+
+
+def is_right(card: Card, file: File) -> bool:
+    """Whether the file lies there with the content that the card says."""
+    try:
+        catalog.read_content(card, file)
+    except DataError:
+        return False
+    return True
+
+
+def download(urls: Sequence[str], target: Path, accept: Callable[[Path], object], manner: Manner) -> None:
+    """Download to `target` from the first address whose content `accept` does not refuse (with DataError)."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    reasons = []
+    for url in urls:
+        part = target.with_name(f"{target.name}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part")
+        try:
+            _download_checked(url, part, accept, manner)
+        except AddressFailed as error:
+            reasons.append(f"{url}: {error}")
+            continue
+        os.replace(part, target)
+        return
+    raise DataError(
+        f"cannot download {target.name}:\n"
+        + "\n".join(reasons)
+        + f"\ncheck the connection and run the same command again, or put the file at {target} yourself"
+    )
+
+
+def _download_checked(url: str, part: Path, accept: Callable[[Path], object], manner: Manner) -> None:
+    """One address: what an earlier run left is continued; if the whole is then wrong, once more from the start."""
+    leftover = part.exists()
+    while True:
+        _download_whole(url, part, manner)
+        try:
+            accept(part)
+            return
+        except DataError as error:
+            part.unlink()
+            if not leftover:
+                raise AddressFailed(f"sends something else; {error}") from None
+            leftover = False
+
+
+def _download_whole(url: str, part: Path, manner: Manner) -> None:
+    """Attempt after attempt, each going on where the last was cut; gives up when several in a row bring nothing."""
+    fruitless = 0
+    while True:
+        before = _size(part)
+        try:
+            return _attempt(url, part, manner)
+        except ConnectionCut as error:
+            fruitless = 0 if _size(part) > before else fruitless + 1
+            if fruitless >= FRUITLESS_ATTEMPTS:
+                raise AddressFailed(f"{error} ({fruitless} times without progress)") from None
+        time.sleep(manner.pause * 2**fruitless)
+
+
+def _attempt(url: str, part: Path, manner: Manner) -> None:
+    """One request; returns when the server has sent everything, raises ConnectionCut when it has not."""
+    from tqdm import tqdm
+
+    have = _size(part)
+    with _open(url, have, manner) as response:
+        if response.status == 416:
+            return
+        if response.status != 206 or not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            have = 0
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length is not None and length.isdigit() else None
+        name = part.name.split(".part")[0].rsplit(".", 1)[0]
+        shown = None if manner.progress else True
+        with (
+            part.open("ab" if have else "wb") as out,
+            tqdm(total=total, initial=have, unit="B", unit_scale=True, desc=name, disable=shown) as bar,
+        ):
+            for block in _blocks(response):
+                out.write(block)
+                bar.update(len(block))
+    if total is not None and _size(part) < total:
+        raise ConnectionCut(f"cut off after {_size(part)} of {total} bytes")
+
+
+def _open(url: str, have: int, manner: Manner) -> http.client.HTTPResponse:
+    """Ask for the bytes from `have` on. A 416 answer (nothing is left) is returned, other errors are raised."""
+    headers = {"User-Agent": f"dpsgd/{__version__}", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        request = urllib.request.Request(url, headers=headers)
+        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=manner.timeout, context=_trust())
+        return answer
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:
+            return error  # type: ignore[return-value]
+        reason = f"the server answers {error.code} {error.reason}"
+        raise (ConnectionCut if error.code in RETRIED_STATUS else AddressFailed)(reason) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionCut(str(getattr(error, "reason", error)) or type(error).__name__) from None
+
+
+def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while True:
+        try:
+            block = response.read1(BLOCK)
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionCut(str(error) or type(error).__name__) from None
+        if not block:
+            return
+        yield block
+
+
+def _trust() -> ssl.SSLContext:
+    """certifi's authorities where it is installed: some Python builds come without any of their own."""
+    try:
+        import certifi
+    except ImportError:
+        return ssl.create_default_context()
+    return ssl.create_default_context(cafile=certifi.where())
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _settle(target: Path) -> Path:
+    """Give the file the ending that its content calls for, and take away its other form, which would hide it."""
+    compressed = target.with_name(f"{target.name}.gz")
+    with target.open("rb") as start:
+        is_compressed = start.read(2) == b"\x1f\x8b"
+    if is_compressed:
+        os.replace(target, compressed)
+        return compressed
+    compressed.unlink(missing_ok=True)
+    return target
+
+
+def _accept(file: File, path: Path) -> None:
+    catalog.identify(file, catalog.decompress(path))
+
+
+# Archives
+
+
+def _fetch_archive(card: Card, archive: Archive, members: Sequence[File], manner: Manner) -> list[Path]:
+    """Download the archive, take the wanted members out of it, check them, and delete it."""
+    target = catalog.folder() / card.name / archive.name
+    download(archive.urls, target, functools.partial(_accept_archive, archive), manner)
+    written = []
+    for file in members:
+        part = target.with_name(f"{file.name}.part")
+        _extract(target, file.member or file.name, part)
+        try:
+            _accept(file, part)
+        except DataError as error:
+            part.unlink()
+            raise DataError(f"{archive.name} holds another {file.name} than its card says\n{error}") from None
+        os.replace(part, target.with_name(file.name))
+        written.append(_settle(target.with_name(file.name)))
+    target.unlink()
+    return written
+
+
+def _accept_archive(archive: Archive, path: Path) -> None:
+    with path.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if archive.sha256 is not None and found != archive.sha256:
+        raise DataError(f"{archive.name} is not what its card says: expected SHA-256 {archive.sha256}, found {found}")
+    if not (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
+        raise DataError(f"{archive.name} is neither a zip nor a tar file (SHA-256 {found})")
+
+
+def _extract(path: Path, member: str, out: Path) -> None:
+    """Copy one file of a zip or tar archive to `out`; nothing lands at a path of the archive's choosing."""
+    copy_member = _from_zip if zipfile.is_zipfile(path) else _from_tar
+    try:
+        copy_member(path, member, out)
+    except KeyError:
+        raise DataError(f"{path} holds no file {member!r}") from None
+
+
+def _from_zip(path: Path, member: str, out: Path) -> None:
+    with zipfile.ZipFile(path) as archive, archive.open(member) as source, out.open("wb") as copy:
+        shutil.copyfileobj(source, copy, BLOCK)
+
+
+def _from_tar(path: Path, member: str, out: Path) -> None:
+    with tarfile.open(path) as archive:
+        source = archive.extractfile(member)
+        if source is None:
+            raise KeyError(member)
+        with source, out.open("wb") as copy:
+            shutil.copyfileobj(source, copy, BLOCK)
