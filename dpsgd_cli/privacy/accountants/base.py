@@ -5,13 +5,14 @@ Not here: any formula. One accountant is one file beside this one, with one line
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.privacy.mechanism import Adjacency, Mechanism, Release
+from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, GaussianSum, Mechanism, PureDP, Release
 
 Bound = Literal["upper", "estimate"]
 
@@ -82,3 +83,49 @@ def common_adjacency(releases: Sequence[Release]) -> Adjacency | None:
     if len(names) > 1:
         raise UnsupportedMechanism(f"releases are stated for different adjacencies: {', '.join(names)}")
     return names[0] if names else None
+
+
+def unsound_sampling(mechanism: GaussianSum) -> str | None:
+    """Why a batching has no theorem under its adjacency, whoever accounts for it; None when it has one.
+
+    Poisson: the null record of zero-out adds nothing to a sum whether it is drawn or not, so the two output
+    distributions are those of add-remove. Fixed size: Wang, Balle and Kasiviswanathan 2019 swap the record for
+    another one of the data, which only replace-one bounds. Shuffle: Yu et al. 2019, Theorem 2, needs the
+    partition to be drawn without looking at the data, and it depends on the number of records.
+    """
+    batching, adjacency = mechanism.batching, mechanism.adjacency
+    if batching == "shuffle" and adjacency == "add-remove":
+        return (
+            "shuffled batches under add-remove adjacency: one record more or less changes N and with it the partition"
+            " of all records, so batches no longer differ in one record; state it for zero-out or replace-one"
+        )
+    if batching == "poisson" and adjacency == "replace-one":
+        return (
+            "poisson batches under replace-one adjacency: amplification by Poisson sampling is proved for add-remove"
+            " and zero-out; choose one of them"
+        )
+    if batching == "fixed" and adjacency != "replace-one":
+        return (
+            f"batches of fixed size under {adjacency} adjacency: amplification by sampling without replacement is"
+            " proved for replace-one; choose it, with the sensitivity it has"
+        )
+    return None
+
+
+def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
+    """Replace every (epsilon, delta)-DP release by the pure part of it, and bound the rest.
+
+    Returns the releases and the probability `leak` such that a guarantee (epsilon, delta) of what is returned is
+    (epsilon, delta + leak) of what was given. Source: Kairouz, Oh and Viswanath 2017 (an (epsilon, delta)-DP
+    release is post-processing of randomised response that tells all with probability delta).
+    """
+    kept: list[Release] = []
+    log_safe = 0.0
+    for release in releases:
+        mechanism = release.mechanism
+        if isinstance(mechanism, ApproximateDP):
+            log_safe += release.count * math.log1p(-mechanism.delta)
+            kept.append(Release(PureDP(mechanism.epsilon, mechanism.adjacency, "pure", mechanism.label), release.count))
+        else:
+            kept.append(release)
+    return kept, -math.expm1(log_safe)

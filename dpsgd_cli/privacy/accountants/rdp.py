@@ -1,0 +1,192 @@
+"""Renyi DP over all useful orders, with the improved conversion. Full, shuffled, Poisson and fixed-size batches.
+
+Not for privacy-loss distributions, which are tighter and slower (`pld.py`). The order is found by a search that uses
+the fact that the set of orders proving a given epsilon is an interval; every order is a valid bound by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dpsgd_cli.privacy import conversions, renyi
+from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ORDERS: tuple[float, ...] = (
+    *(1.0001, 1.0002, 1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05),
+    *(1 + x / 10 for x in range(1, 100)),
+    *range(11, 64),
+    *(float(round(64 * 2 ** (x / 8))) for x in range(65)),
+)
+"""From epsilon in the tens of thousands down to noise multipliers in the thousands."""
+
+_FIRST_ORDER = 16.0
+_ARRAYS_FROM = 8
+
+
+class Rdp(Accountant):
+    """Sum of Renyi divergences order by order, then the best order."""
+
+    name = "rdp"
+
+    def __init__(self, orders: Sequence[float] = ORDERS) -> None:
+        self.orders = tuple(sorted(orders))
+
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        return unsound_sampling(mechanism) if isinstance(mechanism, GaussianSum) else None
+
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        self.check(releases)
+        kept, leak = without_leaks(releases)
+        if leak >= delta:
+            return math.inf
+        profile = _Profile(kept)
+        return self._best_epsilon(profile.total, delta - leak) if profile.mechanisms else 0.0
+
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        self.check(releases)
+        kept, leak = without_leaks(releases)
+        profile = _Profile(kept)
+        if not profile.mechanisms:
+            return leak
+        log_delta = self._least(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
+        smallest = self.orders[0]
+        by_kl = math.sqrt(-math.expm1(-profile.total(smallest)))
+        return min(1.0, leak + min(by_kl, math.exp(min(log_delta, 0.0))))
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        import numpy as np
+
+        flat = [release for releases in epochs for release in releases]
+        self.check(flat)
+        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
+            return super().curve(epochs, delta)
+        profile = _Profile(flat)
+        columns = {mechanism: i for i, mechanism in enumerate(profile.mechanisms)}
+        counts = np.zeros((len(epochs), len(columns)))
+        for row, releases in enumerate(epochs):
+            for release in releases:
+                if release.count:
+                    counts[row, columns[release.mechanism]] += release.count
+        counts = counts.cumsum(axis=0)
+        spent: dict[float, list[float]] = {}
+
+        def total(order: float, epoch: int) -> float:
+            if order not in spent:
+                spent[order] = (counts @ profile.divergences(order)).tolist() if columns else [0.0] * len(epochs)
+            return spent[order][epoch]
+
+        return [
+            self._best_epsilon(lambda order, epoch=epoch: total(order, epoch), delta)  # type: ignore[misc]
+            if counts[epoch].any()
+            else 0.0
+            for epoch in range(len(epochs))
+        ]
+
+    def _best_epsilon(self, total: Callable[[float], float], delta: float) -> float:
+        # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
+        if -math.expm1(-total(self.orders[0])) <= delta * delta:
+            return 0.0
+        return max(0.0, self._least(lambda order: conversions.renyi_epsilon(order, total(order), delta)))
+
+    def _least(self, objective: Callable[[float], float]) -> float:
+        """The least value over the orders of a quasi-convex objective: gallop from the middle, then bisect."""
+        values: dict[int, float] = {}
+
+        def at(index: int) -> float:
+            if index not in values:
+                values[index] = objective(self.orders[index])
+            return values[index]
+
+        last = len(self.orders) - 1
+        start = min(range(last + 1), key=lambda i: abs(self.orders[i] - _FIRST_ORDER))
+        low, high = _bracket(at, start, last)
+        while low < high:
+            middle = (low + high) // 2
+            if at(middle) <= at(middle + 1):
+                high = middle
+            else:
+                low = middle + 1
+        at(low)
+        return min(values.values())
+
+
+def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, int]:
+    """Indices between which a quasi-convex sequence has its minimum, by doubling steps from `start`."""
+    step, low, high = 4, max(start - 4, 0), min(start + 4, last)
+    if at(high) < at(start):
+        while high < last and at(high) < at(start):
+            low, start, step = start, high, 2 * step
+            high = min(high + step, last)
+        return low, high
+    while low > 0 and at(low) <= at(start):
+        high, start, step = start, low, 2 * step
+        low = max(low - step, 0)
+    return low, high
+
+
+class _Profile:
+    """The distinct mechanisms of some releases, and what each costs at an order."""
+
+    def __init__(self, releases: Sequence[Release]) -> None:
+        merged = merge(list(releases))
+        self.mechanisms = [release.mechanism for release in merged]
+        self.counts = [release.count for release in merged]
+        self._sampled = [i for i, mechanism in enumerate(self.mechanisms) if _is_sampled(mechanism)]
+        self._totals: dict[float, float] = {}
+
+    def total(self, order: float) -> float:
+        """Renyi divergence of everything together."""
+        if order not in self._totals:
+            costs = self.divergences(order)
+            self._totals[order] = math.fsum(n * cost for n, cost in zip(self.counts, costs, strict=True))
+        return self._totals[order]
+
+    def divergences(self, order: float) -> list[float] | NDArray:
+        """One use of each distinct mechanism; the Poisson-sampled ones together when there are many."""
+        if len(self._sampled) < _ARRAYS_FROM:
+            return [mechanism_divergence(mechanism, order) for mechanism in self.mechanisms]
+        import numpy as np
+
+        from dpsgd_cli.privacy.renyi_arrays import poisson_gaussian_divergences
+
+        costs = np.zeros(len(self.mechanisms))
+        rest = set(range(len(costs))) - set(self._sampled)
+        for i in rest:
+            costs[i] = mechanism_divergence(self.mechanisms[i], order)
+        sampled = [m for i in self._sampled if isinstance(m := self.mechanisms[i], GaussianSum)]
+        rates = np.array([m.sampling_rate for m in sampled])
+        noises = np.array([m.noise_multiplier for m in sampled])
+        costs[self._sampled] = poisson_gaussian_divergences(rates, noises, order)
+        return costs
+
+
+def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
+    """Renyi divergence of one use at `order` > 1, in the worse of the two directions.
+
+    Gaussian (full, and an epoch of shuffled batches) alpha/(2 z^2); Poisson: Mironov, Talwar and Zhang 2019; fixed
+    size: Wang, Balle and Kasiviswanathan 2019; pure: randomised response, exponential mechanism also alpha eps^2/8.
+    """
+    if isinstance(mechanism, PureDP):
+        return renyi.pure_divergence(mechanism.epsilon, order, mechanism.source == "exponential")
+    if isinstance(mechanism, ApproximateDP):
+        return math.inf
+    if mechanism.batching == "poisson":
+        return renyi.poisson_gaussian_divergence(mechanism.sampling_rate, mechanism.noise_multiplier, order)
+    if mechanism.batching == "fixed":
+        return renyi.fixed_size_gaussian_divergence(mechanism.sampling_rate, mechanism.noise_multiplier, order)
+    return renyi.gaussian_divergence(mechanism.noise_multiplier, order)
+
+
+def _is_sampled(mechanism: Mechanism) -> bool:
+    return (
+        isinstance(mechanism, GaussianSum)
+        and mechanism.batching == "poisson"
+        and 0 < mechanism.sampling_rate < 1
+        and mechanism.noise_multiplier > 0
+    )

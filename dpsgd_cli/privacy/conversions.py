@@ -1,0 +1,148 @@
+"""From zCDP and Renyi divergences to (epsilon, delta), and back. Plain floats, no accountants.
+
+Notation: rho zCDP parameter, alpha Renyi order, mu Gaussian-DP parameter. Every function here is a theorem:
+what it returns is a true statement whenever its arguments are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from dpsgd_cli.privacy.normal import mills_ratio
+
+_PEAK_DENSITY = 1 / math.sqrt(2 * math.pi)
+
+
+def bun_steinke_epsilon(rho: float, delta: float) -> float:
+    """rho + 2 sqrt(rho log(1/delta)): the published conversion of zCDP.
+
+    Guarantee: a rho-zCDP release is (epsilon, delta)-DP. Source: Bun and Steinke 2016, Proposition 1.3.
+    """
+    return rho + 2 * math.sqrt(rho * math.log(1 / delta)) if rho < math.inf else math.inf
+
+
+def bun_steinke_delta(rho: float, epsilon: float) -> float:
+    """The inverse of `bun_steinke_epsilon` in delta; 1 where it says nothing (epsilon <= rho)."""
+    if rho == 0:
+        return 0.0
+    if epsilon <= rho or rho == math.inf:
+        return 1.0
+    return math.exp(-((epsilon - rho) ** 2) / (4 * rho))
+
+
+def tight_zcdp_epsilon(rho: float, delta: float) -> float:
+    """Smallest epsilon >= 0 over all Renyi orders of a rho-zCDP release.
+
+    epsilon = inf over alpha > 1 of alpha rho + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1).
+    Guarantee: any order gives a true statement, so stopping the search early can only loosen it.
+    Source: Canonne, Kamath and Steinke 2020, Proposition 12 and Corollary 13.
+    """
+    if rho == 0:
+        return 0.0
+    if rho == math.inf:
+        return math.inf
+
+    def at(log_order: float) -> float:
+        return renyi_epsilon(1 + math.exp(log_order), rho * (1 + math.exp(log_order)), delta)
+
+    # The Bun-Steinke order 1 + sqrt(log(1/delta) / rho) is near the best one.
+    centre = math.log(math.log(1 / delta) / rho) / 2
+    return max(0.0, at(minimise(at, centre - 6, centre + 6)))
+
+
+def tight_zcdp_delta(rho: float, epsilon: float) -> float:
+    """Smallest delta over all Renyi orders of a rho-zCDP release; the inverse of `tight_zcdp_epsilon`.
+
+    The logarithm is convex in alpha, with derivative (2 alpha - 1) rho - epsilon + log(1 - 1/alpha), whose root is
+    found by bisection. Source: Canonne, Kamath and Steinke 2020, Corollary 13.
+    """
+    if rho == 0:
+        return 0.0
+    if rho == math.inf:
+        return 1.0
+    low, high = -40.0, math.log(2 + (epsilon + 1) / rho)
+    for _ in range(200):
+        middle = (low + high) / 2
+        excess = math.exp(middle)
+        if (2 * excess + 1) * rho - epsilon + math.log(excess) - math.log1p(excess) < 0:
+            low = middle
+        else:
+            high = middle
+        if high - low < 1e-13:
+            break
+    order = 1 + math.exp(high)
+    return min(1.0, math.exp(renyi_log_delta(order, order * rho, epsilon)))
+
+
+def renyi_epsilon(order: float, divergence: float, delta: float) -> float:
+    """Epsilon at `delta` of a release whose Renyi divergence of one order is bounded. May be negative: 0 then holds.
+
+    Source: Canonne, Kamath and Steinke 2020, Proposition 12.
+    """
+    excess = order - 1
+    return divergence + math.log(excess / order) - math.log(delta * order) / excess
+
+
+def renyi_log_delta(order: float, divergence: float, epsilon: float) -> float:
+    """log delta at `epsilon`; the inverse of `renyi_epsilon`. May be positive: delta = 1 then holds."""
+    excess = order - 1
+    return excess * (divergence - epsilon + math.log(excess / order)) - math.log(order)
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Exact delta at `epsilon` >= 0 of a mu-Gaussian-DP release.
+
+    delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), written with Mills ratios so that
+    neither tails nor small mu cancel. Guarantee: equality for compositions of Gaussians with mu^2 = sum 1/z_i^2.
+    Source: Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 1.
+    """
+    if mu == 0:
+        return 0.0
+    if mu == math.inf:
+        return 1.0
+    near = epsilon / mu - mu / 2
+    far = epsilon / mu + mu / 2
+    if near < -5:
+        return math.erfc(near / math.sqrt(2)) / 2 - math.exp(-near * near / 2) * _PEAK_DENSITY * mills_ratio(far)
+    return math.exp(-near * near / 2) * _PEAK_DENSITY * (mills_ratio(near) - mills_ratio(far))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Smallest epsilon >= 0 with `gaussian_delta(mu, epsilon)` <= `delta`, from above to 1e-12 relative."""
+    if mu == math.inf:
+        return math.inf
+    if gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    return smallest(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, bun_steinke_epsilon(mu * mu / 2, delta))
+
+
+def smallest(holds: Callable[[float], bool], high: float) -> float:
+    """Least x in (0, high] where the monotone `holds` is true, from above, to 1e-12 relative; `high` must hold."""
+    low = 0.0
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def minimise(function: Callable[[float], float], low: float, high: float, tolerance: float = 1e-7) -> float:
+    """Golden-section search: the point of [low, high] where a quasi-convex function is least."""
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > tolerance:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
+    return left if at_left <= at_right else right
