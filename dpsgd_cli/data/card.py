@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Count, PreprocessStep, Section, Split
+from dpsgd_cli.recipe.schema import Count, Interval, PreprocessStep, Section, Split
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -81,7 +81,7 @@ Reader = Annotated[IdxReader | CifarReader | BundledReader | TableReader, Field(
 class CardColumn(Section):
     """What is publicly known of one column; exactly one of bounds, values, drop, and none for the target."""
 
-    bounds: tuple[float, float] | None = Field(None, description="[low, high]; values outside are clamped.")
+    bounds: Interval | None = Field(None, description="[low, high]; values outside are clamped.")
     values: list[str] | None = Field(None, description="Every value of a categorical column.")
     drop: bool = False
     source: str = Field("", description="Why the bounds are public knowledge.")
@@ -90,8 +90,6 @@ class CardColumn(Section):
     def _one_kind(self) -> CardColumn:
         if sum([self.bounds is not None, self.values is not None, self.drop]) > 1:
             raise ValueError("give only one of bounds, values and drop")
-        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"bounds are {list(self.bounds)}, but must be [low, high] with low < high")
         return self
 
 
@@ -107,7 +105,7 @@ class Card(Section):
     files: Annotated[list[File], Field(min_length=1)]
     archive: Archive | None = None
     shape: list[Count] | None = Field(None, description="Of one record, for images: channels, height, width.")
-    bounds: tuple[float, float] | None = Field(None, description="Of every pixel as stored; it is read as [0, 1].")
+    bounds: Interval | None = Field(None, description="Of every pixel as stored; it is read as [0, 1].")
     columns: dict[str, CardColumn] | None = Field(None, description="Every column of the table, in file order.")
     target: str | None = Field(None, description="The label column of a table.")
     classes: list[Any] | dict[str, list[str]] = Field(

@@ -141,6 +141,8 @@ def _check_header(path: Path, names: list[str], data: Data) -> None:
             for n in wanted
             if n not in names
         ]
+    unusable = {*(data.categorical or ()), *data.drop, data.target}
+    problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     if data.target in data.drop:
         problems.append(f"data.drop names the target {data.target!r}")
     if problems:

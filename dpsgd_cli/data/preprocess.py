@@ -80,8 +80,6 @@ class Rescale(Step):
                 f"scale by {self.by} was fitted on the training rows without noise: the privacy statement does not"
                 " cover it (scale by bounds does not read the data)"
             )
-        if self.by != "standard" and not self.to[0] < self.to[1]:
-            raise DataError(f"scale: to is {list(self.to)}, but must be [low, high] with low < high")
 
     def plan(self, layout: Layout) -> Layout:
         after = None if self.by == "standard" else self.to

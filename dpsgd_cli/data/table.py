@@ -94,9 +94,9 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
     """
     cells = series.astype("category")
     texts = [plain_text(value) for value in cells.cat.categories]
-    missing = (cells.cat.codes.to_numpy() < 0) | np.isin(
-        cells.cat.codes.to_numpy(), [i for i, t in enumerate(texts) if t in MISSING[:6]]
-    )
+    codes = cells.cat.codes.to_numpy()
+    blank = set(MISSING) - {plain_text(label) for label in classes or ()}
+    missing = (codes < 0) | np.isin(codes, [index for index, text in enumerate(texts) if text in blank])
     where = f"label column {series.name!r}"
     if missing.any():
         raise DataError(
@@ -109,12 +109,12 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
     lookup = {text: index for index, text in enumerate(order)}
     unlisted = [text for text in texts if text not in lookup]
     if unlisted:
-        row = int((np.array(texts)[cells.cat.codes.to_numpy()] == unlisted[0]).argmax()) + 1
+        row = int((np.array(texts)[codes] == unlisted[0]).argmax()) + 1
         raise DataError(
             f"{where} holds {unlisted[0]!r} in data row {row}, which is not among the classes {list(found)};"
             f" add it to data.classes{_yaml_hint(order)}"
         )
-    return np.array([lookup[text] for text in texts], np.int64)[cells.cat.codes.to_numpy()], found
+    return np.array([lookup[text] for text in texts], np.int64)[codes], found
 
 
 def plain_text(value: object) -> str:

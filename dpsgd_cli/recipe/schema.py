@@ -8,12 +8,29 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    if not pair[0] < pair[1]:
+        raise ValueError(f"is {list(pair)}, but must be [low, high] with low < high")
+    return pair
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    twice = next((value for index, value in enumerate(values) if str(value) in map(str, values[:index])), None)
+    if twice is not None or not values:
+        raise ValueError(f"lists {twice!r} twice" if values else "is empty")
+    return values
+
+
+Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
+Values = Annotated[list[Any], AfterValidator(_distinct)]
 
 
 class Section(BaseModel):
@@ -35,7 +52,7 @@ class Scale(Section):
         description="`bounds` maps each numeric column from its public [low, high] to [0, 1] (values outside are"
         " clamped); `standard` and `min-max` are fitted on the training rows, which is NOT private and is recorded.",
     )
-    to: tuple[float, float] = Field((0.0, 1.0), description="Target interval of `bounds` and `min-max`.")
+    to: Interval = Field((0.0, 1.0), description="Target interval of `bounds` and `min-max`.")
 
 
 class UnitNorm(Section):
@@ -113,17 +130,17 @@ class Data(Section):
     test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
     target: str | None = Field(None, description="Label column (csv, parquet) or array (npz: default `y`).")
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
-    classes: list[Any] | None = Field(None, description="Public list of class labels; else read and declared public.")
-    categorical: dict[str, list[Any]] | list[str] | None = Field(
+    classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
+    categorical: dict[str, Values] | list[str] | None = Field(
         None, description="Categorical columns, with their public values; a bare list reads and declares the values."
     )
-    bounds: dict[str, tuple[float, float]] | tuple[float, float] | None = Field(
+    bounds: dict[str, Interval] | Interval | None = Field(
         None, description="Public [low, high] of numeric columns, by name, or one pair for all of them."
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
     preprocess: list[PreprocessStep] | None = Field(
-        None, description="Steps in order; left out, the card's own default (a file: one-hot, then scale by bounds)."
+        None, description="Steps in order; left out, the card's own default (a file: scale by bounds, then one-hot)."
     )
 
     @model_validator(mode="after")
@@ -131,7 +148,11 @@ class Data(Section):
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
-            extra = [key for key in ("test_path", "target", "categorical", "bounds", "classes") if getattr(self, key)]
+            extra = [
+                key for key in ("test_path", "target", "categorical", "bounds", "classes", "drop") if getattr(self, key)
+            ]
+            if self.task != "classification":
+                extra.append("task")
             if extra:
                 raise ValueError(f"{', '.join(extra)}: only for a file of your own (path); the card says it already")
         elif self.target is None and not self.path.endswith(".npz"):
