@@ -105,3 +105,8 @@ class Dataset:
     nonprivate: tuple[str, ...]
     sha256: dict[str, str]
     warnings: tuple[str, ...] = ()
+
+
+def flatten(rows: np.ndarray) -> np.ndarray:
+    """(N, ...) as (N, D), also for N = 0."""
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpsgd_cli.data import table
-from dpsgd_cli.data.dataset import Column, Layout, Part, Source
+from dpsgd_cli.data.dataset import Column, Layout, Part, Source, flatten
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data
@@ -270,7 +270,7 @@ def _check_arrays(pairs: list[tuple[np.ndarray, np.ndarray]], path: Path) -> Non
             raise DataError(f"{path}: test rows have shape {x.shape[1:]}, training rows {pairs[0][0].shape[1:]}")
         if x.dtype.kind not in "biuf":
             raise DataError(f"{path}: x holds {x.dtype}, but must hold numbers")
-        finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+        finite = np.isfinite(flatten(x)).all(axis=1)
         if not finite.all():
             raise DataError(
                 f"{path}: {int((~finite).sum())} rows of x hold NaN or infinite values, the first is row"

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from dpsgd_cli.data.dataset import flatten
 from dpsgd_cli.privacy.mechanism import Adjacency
 
 ROWS_AT_ONCE = 8192
@@ -31,7 +32,7 @@ def covariance(rows: np.ndarray) -> np.ndarray:
     triangle is at most the Frobenius norm of the whole. Hence `sensitivity` bounds the L2 sensitivity of the triangle.
     A mean is never subtracted: it would be a second use of the private rows.
     """
-    flat = rows.reshape(len(rows), -1)
+    flat = flatten(rows)
     total = np.zeros((flat.shape[1], flat.shape[1]))
     for start in range(0, len(flat), ROWS_AT_ONCE):
         block = flat[start : start + ROWS_AT_ONCE].astype(np.float64)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.data import pca
-from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.dataset import Column, Layout, flatten
 from dpsgd_cli.data.step import Draw, Step, Transform, refuse_codes, suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum
@@ -145,7 +145,7 @@ class Normalise(Step):
 
     def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
         def transform(x: np.ndarray) -> np.ndarray:
-            flat = x.reshape(len(x), -1)
+            flat = flatten(x)
             norms = np.linalg.norm(flat, axis=1, keepdims=True)
             divisor = np.maximum(norms, 1) if self.at_most else np.where(norms > 0, norms, 1)
             return (flat / divisor).reshape(x.shape)
@@ -167,7 +167,7 @@ class AppendConstant(Step):
 
     def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
         def transform(x: np.ndarray) -> np.ndarray:
-            flat = x.reshape(len(x), -1)
+            flat = flatten(x)
             return np.hstack([flat, np.full((len(x), 1), self.value, x.dtype)])
 
         return lambda draw: transform
@@ -203,7 +203,7 @@ class Project(Step):
                 scale = self.release.noise_multiplier * self.release.sensitivity
                 matrix = pca.add_noise(exact, scale, draw((len(exact) * (len(exact) + 1) // 2,)))
             axes = pca.directions(matrix, self.components).astype(np.float32)
-            return lambda x: x.reshape(len(x), -1).astype(np.float32, copy=False) @ axes
+            return lambda x: flatten(x).astype(np.float32, copy=False) @ axes
 
         return with_noise
 
