@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.core.layers import RULES, Fallback, Layer, Session
+from dpsgd_cli.core.layers.conv import Conv
 from dpsgd_cli.errors import ModelError
 
 _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
@@ -171,3 +172,23 @@ def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
             f"an example's output changed by {gap:.3g} when other examples joined its batch: the model mixes examples,"
             " so no record's influence can be bounded; look for operations over the batch axis"
         )
+
+
+def elements_per_row(pack: Pack, x: Tensor) -> int:
+    """About how many numbers a step holds for one row of one trial, from a pass over a few rows `x` (B, ...)."""
+    counted = 0
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal counted
+        counted += inputs[0].numel() // inputs[0].shape[0] + 3 * (output.numel() // output.shape[0])
+        if isinstance(layer, Fallback | Conv):
+            counted += sum(value[0].numel() for value in layer.values.values())
+
+    hooks = [layer.register_forward_hook(count) for layer in pack.layers]
+    try:
+        with torch.no_grad():
+            pack(x[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(1, counted)

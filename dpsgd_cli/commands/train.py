@@ -1,0 +1,84 @@
+"""`dpsgd train`: thin. Not here: the run itself (`experiment.py`)."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import click
+
+
+@click.command("train")
+@click.argument("recipe")
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
+              help="Where the result directory goes.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), help="Trials, trained together; short for repeats=N.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and its price; train nothing.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run from its last checkpoint.")
+def command(recipe: str, overrides: tuple[str, ...], out: Path, repeats: int | None, dry_run: bool, resume: bool) -> None:
+    """Train the model of RECIPE and state what it guarantees.
+
+    RECIPE is a YAML file or the name of a shipped recipe; KEY=VALUE replaces single settings. A result that
+    exists already is shown, not made again.
+
+    \b
+    Examples:
+      dpsgd train quickstart
+      dpsgd train quickstart --dry-run privacy.budget.epsilon=1
+      dpsgd train recipes/yu2019/mnist-exponential.yaml --repeats 3
+    """
+    from dpsgd_cli.recipe.loading import load_recipe
+
+    if repeats is not None:
+        overrides = (*overrides, f"repeats={repeats}")
+    loaded = load_recipe(recipe, overrides)
+
+    from dpsgd_cli import experiment
+    from dpsgd_cli.results import store, summary
+
+    if dry_run:
+        plan, outline = experiment.plan_recipe(loaded)
+        if plan is None:
+            click.echo(f"{loaded.recipe.name}: {loaded.recipe.epochs} epochs without any privacy; nothing to price")
+        else:
+            click.echo(summary.plan_text(plan, loaded.recipe.name, outline.declarations))
+        return
+    directory = experiment.result_directory(loaded, out)
+    if store.is_complete(directory):
+        click.echo("This recipe has been trained already; remove the directory to train it again.", err=True)
+    else:
+        signal.signal(signal.SIGTERM, _interrupt)
+        with _Bar(loaded.recipe.name) as bar:
+            experiment.run(loaded, experiment.Options(out, resume, bar.update))
+    click.echo(summary.result_text(store.read_document(directory), directory))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """A polite kill is treated as Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+class _Bar:
+    """Epochs on stderr, only where a person watches."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bar = None
+
+    def __enter__(self) -> _Bar:
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=None, desc=self.name, unit="epoch", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False)
+        return self
+
+    def update(self, done: int, total: int) -> None:
+        if self.bar is not None:
+            self.bar.total = total
+            self.bar.update(done - self.bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()

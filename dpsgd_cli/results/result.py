@@ -1,0 +1,59 @@
+"""What a run found: the record behind `result.json` and the tables. Not here: files (`store.py`), text (`summary.py`)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`."""
+
+    name: str
+    privacy: Row
+    metrics: dict[str, Row]
+    timing: Row
+    provenance: Row
+    trials: list[Row]
+    history: list[Row]
+    ledger: list[str]
+    warnings: list[str] = field(default_factory=list)
+
+    def document(self) -> Row:
+        """The content of `result.json`."""
+        return {
+            "name": self.name,
+            "privacy": self.privacy,
+            "metrics": self.metrics,
+            "timing": self.timing,
+            "warnings": self.warnings,
+            "provenance": self.provenance,
+            "trials": self.trials,
+        }
+
+
+def summarise(values: Sequence[float]) -> Row:
+    """Mean, sample standard deviation and half-width of the 95% Student interval of the mean.
+
+    `std` and `ci95` are None for a single value; all are None when a value is not finite.
+    """
+    n = len(values)
+    if not all(math.isfinite(v) for v in values):
+        return {"mean": None, "std": None, "ci95": None, "n": n}
+    if n == 1:
+        return {"mean": values[0], "std": None, "ci95": None, "n": 1}
+    from scipy.special import stdtrit
+
+    std = statistics.stdev(values)
+    return {"mean": statistics.fmean(values), "std": std, "ci95": float(stdtrit(n - 1, 0.975)) * std / math.sqrt(n), "n": n}
+
+
+def summarise_trials(trials: Sequence[Row], names: Sequence[str]) -> dict[str, Row]:
+    """`summarise` of each named column."""
+    return {name: summarise([float(row[name]) for row in trials]) for name in names}

@@ -1,0 +1,117 @@
+"""Result directories on disk: written whole or not at all, found again by the recipe's content.
+
+A directory is `<out>/<recipe name>-<8 hex>`. It is assembled under a hidden name beside its final place and
+renamed, so that a reader sees a complete directory or none. Not here: what a result holds (`result.py`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.errors import DataError, RunError
+from dpsgd_cli.results.result import Result, Row
+
+FILES = ("recipe.yaml", "result.json", "trials.csv", "history.csv", "ledger.jsonl")
+
+
+def is_complete(directory: Path) -> bool:
+    """Whether `directory` is a finished result."""
+    return (directory / "result.json").is_file()
+
+
+def read_document(directory: Path) -> Row:
+    """`result.json` of a finished result; DataError when there is none or it is damaged."""
+    path = directory / "result.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{directory}: not a result directory (it has no result.json)") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise DataError(f"{path}: not a result (a JSON object was expected)")
+    return document
+
+
+def prepare_place(out: Path) -> None:
+    """Make `out` and see that it can be written, before anything is trained.
+
+    Raises RunError that names the folder.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".probe-{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise RunError(f"{out}: results cannot be written here ({error.strerror}); choose another folder with --out") from error
+
+
+def write_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None) -> None:
+    """Write every file of `result` and put the whole directory in place at once.
+
+    `model` is what goes to `model.safetensors` (name -> torch tensor), or None. An OSError (a full disk) leaves nothing behind but is passed on.
+    """
+    staging = directory.with_name(f".{directory.name}.writing-{os.getpid()}")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        _write(staging / "recipe.yaml", recipe_text)
+        _write(staging / "trials.csv", to_csv(result.trials))
+        _write(staging / "history.csv", to_csv(result.history))
+        _write(staging / "ledger.jsonl", "".join(f"{line}\n" for line in result.ledger))
+        if model is not None:
+            from safetensors.torch import save_file
+
+            save_file(model, str(staging / "model.safetensors"))
+        _write(staging / "result.json", to_json(result.document()))
+        _replace(staging, directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _replace(staging: Path, directory: Path) -> None:
+    try:
+        staging.rename(directory)
+    except OSError:
+        # another run of the same recipe finished first: its result is as good, and complete
+        if not is_complete(directory):
+            raise
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def to_json(value: Any) -> str:
+    """JSON with numbers that are not finite as null (JSON has no others)."""
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Rows with the columns of the first row that has each; missing cells stay empty."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

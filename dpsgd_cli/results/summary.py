@@ -1,0 +1,81 @@
+"""Results and plans as text for a terminal. Not here: any number's computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpsgd_cli.privacy.plan import Plan, describe
+from dpsgd_cli.results.result import Row
+
+_SHOWN = ("test_accuracy", "test_loss", "test_mae", "nonprivate_train_accuracy")
+
+
+def result_text(document: Row, directory: Path) -> str:
+    """What a user wants to see of `result.json` first."""
+    lines = [f"{document['name']}: {len(document['trials'])} trial(s), {_lengths(document['trials'])}"]
+    metrics = document["metrics"]
+    lines += [f"  {name:<26}{_metric(metrics[name])}" for name in _SHOWN if name in metrics]
+    lines += _privacy_lines(document["privacy"])
+    lines += [f"  warning: {warning}" for warning in document["warnings"]]
+    lines.append(f"  results in {directory}")
+    return "\n".join(lines)
+
+
+def _lengths(trials: Sequence[Row]) -> str:
+    lengths = sorted({row["epochs"] for row in trials})
+    return f"{lengths[0]} epochs" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} epochs"
+
+
+def _metric(metric: Row) -> str:
+    if metric["mean"] is None:
+        return "not finite: training diverged"
+    spread = "" if metric["ci95"] is None else f" +- {metric['ci95']:.4f} (95% of {metric['n']})"
+    return f"{metric['mean']:.4f}{spread}"
+
+
+def _privacy_lines(privacy: Row) -> list[str]:
+    if privacy["accountant"] is None:
+        return ["  privacy                   none: nothing protects the training data"]
+    relation = "<=" if privacy["bound"] == "upper" else "about"
+    rho = "" if privacy["rho"] is None else f", rho {privacy['rho']:.6g}"
+    return [
+        f"  epsilon                   {relation} {privacy['epsilon']:.4f} at delta {privacy['delta']:g}{rho}",
+        f"  adjacency                 {privacy['adjacency']} ({privacy['batching']} batches; {privacy['accountant']})",
+        f"  noise source              {privacy['noise_source']}",
+        *[f"  declared public           {said}" for said in privacy["declarations"]],
+    ]
+
+
+def plan_text(plan: Plan, name: str, declarations: Sequence[str]) -> str:
+    """What `--dry-run` prints: everything that is decided before data is read."""
+    sampling, guarantee, rho = plan.sampling, plan.guarantee(), plan.rho()
+    size = "all" if sampling.batching == "full" else str(sampling.batch_size)
+    lines = [
+        f"{name}: {len(plan.epochs)} epochs of {sampling.steps_per_epoch} step(s)",
+        f"  sampler                   {sampling.batching}, {size} of {sampling.records} records"
+        + (f", rate {sampling.rate:.6g}" if sampling.batching == "poisson" else ""),
+        f"  adjacency                 {sampling.adjacency}",
+        f"  sensitivity of a sum      {plan.sensitivity:.6g}",
+        f"  epsilon                   {guarantee.epsilon:.4f} at delta {plan.delta:g} ({guarantee.accountant},"
+        f" {guarantee.bound})",
+        f"  rho                       {'none for sampled batches' if rho is None else format(rho, '.6g')}",
+        f"  budget                    {describe(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
+        *[f"  before training           {release.mechanism}" for release in plan.before],
+        *[f"  declared public           {said}" for said in declarations],
+        "  noise multiplier by epoch",
+    ]
+    return "\n".join([*lines, *_multiplier_lines(plan)])
+
+
+def _multiplier_lines(plan: Plan) -> list[str]:
+    """Runs of equal values on one line."""
+    lines: list[str] = []
+    start = 0
+    values = plan.noise_multipliers
+    for epoch in range(1, len(values) + 1):
+        if epoch == len(values) or values[epoch] != values[start]:
+            span = f"{start}" if epoch - start == 1 else f"{start}-{epoch - 1}"
+            lines.append(f"    {span:<11} {values[start]:.6g}")
+            start = epoch
+    return lines
