@@ -2,7 +2,8 @@
 
 The form (keys, kinds, types, ranges) is compared with the schema here, because pydantic's own reports of unions
 cannot be read; the rules that join several values are the schema's validators, which pydantic runs on the tree
-after wrong keys and values in it were mended, so that one mistake hides no other and causes no other.
+after wrong keys and values in it were mended, so that one mistake hides no other and causes no other. (Only the
+rules that join sections wait until no section breaks a rule of its own.)
 
 Not here: YAML (`tree.py`), the wording of what is allowed (`expected.py`).
 """
@@ -21,26 +22,27 @@ from dpsgd_cli.recipe.tree import Key, Node, Path, Place, Problem, dotted, grow
 
 def validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
     """The recipe that `tree` holds, or everything that is wrong with it."""
-    form = _Form(tree.copy())
-    form.check(expected.recipe_schema(), form.root, ())
-    recipe: Recipe | None = None
-    problems = list(form.problems)
+    mended, problems = check_form(tree)
     try:
-        recipe = Recipe.model_validate_json(json.dumps(form.root.plain()), strict=True)
+        recipe = Recipe.model_validate_json(json.dumps(mended.plain()), strict=True)
     except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            if detail["type"] == "value_error":
-                problems += _rule_problems(form.root, detail["loc"], str(detail["ctx"]["error"]))
-            elif not form.problems:
-                problems.append(_located(form.root, _real_path(form.root, detail["loc"]), detail["msg"]))
+        return None, problems + _rule_problems(mended, error, bool(problems))
     return (None if problems else recipe), problems
 
 
-class _Form:
-    """One walk along the schema. Mends the tree as it goes."""
+def check_form(tree: Node) -> tuple[Node, list[Problem]]:
+    """What is wrong with keys, kinds, types and ranges, and a copy of `tree` with as much of it mended as possible."""
+    form = _Form(tree.copy())
+    form.check(expected.recipe_schema(), form.root, ())
+    return form.root, form.problems
 
-    def __init__(self, root: Node) -> None:
+
+class _Form:
+    """One walk along the schema. Mends the tree as it goes; a trial walks a part of a tree and moves no keys."""
+
+    def __init__(self, root: Node, trial: bool = False) -> None:
         self.root = root
+        self.trial = trial
         self.problems: list[Problem] = []
 
     def check(self, schema: Schema, node: Node, path: Path) -> None:
@@ -72,9 +74,10 @@ class _Form:
         if kind is None:
             self._report(node.place, (*path, "kind"), f"missing; give {any_of(list(choices))}")
             return
-        if kind.value not in choices:
-            self._wrong({"type": "string", "enum": list(choices)}, kind, (*path, "kind"), guess=False)
-        if kind.value in choices:
+        names: Schema = {"type": "string", "enum": list(choices)}
+        if not expected.fits(names, kind.value):
+            self._wrong(names, kind, (*path, "kind"), guess=False)
+        if expected.fits(names, kind.value):
             self._section(choices[kind.value], node, path, choices)
 
     def _mapping(self, schema: Schema, node: Node, path: Path) -> None:
@@ -118,7 +121,7 @@ class _Form:
             text = f"not a key of kind: {kind.value} (but of {any_of(owners)}); {_remedy(path[:-1], kind, child)}"
             self._report(child.place, path, text)
             return
-        target = self._meant(path, list(schema["properties"]))
+        target = None if self.trial else self._meant(path, list(schema["properties"]))
         if target is None:
             self._report(child.place, path, f"unknown key; the keys here are {', '.join(schema['properties'])}")
             return
@@ -165,7 +168,7 @@ def _nearness(path: Path) -> tuple[int, Path]:
 
 def _trial(schema: Schema, node: Node, path: Path) -> list[Problem]:
     """What would be wrong with a copy of `node` if `schema` were the one meant."""
-    form = _Form(node.copy())
+    form = _Form(node.copy(), trial=True)
     form.check(schema, form.root, path)
     return form.problems
 
@@ -219,13 +222,17 @@ def _real_path(root: Node, location: tuple[Key, ...]) -> Path:
     return tuple(path)
 
 
-def _rule_problems(root: Node, location: tuple[Key, ...], text: str) -> list[Problem]:
-    """One problem per line of a validator's message; a line may begin with the key it is about, `key.path: `."""
-    section = _real_path(root, location)
-    return [_located(root, section, line) for line in text.splitlines()]
+def _rule_problems(root: Node, error: ValidationError, form_is_wrong: bool) -> list[Problem]:
+    """What validators refused. A refused member of a union drags in reports of the other members: left out."""
+    details = error.errors(include_url=False)
+    rules = [(detail["loc"], str(detail["ctx"]["error"])) for detail in details if detail["type"] == "value_error"]
+    if not rules and not form_is_wrong:
+        rules = [(detail["loc"], detail["msg"]) for detail in details]
+    return [_located(root, _real_path(root, place), line) for place, text in rules for line in text.splitlines()]
 
 
 def _located(root: Node, section: Path, text: str) -> Problem:
+    """A rule's message at its section, or at the key that it begins with, `key.path: `."""
     name, colon, rest = text.partition(": ")
     path = (*section, *name.split("."))
     if colon and _find(root, path) is not None:

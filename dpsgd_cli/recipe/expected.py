@@ -65,13 +65,14 @@ def fits(schema: Schema, value: Any) -> bool:
         return (
             isinstance(value, str)
             and len(value) <= schema.get("maxLength", math.inf)
-            and re.search(schema.get("pattern", ""), value) is not None
+            # Python's `$` also matches before a last line break; JSON Schema's does not.
+            and re.search(schema.get("pattern", "").replace("$", r"\Z"), value) is not None
         )
     if schema.get("type") == "boolean":
         return isinstance(value, bool)
     if schema.get("type") in ("integer", "number"):
         return _is_number(value, whole=schema["type"] == "integer") and _within(schema, value)
-    return "type" not in schema
+    return not schema.keys() & {"type", "discriminator"}
 
 
 def words(schema: Schema) -> str:
@@ -125,7 +126,8 @@ def sections(schema: Schema, kind: object = None) -> list[Schema]:
     found = []
     for option in alternatives(resolve(schema)):
         choices = kinds(option)
-        found += [choices[kind]] if kind in choices else list(choices.values()) or [option]
+        chosen = choices.get(kind) if isinstance(kind, str) else None
+        found += [chosen] if chosen is not None else list(choices.values()) or [option]
     return [section for section in found if "properties" in section]
 
 

@@ -34,7 +34,10 @@ Values = Annotated[list[Any], AfterValidator(_distinct)]
 
 
 class Section(BaseModel):
-    """Unknown keys are errors; a resolved recipe never changes."""
+    """Unknown keys are errors; a resolved recipe never changes.
+
+    A validator's message is one line per problem; a line that begins with `key.path: ` is reported at that key.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -371,16 +374,16 @@ class Recipe(Section):
     def _method_and_privacy_agree(self) -> Recipe:
         problems = []
         if self.method.kind == "sgd" and self.privacy is not None:
-            problems.append("method sgd has no privacy; leave the privacy section out or use dp-sgd")
+            problems.append("privacy: method sgd has no privacy; leave this section out or use dp-sgd")
         if self.method.kind == "sgd" and self.epochs == "until-budget":
-            problems.append("method sgd has no budget to stop at; give epochs as a number")
+            problems.append("epochs: method sgd has no budget to stop at; give a number")
         if self.method.kind == "dp-sgd" and self.privacy is None:
-            problems.append("method dp-sgd needs a privacy section")
+            problems.append("method: dp-sgd needs a privacy section")
         if self.privacy is not None:
             if self.privacy.noise_source == "secure" and self.seed is not None:
-                problems.append("noise_source: secure cannot be seeded; leave seed out")
+                problems.append("privacy.noise_source: secure cannot be seeded; leave seed out")
             if self.privacy.noise_source == "seeded" and self.seed is None:
-                problems.append("noise_source: seeded needs a seed")
+                problems.append("privacy.noise_source: seeded needs a seed")
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         return self

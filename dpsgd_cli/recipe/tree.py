@@ -119,6 +119,13 @@ class CoreDumper(yaml.SafeDumper):
     """Quotes every string that YAML 1.1 or 1.2 would read as something else."""
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML would write these line breaks unescaped, and read them back as spaces.
+    style = '"' if set(text) & {"\x85", "\u2028", "\u2029"} else None
+    return dumper.represent_scalar(TAG + "str", text, style=style)
+
+
+CoreDumper.add_representer(str, _represent_text)
 for _name, _pattern in CORE.items():
     CoreLoader.add_implicit_resolver(TAG + _name, _pattern, None)
     CoreDumper.add_implicit_resolver(TAG + _name, _pattern, None)
