@@ -26,8 +26,12 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
         new, wrong = read_tree(value, place)
         problems += wrong
         if new is not None:
-            problem = _write(root, tuple(key.split(".")), new)
-            problems += [problem] if problem else []
+            written = root.copy()
+            problem = _write(written, tuple(key.split(".")), new)
+            if problem is None:
+                root.value = written.value
+            else:
+                problems.append(problem)
     return problems
 
 

@@ -1,0 +1,133 @@
+"""`KEY=VALUE`: where it lands in a recipe, what it may create, and how it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpsgd_cli.recipe.check import validate
+from dpsgd_cli.recipe.overrides import apply_overrides
+from dpsgd_cli.recipe.tree import Place, read_tree
+
+GOOD = """\
+name: x
+data:
+  name: digits
+  preprocess: [{pca: {components: 60, public: true}}]
+model: {kind: mlp, hidden: [3, 4]}
+method: {kind: dp-sgd, batch_size: 10}
+privacy:
+  schedule: {kind: exponential, initial: 10, decay: 0.01}
+  budget: {rho: 1}
+"""
+
+
+def applied(*overrides: str) -> tuple[Any, list[str]]:
+    """The recipe's data after `overrides`, and every problem of form and content."""
+    tree, _ = read_tree(GOOD, Place("r.yaml", 1))
+    assert tree is not None
+    problems = apply_overrides(tree, overrides)
+    return tree.plain(), [str(problem) for problem in problems + validate(tree)[1]]
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("method.batch_size=256", ("method", "batch_size"), 256),
+        ("method.learning_rate=1e-3", ("method", "learning_rate"), 1e-3),
+        ("seed=null", ("seed",), None),
+        ("seed=", ("seed",), None),
+        ("description=what = this", ("description",), "what = this"),
+        ("privacy.budget={epsilon: 3, delta: 1e-5}", ("privacy", "budget"), {"epsilon": 3, "delta": 1e-5}),
+        ("data.preprocess.0.pca.components=30", ("data", "preprocess", 0, "pca", "components"), 30),
+        ("data.preprocess.0={unit-norm: {}}", ("data", "preprocess", 0), {"unit-norm": {}}),
+        ("model.hidden.1=7", ("model", "hidden"), [3, 7]),
+        ("model.hidden=[5]", ("model", "hidden"), [5]),
+        ("data.split.test=0.3", ("data", "split"), {"test": 0.3}),
+    ],
+)
+def test_an_override_lands_at_its_key(override: str, path: tuple[Any, ...], value: object) -> None:
+    data, problems = applied(override)
+    assert problems == []
+    for key in path:
+        data = data[key]
+    assert data == value
+
+
+def test_later_overrides_win_and_build_on_earlier_ones() -> None:
+    data, problems = applied("method.batch_size=1", "method={kind: dp-sgd, batch_size: 2}", "method.batch_size=3")
+    assert problems == []
+    assert data["method"] == {"kind": "dp-sgd", "batch_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "kind"),
+    [
+        ("privacy.clipping.norm=3", ("privacy", "clipping"), "flat"),
+        ("method.optimizer.momentum=0.9", ("method", "optimizer"), "sgd"),
+    ],
+)
+def test_a_section_that_the_recipe_leaves_out_begins_as_the_default_kind(
+    override: str, path: tuple[str, ...], kind: str
+) -> None:
+    data, problems = applied(override)
+    assert problems == []
+    for key in path:
+        data = data[key]
+    assert data["kind"] == kind
+
+
+NO_KEY = "write KEY=VALUE, for example method.batch_size=256"
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("repeats", NO_KEY),
+        ("=3", NO_KEY),
+        ("a b=3", NO_KEY),
+        ("method..batch_size=3", NO_KEY),
+        ("method.batchsize=3", "method.batchsize: unknown key; did you mean method.batch_size?"),
+        ("batch_size=3", "batch_size: unknown key; did you mean method.batch_size?"),
+        ("name.x=3", "name.x: name is 'x', which has no keys"),
+        ("repeats=0", "repeats: must be a whole number at least 1, got 0"),
+        (
+            "model.hidden.2=7",
+            "model.hidden.2: model.hidden is a list with entries 0 to 1; give such a number, or the whole list",
+        ),
+        (
+            "model.hidden.x=7",
+            "model.hidden.x: model.hidden is a list with entries 0 to 1; give such a number, or the whole list",
+        ),
+        ("data.drop.0=a", "data.drop.0: data.drop is not set; give it whole, data.drop=[...]"),
+        ("data={name: digits, name: mnist}", "name: given twice; keep one"),
+    ],
+)
+def test_a_wrong_override_is_named_whole(override: str, problem: str) -> None:
+    assert applied(override)[1] == [f"override {override}: {problem}"]
+
+
+def test_an_override_that_is_no_yaml_is_reported() -> None:
+    (only,) = applied("seed=[")[1]
+    assert only.startswith("override seed=[: not YAML: ")
+
+
+def test_changing_the_kind_alone_says_to_replace_the_section() -> None:
+    assert applied("privacy.schedule.kind=uniform")[1] == [
+        "r.yaml:8: privacy.schedule.decay: not a key of kind: uniform (but of time, exponential, step or polynomial);"
+        " the override changed the kind only, so replace the section: privacy.schedule={kind: uniform, ...}"
+    ]
+    assert applied("privacy.schedule={kind: uniform, initial: 8}")[1] == []
+
+
+def test_mixing_two_budgets_says_to_replace_the_section() -> None:
+    assert applied("privacy.budget.epsilon=3")[1] == [
+        "r.yaml:9: privacy.budget: must be a section with keys rho or a section with keys epsilon, delta,"
+        ' got {"rho": 1, "epsilon": 3}; an override adds to what the file says, so replace the section:'
+        " privacy.budget={...}"
+    ]
+
+
+def test_all_wrong_overrides_are_reported_together() -> None:
+    assert len(applied("repeats", "seed=[", "sed=3", "epochs=-1")[1]) == 4
