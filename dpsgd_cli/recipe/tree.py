@@ -18,6 +18,7 @@ import yaml
 Key = str | int
 Path = tuple[Key, ...]
 MOST_NODES = 20_000
+MOST_LEVELS = 50
 LONGEST_NUMBER = 300
 
 NULL = re.compile(r"(~|null|Null|NULL|)$")
@@ -173,6 +174,9 @@ class _Reader:
         self.seen += 1
         if id(node) in self.inside or self.seen > MOST_NODES:
             self._report(place, path, "too many values for a recipe" if self.seen > MOST_NODES else "contains itself")
+            return Node(None, place)
+        if len(path) > MOST_LEVELS:
+            self._report(place, path[:1], "nested too deeply to be a recipe")
             return Node(None, place)
         self.inside.add(id(node))
         try:

@@ -95,6 +95,7 @@ def test_an_alias_stands_for_a_copy() -> None:
         ("a: !!int word", "r.yaml:1: a: tag !!int is not allowed here; write the plain value"),
         ("a: !!map [1]", "r.yaml:1: a: tag !!map is not allowed here; write the plain value"),
         ("a: &x [*x]", "r.yaml:1: a.0: contains itself"),
+        ("a: " + "[" * 60 + "]" * 60, "r.yaml:1: a: nested too deeply to be a recipe"),
         ('a: "\\ud800"', "r.yaml:1: a: '\\ud800' is not valid text"),
         ("\na: " + "9" * 400, "r.yaml:2: a: a number of 400 digits; write a shorter one"),
     ],
