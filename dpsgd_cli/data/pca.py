@@ -1,6 +1,6 @@
 """Principal directions from a noisy covariance: the one preprocessing step that is a mechanism.
 
-Not here: when it runs and what it is charged to (`prepare.py`).
+Not here: when it runs and what it is charged to (`preparation.py`).
 """
 
 from __future__ import annotations

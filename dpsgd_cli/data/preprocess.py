@@ -1,6 +1,6 @@
 """The steps of a `preprocess:` list: what each does to a layout, and to rows.
 
-Not here: what a step is (`step.py`), the order of things, splitting, charging (`prepare.py`), the mathematics of
+Not here: what a step is (`step.py`), the order of things, splitting, charging (`preparation.py`), the mathematics of
 PCA (`pca.py`).
 """
 

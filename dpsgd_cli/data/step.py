@@ -3,7 +3,7 @@
 A step first plans (layout in, layout out: every mistake is found before a value is read) and then fits on the
 training rows, which yields a function from noise draws to the transform of any rows.
 
-Not here: the steps (`preprocess.py`), their order and what they are charged (`prepare.py`).
+Not here: the steps (`preprocess.py`), their order and what they are charged (`preparation.py`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def refuse_codes(step: str, layout: Layout) -> None:
 def suggest(name: str, known: Iterable[str]) -> str:
     """What to say after an unknown name: the nearest known one, and the list when it is short."""
     names = [str(entry) for entry in known]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    folded = {entry.casefold(): entry for entry in names}
+    close = difflib.get_close_matches(name.casefold(), folded, n=1)
+    hint = f"; did you mean {folded[close[0]]!r}?" if close else ""
     return hint + (f" (known: {', '.join(names)})" if 0 < len(names) <= 40 else "")

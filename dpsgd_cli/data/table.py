@@ -56,9 +56,10 @@ def to_numbers(series: pd.Series) -> np.ndarray:
             " name the column under data.categorical, or leave it out with data.drop"
         )
     bad = ~np.isfinite(numbers)
+    count = int(bad.sum())
     what = "missing" if np.isnan(numbers[bad]).all() else "missing or infinite"
     raise DataError(
-        f"column {series.name!r} has {int(bad.sum())} {what} value{'s' * (bad.sum() > 1)}, first in data row"
+        f"column {series.name!r} has {count} {what} value{'s' * (count > 1)}, first in data row"
         f" {int(bad.argmax()) + 1}; fill them or leave those rows out, or put the column under data.drop"
     )
 

@@ -147,10 +147,10 @@ def test_private_pca_releases_what_it_adds(adjacency: Any, sensitivity: float) -
     assert asked == [(10,)]
 
 
-def test_steps_on_numbers_refuse_codes() -> None:
-    for step in ({"unit-norm": {}}, {"pca": {"components": 1, "public": True}}):
-        with pytest.raises(DataError, match="job, sex would be used as numbers"):
-            run(step, ROWS, TABLE)
+@pytest.mark.parametrize("step", [{"unit-norm": {}}, {"pca": {"components": 1, "public": True}}])
+def test_steps_on_numbers_refuse_codes(step: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="job, sex would be used as numbers"):
+        run(step, ROWS, TABLE)
 
 
 def test_pca_refuses_more_components_than_features() -> None:

@@ -1,0 +1,71 @@
+"""Every shipped card is valid and complete, and a bad card is refused with its problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpsgd_cli.data import catalog
+from dpsgd_cli.data.card import read_card
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.resources import shipped
+
+NEEDED = {
+    *("adult", "bank", "breast-cancer", "breast-cancer-wisconsin"),
+    *("cifar10", "digits", "ipums", "kddcup99", "mnist"),
+}
+
+
+def test_every_needed_data_set_has_a_card() -> None:
+    assert set(catalog.names()) >= NEEDED
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_shipped_card_is_complete(name: str) -> None:
+    card = catalog.load_card(name)
+    assert card.homepage.startswith("http")
+    assert card.licence
+    assert len(card.citation) > 20
+    assert len(card.labels) >= 2
+    for column in card.features.values():
+        assert (column.bounds is None) != (column.values is None)
+    assert card.bounds_source, "say why the bounds are public knowledge"
+    if card.reader.kind == "bundled":
+        assert not any(file.urls for file in card.files)
+    for file in card.files if card.reader.kind != "bundled" else []:
+        assert file.urls or file.member
+        assert all(url.startswith("https://") for url in file.urls)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_shipped_card_opens_with_a_sentence(name: str) -> None:
+    assert (shipped("datasets") / f"{name}.yaml").read_text().startswith("# ")
+
+
+def test_layout_leaves_out_the_target_and_dropped_columns() -> None:
+    layout = catalog.load_card("breast-cancer-wisconsin").layout
+    assert layout.shape == (9,)
+    assert {column.bounds for column in layout.columns or ()} == {(1.0, 10.0)}
+    assert catalog.load_card("mnist").layout.shape == (1, 28, 28)
+
+
+def test_problems_of_a_card_are_named(tmp_path: Path) -> None:
+    source = (shipped("datasets") / "bank.yaml").read_text()
+    path = tmp_path / "bank.yaml"
+    path.write_text(source.replace('target: "y"', "target: z").replace("licence:", "license:"))
+    with pytest.raises(DataError, match=r"(?s)bank.yaml is not a data set card.*licence: Field required.*license"):
+        read_card(path)
+    path.write_text(source.replace('target: "y"', "target: z"))
+    with pytest.raises(DataError, match="target 'z' is not among the columns"):
+        read_card(path)
+    path.write_text(source.replace("bounds: [0, 100]", "bounds: [100, 0]"))
+    with pytest.raises(DataError, match=r"columns.age.bounds.*low < high"):
+        read_card(path)
+    path.write_text("a: [")
+    with pytest.raises(DataError, match="is not YAML"):
+        read_card(path)
+    other = tmp_path / "other.yaml"
+    other.write_text(source)
+    with pytest.raises(DataError, match="name is 'bank', but must be 'other'"):
+        read_card(other)

@@ -1,0 +1,181 @@
+"""The whole path from a `data:` section to arrays: shapes, what is declared, and each trial's own noise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpsgd_cli import data
+from dpsgd_cli.data import catalog, pca
+from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.recipe.schema import Data
+
+HERE = Path()
+PRIVATE = {"pca": {"components": 5, "noise_multiplier": 4}}
+
+
+def section(**settings: Any) -> Data:
+    return Data.model_validate(settings)
+
+
+def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng([trial, *purpose.encode()]).standard_normal(shape)
+
+
+def refuse(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+    raise AssertionError("no noise was announced")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "digits"},
+        {"name": "breast-cancer"},
+        {"name": "digits", "preprocess": [{"unit-norm": {}}, {"bias": {}}]},
+        {"name": "digits", "preprocess": [PRIVATE, {"bias": {}}], "split": {"test": 100, "seed": 3}},
+    ],
+)
+def test_outline_says_what_prepare_gives(settings: dict[str, Any]) -> None:
+    outline = data.outline(section(**settings), HERE)
+    dataset = data.prepare(section(**settings), HERE, 2, normal, "add-remove")
+    assert outline.train_records == len(dataset.train_y)
+    assert outline.test_records == len(dataset.test_y)
+    assert outline.input_shape == dataset.train_x.shape[1 + dataset.per_trial :]
+    assert dataset.test_x.shape[dataset.per_trial :] == (outline.test_records, *(outline.input_shape or ()))
+    assert outline.outputs == len(dataset.classes or ())
+    assert outline.declarations == dataset.declarations
+    assert f"The number of training records is public: {outline.train_records}." in dataset.declarations
+    assert (dataset.train_x.dtype, dataset.train_y.dtype) == (np.float32, np.int64)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_card_has_an_outline_without_its_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPSGD_DATA", str(tmp_path))
+    outline = data.outline(section(name=name), HERE)
+    assert outline.train_records > outline.test_records > 0
+    assert outline.input_shape
+    assert data.private_releases(section(name=name), "add-remove") == []
+
+
+def test_published_sizes() -> None:
+    sizes = {name: data.outline(section(name=name), HERE) for name in ("adult", "mnist", "breast-cancer-wisconsin")}
+    assert {name: (o.train_records, o.test_records, o.outputs) for name, o in sizes.items()} == {
+        "adult": (32561, 16281, 2),
+        "mnist": (60000, 10000, 10),
+        "breast-cancer-wisconsin": (560, 123, 2),
+    }
+
+
+def test_a_split_named_in_the_recipe_is_cut_from_all_rows() -> None:
+    outline = data.outline(section(name="adult", split={"test": 0.25}), HERE)
+    assert (outline.train_records, outline.test_records) == (48842 - 12210, 12210)
+
+
+def test_private_releases_are_known_from_the_recipe_alone() -> None:
+    settings = section(name="mnist", preprocess=[{"pca": {"components": 60, "noise_multiplier": 16}}])
+    assert data.private_releases(settings, "zero-out") == [
+        Release(GaussianSum(16, "zero-out", "full", label="pca", sensitivity=1))
+    ]
+    (replaced,) = data.private_releases(settings, "replace-one")
+    assert isinstance(replaced.mechanism, GaussianSum)
+    assert replaced.mechanism.sensitivity == pytest.approx(2**0.5)
+    public = section(name="mnist", preprocess=[{"pca": {"components": 60, "public": True}}])
+    assert data.private_releases(public, "zero-out") == []
+    assert any("declared public" in said for said in data.outline(public, HERE).declarations)
+
+
+def test_each_trial_has_its_own_noise_and_does_not_see_the_pack() -> None:
+    settings = section(name="digits", preprocess=[PRIVATE, {"unit-norm": {}}])
+    pack = data.prepare(settings, HERE, 3, normal, "add-remove")
+    alone = data.prepare(settings, HERE, 1, lambda _, purpose, shape: normal(2, purpose, shape), "add-remove")
+    assert pack.per_trial
+    assert pack.train_x.shape == (3, 1438, 5)
+    assert pack.train_x[2].tolist() == alone.train_x[0].tolist()
+    assert not np.allclose(pack.train_x[0], pack.train_x[1])
+    np.testing.assert_allclose(np.linalg.norm(pack.test_x, axis=-1), 1, rtol=1e-5)
+
+
+def test_private_pca_is_the_noisy_covariance_of_the_training_part() -> None:
+    plain = data.prepare(section(name="digits"), HERE, 1, refuse, "replace-one")
+    private = data.prepare(section(name="digits", preprocess=[PRIVATE]), HERE, 1, normal, "replace-one")
+    rows = plain.train_x.reshape(1438, 64)
+    noisy = pca.add_noise(pca.covariance(rows), 4 * 2**0.5, normal(0, "preprocess-0", (64 * 65 // 2,)))
+    np.testing.assert_allclose(private.train_x[0], rows @ pca.directions(noisy, 5), rtol=1e-4, atol=1e-4)
+
+
+def test_two_private_steps_never_share_draws() -> None:
+    asked: list[tuple[int, str, tuple[int, ...]]] = []
+
+    def record(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+        asked.append((trial, purpose, shape))
+        return normal(trial, purpose, shape)
+
+    steps = [PRIVATE, {"pca": {"components": 2, "noise_multiplier": 1}}]
+    settings = section(name="digits", preprocess=steps)
+    dataset = data.prepare(settings, HERE, 2, record, "add-remove")
+    assert dataset.train_x.shape == (2, 1438, 2)
+    assert sorted(asked) == [(t, f"preprocess-{i}", (n,)) for t in (0, 1) for i, n in ((0, 64 * 65 // 2), (1, 15))]
+    assert len(data.private_releases(settings, "add-remove")) == 2
+
+
+def test_fitted_scaling_is_recorded_and_warned_of() -> None:
+    dataset = data.prepare(
+        section(name="digits", preprocess=[{"scale": {"by": "standard"}}]), HERE, 1, refuse, "add-remove"
+    )
+    assert len(dataset.nonprivate) == 1
+    assert "scale by standard" in dataset.nonprivate[0]
+    assert dataset.nonprivate[0] in dataset.warnings
+    flat = dataset.train_x.reshape(1438, 64)
+    np.testing.assert_allclose(flat.mean(axis=0), 0, atol=1e-5)
+    assert abs(dataset.test_x.mean()) > 1e-6
+
+
+def test_own_csv_end_to_end(tmp_path: Path) -> None:
+    rows = "".join(f"{age},{'ab'[age % 2]},{'no' if age < 30 else 'yes'}\n" for age in range(20, 40))
+    (tmp_path / "own.csv").write_text("age,job,y\n" + rows)
+    settings = section(path="own.csv", target="y", categorical={"job": ["a", "b"]}, bounds={"age": [25, 35]})
+    outline, dataset = data.outline(settings, tmp_path), data.prepare(settings, tmp_path, 1, refuse, "add-remove")
+    assert (outline.train_records, outline.test_records, outline.input_shape, outline.outputs) == (16, 4, (3,), 2)
+    assert dataset.declarations == outline.declarations
+    assert (dataset.train_x.min(), dataset.train_x.max()) == (0, 1)
+    assert (dataset.train_x[:, 1:].sum(axis=1) == 1).all()
+
+
+def test_own_regression_has_one_output(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("x,y\n" + "".join(f"{i},{i / 3}\n" for i in range(10)))
+    settings = section(path="own.csv", target="y", bounds=[0, 9], task="regression")
+    assert data.outline(settings, tmp_path).outputs == 1
+    dataset = data.prepare(settings, tmp_path, 1, refuse, "add-remove")
+    assert (dataset.train_y.dtype, dataset.classes) == (np.float32, None)
+    np.testing.assert_allclose(dataset.train_x[:, 0] * 9 / 3, dataset.train_y, rtol=1e-5)
+
+
+def test_categories_that_would_reach_training_as_codes_are_refused() -> None:
+    with pytest.raises(DataError, match=r"training: job.* would be used as numbers but hold categories; put one-hot"):
+        data.outline(section(name="bank", preprocess=[{"scale": {}}]), HERE)
+
+
+def test_unknown_names_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match="did you mean 'digits'"):
+        data.outline(section(name="digit"), HERE)
+
+
+def test_the_interface_needs_no_heavy_library() -> None:
+    code = "import sys, dpsgd_cli.data; print([m for m in ('torch', 'pandas', 'scipy', 'sklearn') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_card_s_default_steps_are_used_only_where_the_recipe_names_none() -> None:
+    assert data.outline(section(name="adult"), HERE).input_shape == (108,)
+    unscaled = data.outline(section(name="breast-cancer", preprocess=[]), HERE)
+    assert unscaled.input_shape == (30,)
+    assert data.prepare(section(name="breast-cancer", preprocess=[]), HERE, 1, refuse, "add-remove").train_x.max() > 100

@@ -1,0 +1,144 @@
+"""Readers on small files of known content, and on the real ones where DPSGD_DATA names them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpsgd_cli.data import catalog, readers
+from dpsgd_cli.data.card import Card
+from dpsgd_cli.errors import DataError
+
+MakeCard = Callable[..., Card]
+
+
+def entry(folder: Path, name: str, data: bytes, **more: Any) -> dict[str, Any]:
+    """Write a file of data set `toy`, and say what its card says of it."""
+    (folder / "toy").mkdir(exist_ok=True)
+    (folder / "toy" / name).write_bytes(data)
+    plain = gzip.decompress(data) if name.endswith(".gz") else data
+    return {"name": name.removesuffix(".gz"), "sha256": hashlib.sha256(plain).hexdigest(), **more}
+
+
+def idx(values: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+def test_idx(library: Path, make_card: MakeCard) -> None:
+    images = np.arange(24).reshape(2, 3, 4) * 10
+    files = []
+    for part in ("train", "test"):
+        more = {"part": part, "records": 2}
+        files.append(entry(library, f"{part}-images.gz", gzip.compress(idx(images)), holds="images", **more))
+        files.append(entry(library, f"{part}-labels", idx(np.array([1, 0])), holds="labels", **more))
+    shape = {"shape": [1, 3, 4], "bounds": [0, 255], "columns": None, "target": None, "split": None}
+    source = readers.read(make_card(reader={"kind": "idx"}, files=files, classes=["zero", "one"], **shape))
+    assert source.test is not None
+    np.testing.assert_allclose(source.train.x, images.reshape(2, 1, 3, 4) / 255, rtol=1e-6)
+    assert source.train.x.dtype == np.float32
+    assert (source.train.y.tolist(), source.train.y.dtype) == ([1, 0], np.int64)
+    assert source.sha256 == {file["name"]: file["sha256"] for file in files}
+
+
+def test_cifar(library: Path, make_card: MakeCard) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (3, 13)).astype(np.uint8)
+    rows[:, 0] = [1, 0, 1]
+    files = [
+        entry(library, "one.bin", rows[:2].tobytes(), records=2, part="train"),
+        entry(library, "two.bin", rows[2:].tobytes(), records=1, part="train"),
+        entry(library, "test.bin", rows[:1].tobytes(), records=1, part="test"),
+    ]
+    shape = {"shape": [3, 2, 2], "bounds": [0, 255], "columns": None, "target": None, "split": None}
+    source = readers.read(make_card(reader={"kind": "cifar"}, files=files, classes=["a", "b"], **shape))
+    assert source.train.y.tolist() == [1, 0, 1]
+    np.testing.assert_allclose(source.train.x[2, 1, 0], rows[2, 1 + 4 : 1 + 6] / 255, rtol=1e-6)
+    assert source.test is not None
+    assert source.test.x.shape == (1, 3, 2, 2)
+
+
+def test_table(library: Path, make_card: MakeCard) -> None:
+    files = [entry(library, "toy.csv", b"30, a, n\n40, b, y\n?, a, n\n51, a, other\n\n", records=3)]
+    card = make_card(files=files, reader={"kind": "table", "missing": "?"})
+    source = readers.read(card)
+    assert source.train.x.tolist() == [[30, 0], [40, 1], [51, 0]]
+    assert source.train.y.tolist() == [0, 1, 1]
+    assert source.test is None
+    assert any("bounds" in said for said in source.declarations)
+    assert any("categorical" in said for said in source.declarations)
+
+
+def test_table_with_header_separator_and_comment(library: Path, make_card: MakeCard) -> None:
+    files = [entry(library, "toy.csv", b'|made up\n"age";"job";"label"\n30;"b";"n"\n', records=1)]
+    reader = {"kind": "table", "separator": ";", "header": True, "comment": "|"}
+    assert readers.read(make_card(files=files, reader=reader)).train.x.tolist() == [[30, 1]]
+
+
+def test_table_of_other_content_than_the_card_says(library: Path, make_card: MakeCard) -> None:
+    card = make_card(files=[entry(library, "toy.csv", b"30,a,n\n40,c,y\n", records=2)])
+    with pytest.raises(DataError, match="'job' holds 'c' in data row 2"):
+        readers.read(card)
+    card = make_card(files=[entry(library, "toy.csv", b"30,a,n\n", records=2)])
+    with pytest.raises(DataError, match="holds 1 usable rows, but its card says 2"):
+        readers.read(card)
+    card = make_card(files=[entry(library, "toy.csv", b"30,a,n\n", records=1)], classes={"no": ["x"], "yes": ["y"]})
+    with pytest.raises(DataError, match="label 'n' is not among"):
+        readers.read(card)
+
+
+def test_bundled_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    source = readers.read(catalog.load_card("digits"))
+    np.testing.assert_allclose(source.train.x.reshape(1797, 64), load_digits().data / 16)
+    assert source.train.y.tolist() == load_digits().target.tolist()
+
+
+def test_bundled_breast_cancer_lies_within_its_public_bounds() -> None:
+    """A bound that cuts off much would be a bad choice; that it is kept is checked, not how it was made."""
+    card = catalog.load_card("breast-cancer")
+    source = readers.read(card)
+    low, high = np.array([column.bounds for column in card.layout.columns or ()]).T
+    outside = (source.train.x < low) | (source.train.x > high)
+    assert outside.mean() < 0.01
+    assert source.classes == ("malignant", "benign")
+
+
+def test_bundled_data_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sklearn.datasets
+
+    bundle = sklearn.datasets.load_digits()
+    bundle.data[0, 0] += 1
+    monkeypatch.setattr(sklearn.datasets, "load_digits", lambda: bundle)
+    with pytest.raises(DataError, match=r"gives other data than its card says.*constraints.txt"):
+        readers.read(catalog.load_card("digits"))
+
+
+REAL = {
+    "adult": ((32561, 14), (16281, 14), [24720, 7841]),
+    "bank": ((45211, 16), None, [39922, 5289]),
+    "breast-cancer-wisconsin": ((683, 9), None, [444, 239]),
+    "ipums": ((38000, 52), None, [18760, 19240]),
+    "kddcup99": ((494021, 41), None, [97278, 396743]),
+    "mnist": ((60000, 1, 28, 28), (10000, 1, 28, 28), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),
+    "cifar10": ((50000, 3, 32, 32), (10000, 3, 32, 32), [5000] * 10),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files(real_data: Path, name: str) -> None:
+    card = catalog.load_card(name)
+    if catalog.locate(card, card.files[0]) is None:
+        pytest.skip(f"{name} is not in DPSGD_DATA")
+    source = readers.read(card)
+    train, test, counts = REAL[name]
+    assert source.train.x.shape == train
+    assert np.bincount(source.train.y).tolist() == counts
+    held_out = sum(catalog.records(card, file) for file in card.files if file.part == "test" and file.holds != "labels")
+    assert (source.test.x.shape if source.test else None) == ((held_out, *test[1:]) if test else None)

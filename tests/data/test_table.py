@@ -1,0 +1,87 @@
+"""Tables: what is accepted, and that everything else is refused by name and row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpsgd_cli.data import table
+from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.errors import DataError
+
+
+def test_numbers_and_codes_in_the_declared_order() -> None:
+    frame = pd.DataFrame({"job": ["b", "a"], "age": [3, 4], "old": [True, False]})
+    columns = [Column("age"), Column("job", values=("a", "b")), Column("old")]
+    assert table.to_matrix(frame, columns, "here").tolist() == [[3, 1, 1], [4, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0, None, None], r"column 'x' has 2 missing values, first in data row 2"),
+        ([np.inf, 1.0, 2.0], r"column 'x' has 1 missing or infinite value, first in data row 1"),
+        (["1", "two", "3"], r"column 'x' holds 'two' in data row 2, which is not a number; name .* data.categorical"),
+        (["1", "?", "3"], r"column 'x' has 1 missing value, first in data row 2"),
+        (list(pd.date_range("2020-01-01", periods=3)), r"column 'x' holds dates"),
+    ],
+)
+def test_columns_that_are_not_finite_numbers(values: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        table.to_numbers(pd.Series(values, name="x"))
+
+
+def test_all_bad_columns_are_reported_together() -> None:
+    frame = pd.DataFrame({"x": [1, None], "y": ["a", "q"]})
+    with pytest.raises(DataError) as caught:
+        table.to_matrix(frame, [Column("x"), Column("y", values=("a",))], "file.csv")
+    assert len(str(caught.value).splitlines()) == 2
+    assert "'q' in data row 2" in str(caught.value)
+
+
+def test_unlisted_and_empty_categories() -> None:
+    column = Column("job", values=("True", "False"))
+    with pytest.raises(DataError, match=r"holds 'yes' in data row 1.*\(YAML reads yes, no"):
+        table.to_codes(pd.Series(["yes", "no"], name="job"), column)
+    with pytest.raises(DataError, match=r"1 cells without a listed value, the first \(data row 2\) is empty"):
+        table.to_codes(pd.Series(["True", None], name="job"), column)
+    assert table.to_codes(pd.Series([True, False]), column).tolist() == [0, 1]
+    assert table.to_codes(pd.Series([2.0, 1.0]), Column("n", values=("1", "2"))).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "given", "indices", "classes"),
+    [
+        (["no", "yes", "no"], None, [0, 1, 0], ("no", "yes")),
+        ([10, 9, 10], None, [1, 0, 1], (9, 10)),
+        (["10", "9", "10"], None, [1, 0, 1], (9, 10)),
+        ([1.0, 2.0, 1.0], None, [0, 1, 0], (1, 2)),
+        (["a", "b", "a"], ["b", "a", "c"], [1, 0, 1], ("b", "a", "c")),
+        (["1", "0", "1"], [0, 1], [1, 0, 1], (0, 1)),
+        ([True, False, True], None, [1, 0, 1], ("False", "True")),
+        (["NA", "EU", "NA"], ["EU", "NA"], [1, 0, 1], ("EU", "NA")),
+    ],
+)
+def test_labels(labels: list[Any], given: list[Any] | None, indices: list[int], classes: tuple[Any, ...]) -> None:
+    codes, found = table.to_labels(pd.Series(labels, name="y"), given)
+    assert (codes.tolist(), codes.dtype, found) == (indices, np.int64, classes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "given", "message"),
+    [
+        ([0.5, 1.0, 2.0], None, "holds 0.5, which is not a class; for numeric targets set data.task: regression"),
+        ([0.0, np.nan, 1.0], None, "1 missing labels, first in data row 2"),
+        (["a", "", "b"], None, "1 missing labels, first in data row 2"),
+        (["a", "a", "a"], None, "training needs at least two classes"),
+        (["a", "b", "x"], ["a", "b"], r"holds 'x' in data row 3, which is not among the classes \['a', 'b'\]"),
+        ([str(i) + "n" for i in range(60)], None, "60 different values in 60 rows: these are not classes"),
+        (["yes", "no"], [True, False], "YAML reads yes"),
+    ],
+)
+def test_labels_that_are_not_classes(labels: list[Any], given: list[Any] | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        table.to_labels(pd.Series(labels, name="y"), given)
