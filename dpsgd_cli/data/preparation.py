@@ -53,7 +53,7 @@ def outline(data: schema.Data, base: Path) -> Outline:
         held_out = count_test(train + test, split)
         train, test = train + test - held_out, held_out
     shape = _plan(steps, layout)[-1].shape
-    said = (*said, *_declarations(steps, train))
+    said = (*said, *_declarations(steps, train, test))
     return Outline(name, train, test, shape, len(classes) if classes is not None else 1, said)
 
 
@@ -83,7 +83,7 @@ def prepare(data: schema.Data, base: Path, trials: int, normal: Normal, adjacenc
         test_y=test.y,
         per_trial=per_trial,
         classes=source.classes,
-        declarations=(*source.declarations, *_declarations(steps, len(train))),
+        declarations=(*source.declarations, *_declarations(steps, len(train), len(test))),
         nonprivate=nonprivate,
         sha256=source.sha256,
         warnings=(*source.warnings, *nonprivate),
@@ -169,6 +169,9 @@ def _parts(source: Source, data: schema.Data) -> tuple[Part, Part]:
     return source.train, source.test
 
 
-def _declarations(steps: Sequence[Step], train_records: int) -> tuple[str, ...]:
-    said = [f"The number of training records is public: {train_records}."]
+def _declarations(steps: Sequence[Step], train_records: int, test_records: int) -> tuple[str, ...]:
+    said = [
+        f"The number of training records is public: {train_records}.",
+        f"The {test_records} test records are public: what is measured on them is reported without noise.",
+    ]
     return (*said, *(step.declaration for step in steps if step.declaration is not None))

@@ -51,6 +51,7 @@ def test_outline_says_what_prepare_gives(settings: dict[str, Any]) -> None:
     assert outline.outputs == len(dataset.classes or ())
     assert outline.declarations == dataset.declarations
     assert f"The number of training records is public: {outline.train_records}." in dataset.declarations
+    assert any(said.startswith(f"The {outline.test_records} test records are public") for said in dataset.declarations)
     assert (dataset.train_x.dtype, dataset.train_y.dtype) == (np.float32, np.int64)
 
 

@@ -1,0 +1,286 @@
+"""Downloads against a server on the loopback address that cuts connections, ignores ranges and sends wrong bytes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpsgd_cli.data import catalog, download
+from dpsgd_cli.data.card import Card
+from dpsgd_cli.errors import DataError
+
+MakeCard = Callable[..., Card]
+DATA = bytes(range(256)) * 2000
+QUICK = download.Manner(progress=False, pause=0.0, timeout=5.0)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Site:
+    """What the server offers: content by path, and how it misbehaves; it keeps the Range of every request."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+        self.cut_after: dict[str, int] = {}
+        self.status: dict[str, list[int]] = {}
+        self.ignore_range = False
+        self.requests: list[tuple[str, str | None]] = []
+        self.url = ""
+
+
+def serve(site: Site) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            wanted = self.headers.get("Range")
+            site.requests.append((self.path, wanted))
+            failures = site.status.get(self.path, [])
+            if failures or self.path not in site.content:
+                return self.send_error(failures.pop(0) if failures else 404)
+            body = site.content[self.path]
+            start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and not site.ignore_range else 0
+            if start and start >= len(body):
+                return self.send_error(416)
+            self.send_response(206 if start else 200)
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            self.send_header("Content-Length", str(len(body) - start))
+            self.end_headers()
+            self.wfile.write(body[start : start + site.cut_after.get(self.path, len(body))])
+            self.close_connection = True
+            return None
+
+    return Handler
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    made = Site()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), serve(made))
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield made
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def card(make_card: MakeCard, site: Site) -> Card:
+    """A data set of one file, at two addresses of the site."""
+    urls = [f"{site.url}/first", f"{site.url}/second"]
+    return make_card(files=[{"name": "toy.csv", "records": 3, "sha256": sha256(DATA), "urls": urls}])
+
+
+def left(library: Path) -> list[str]:
+    return sorted(path.name for path in (library / "toy").iterdir())
+
+
+def test_a_download_lands_in_place_and_is_not_repeated(library: Path, site: Site, card: Card) -> None:
+    site.content["/first"] = DATA
+    assert download.fetch(card, QUICK) == [library / "toy" / "toy.csv"]
+    assert catalog.read_content(card, card.files[0]).data == DATA
+    assert left(library) == ["toy.csv"]
+    assert download.fetch(card, QUICK) == []
+    assert site.requests == [("/first", None)]
+
+
+def test_a_cut_connection_is_resumed_where_it_broke(library: Path, site: Site, card: Card) -> None:
+    site.content["/first"] = DATA
+    site.cut_after["/first"] = 200_000
+    download.fetch(card, QUICK)
+    assert (library / "toy" / "toy.csv").read_bytes() == DATA
+    assert site.requests == [("/first", None), ("/first", "bytes=200000-"), ("/first", "bytes=400000-")]
+
+
+def test_a_killed_download_is_resumed_by_the_next_one(library: Path, site: Site, card: Card) -> None:
+    site.content["/first"] = DATA
+    site.cut_after["/first"] = 0
+    with pytest.raises(DataError, match="cut off after 0 of 512000 bytes"):
+        download.fetch(card, QUICK)
+    site.cut_after["/first"] = 100
+    site.requests.clear()
+
+    class Killed(Exception):
+        pass
+
+    def kill(url: str, part: Path, manner: download.Manner) -> None:
+        with pytest.raises(download.ConnectionCut):
+            attempt(url, part, manner)
+        raise Killed
+
+    attempt = download._attempt
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "_attempt", kill)
+        with pytest.raises(Killed):
+            download.fetch(card, QUICK)
+    assert [path.stat().st_size for path in (library / "toy").iterdir()] == [100]
+    del site.cut_after["/first"]
+    download.fetch(card, QUICK)
+    assert site.requests == [("/first", None), ("/first", "bytes=100-")]
+    assert left(library) == ["toy.csv"]
+
+
+def test_a_server_that_ignores_ranges_is_read_from_the_start(library: Path, site: Site, card: Card) -> None:
+    site.content["/first"] = DATA
+    site.ignore_range = True
+    site.cut_after["/first"] = 300_000
+    with pytest.raises(DataError, match="times without progress"):
+        download.fetch(card, QUICK)
+    del site.cut_after["/first"]
+    download.fetch(card, QUICK)
+    assert (library / "toy" / "toy.csv").read_bytes() == DATA
+    assert site.requests[-1] == ("/first", "bytes=300000-")
+
+
+def test_wrong_bytes_are_never_put_in_place_and_the_next_address_is_tried(
+    library: Path, site: Site, card: Card
+) -> None:
+    site.content = {"/first": b"<html>moved</html>", "/second": DATA}
+    download.fetch(card, QUICK)
+    assert [path for path, _ in site.requests] == ["/first", "/second"]
+    assert left(library) == ["toy.csv"]
+
+
+def test_when_every_address_fails_each_reason_is_named(library: Path, site: Site, card: Card) -> None:
+    site.content["/first"] = b"other"
+    with pytest.raises(DataError) as caught:
+        download.fetch(card, QUICK)
+    for part in (
+        *("cannot download toy.csv", "/first: sends something else", sha256(DATA), sha256(b"other")),
+        *("/second: the server answers 404", str(library / "toy" / "toy.csv")),
+    ):
+        assert part in str(caught.value)
+    assert left(library) == []
+
+
+def test_a_leftover_of_another_content_is_thrown_away_once(library: Path, site: Site, card: Card) -> None:
+    site.content["/first"] = b"x" + DATA[1:]
+    site.cut_after["/first"] = 1000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "FRUITLESS_ATTEMPTS", 0)
+        patch.setattr(download, "_size", lambda path: 0)
+        with pytest.raises(DataError):
+            download.fetch(card, QUICK)
+    assert len(left(library)) == 1
+    site.content["/first"] = DATA
+    del site.cut_after["/first"]
+    site.requests.clear()
+    download.fetch(card, QUICK)
+    assert site.requests == [("/first", "bytes=1000-"), ("/first", None)]
+    assert left(library) == ["toy.csv"]
+
+
+def test_a_leftover_that_is_already_whole_is_accepted(library: Path, site: Site, card: Card) -> None:
+    site.content["/first"] = DATA
+    (library / "toy").mkdir()
+    (library / "toy" / f"toy.csv.{sha256(card.files[0].urls[0].encode())[:8]}.part").write_bytes(DATA)
+    download.fetch(card, QUICK)
+    assert site.requests == [("/first", f"bytes={len(DATA)}-")]
+    assert left(library) == ["toy.csv"]
+
+
+def test_a_busy_server_is_asked_again(library: Path, site: Site, card: Card) -> None:
+    site.content["/first"] = DATA
+    site.status["/first"] = [503, 429]
+    download.fetch(card, QUICK)
+    assert [path for path, _ in site.requests] == ["/first"] * 3
+    assert left(library) == ["toy.csv"]
+
+
+def test_a_server_that_is_not_there_is_named(library: Path, make_card: MakeCard) -> None:
+    url = "http://127.0.0.1:9/toy.csv"
+    card = make_card(files=[{"name": "toy.csv", "records": 1, "sha256": sha256(DATA), "urls": [url]}])
+    with pytest.raises(DataError, match=r"127.0.0.1:9/toy.csv: .*\(4 times without progress\)"):
+        download.fetch(card, QUICK)
+
+
+def test_compressed_files_keep_their_ending_and_replace_damaged_ones(library: Path, site: Site, card: Card) -> None:
+    site.content["/first"] = gzip.compress(DATA)
+    (library / "toy").mkdir()
+    (library / "toy" / "toy.csv").write_bytes(b"damaged")
+    download.fetch(card, QUICK)
+    assert left(library) == ["toy.csv.gz"]
+    assert catalog.read_content(card, card.files[0]).data == DATA
+
+
+def archive_of(kind: str, member: str, data: bytes) -> bytes:
+    out = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w") as archive:
+            archive.writestr(member, data)
+            archive.writestr("../outside", b"never extracted")
+    else:
+        with tarfile.open(fileobj=out, mode="w:gz") as archive_file:
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            archive_file.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def archived(make_card: MakeCard, site: Site, content: bytes, **archive: Any) -> Card:
+    site.content["/all"] = content
+    return make_card(
+        archive={"name": "all.zip", "urls": [f"{site.url}/all"], **archive},
+        files=[{"name": "toy.csv", "member": "deep/toy.csv", "records": 3, "sha256": sha256(DATA)}],
+    )
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_members_are_taken_out_of_an_archive(library: Path, site: Site, make_card: MakeCard, kind: str) -> None:
+    content = archive_of(kind, "deep/toy.csv", DATA)
+    card = archived(make_card, site, content, sha256=sha256(content))
+    site.cut_after["/all"] = len(content) // 2 + 1
+    download.fetch(card, QUICK)
+    assert left(library) == ["toy.csv"]
+    assert not (library / "outside").exists()
+    assert download.is_right(card, card.files[0])
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_archives_that_are_not_what_the_card_says(library: Path, site: Site, make_card: MakeCard, kind: str) -> None:
+    card = archived(make_card, site, archive_of(kind, "deep/toy.csv", DATA), sha256="0" * 64)
+    with pytest.raises(DataError, match=f"expected SHA-256 {'0' * 64}"):
+        download.fetch(card, QUICK)
+    card = archived(make_card, site, b"neither")
+    with pytest.raises(DataError, match="neither a zip nor a tar file"):
+        download.fetch(card, QUICK)
+    card = archived(make_card, site, archive_of(kind, "elsewhere.csv", DATA))
+    with pytest.raises(DataError, match=r"holds no file 'deep/toy.csv'"):
+        download.fetch(card, QUICK)
+    card = archived(make_card, site, archive_of(kind, "deep/toy.csv", DATA + b"!"))
+    with pytest.raises(DataError, match=r"(?s)holds another toy.csv than its card says.*expected SHA-256"):
+        download.fetch(card, QUICK)
+    assert "toy.csv" not in left(library)
+
+
+def test_a_bar_is_shown_on_a_terminal_only(
+    library: Path, site: Site, card: Card, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.content["/first"] = DATA
+    download.fetch(card, download.Manner(progress=True, pause=0.0))
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+        (library / "toy" / "toy.csv").unlink()
+        download.fetch(card, download.Manner(progress=True, pause=0.0))
+    assert "toy.csv: 100%" in capsys.readouterr().err
