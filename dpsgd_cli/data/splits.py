@@ -1,5 +1,6 @@
 """Which rows are held out for testing: decided by a seed and the number of rows, never by a value.
 
+What is protected is the training part: neighbouring data sets differ in one record of it, after the split.
 Not here: validation folds, or what the split is used for.
 """
 
