@@ -24,7 +24,7 @@ lint: venv ## Check style and formatting
 	$(BIN)/ruff format --check .
 
 types: venv ## Check types
-	$(BIN)/mypy
+	$(BIN)/mypy dpsgd_cli tests $(wildcard benchmarks/*.py)
 
 check: lint types test ## Everything that CI runs
 
