@@ -22,7 +22,7 @@ from dpsgd_cli.core import models
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.evaluation import evaluate
 from dpsgd_cli.core.losses import LOSSES
-from dpsgd_cli.core.packing import Pack, check_examples_stay_apart, elements_per_row
+from dpsgd_cli.core.packing import Pack, Place, check_examples_stay_apart, elements_per_row
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import ModelError, RunError, UsageError
@@ -55,7 +55,6 @@ class Trials:
     method: Method
     test: Table
     dataset: data.Dataset
-    device: torch.device
     done: int = 0
     train_seconds: float = 0.0
     history: list[assemble.EpochRecord] = field(default_factory=list)
@@ -72,7 +71,8 @@ def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     if recipe.privacy is None:
         if recipe.method.batch_size is not None and recipe.method.batch_size > outline.train_records:
             raise UsageError(
-                f"method.batch_size is {recipe.method.batch_size}, more than the {outline.train_records} training records"
+                f"method.batch_size is {recipe.method.batch_size}, more than the {outline.train_records} training"
+                " records; make it smaller"
             )
         return None, outline
     before = data.private_releases(recipe.data, adjacency_of(recipe))
@@ -83,17 +83,17 @@ def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
 
 
 def _count_layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
-    pack = _pack(loaded, outline.input_shape, outline.outputs, [0], torch.device("cpu"), torch.float32)
+    pack = _pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
     return len(pack.layers)
 
 
 def _pack(
-    loaded: LoadedRecipe, shape: tuple[int, ...] | None, outputs: int, seeds: Sequence[int], device: torch.device, dtype: torch.dtype
-) -> Pack:  # fmt: skip
+    loaded: LoadedRecipe, shape: tuple[int, ...] | None, outputs: int, seeds: Sequence[int], place: Place
+) -> Pack:
     if shape is None:
         raise ModelError(f"{loaded.source}: the shape of one input is not known")
     build = models.builder(loaded.recipe.model, shape, outputs, loaded.base)
-    return Pack(build, seeds, device, dtype, shares_input=loaded.recipe.model.kind in models.BUILT_IN)
+    return Pack(build, seeds, place, shares_input=loaded.recipe.model.kind in models.BUILT_IN)
 
 
 def result_directory(loaded: LoadedRecipe, out: Path) -> Path:
@@ -117,17 +117,18 @@ def run(loaded: LoadedRecipe, options: Options) -> Path:
     if options.resume:
         _resume(trials, saved)
     _train(trials, saved, options.progress)
-    result = assemble.result(assemble.Finished(loaded, plan, trials.context, trials.dataset, trials.history, _timing(trials),
-                             str(trials.device), _final_metrics(trials)))  # fmt: skip
+    finished = assemble.Finished(
+        loaded, plan, trials.context, trials.dataset, trials.history, _timing(trials), _final_metrics(trials)
+    )
     model = _weights(trials) if loaded.recipe.save_model else None
-    store.write_result(directory, result, dump_recipe(loaded.recipe), model)
+    store.write_result(directory, assemble.result(finished), dump_recipe(loaded.recipe), model)
     saved.unlink(missing_ok=True)
     return directory
 
 
 def _start(loaded: LoadedRecipe, plan: Plan | None) -> Trials:
     recipe = loaded.recipe
-    device, dtype = _device(recipe.runtime.device), getattr(torch, recipe.runtime.dtype)
+    place = Place(_device(recipe.runtime.device), getattr(torch, recipe.runtime.dtype))
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
     streams = _streams(recipe)
@@ -137,15 +138,17 @@ def _start(loaded: LoadedRecipe, plan: Plan | None) -> Trials:
             ledger.spend(release, phase="before")
     dataset = data.prepare(recipe.data, loaded.base, len(streams), _normals(streams), adjacency_of(recipe))
     if plan is not None and len(dataset.train_y) != plan.sampling.records:
-        raise RunError(f"{dataset.name} has {len(dataset.train_y)} training rows, but {plan.sampling.records} were planned")
-    train = Table.load(dataset.train_x, dataset.train_y, dataset.per_trial, device, dtype)
-    test = Table.load(dataset.test_x, dataset.test_y, dataset.per_trial, device, dtype)
+        raise RunError(
+            f"{dataset.name} has {len(dataset.train_y)} training rows, but {plan.sampling.records} were planned"
+        )
+    train = Table.load(dataset.train_x, dataset.train_y, dataset.per_trial, place.device, place.dtype)
+    test = Table.load(dataset.test_x, dataset.test_y, dataset.per_trial, place.device, place.dtype)
     outputs = len(dataset.classes) if dataset.classes is not None else 1
-    pack = _pack(loaded, train.input_shape, outputs, [s.integer("init") for s in streams], device, dtype)
+    pack = _pack(loaded, train.input_shape, outputs, [s.integer("init") for s in streams], place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
-    context = Context((recipe,) * len(streams), (plan,) * len(streams), ledgers, streams, pack, train,
-                      LOSSES[recipe.data.task], rows, loaded.base)  # fmt: skip
-    return Trials(loaded, context, create(context), test, dataset, device)
+    repeated, loss = len(streams), LOSSES[recipe.data.task]
+    context = Context((recipe,) * repeated, (plan,) * repeated, ledgers, streams, pack, train, loss, rows, loaded.base)
+    return Trials(loaded, context, create(context), test, dataset)
 
 
 def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:
@@ -200,7 +203,7 @@ def _train(trials: Trials, saved: Path, progress: Progress | None) -> None:
         for epoch in range(trials.done, total):
             begun = time.perf_counter()
             seen = trials.method.run_epoch(epoch)
-            _synchronise(trials.device)
+            _synchronise(trials.context.pack.values.device)
             trials.train_seconds += time.perf_counter() - begun
             wanted = (epoch + 1) % runtime.evaluate_every == 0 or epoch + 1 == total
             trials.history.append(_record(trials, epoch, seen, wanted))
@@ -216,7 +219,7 @@ def _train(trials: Trials, saved: Path, progress: Progress | None) -> None:
             raise RunError("interrupted before the first epoch ended; nothing was written") from None
         checkpoint.save(saved, snapshot)
         raise RunError(
-            f"interrupted after {snapshot['done']} of {total} epochs; the same command with --resume continues from there"
+            f"interrupted after {snapshot['done']} of {total} epochs; the same command with --resume continues"
         ) from None
 
 

@@ -18,7 +18,9 @@ import click
 @click.option("--repeats", type=click.IntRange(min=1), help="Trials, trained together; short for repeats=N.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and its price; train nothing.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its last checkpoint.")
-def command(recipe: str, overrides: tuple[str, ...], out: Path, repeats: int | None, dry_run: bool, resume: bool) -> None:
+def command(
+    recipe: str, overrides: tuple[str, ...], out: Path, repeats: int | None, dry_run: bool, resume: bool
+) -> None:
     """Train the model of RECIPE and state what it guarantees.
 
     RECIPE is a YAML file or the name of a shipped recipe; KEY=VALUE replaces single settings. A result that
@@ -71,7 +73,9 @@ class _Bar:
     def __enter__(self) -> _Bar:
         from tqdm import tqdm
 
-        self.bar = tqdm(total=None, desc=self.name, unit="epoch", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False)
+        self.bar = tqdm(
+            total=None, desc=self.name, unit="epoch", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False
+        )
         return self
 
     def update(self, done: int, total: int) -> None:

@@ -1,4 +1,7 @@
-"""How good the weights of every trial are on a table. Not here: whether the table is private (the caller names the columns)."""
+"""How good the weights of every trial are on a table.
+
+Not here: whether the table is private (the caller names the columns).
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Not here: the trials axis (`packing.py`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ def mlp(model: schema.MlpModel, shape: tuple[int, ...], outputs: int) -> nn.Modu
     """Dense layers with an activation between them."""
     widths = [math.prod(shape), *model.hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), ACTIVATIONS[model.activation]()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
@@ -70,7 +71,9 @@ def python(model: schema.PythonModel, shape: tuple[int, ...], outputs: int, base
     def build() -> nn.Module:
         made = factory(shape, outputs, **model.arguments)
         if not isinstance(made, nn.Module):
-            raise ModelError(f"{model.file}: {model.factory}(...) returned {type(made).__name__}, not a torch.nn.Module")
+            raise ModelError(
+                f"{model.file}: {model.factory}(...) returned {type(made).__name__}, not a torch.nn.Module"
+            )
         return made
 
     return build

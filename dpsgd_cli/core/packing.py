@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,14 @@ _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 _INSTANCE = nn.modules.instancenorm._InstanceNorm
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where tensors live and how precise they are."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+
+
 class Pack(nn.Module):
     """R trials of the model that `build` makes; trial i is initialised under torch seed `seeds[i]`.
 
@@ -33,15 +42,15 @@ class Pack(nn.Module):
     """
 
     def __init__(
-        self, build: Callable[[], nn.Module], seeds: Sequence[int], device: torch.device, dtype: torch.dtype, shares_input: bool = False
-    ) -> None:  # fmt: skip
+        self, build: Callable[[], nn.Module], seeds: Sequence[int], place: Place, shares_input: bool = False
+    ) -> None:
         super().__init__()
         self.trials = len(seeds)
         self.shares_input = shares_input
         sources = [_seeded(build, seed) for seed in seeds]
         for source in sources:
-            source.to(device=device, dtype=dtype)
-        anchor = torch.zeros((), device=device, dtype=dtype, requires_grad=True)
+            source.to(device=place.device, dtype=place.dtype)
+        anchor = torch.zeros((), device=place.device, dtype=place.dtype, requires_grad=True)
         self.session = Session(self.trials, anchor)
         self.layers: list[Layer] = []
         self.template = self._pack(sources[0])
@@ -49,7 +58,7 @@ class Pack(nn.Module):
         if not self.layers:
             raise ModelError("the model has no trainable parameters")
         self._places = {id(layer): name for name, layer in self.template.named_modules() if isinstance(layer, Layer)}
-        self._bind(sources, device, dtype)
+        self._bind(sources, place)
 
     def _pack(self, source: nn.Module) -> nn.Module:
         _refuse_tied(source)
@@ -75,11 +84,12 @@ class Pack(nn.Module):
             return Fallback(module, self.session)
         clone = copy.copy(module)
         clone._modules = {
-            key: None if child is None else walk(child, f"{name}.{key}".strip(".")) for key, child in module._modules.items()
+            key: None if child is None else walk(child, f"{name}.{key}".strip("."))
+            for key, child in module._modules.items()
         }
         return clone
 
-    def _bind(self, sources: Sequence[nn.Module], device: torch.device, dtype: torch.dtype) -> None:
+    def _bind(self, sources: Sequence[nn.Module], place: Place) -> None:
         stacked = [dict(source.named_parameters()) for source in sources]
         shapes: list[tuple[Layer, str, str, torch.Size]] = []
         for layer in self.layers:
@@ -88,10 +98,10 @@ class Pack(nn.Module):
                 full = f"{place}.{name}".strip(".")
                 shapes.append((layer, name, full, stacked[0][full].shape))
         total = sum(shape.numel() for *_, shape in shapes)
-        self.values = torch.empty(self.trials, total, device=device, dtype=dtype)
+        self.values = torch.empty(self.trials, total, device=place.device, dtype=place.dtype)
         self.sums = torch.zeros_like(self.values)
         self.spans: dict[str, tuple[int, torch.Size]] = {}
-        self.group_of = torch.empty(total, dtype=torch.long, device=device)
+        self.group_of = torch.empty(total, dtype=torch.long, device=place.device)
         views: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {id(layer): ({}, {}) for layer in self.layers}
         offset = 0
         for layer, name, full, shape in shapes:

@@ -6,8 +6,8 @@ Sensitivity: one record adds a vector of L2 norm at most C (flat) or sqrt(sum C_
 by at most S = that norm under add-remove and zero-out, and twice that under replace-one. The divisor
 is a public constant, and so is everything else that turns the sum into new weights.
 
-Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch; what a step or an epoch then costs by batching is
-in `privacy/plan.py`, with the theorems. The `as-published` convention uses s_l = z C_l (twice that under
+Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch; what a step or an epoch then costs
+by batching is in `privacy/plan.py`, with the theorems. The `as-published` convention uses s_l = z C_l (twice that under
 replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
 """
 
@@ -55,7 +55,7 @@ class DpSgd(GradientMethod):
 
     def _noise_scale(self, epoch: int) -> Tensor:
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
-        scales = []
+        scales: list[Tensor] = []
         for plan, section in zip(self.plans, self.sections, strict=True):
             multiplier = plan.noise_multipliers[min(epoch, len(plan.noise_multipliers) - 1)]
             if _as_published(section):

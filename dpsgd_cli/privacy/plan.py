@@ -7,8 +7,8 @@ may be replaced; the noise has standard deviation z S):
 - poisson (add-remove, zero-out): each step is a Poisson-subsampled Gaussian of noise multiplier z and rate
   q = batch_size / N. N is declared public. Under zero-out a sampled record is swapped for one that adds zero,
   which moves the sum as its absence does.
-- shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one record's value is in
-  one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
+- shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
+  record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
   partition itself would change: refused.
 - full (all three): one Gaussian a step.
 - `as-published` per-layer noise adds z C_l to layer l: M Gaussians of multiplier z on the parts of one vector, which
@@ -113,9 +113,7 @@ def rho_of(releases: Sequence[Release]) -> float | None:
     return total_rho(releases)
 
 
-def make_plan(
-    recipe: schema.Recipe, records: int, before: Sequence[Release] = (), groups: int | None = None
-) -> Plan:
+def make_plan(recipe: schema.Recipe, records: int, before: Sequence[Release] = (), groups: int | None = None) -> Plan:
     """The plan of a private gradient recipe on `records` (public) training records.
 
     `before` are the releases of private preprocessing; `groups` is the number of layers M (None: unknown,
@@ -124,7 +122,9 @@ def make_plan(
     """
     privacy, method = recipe.privacy, recipe.method
     if privacy is None:
-        raise PrivacyError(f"method {method.kind} releases nothing under differential privacy: there is nothing to plan")
+        raise PrivacyError(
+            f"method {method.kind} releases nothing under differential privacy: there is nothing to plan"
+        )
     adjacency = privacy.adjacency or DEFAULT_ADJACENCY[method.batching]
     batch = records if method.batch_size is None else method.batch_size
     if batch > records:
@@ -328,7 +328,10 @@ class _Draft:
         budget = self.privacy.budget
         if isinstance(budget, schema.EpsilonBudget) and self.accountant.name != "gaussian":
             return calibrate(
-                lambda z: [*self.counted_before, *[self.release(z)] * epochs], self.accountant, budget.epsilon, budget.delta
+                lambda z: [*self.counted_before, *[self.release(z)] * epochs],
+                self.accountant,
+                budget.epsilon,
+                budget.delta,
             )
         left = self._inverse_variance_left()
         if left <= 0:

@@ -24,8 +24,6 @@ from dpsgd_cli.privacy.plan import Plan, rho_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results.result import Result, Row, summarise_trials
 
-TEST_ROWS = "The test rows: metrics on them are computed without noise and are not covered by the guarantee."
-
 
 @dataclass(frozen=True)
 class EpochRecord:
@@ -46,7 +44,6 @@ class Finished:
     dataset: Dataset
     history: list[EpochRecord]
     timing: Row
-    device: str
     final: dict[str, list[float]]
 
 
@@ -64,7 +61,9 @@ def result(finished: Finished) -> Result:
     warnings = list(finished.dataset.warnings)
     bad = sum(sum(record.counts["nonfinite"]) for record in finished.history)
     if bad:
-        warnings.append(f"{int(bad)} per-example gradients were not finite and were replaced by zero (a non-private count)")
+        warnings.append(
+            f"{int(bad)} per-example gradients were not finite and were replaced by zero (a non-private count)"
+        )
     return Result(
         name=recipe.name,
         privacy=_privacy(finished, trials),
@@ -133,7 +132,9 @@ def _history(finished: Finished, seeds: list[int | None], curves: list[list[tupl
                 epsilon, rho = curves[i][record.epoch]
                 row.update(noise_multiplier=_multiplier(finished, i, record.epoch), rho=rho, epsilon=epsilon)
             row.update({name: values[i] for name, values in record.metrics.items()})
-            row.update(_diagnostics({name: values[i] for name, values in record.counts.items()}, finished.plan is not None))
+            row.update(
+                _diagnostics({name: values[i] for name, values in record.counts.items()}, finished.plan is not None)
+            )
             rows.append(row)
     return rows
 
@@ -157,7 +158,14 @@ def _diagnostics(counts: dict[str, float], private: bool) -> Row:
 def _privacy(finished: Finished, trials: list[Row]) -> Row:
     plan, recipe = finished.plan, finished.loaded.recipe
     if plan is None:
-        return {"accountant": None, "epsilon": None, "delta": None, "rho": None, "declarations": [], "noise_source": None}
+        return {
+            "accountant": None,
+            "epsilon": None,
+            "delta": None,
+            "rho": None,
+            "declarations": [],
+            "noise_source": None,
+        }
     rhos = [row["rho"] for row in trials]
     return {
         "epsilon": max(row["epsilon"] for row in trials),
@@ -173,7 +181,7 @@ def _privacy(finished: Finished, trials: list[Row]) -> Row:
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
         "noise_source": _noise_source(finished),
-        "declarations": [*finished.dataset.declarations, TEST_ROWS, *_own_code(recipe)],
+        "declarations": [*finished.dataset.declarations, *_own_code(recipe)],
         "nonprivate_steps": list(finished.dataset.nonprivate),
     }
 
@@ -186,7 +194,9 @@ def _noise_source(finished: Finished) -> str:
 def _own_code(recipe: Any) -> list[str]:
     """What the statement takes on trust from code that came with the recipe."""
     files = [section.file for section in (recipe.model, recipe.method) if section.kind == "python"]
-    return [f"The code of {name} is trusted: it is public and does not use training data by other ways." for name in files]
+    return [
+        f"The code of {name} is trusted: it is public and does not use training data by other ways." for name in files
+    ]
 
 
 def _provenance(finished: Finished) -> Row:
@@ -196,7 +206,7 @@ def _provenance(finished: Finished) -> Row:
         "git": _git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": finished.device,
+        "device": str(finished.context.pack.values.device),
         "threads": torch.get_num_threads(),
         "seed": recipe.seed,
         "noise_source": None if recipe.privacy is None else ("secure" if recipe.seed is None else "seeded"),

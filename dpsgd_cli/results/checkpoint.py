@@ -1,7 +1,7 @@
 """Checkpoints of a run that is not finished: one file, replaced whole, removed when the result is written.
 
-A checkpoint holds the weights and everything else that continuing needs, and the ledgers, so that a resumed run can neither
-forget nor repeat a release. Not here: what a method's state is (`methods/`).
+A checkpoint holds the weights, everything else that continuing needs, and the ledgers, so that a resumed run
+can neither forget nor repeat a release. Not here: what a method's state is (`methods/`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a run found: the record behind `result.json` and the tables. Not here: files (`store.py`), text (`summary.py`)."""
+"""What a run found: the record behind `result.json` and the tables.
+
+Not here: files (`store.py`), text (`summary.py`).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,12 @@ def summarise(values: Sequence[float]) -> Row:
     from scipy.special import stdtrit
 
     std = statistics.stdev(values)
-    return {"mean": statistics.fmean(values), "std": std, "ci95": float(stdtrit(n - 1, 0.975)) * std / math.sqrt(n), "n": n}
+    return {
+        "mean": statistics.fmean(values),
+        "std": std,
+        "ci95": float(stdtrit(n - 1, 0.975)) * std / math.sqrt(n),
+        "n": n,
+    }
 
 
 def summarise_trials(trials: Sequence[Row], names: Sequence[str]) -> dict[str, Row]:

@@ -52,13 +52,16 @@ def prepare_place(out: Path) -> None:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise RunError(f"{out}: results cannot be written here ({error.strerror}); choose another folder with --out") from error
+        raise RunError(
+            f"{out}: results cannot be written here ({error.strerror}); choose another folder with --out"
+        ) from error
 
 
 def write_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None) -> None:
     """Write every file of `result` and put the whole directory in place at once.
 
-    `model` is what goes to `model.safetensors` (name -> torch tensor), or None. An OSError (a full disk) leaves nothing behind but is passed on.
+    `model` is what goes to `model.safetensors` (name -> torch tensor), or None. An OSError (a full disk) leaves
+    nothing behind and is passed on.
     """
     staging = directory.with_name(f".{directory.name}.writing-{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)

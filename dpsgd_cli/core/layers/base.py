@@ -50,10 +50,13 @@ class Layer(nn.Module, ABC):
     def accepts(cls, source: nn.Module) -> bool:
         """Whether this rule covers `source`: its exact type, all parameters its own, trainable and unhooked."""
         own = {name for name, _ in source.named_parameters(recurse=False)}
-        every = {name: p for name, p in source.named_parameters()}
+        every = dict(source.named_parameters())
         hooked = bool(source._forward_hooks or source._forward_pre_hooks)
         return (
-            type(source) in cls.kinds and own == set(every) and all(p.requires_grad for p in every.values()) and not hooked
+            type(source) in cls.kinds
+            and own == set(every)
+            and all(p.requires_grad for p in every.values())
+            and not hooked
         )
 
     def bind(self, values: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
@@ -140,7 +143,8 @@ class _Recorded(torch.autograd.Function):
         y = layer.fold(layer.compute(a))
         # a view returned from a Function may not be modified in place, as nn.ReLU(inplace=True) would:
         # hand out the same storage as a tensor of its own
-        return torch.empty(0, dtype=y.dtype, device=y.device).set_(y) if y._is_view() else y
+        own = torch.empty(0, dtype=y.dtype, device=y.device)
+        return own.set_(y) if y._is_view() else y  # type: ignore[call-overload]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:

@@ -1,7 +1,7 @@
 """Convolutions in one and two dimensions.
 
-With U the (K, L) matrix of input patches (K = channels x kernel, L = output positions) and d the (O, L) output gradient,
-one example's gradient is d U^T. Its squared norm comes from the Gram form <U^T U, d^T d> (L^2 (K + O)
+With U the (K, L) matrix of input patches (K = channels x kernel, L = output positions) and d the (O, L) gradient
+by the output, one example's gradient is d U^T. Its squared norm comes from the Gram form <U^T U, d^T d> (L^2 (K + O)
 operations) or from the instantiated (O, K) matrix (L K O operations); the cheaper one is taken. The clipped sum
 is the framework's own weight gradient with rescaled d, or, where the matrices were instantiated anyway and
 are no larger than the patches, their weighted sum.

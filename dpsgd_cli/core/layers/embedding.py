@@ -49,7 +49,9 @@ class Embedding(Layer):
         tokens, d = self._flat()
         same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
         gram = torch.matmul(d, d.transpose(-1, -2))
-        return torch.where(same, gram, torch.zeros((), dtype=d.dtype, device=d.device)).sum(dim=(-1, -2)).clamp_min_(0.0)
+        return (
+            torch.where(same, gram, torch.zeros((), dtype=d.dtype, device=d.device)).sum(dim=(-1, -2)).clamp_min_(0.0)
+        )
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         tokens, d = self._flat()

@@ -61,7 +61,9 @@ class Linear(Layer):
         inputs = [a.reshape(a.shape[0], a.shape[1], -1, a.shape[-1]) for a, _ in pairs]
         widest = max(a.shape[0] for a in inputs)
         stretched = [a.expand(widest, *a.shape[1:]) for a in inputs]
-        return torch.cat(stretched, dim=2), torch.cat([d.flatten(2, -2) if d.dim() > 3 else d.unsqueeze(2) for _, d in pairs], 2)
+        return torch.cat(stretched, dim=2), torch.cat(
+            [d.flatten(2, -2) if d.dim() > 3 else d.unsqueeze(2) for _, d in pairs], 2
+        )
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         for a, d in self.recorded():

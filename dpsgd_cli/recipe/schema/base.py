@@ -1,0 +1,38 @@
+"""What every section of a recipe is built from: strictness and the types that appear everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Delta = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    if not pair[0] < pair[1]:
+        raise ValueError(f"is {list(pair)}, but must be [low, high] with low < high")
+    return pair
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    twice = next((value for index, value in enumerate(values) if str(value) in map(str, values[:index])), None)
+    if twice is not None or not values:
+        raise ValueError(f"lists {twice!r} twice" if values else "is empty")
+    return values
+
+
+Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
+Values = Annotated[list[Any], AfterValidator(_distinct)]
+
+
+class Section(BaseModel):
+    """Unknown keys are errors; a resolved recipe never changes.
+
+    A validator's message is one line per problem; a line that begins with `key.path: ` is reported at that key.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -1,0 +1,127 @@
+"""The `data:` section: a card or a file of the user's own, and what is done to its features."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from dpsgd_cli.recipe.schema.base import Count, Interval, Positive, Section, Values
+
+
+class OneHot(Section):
+    columns: list[str] | None = Field(None, description="Categorical columns to expand; all of them when left out.")
+
+
+class Scale(Section):
+    by: Literal["bounds", "standard", "min-max"] = Field(
+        "bounds",
+        description="`bounds` maps each numeric column from its public [low, high] to [0, 1] (values outside are"
+        " clamped); `standard` and `min-max` are fitted on the training rows, which is NOT private and is recorded.",
+    )
+    to: Interval = Field((0.0, 1.0), description="Target interval of `bounds` and `min-max`.")
+
+
+class UnitNorm(Section):
+    at_most: bool = Field(False, description="Only shrink rows longer than 1 instead of normalising every row.")
+
+
+class Bias(Section):
+    value: float = Field(1.0, description="Constant of the appended column.")
+
+
+class Pca(Section):
+    components: Count = Field(description="Number of principal directions kept.")
+    noise_multiplier: Positive | None = Field(
+        None, description="Gaussian noise on the covariance of unit-norm rows, charged to the ledger."
+    )
+    public: bool = Field(False, description="Declare the covariance public: no noise, recorded as a declaration.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Pca:
+        if (self.noise_multiplier is None) == (not self.public):
+            raise ValueError("give either noise_multiplier (private) or public: true")
+        return self
+
+
+PREPROCESS: dict[str, type[Section]] = {
+    "one-hot": OneHot,
+    "scale": Scale,
+    "unit-norm": UnitNorm,
+    "bias": Bias,
+    "pca": Pca,
+}
+
+
+class PreprocessStep(Section):
+    """One step of the pipeline: a mapping with exactly one of these keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    one_hot: OneHot | None = Field(None, alias="one-hot", description="Expand categorical columns.")
+    scale: Scale | None = Field(None, description="Scale numeric columns.")
+    unit_norm: UnitNorm | None = Field(None, alias="unit-norm", description="Divide each row by its L2 norm.")
+    bias: Bias | None = Field(None, description="Append a constant column.")
+    pca: Pca | None = Field(None, description="Project onto principal directions.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> PreprocessStep:
+        if len(self.model_fields_set) != 1 or self.step is None:
+            raise ValueError(f"each step needs exactly one of {', '.join(PREPROCESS)} ({{}} for its defaults)")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The YAML key of the step that is set."""
+        field = next(iter(self.model_fields_set))
+        return str(type(self).model_fields[field].alias or field)
+
+    @property
+    def step(self) -> Section | None:
+        """The settings of the step that is set."""
+        return next((getattr(self, name) for name in self.model_fields_set), None)
+
+
+class Split(Section):
+    test: Annotated[float, Field(gt=0, lt=1)] | Count = Field(
+        0.2, description="Test rows, as a fraction or a count; drawn without looking at any value."
+    )
+    seed: int = Field(0, description="Seed of the split; the same for every trial.")
+
+
+class Data(Section):
+    """A card by `name`, or a file of the user's own by `path`."""
+
+    name: str | None = Field(None, description="A data set card: `dpsgd data list` shows them.")
+    path: str | None = Field(None, description="Your own .csv, .npz or .parquet file, relative to the recipe.")
+    test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
+    target: str | None = Field(None, description="Label column (csv, parquet) or array (npz: default `y`).")
+    task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
+    classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
+    categorical: dict[str, Values] | list[str] | None = Field(
+        None, description="Categorical columns, with their public values; a bare list reads and declares the values."
+    )
+    bounds: dict[str, Interval] | Interval | None = Field(
+        None, description="Public [low, high] of numeric columns, by name, or one pair for all of them."
+    )
+    drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
+    split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
+    preprocess: list[PreprocessStep] | None = Field(
+        None, description="Steps in order; left out, the card's own default (a file: scale by bounds, then one-hot)."
+    )
+
+    @model_validator(mode="after")
+    def _card_or_file(self) -> Data:
+        if (self.name is None) == (self.path is None):
+            raise ValueError("give either name (a card) or path (your own file)")
+        if self.path is None:
+            extra = [
+                key for key in ("test_path", "target", "categorical", "bounds", "classes", "drop") if getattr(self, key)
+            ]
+            if self.task != "classification":
+                extra.append("task")
+            if extra:
+                raise ValueError(f"{', '.join(extra)}: only for a file of your own (path); the card says it already")
+        elif self.target is None and not self.path.endswith(".npz"):
+            raise ValueError("a csv or parquet file needs target, the name of the label column")
+        return self

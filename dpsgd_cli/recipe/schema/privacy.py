@@ -1,0 +1,92 @@
+"""The `privacy:` section: everything that can change the guarantee."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dpsgd_cli.recipe.schema.base import Count, Delta, Positive, Section
+
+
+class FlatClipping(Section):
+    kind: Literal["flat"] = "flat"
+    norm: Positive = Field(1.0, description="L2 bound C of one record's whole gradient.")
+
+
+class PerLayerClipping(Section):
+    kind: Literal["per-layer"] = "per-layer"
+    norm: Positive | list[Positive] = Field(1.0, description="L2 bound C_l of each layer, or one per layer.")
+    noise: Literal["joint", "as-published"] = Field(
+        "joint",
+        description="`joint`: noise z * sqrt(sum C_l^2) everywhere. `as-published`: noise z * C_l on layer l of M,"
+        " which is charged what it costs, noise multiplier z / sqrt(M).",
+    )
+
+
+Clipping = Annotated[FlatClipping | PerLayerClipping, Field(discriminator="kind")]
+Auto = Literal["auto"]
+
+
+class Uniform(Section):
+    kind: Literal["uniform"] = "uniform"
+    initial: Positive | Auto = Field("auto", description="Noise multiplier of every epoch; auto: the least allowed.")
+
+
+class TimeDecay(Section):
+    kind: Literal["time"] = "time"
+    initial: Positive = Field(description="Noise multiplier of epoch 0.")
+    decay: Positive = Field(description="k in initial / (1 + k t).")
+
+
+class ExponentialDecay(Section):
+    kind: Literal["exponential"] = "exponential"
+    initial: Positive = Field(description="Noise multiplier of epoch 0.")
+    decay: Positive = Field(description="k in initial * exp(-k t).")
+
+
+class StepDecay(Section):
+    kind: Literal["step"] = "step"
+    initial: Positive = Field(description="Noise multiplier of epoch 0.")
+    decay: Annotated[float, Field(gt=0, lt=1)] = Field(description="k in initial * k^floor(t / period).")
+    period: Count = Field(10, description="Epochs between two steps.")
+
+
+class PolynomialDecay(Section):
+    kind: Literal["polynomial"] = "polynomial"
+    initial: Positive = Field(description="Noise multiplier of epoch 0.")
+    final: Positive = Field(description="Noise multiplier from epoch `period` on.")
+    decay: Positive = Field(description="Power k in (initial - final) (1 - t/period)^k + final.")
+    period: Count = Field(100, description="Epochs until the final value.")
+
+
+Schedule = Annotated[Uniform | TimeDecay | ExponentialDecay | StepDecay | PolynomialDecay, Field(discriminator="kind")]
+
+
+class RhoBudget(Section):
+    rho: Positive = Field(description="Total zCDP.")
+
+
+class EpsilonBudget(Section):
+    epsilon: Positive = Field(description="Total epsilon.")
+    delta: Delta = Field(description="At this delta.")
+
+
+class Privacy(Section):
+    adjacency: Literal["add-remove", "replace-one", "zero-out"] | None = Field(
+        None, description="Which data sets count as neighbours; left out, the batching's own (see README)."
+    )
+    clipping: Clipping = Field(FlatClipping(), description="How one record's gradient is bounded.")
+    schedule: Schedule = Field(Uniform(), description="The noise multiplier by epoch.")
+    budget: RhoBudget | EpsilonBudget | None = Field(None, description="What a trial may spend.")
+    budget_covers: Literal["total", "training"] = Field(
+        "total", description="`training` leaves private preprocessing out of the budget (never out of the total)."
+    )
+    delta: Delta | None = Field(None, description="Delta of the statement; the budget's own when it has one.")
+    accountant: Literal["auto", "zcdp", "gaussian", "rdp", "pld"] = Field(
+        "auto",
+        description="Who polices an epsilon budget and states epsilon. auto: pld for poisson, else gaussian (exact).",
+    )
+    noise_source: Literal["seeded", "secure"] | None = Field(
+        None, description="seeded: reproducible, for experiments; secure: operating-system entropy (no seed)."
+    )

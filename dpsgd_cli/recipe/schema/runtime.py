@@ -1,0 +1,18 @@
+"""The `runtime:` section: nothing here can change the guarantee."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dpsgd_cli.recipe.schema.base import Count, NonNegative, Section
+
+
+class Runtime(Section):
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    dtype: Literal["float32", "float64"] = Field("float32", description="Of parameters and data.")
+    threads: Count | None = Field(None, description="CPU threads; torch's own choice when left out.")
+    micro_batch: Count | None = Field(None, description="Most rows per trial held at once; memory only.")
+    checkpoint_seconds: NonNegative = Field(30.0, description="Least time between two checkpoints.")
+    evaluate_every: Count = Field(1, description="Epochs between two evaluations; the last one always is.")
