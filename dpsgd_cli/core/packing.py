@@ -93,9 +93,9 @@ class Pack(nn.Module):
         stacked = [dict(source.named_parameters()) for source in sources]
         shapes: list[tuple[Layer, str, str, torch.Size]] = []
         for layer in self.layers:
-            place = self._places[id(layer)]
+            path = self._places[id(layer)]
             for name in layer.names:
-                full = f"{place}.{name}".strip(".")
+                full = f"{path}.{name}".strip(".")
                 shapes.append((layer, name, full, stacked[0][full].shape))
         total = sum(shape.numel() for *_, shape in shapes)
         self.values = torch.empty(self.trials, total, device=place.device, dtype=place.dtype)
