@@ -230,8 +230,7 @@ def _synchronise(device: torch.device) -> None:
 
 def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
     found = _evaluate(trials, trials.test) if wanted else {}
-    counts = {name: getattr(seen, name).tolist() for name in ("loss", "examples", "clipped", "norm", "nonfinite")}
-    return assemble.EpochRecord(epoch, {f"test_{k}": v for k, v in found.items()}, counts)
+    return assemble.EpochRecord(epoch, {f"test_{k}": v for k, v in found.items()}, seen.sums())
 
 
 def _evaluate(trials: Trials, table: Table) -> dict[str, list[float]]:

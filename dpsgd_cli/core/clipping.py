@@ -5,6 +5,7 @@ Always sums, never means: the method divides by a public constant. Not here: noi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,19 +31,54 @@ class Clipping:
         return [float(s) for s in self.norms.double().square().sum(dim=0).sqrt()]
 
 
-@dataclass
 class Diagnostics:
-    """NON-PRIVATE sums over the examples seen, each (R,): for `nonprivate_` columns only."""
+    """NON-PRIVATE sums over the examples seen, each float64 (R,): for `nonprivate_` columns only.
 
-    loss: Tensor
-    examples: Tensor
-    clipped: Tensor
-    norm: Tensor
-    nonfinite: Tensor
+    Steps hand in what they have anyway, and sums are formed once in many steps: a few numbers an
+    example should not cost a dozen small operations a step.
+    """
 
-    @classmethod
-    def zeros(cls, trials: int, device: torch.device) -> Diagnostics:
-        return cls(*(torch.zeros(trials, device=device, dtype=torch.float64) for _ in range(5)))
+    _MOST_PENDING = 1 << 20
+
+    def __init__(self, trials: int, device: torch.device) -> None:
+        self._totals = {
+            name: torch.zeros(trials, device=device, dtype=torch.float64)
+            for name in ("loss", "examples", "norm", "clipped", "nonfinite")
+        }
+        self._pending: list[tuple[Tensor, Tensor | None, Tensor | None, Clipping | None]] = []
+        self._held = 0
+
+    def add(self, losses: Tensor, squares: Tensor | None, mask: Tensor | None, clipping: Clipping | None) -> None:
+        """Losses (R, B), squared norms (M, R, B) or None when nothing is clipped, mask (R, B) or None."""
+        self._pending.append((losses, squares, mask, clipping))
+        self._held += losses.numel() * (1 if squares is None else 1 + len(squares))
+        if self._held > self._MOST_PENDING:
+            self._sum_up()
+
+    def sums(self) -> dict[str, list[float]]:
+        """`loss`, `examples`, `norm` (of whole gradients), `clipped` and `nonfinite` counts: one number a trial."""
+        self._sum_up()
+        return {name: total.tolist() for name, total in self._totals.items()}
+
+    def _sum_up(self) -> None:
+        for losses, squares, mask, clipping in self._pending:
+            present = torch.ones_like(losses, dtype=torch.bool) if mask is None else mask
+            self._count("loss", losses, present)
+            self._count("examples", present, present)
+            if squares is None or clipping is None:
+                continue
+            total = squares.sum(dim=0)
+            finite = torch.isfinite(total)
+            groups = total.unsqueeze(0) if clipping.flat else squares
+            over = (groups.sqrt() > clipping.norms.unsqueeze(-1)).any(dim=0)
+            self._count("norm", total.sqrt(), present & finite)
+            self._count("clipped", over, present & finite)
+            self._count("nonfinite", ~finite, present)
+        self._pending.clear()
+        self._held = 0
+
+    def _count(self, name: str, values: Tensor, where: Tensor) -> None:
+        self._totals[name] += torch.where(where, values.double(), 0.0).sum(dim=1)
 
 
 @torch.no_grad()
@@ -62,21 +98,22 @@ def add_clipped_sums(
     y = y.expand(pack.trials, -1)
     if y.shape[1] == 0:
         return
-    _record(pack, x, y, loss, seen, mask)
+    losses = _record(pack, x, y, loss)
     if clipping is None:
-        factors = torch.ones_like(y, dtype=pack.values.dtype) if mask is None else mask.to(pack.values.dtype)
-        for layer in pack.layers:
-            layer.add_clipped_sums(factors)
+        squares = None
+        weights = torch.ones_like(losses) if mask is None else mask.to(losses.dtype)
+        factors = [weights] * len(pack.layers)
     else:
         squares = torch.stack([layer.square_norms() for layer in pack.layers])
-        for layer, factors in zip(pack.layers, _factors(pack, squares, clipping, mask, seen), strict=True):
-            layer.add_clipped_sums(factors)
-    for layer in pack.layers:
+        factors = _factors(pack, squares, clipping, mask)
+    for layer, own in zip(pack.layers, factors, strict=True):
+        layer.add_clipped_sums(own)
         layer.forget()
+    seen.add(losses, squares, mask, clipping)
 
 
-def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss, seen: Diagnostics, mask: Tensor | None) -> None:
-    """One recorded forward pass and one backward pass to the layers' outputs."""
+def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """One recorded forward pass and one backward pass to the layers' outputs; returns the losses (R, B)."""
     pack.session.recording = True
     try:
         with torch.enable_grad():
@@ -84,30 +121,20 @@ def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss, seen: Diagnostics, mas
             losses.sum().backward()
     finally:
         pack.session.recording = False
-    values = losses.detach()
-    values = values if mask is None else torch.where(mask, values, 0.0)
-    seen.loss += values.sum(dim=1, dtype=torch.float64)
-    seen.examples += y.shape[1] if mask is None else mask.sum(dim=1)
+    return losses.detach()
 
 
-def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | None, seen: Diagnostics) -> list[Tensor]:
+def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | None) -> list[Tensor]:
     """Clip factors (R, B) of each layer from squared norms (M, R, B); erases what is not finite."""
-    total = squares.sum(dim=0)
-    bad = ~torch.isfinite(total)
-    if mask is not None:
-        bad = bad & mask
-    if bad.is_cuda or bool(bad.any()):
+    groups = squares.sum(dim=0, keepdim=True) if clipping.flat else squares
+    factors = clipping.norms.unsqueeze(-1) / groups.sqrt()
+    factors.clamp_(max=1.0)
+    # one infinite or undefined norm makes the sum of all of them so; on a GPU the question would have to wait
+    if squares.is_cuda or not math.isfinite(squares.sum()):
+        bad = ~torch.isfinite(squares.sum(dim=0))
+        factors.masked_fill_(bad, 0.0)
         for layer in pack.layers:
-            layer.erase(~torch.isfinite(total))
-    keep = torch.isfinite(total) if mask is None else torch.isfinite(total) & mask
-    groups = total.unsqueeze(0) if clipping.flat else squares
-    norms = groups.sqrt()
-    factors = torch.where(keep, (clipping.norms.unsqueeze(-1) / norms).clamp_(max=1.0), 0.0)
-    _diagnose(seen, total, factors, keep, bad)
+            layer.erase(bad)
+    if mask is not None:
+        factors = factors * mask
     return list(factors.expand(len(pack.layers), -1, -1))
-
-
-def _diagnose(seen: Diagnostics, total: Tensor, factors: Tensor, keep: Tensor, bad: Tensor) -> None:
-    seen.norm += torch.where(keep, total.sqrt(), 0.0).sum(dim=1, dtype=torch.float64)
-    seen.clipped += ((factors < 1).any(dim=0) & keep).sum(dim=1)
-    seen.nonfinite += bad.sum(dim=1)

@@ -6,12 +6,14 @@ Not here: how much noise (the method scales it) and what it costs (`privacy/`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from dpsgd_cli.core.streams import Streams
 
 _BLOCK_ELEMENTS = 1 << 19
+_PARTS = 4  # each block of a trial is drawn as this many streams, which cores fill side by side
 
 
 class NoiseSource:
@@ -32,6 +34,26 @@ class NoiseSource:
         self._shape = (len(streams), self._steps, size)
         self._options = {"device": device, "dtype": dtype}
 
+    def _fill(self, number: int, block: torch.Tensor) -> None:
+        """Draw block `number` of every trial. Filling releases the interpreter, so that threads run side by side."""
+
+        def fill(job: tuple[Streams, int, torch.Tensor]) -> None:
+            stream, part, out = job
+            stream.normal("noise", number * _PARTS + part, out)
+
+        jobs = [
+            (stream, part, out)
+            for stream, own in zip(self._streams, block, strict=True)
+            for part, out in enumerate(own.view(-1).tensor_split(_PARTS))
+        ]
+        workers = torch.get_num_threads() if block.device.type == "cpu" else 1
+        if workers == 1 or block.numel() < 1 << 14:
+            for job in jobs:
+                fill(job)
+            return
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(fill, jobs))
+
     def draw(self, step: int) -> torch.Tensor:
         """Noise of `step` (0, 1, 2, ...): a view (R, P) that stays valid until the next call."""
         if step <= self._last_step and not all(stream.reproducible for stream in self._streams):
@@ -41,7 +63,6 @@ class NoiseSource:
         if number != self._number or self._block is None:
             if self._block is None:
                 self._block = torch.empty(self._shape, **self._options)  # type: ignore[call-overload]
-            for stream, out in zip(self._streams, self._block, strict=True):
-                stream.normal("noise", number, out)
+            self._fill(number, self._block)
             self._number = number
         return self._block[:, offset]

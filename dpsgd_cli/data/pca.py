@@ -29,8 +29,9 @@ def covariance(rows: np.ndarray) -> np.ndarray:
     - add-remove, zero-out: one record adds or takes away one u u^T (a null record has none),
       and |u u^T|_F = |u|^2 <= 1.
     - replace-one: |u u^T - v v^T|_F^2 = |u|^4 + |v|^4 - 2 <u, v>^2 <= 2.
-    S is symmetric, so it is a function of its upper triangle (diagonal included), and the L2 norm of a
-    triangle is at most the Frobenius norm of the whole. Hence `sensitivity` bounds the L2 sensitivity of the triangle.
+    S is symmetric, so it is a function of its upper triangle (diagonal included). With the entries off the
+    diagonal multiplied by sqrt(2), that triangle is a vector whose L2 norm IS the Frobenius norm of the whole,
+    so `sensitivity` is its L2 sensitivity, and it is reached.
     A mean is never subtracted: it would be a second use of the private rows.
     """
     flat = flatten(rows)
@@ -43,18 +44,21 @@ def covariance(rows: np.ndarray) -> np.ndarray:
 
 
 def add_noise(exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
-    """`exact` plus Gaussian noise on its upper triangle, mirrored below: the release of Analyze Gauss.
+    """`exact` plus symmetric Gaussian noise: `scale` on the diagonal, scale / sqrt(2) off it.
 
     Notation: exact (D, D) from `covariance`; draws (D (D + 1) / 2,) independent standard normals; scale is
     the noise's standard deviation, noise_multiplier * sensitivity(adjacency).
 
-    Guarantee: the released triangle is one Gaussian mechanism with noise multiplier z = scale / sensitivity,
-    which is 1/(2 z^2)-zCDP (Bun and Steinke 2016, Proposition 1.6); the mirrored half, the eigenvectors and every
-    projection onto them are post-processing. Source: Dwork, Talwar, Thakurta, Zhang 2014, Algorithm 1.
+    Guarantee: the released vector is the upper triangle with off-diagonal entries times sqrt(2); noise of
+    one scale on all of it is one Gaussian mechanism with noise multiplier z = scale / sensitivity, which is
+    1/(2 z^2)-zCDP (Bun and Steinke 2016, Proposition 1.6). The mirrored half, the eigenvectors and every projection
+    onto them are post-processing. Source: Dwork, Talwar, Thakurta, Zhang 2014, Algorithm 1, which adds `scale` off the
+    diagonal too; the factor is free, because the sensitivity above holds for the weighted vector.
     """
     noise = np.zeros_like(exact)
     upper = np.triu_indices(len(exact))
     noise[upper] = scale * draws
+    noise[~np.eye(len(exact), dtype=bool)] /= math.sqrt(2)
     noise.T[upper] = noise[upper]
     return exact + noise
 

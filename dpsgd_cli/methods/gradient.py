@@ -69,7 +69,7 @@ class GradientMethod(Method):
             if active[trial]:
                 self.spend(epoch, trial)
         held = None if all(active) else _Held(self, torch.tensor(active, device=self.context.pack.values.device))
-        seen = Diagnostics.zeros(self.context.trials, self.context.pack.values.device)
+        seen = Diagnostics(self.context.trials, self.context.pack.values.device)
         for step in range(epoch * self.steps, (epoch + 1) * self.steps):
             self._step(epoch, step, seen)
         if held is not None:

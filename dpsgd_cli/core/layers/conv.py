@@ -16,6 +16,10 @@ from torch import Tensor, nn
 from dpsgd_cli.core.layers.base import Layer, Session
 
 
+# Patches are made for a few rows at a time: a copy that stays in a core's cache is several times cheaper.
+_PATCH_ELEMENTS = 1 << 18
+
+
 class Conv(Layer):
     """Rule for Conv1d and Conv2d with zero padding. Weight (R, O, C / groups, *kernel), bias (R, O)."""
 
@@ -74,24 +78,42 @@ class Conv(Layer):
         return unfolded.view(a.shape[0], a.shape[1], self.groups, -1, unfolded.shape[-1])
 
     def square_norms(self) -> Tensor:
-        pairs = self.recorded()
-        trials, rows = self.session.trials, self.session.rows
-        patches = [self._patches(a) for a, _ in pairs]
-        widest = max(u.shape[0] for u in patches)
-        u = torch.cat([p.expand(widest, -1, -1, -1, -1) for p in patches], dim=-1) if len(patches) > 1 else patches[0]
-        d = torch.cat([g.reshape(trials, rows, self.groups, self.outputs // self.groups, -1) for _, g in pairs], dim=-1)
+        calls = self.recorded()
+        rows = self.session.rows
+        most = max(1, _PATCH_ELEMENTS // max(1, self._patch_elements(calls)))
+        chunks = [self._norms_of(calls, start, min(start + most, rows)) for start in range(0, rows, most)]
+        self.kept = None
+        if all(kept is not None for _, kept in chunks):
+            self.kept = torch.cat([kept for _, kept in chunks if kept is not None], dim=1)
+        return torch.cat([norms for norms, _ in chunks], dim=1)
+
+    def _patch_elements(self, calls: list[tuple[Tensor, Tensor]]) -> int:
+        """Numbers in all patches of one row of every trial."""
+        weight = self.values["weight"]
+        per_position = weight[0, 0].numel() * self.groups
+        return self.session.trials * per_position * sum(d[0, 0, 0].numel() for _, d in calls)
+
+    def _norms_of(
+        self, calls: list[tuple[Tensor, Tensor]], start: int, stop: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Squared norms (R, rows) of rows start..stop-1, and their gradients (R, rows, groups, O, K) if small."""
+        parts = [self._patches(a[:, start:stop]) for a, _ in calls]
+        widest = max(part.shape[0] for part in parts)
+        u = parts[0] if len(parts) == 1 else torch.cat([p.expand(widest, -1, -1, -1, -1) for p in parts], dim=-1)
+        split = (self.session.trials, stop - start, self.groups, self.outputs // self.groups, -1)
+        d = torch.cat([g[:, start:stop].reshape(split) for _, g in calls], dim=-1)
         inputs, outputs, positions = u.shape[-2], d.shape[-2], d.shape[-1]
+        kept = None
         if positions * (inputs + outputs) <= inputs * outputs:
             grams = torch.matmul(u.transpose(-1, -2), u) * torch.matmul(d.transpose(-1, -2), d)
             norms = grams.sum(dim=(-1, -2, -3)).clamp_min_(0.0)
         else:
             gradients = torch.matmul(d, u.transpose(-1, -2))
-            norms = gradients.flatten(2).square().sum(dim=2)
-            if gradients.numel() <= u.numel():
-                self.kept = gradients
+            norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
+            kept = gradients if gradients.numel() <= u.numel() else None
         if self.has_bias:
-            norms = norms + d.sum(dim=-1).flatten(2).square().sum(dim=2)
-        return norms
+            norms = norms + d.sum(dim=-1).flatten(2).square_().sum(dim=2)
+        return norms, kept
 
     def erase(self, bad: Tensor) -> None:
         super().erase(bad)

@@ -85,9 +85,9 @@ class Linear(Layer):
         else:
             self.sums["weight"].baddbmm_((d * factors.unsqueeze(-1)).transpose(1, 2), a)
         if self.has_bias:
-            self.sums["bias"] += torch.bmm(factors.unsqueeze(1), d).squeeze(1)
+            self.sums["bias"].unsqueeze(1).baddbmm_(factors.unsqueeze(1), d)
 
 
 def _square(x: Tensor) -> Tensor:
     """Squared L2 norm over the last axis."""
-    return torch.linalg.vector_norm(x, dim=-1).square()
+    return torch.linalg.vector_norm(x, dim=-1).square_()
