@@ -16,6 +16,7 @@ _WHERE: dict[str, tuple[str, str]] = {
     "zcdp": ("zcdp", "Zcdp"),
     "zcdp-tight": ("zcdp", "TightZcdp"),
     "rdp": ("rdp", "Rdp"),
+    "pld": ("pld", "Pld"),
     "gaussian": ("gaussian", "Gaussian"),
 }
 NAMES: tuple[str, ...] = tuple(_WHERE)

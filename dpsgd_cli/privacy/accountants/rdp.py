@@ -88,6 +88,16 @@ class Rdp(Accountant):
             for epoch in range(len(epochs))
         ]
 
+    def best_order_for_delta(self, releases: Sequence[Release], delta: float) -> float:
+        """The order at which epsilon at `delta` is least (leaks left out)."""
+        profile = _Profile(without_leaks(releases)[0])
+        return self._argmin(lambda order: conversions.renyi_epsilon(order, profile.total(order), delta))
+
+    def best_order_for_epsilon(self, releases: Sequence[Release], epsilon: float) -> float:
+        """The order at which delta at `epsilon` is least (leaks left out)."""
+        profile = _Profile(without_leaks(releases)[0])
+        return self._argmin(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
+
     def _best_epsilon(self, total: Callable[[float], float], delta: float) -> float:
         # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
         if -math.expm1(-total(self.orders[0])) <= delta * delta:
@@ -95,7 +105,10 @@ class Rdp(Accountant):
         return max(0.0, self._least(lambda order: conversions.renyi_epsilon(order, total(order), delta)))
 
     def _least(self, objective: Callable[[float], float]) -> float:
-        """The least value over the orders of a quasi-convex objective: gallop from the middle, then bisect."""
+        return objective(self._argmin(objective))
+
+    def _argmin(self, objective: Callable[[float], float]) -> float:
+        """The order where a quasi-convex objective is least: gallop from the middle, then bisect."""
         values: dict[int, float] = {}
 
         def at(index: int) -> float:
@@ -113,7 +126,7 @@ class Rdp(Accountant):
             else:
                 low = middle + 1
         at(low)
-        return min(values.values())
+        return self.orders[min(values, key=values.__getitem__)]
 
 
 def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, int]:

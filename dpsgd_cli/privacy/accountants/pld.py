@@ -1,0 +1,152 @@
+"""Privacy-loss distributions: the tightest bound for Poisson-sampled Gaussians and whatever is composed with them.
+
+Not for fixed-size batches, for which no dominating pair is built in. Discretisation and composition are in
+`privacy/loss_*.py`; here they are put together, in both directions of the adjacency. SciPy loads on the first query.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dpsgd_cli.privacy import conversions
+from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling
+from dpsgd_cli.privacy.accountants.rdp import Rdp
+from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum, Mechanism, Release, merge
+
+if TYPE_CHECKING:
+    from dpsgd_cli.privacy.loss_composition import Aim, Composer
+
+_RELATIVE_WIDTH = 0.02
+"""Cell width over the standard deviation of an average step: inflates the total's by about width^2/12, 3e-5 of it."""
+_MOST_CELLS = 1 << 22
+"""Wider cells, and a looser bound, before more memory than this takes (about 300 MB)."""
+
+
+class Pld(Accountant):
+    """Numerical composition of discretised privacy losses, rounded up."""
+
+    name = "pld"
+
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        if not isinstance(mechanism, GaussianSum):
+            return None
+        unsound = unsound_sampling(mechanism)
+        if unsound is None and mechanism.batching == "fixed":
+            return "batches of fixed size: no loss distribution of sampling without replacement is built in; use rdp"
+        return unsound
+
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        self.check(releases)
+        kept = _exact_gaussians(releases)
+        if kept is None:
+            return math.inf
+        if (mu := _gaussian_only(kept)) is not None:
+            return conversions.gaussian_epsilon(mu, delta)
+        return max(composer.compose().epsilon(delta) for composer in _composers(kept, _aim_at_delta(kept, delta)))
+
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        self.check(releases)
+        kept = _exact_gaussians(releases)
+        if kept is None:
+            return 1.0
+        if (mu := _gaussian_only(kept)) is not None:
+            return conversions.gaussian_delta(mu, epsilon)
+        return max(composer.compose().delta(epsilon) for composer in _composers(kept, _aim_at_epsilon(kept, epsilon)))
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        import numpy as np
+
+        self.check([release for releases in epochs for release in releases])
+        rows = [_exact_gaussians(releases) for releases in epochs]
+        if any(row is None for row in rows) or not any(_needs_sampling(row or []) for row in rows):
+            return super().curve(epochs, delta)
+        total = merge([release for row in rows for release in row or []])
+        columns = {release.mechanism: i for i, release in enumerate(total)}
+        counts = np.zeros((len(rows), len(columns)))
+        for i, row in enumerate(rows):
+            for release in row or []:
+                counts[i, columns[release.mechanism]] += release.count
+        counts = counts.cumsum(axis=0)
+        composers = _composers(total, _aim_at_delta(total, delta), shorter_too=True)
+        curves = [[loss.epsilon(delta) for loss in composer.compose_each(counts)] for composer in composers]
+        return [max(0.0, *values) if counts[i].any() else 0.0 for i, values in enumerate(zip(*curves, strict=True))]
+
+
+def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
+    """Distinct releases, with all unsampled Gaussians as the one Gaussian that they are; None without any noise."""
+    precision = 0.0
+    adjacency: Adjacency = "add-remove"
+    kept: list[Release] = []
+    for release in merge(list(releases)):
+        mechanism, count = release.mechanism, release.count
+        if not isinstance(mechanism, GaussianSum):
+            kept.append(release)
+            continue
+        noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
+        if rate == 0:
+            continue
+        if noise**2 == 0:
+            return None
+        if mechanism.batching == "poisson" and rate < 1:
+            kept.append(Release(GaussianSum(noise, mechanism.adjacency, "poisson", rate), count))
+        else:
+            precision += count / noise**2
+            adjacency = mechanism.adjacency
+    if precision > 0:
+        kept.append(Release(GaussianSum(1 / math.sqrt(precision), adjacency)))
+    return merge(kept)
+
+
+def _gaussian_only(kept: Sequence[Release]) -> float | None:
+    """The Gaussian-DP parameter when nothing else is left (0 for nothing at all); None otherwise."""
+    if not kept:
+        return 0.0
+    mechanism = kept[0].mechanism
+    if len(kept) == 1 and isinstance(mechanism, GaussianSum) and mechanism.batching == "full":
+        return 1 / mechanism.noise_multiplier
+    return None
+
+
+def _needs_sampling(releases: Sequence[Release]) -> bool:
+    return any(isinstance(r.mechanism, GaussianSum) and r.mechanism.batching == "poisson" for r in releases)
+
+
+def _aim_at_delta(releases: Sequence[Release], delta: float) -> Aim:
+    """Tilt by the best Renyi order (an order of alpha weighs losses by e^((alpha - 1) loss))."""
+    from dpsgd_cli.privacy.loss_composition import Aim
+
+    return Aim(Rdp().best_order_for_delta(releases, delta) - 1, math.log(delta))
+
+
+def _aim_at_epsilon(releases: Sequence[Release], epsilon: float) -> Aim:
+    """The same, some way below the delta that Renyi orders prove."""
+    from dpsgd_cli.privacy.loss_composition import Aim
+
+    rdp = Rdp()
+    proved = rdp.delta(releases, epsilon)
+    log_delta = math.log(max(proved, 1e-200)) - 5
+    return Aim(rdp.best_order_for_epsilon(releases, epsilon) - 1, log_delta)
+
+
+def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False) -> list[Composer]:
+    """One for each direction that matters; one is enough when nothing is sampled."""
+    import numpy as np
+
+    from dpsgd_cli.privacy.loss_composition import Composer
+    from dpsgd_cli.privacy.loss_pairs import discretise, loss_variance
+
+    counts = np.array([float(release.count) for release in releases])
+    variance = float(sum(r.count * loss_variance(r.mechanism) for r in releases))
+    width = math.sqrt(variance / float(counts.sum())) * _RELATIVE_WIDTH
+    directions = ("remove", "add") if _needs_sampling(releases) else ("remove",)
+    while True:
+        pairs = [discretise(release.mechanism, width) for release in releases]
+        composers = [
+            Composer([getattr(pair, side) for pair in pairs], width, counts, aim, shorter_too) for side in directions
+        ]
+        excess = max(composer.size for composer in composers) / _MOST_CELLS
+        if excess <= 1:
+            return composers
+        width *= max(2.0, excess)
