@@ -9,6 +9,8 @@ are no larger than the patches, their weighted sum.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ class Conv(Layer):
         self.has_bias = source.bias is not None
         self.stride, self.dilation, self.groups = source.stride, source.dilation, source.groups
         self.padding: tuple[int, ...] = tuple(source.padding)  # type: ignore[arg-type]
-        self.kernel = source.kernel_size
+        self.kernel: tuple[int, ...] = source.kernel_size
         self.outputs = source.out_channels
         self.kept: Tensor | None = None
 
@@ -67,15 +69,14 @@ class Conv(Layer):
         return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
 
     def _patches(self, a: Tensor) -> Tensor:
-        """(R or 1, B, C, *size) -> (R or 1, B, groups, C / groups * kernel, L)."""
-        rows = a.flatten(0, 1)
-        if len(self.kernel) == 1:
-            rows = rows.unsqueeze(2)
-            two = [(1, self.kernel[0]), (1, self.dilation[0]), (0, self.padding[0]), (1, self.stride[0])]
-        else:
-            two = [self.kernel, self.dilation, self.padding, self.stride]  # type: ignore[list-item]
-        unfolded = F.unfold(rows, two[0], dilation=two[1], padding=two[2], stride=two[3])
-        return unfolded.view(a.shape[0], a.shape[1], self.groups, -1, unfolded.shape[-1])
+        """(R or 1, B, C, *size) -> (R or 1, B, groups, C / groups * kernel, L): one copy of a strided view."""
+        rows = F.pad(a.flatten(0, 1), [p for padding in reversed(self.padding) for p in (padding, padding)])
+        spans = [dilation * (kernel - 1) + 1 for dilation, kernel in zip(self.dilation, self.kernel, strict=True)]
+        sides = [(n - span) // step + 1 for n, span, step in zip(rows.shape[2:], spans, self.stride, strict=True)]
+        jumps = [gap * stride for gap, stride in zip(self.dilation, rows.stride()[2:], strict=True)]
+        moves = [step * stride for step, stride in zip(self.stride, rows.stride()[2:], strict=True)]
+        view = rows.as_strided((*rows.shape[:2], *self.kernel, *sides), (*rows.stride()[:2], *jumps, *moves))
+        return view.reshape(a.shape[0], a.shape[1], self.groups, -1, math.prod(sides))
 
     def square_norms(self) -> Tensor:
         calls = self.recorded()
@@ -93,9 +94,7 @@ class Conv(Layer):
         per_position = weight[0, 0].numel() * self.groups
         return self.session.trials * per_position * sum(d[0, 0, 0].numel() for _, d in calls)
 
-    def _norms_of(
-        self, calls: list[tuple[Tensor, Tensor]], start: int, stop: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def _norms_of(self, calls: list[tuple[Tensor, Tensor]], start: int, stop: int) -> tuple[Tensor, Tensor | None]:
         """Squared norms (R, rows) of rows start..stop-1, and their gradients (R, rows, groups, O, K) if small."""
         parts = [self._patches(a[:, start:stop]) for a, _ in calls]
         widest = max(part.shape[0] for part in parts)
