@@ -1,0 +1,259 @@
+"""How long does a private step take beside a plain one, and beside Opacus?
+
+    python benchmarks/step.py                 # times and ratios of one step, then of a whole training
+    python benchmarks/step.py --memory        # peak memory of each mode, one fresh process each
+
+Everything is measured in one process, in turns, so that a noisy machine disturbs all modes alike; ratios are of
+medians. Needs the `bench` extra for the Opacus rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli import experiment
+from dpsgd_cli.core import models
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.losses import cross_entropy
+from dpsgd_cli.core.noise import NoiseSource
+from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.loading import load_recipe
+
+Step = Callable[[], None]
+MODES = ("plain", "dpsgd", "opacus-ghost", "opacus-hooks")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, a batch of inputs and labels."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    x: Tensor
+    y: Tensor
+
+
+def tasks() -> list[Task]:
+    """The two steps that the project is measured by."""
+    torch.manual_seed(0)
+    return [
+        Task(
+            "MLP 60-1000-10, batch 600",
+            lambda: models.mlp(schema.MlpModel(hidden=[1000]), (60,), 10),
+            torch.randn(600, 60),
+            torch.randint(0, 10, (600,)),
+        ),
+        Task(
+            "tanh CNN 1x28x28, batch 256",
+            lambda: models.cnn(schema.CnnModel(), (1, 28, 28), 10),
+            torch.randn(256, 1, 28, 28),
+            torch.randint(0, 10, (256,)),
+        ),
+    ]
+
+
+def plain(task: Task) -> Step:
+    model = task.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(task.x), task.y).backward()
+        optimizer.step()
+
+    return step
+
+
+def private(task: Task) -> Step:
+    """What `methods/dp_sgd.py` does in a step: clipped sums, noise, update."""
+    pack = Pack(task.build, [0], Place(torch.device("cpu")), shares_input=True)
+    noise = NoiseSource([SeededStreams(0)], pack.size, torch.device("cpu"), torch.float32)
+    clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, torch.device("cpu"))
+    scale, rate = torch.ones(1, 1), torch.full((1, 1), 0.05)
+    count = 0
+
+    def step() -> None:
+        nonlocal count
+        pack.sums.zero_()
+        add_clipped_sums(pack, (task.x[None], task.y[None], None), cross_entropy, clipping, seen)
+        pack.sums.addcmul_(noise.draw(count), scale)
+        pack.values.addcmul_(pack.sums.div_(len(task.y)), rate, value=-1.0)
+        count += 1
+
+    return step
+
+
+def opacus_hooks(task: Task) -> Step:
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    model = GradSampleModule(task.build())
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = DPOptimizer(inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=len(task.y))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(task.x), task.y).backward()
+        optimizer.step()
+
+    return step
+
+
+def opacus_ghost(task: Task) -> Step:
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    model = GradSampleModuleFastGradientClipping(task.build(), max_grad_norm=1.0, use_ghost_clipping=True)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = DPOptimizerFastGradientClipping(
+        inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=len(task.y)
+    )
+    criterion = DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        criterion(model(task.x), task.y).backward()
+        optimizer.step()
+
+    return step
+
+
+MAKERS: dict[str, Callable[[Task], Step]] = {
+    "plain": plain,
+    "dpsgd": private,
+    "opacus-ghost": opacus_ghost,
+    "opacus-hooks": opacus_hooks,
+}
+
+
+def time_in_turns(steps: dict[str, Step], rounds: int) -> dict[str, float]:
+    """Median seconds of each step, one of each per round."""
+    for step in steps.values():
+        step()
+        step()
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            begun = time.perf_counter()
+            step()
+            taken[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def available(task: Task) -> dict[str, Step]:
+    steps = {}
+    for name in MODES:
+        try:
+            steps[name] = MAKERS[name](task)
+        except ImportError:
+            print(f"{name}: not installed (pip install dpsgd[bench])", file=sys.stderr)
+    return steps
+
+
+def compare_steps(rounds: int) -> None:
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, median of {rounds} rounds\n")
+    print("| step | mode | ms | over plain |\n| --- | --- | --- | --- |")
+    for task in tasks():
+        medians = time_in_turns(available(task), rounds)
+        for name, seconds in medians.items():
+            print(f"| {task.name} | {name} | {1e3 * seconds:.2f} | {seconds / medians['plain']:.2f} |")
+
+
+def compare_training(epochs: int, rounds: int) -> None:
+    """A whole `experiment.run` beside a plain loop of the same steps and evaluations, on 60,000 + 10,000 rows."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((70_000, 60)).astype(np.float32)
+    y = (x[:, :10] + 0.5 * random.standard_normal((70_000, 10))).argmax(axis=1)
+    loops, runs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "rows.npz", x=x[:60_000], y=y[:60_000], x_test=x[60_000:], y_test=y[60_000:])
+        recipe = Path(folder) / "recipe.yaml"
+        recipe.write_text(
+            "name: whole\ndata: {path: rows.npz, preprocess: []}\nmodel: {kind: mlp, hidden: [1000]}\n"
+            "method: {kind: dp-sgd, batching: shuffle, batch_size: 600, learning_rate: 0.05}\n"
+            "privacy: {schedule: {kind: uniform, initial: 8}, delta: 1.0e-5}\n"
+            f"epochs: {epochs}\nseed: 0\n"
+        )
+        for index in range(rounds):
+            begun = time.perf_counter()
+            plain_training(x, y, epochs)
+            loops.append(time.perf_counter() - begun)
+            begun = time.perf_counter()
+            experiment.run(load_recipe(str(recipe)), experiment.Options(out=Path(folder) / f"out-{index}"))
+            runs.append(time.perf_counter() - begun)
+    loop, run = statistics.median(loops), statistics.median(runs)
+    print(f"\n{epochs} epochs: plain loop {loop:.2f} s, dpsgd with reading and writing {run:.2f} s: {run / loop:.2f} x")
+
+
+def plain_training(x: np.ndarray, y: np.ndarray, epochs: int) -> float:
+    rows, labels = torch.from_numpy(x), torch.from_numpy(y)
+    model = models.mlp(schema.MlpModel(hidden=[1000]), (60,), 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    accuracy = 0.0
+    for _ in range(epochs):
+        for batch in torch.randperm(60_000).split(600):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(rows[batch]), labels[batch]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            accuracy = float((model(rows[60_000:]).argmax(dim=1) == labels[60_000:]).double().mean())
+    return accuracy
+
+
+def measure_memory(mode: str, index: int) -> None:
+    """Peak resident growth over 30 steps, in MiB, of this process."""
+    task = tasks()[index]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = MAKERS[mode](task)
+    for _ in range(30):
+        step()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def compare_memory() -> None:
+    print("| step | mode | peak MiB over the process at rest | over plain |\n| --- | --- | --- | --- |")
+    for index, task in enumerate(tasks()):
+        grown = {}
+        for mode in MODES:
+            command = [sys.executable, __file__, "--one", mode, str(index)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                grown[mode] = float(done.stdout)
+        for mode, mib in grown.items():
+            print(f"| {task.name} | {mode} | {mib:.1f} | {mib / grown['plain']:.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--one", nargs=2, metavar=("MODE", "TASK"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        measure_memory(arguments.one[0], int(arguments.one[1]))
+    elif arguments.memory:
+        compare_memory()
+    else:
+        compare_steps(arguments.rounds)
+        compare_training(arguments.epochs, 3)
+
+
+if __name__ == "__main__":
+    main()
