@@ -10,16 +10,27 @@ import importlib
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.accountants.base import Accountant, Guarantee
 
-__all__ = ["NAMES", "Accountant", "Guarantee", "get"]
+__all__ = ["NAMES", "USUAL", "Accountant", "Guarantee", "get"]
 
 _WHERE: dict[str, tuple[str, str]] = {
+    "basic-composition": ("basic_composition", "BasicComposition"),
+    "advanced-composition": ("advanced_composition", "AdvancedComposition"),
+    "strong-composition": ("strong_composition", "StrongComposition"),
     "zcdp": ("zcdp", "Zcdp"),
-    "zcdp-tight": ("zcdp", "TightZcdp"),
+    "zcdp-rs": ("zcdp_rs", "ZcdpRs"),
+    "moments": ("moments", "Moments"),
     "rdp": ("rdp", "Rdp"),
     "pld": ("pld", "Pld"),
     "gaussian": ("gaussian", "Gaussian"),
+    "zcdp-tight": ("zcdp", "TightZcdp"),
+    "strong-composition-published": ("strong_composition", "PublishedStrongComposition"),
+    "lemma-15.1": ("lecture_noise", "Lemma151"),
+    "lemma-15.5": ("lecture_noise", "Lemma155"),
+    "nikolov": ("lecture_noise", "Nikolov"),
 }
 NAMES: tuple[str, ...] = tuple(_WHERE)
+USUAL: tuple[str, ...] = NAMES[: NAMES.index("zcdp-tight")]
+"""What a query that names none is answered with; the others are variants and looser noise levels."""
 
 
 def get(name: str) -> Accountant:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -129,3 +129,27 @@ def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
         else:
             kept.append(release)
     return kept, -math.expm1(log_safe)
+
+
+def smallest_delta(epsilon_at: Callable[[float], float], epsilon: float) -> float:
+    """Least delta of [1e-300, 1] with `epsilon_at(delta) <= epsilon`, from above; 1 where there is none.
+
+    For accountants whose formula gives epsilon only. A delta for which `epsilon_at` raises UnsupportedMechanism is
+    outside the formula's region and does not count.
+    """
+
+    def holds(log_delta: float) -> bool:
+        try:
+            return epsilon_at(math.exp(log_delta)) <= epsilon
+        except UnsupportedMechanism:
+            return False
+
+    low, high = math.log(1e-300), math.log(1 - 1e-12)
+    if not holds(high):
+        return 1.0
+    if holds(low):
+        return math.exp(low)
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return math.exp(high)

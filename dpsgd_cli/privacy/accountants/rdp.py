@@ -45,13 +45,13 @@ class Rdp(Accountant):
         kept, leak = without_leaks(releases)
         if leak >= delta:
             return math.inf
-        profile = _Profile(kept)
+        profile = Profile(kept)
         return self._best_epsilon(profile.total, delta - leak) if profile.mechanisms else 0.0
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
         self.check(releases)
         kept, leak = without_leaks(releases)
-        profile = _Profile(kept)
+        profile = Profile(kept)
         if not profile.mechanisms:
             return leak
         log_delta = self._least(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
@@ -66,7 +66,7 @@ class Rdp(Accountant):
         self.check(flat)
         if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
             return super().curve(epochs, delta)
-        profile = _Profile(flat)
+        profile = Profile(flat)
         columns = {mechanism: i for i, mechanism in enumerate(profile.mechanisms)}
         counts = np.zeros((len(epochs), len(columns)))
         for row, releases in enumerate(epochs):
@@ -90,12 +90,12 @@ class Rdp(Accountant):
 
     def best_order_for_delta(self, releases: Sequence[Release], delta: float) -> float:
         """The order at which epsilon at `delta` is least (leaks left out)."""
-        profile = _Profile(without_leaks(releases)[0])
+        profile = Profile(without_leaks(releases)[0])
         return self._argmin(lambda order: conversions.renyi_epsilon(order, profile.total(order), delta))
 
     def best_order_for_epsilon(self, releases: Sequence[Release], epsilon: float) -> float:
         """The order at which delta at `epsilon` is least (leaks left out)."""
-        profile = _Profile(without_leaks(releases)[0])
+        profile = Profile(without_leaks(releases)[0])
         return self._argmin(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
 
     def _best_epsilon(self, total: Callable[[float], float], delta: float) -> float:
@@ -143,7 +143,7 @@ def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, in
     return low, high
 
 
-class _Profile:
+class Profile:
     """The distinct mechanisms of some releases, and what each costs at an order."""
 
     def __init__(self, releases: Sequence[Release]) -> None:
