@@ -9,6 +9,7 @@ Notation: alpha the order (> 1), z the noise multiplier, q the sampling rate, p0
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 TAIL = 9.0
 """Standard deviations beyond the extreme peaks of an integrand where integration stops (relative loss below 1e-17)."""
@@ -168,6 +169,7 @@ def _fixed_size_log_moment(sampling_rate: float, noise_multiplier: float, alpha:
     return log1p_of_sum(logs)
 
 
+@lru_cache(maxsize=4096)
 def ratio_log_moment(noise_multiplier: float, power: int) -> float:
     """log E_{p0} (p1/p0 - 1)^power for an even power, by the trapezoidal rule (an entire integrand: step 1/4)."""
     step = 0.25

@@ -23,6 +23,7 @@ _WHERE: dict[str, tuple[str, str]] = {
     "pld": ("pld", "Pld"),
     "gaussian": ("gaussian", "Gaussian"),
     "zcdp-tight": ("zcdp", "TightZcdp"),
+    "rdp-markov": ("rdp", "MarkovRdp"),
     "strong-composition-published": ("strong_composition", "PublishedStrongComposition"),
     "lemma-15.1": ("lecture_noise", "Lemma151"),
     "lemma-15.5": ("lecture_noise", "Lemma155"),

@@ -28,6 +28,7 @@ class Pld(Accountant):
     """Numerical composition of discretised privacy losses, rounded up."""
 
     name = "pld"
+    note = "numerical composition, rounded up"
 
     def refusal(self, mechanism: Mechanism) -> str | None:
         if not isinstance(mechanism, GaussianSum):

@@ -33,6 +33,7 @@ class Rdp(Accountant):
     """Sum of Renyi divergences order by order, then the best order."""
 
     name = "rdp"
+    note = "best Renyi order"
 
     def __init__(self, orders: Sequence[float] = ORDERS) -> None:
         self.orders = tuple(sorted(orders))
@@ -54,7 +55,7 @@ class Rdp(Accountant):
         profile = Profile(kept)
         if not profile.mechanisms:
             return leak
-        log_delta = self._least(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
+        log_delta = self._least(lambda order: self._log_delta_at(order, profile.total(order), epsilon))
         smallest = self.orders[0]
         by_kl = math.sqrt(-math.expm1(-profile.total(smallest)))
         return min(1.0, leak + min(by_kl, math.exp(min(log_delta, 0.0))))
@@ -91,18 +92,24 @@ class Rdp(Accountant):
     def best_order_for_delta(self, releases: Sequence[Release], delta: float) -> float:
         """The order at which epsilon at `delta` is least (leaks left out)."""
         profile = Profile(without_leaks(releases)[0])
-        return self._argmin(lambda order: conversions.renyi_epsilon(order, profile.total(order), delta))
+        return self._argmin(lambda order: self._epsilon_at(order, profile.total(order), delta))
 
     def best_order_for_epsilon(self, releases: Sequence[Release], epsilon: float) -> float:
         """The order at which delta at `epsilon` is least (leaks left out)."""
         profile = Profile(without_leaks(releases)[0])
-        return self._argmin(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
+        return self._argmin(lambda order: self._log_delta_at(order, profile.total(order), epsilon))
 
     def _best_epsilon(self, total: Callable[[float], float], delta: float) -> float:
         # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
         if -math.expm1(-total(self.orders[0])) <= delta * delta:
             return 0.0
-        return max(0.0, self._least(lambda order: conversions.renyi_epsilon(order, total(order), delta)))
+        return max(0.0, self._least(lambda order: self._epsilon_at(order, total(order), delta)))
+
+    def _epsilon_at(self, order: float, divergence: float, delta: float) -> float:
+        return conversions.renyi_epsilon(order, divergence, delta)
+
+    def _log_delta_at(self, order: float, divergence: float, epsilon: float) -> float:
+        return conversions.renyi_log_delta(order, divergence, epsilon)
 
     def _least(self, objective: Callable[[float], float]) -> float:
         return objective(self._argmin(objective))
@@ -127,6 +134,22 @@ class Rdp(Accountant):
                 low = middle + 1
         at(low)
         return self.orders[min(values, key=values.__getitem__)]
+
+
+class MarkovRdp(Rdp):
+    """The first conversion, by Markov's inequality: D + log(1/delta) / (alpha - 1) (Mironov 2017, Proposition 3).
+
+    With fractional orders it is what TensorFlow Privacy's tutorials print as the moments accountant.
+    """
+
+    name = "rdp-markov"
+    note = "Markov conversion, fractional orders"
+
+    def _epsilon_at(self, order: float, divergence: float, delta: float) -> float:
+        return divergence - math.log(delta) / (order - 1)
+
+    def _log_delta_at(self, order: float, divergence: float, epsilon: float) -> float:
+        return (order - 1) * (divergence - epsilon)
 
 
 def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, int]:
