@@ -3,65 +3,50 @@
 Order matters and is the guarantee: the plan is priced before data is read; ledgers are charged before each release
 (private preprocessing first); the epsilon that is written comes from the ledgers, not from the plan.
 
-Not here: any mathematics (`core/`, `privacy/`, `methods/`), how rows are assembled (`results/assemble.py`), Click.
+A run that is stopped (Ctrl-C, a full disk, no memory) ends with a RunError, a checkpoint of the last finished epoch
+where one can be written, and no result. What that means for privacy is argued in `trials.py`.
+
+Not here: any mathematics (`core/`, `privacy/`, `methods/`), how trials start and continue (`trials.py`), how rows are
+assembled (`results/assemble.py`), Click.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from dpsgd_cli import data
-from dpsgd_cli.core import models
+from dpsgd_cli import data, failures
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.evaluation import evaluate
-from dpsgd_cli.core.losses import LOSSES
-from dpsgd_cli.core.packing import Pack, Place, check_examples_stay_apart, elements_per_row
-from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
+from dpsgd_cli.core.packing import Place
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.errors import ModelError, RunError, UsageError
-from dpsgd_cli.methods import Context, Method, create
-from dpsgd_cli.privacy.ledger import Ledger, entries_from_lines, to_lines
+from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import Plan, adjacency_of, make_plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
-from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results import assemble, checkpoint, store
+from dpsgd_cli.results import assemble, checkpoint, origin, store
+from dpsgd_cli.trials import Snapshot, Trials, make_pack, start
 
-_ELEMENTS_AT_ONCE = 1 << 26
 Progress = Callable[[int, int], None]
+Say = Callable[[str], None]
+
+
+def _silence(text: str) -> None:
+    del text
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to run, as opposed to what: nothing here can change a result."""
+    """How to run, as opposed to what: nothing here can change a result. `say` is told what a user should know."""
 
     out: Path = Path("results")
     resume: bool = False
     progress: Progress | None = None
-
-
-@dataclass
-class Trials:
-    """All trials of one recipe while they train."""
-
-    loaded: LoadedRecipe
-    context: Context
-    method: Method
-    test: Table
-    dataset: data.Dataset
-    done: int = 0
-    train_seconds: float = 0.0
-    history: list[assemble.EpochRecord] = field(default_factory=list)
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.loaded.recipe
+    say: Say = _silence
 
 
 def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
@@ -78,22 +63,9 @@ def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     before = data.private_releases(recipe.data, adjacency_of(recipe))
     groups = None
     if recipe.privacy.clipping.kind == "per-layer":
-        groups = _count_layers(loaded, outline)
+        pack = make_pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
+        groups = len(pack.layers)
     return make_plan(recipe, outline.train_records, before, groups), outline
-
-
-def _count_layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
-    pack = _pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
-    return len(pack.layers)
-
-
-def _pack(
-    loaded: LoadedRecipe, shape: tuple[int, ...] | None, outputs: int, seeds: Sequence[int], place: Place
-) -> Pack:
-    if shape is None:
-        raise ModelError(f"{loaded.source}: the shape of one input is not known")
-    build = models.builder(loaded.recipe.model, shape, outputs, loaded.base)
-    return Pack(build, seeds, place, shares_input=loaded.recipe.model.kind in models.BUILT_IN)
 
 
 def result_directory(loaded: LoadedRecipe, out: Path) -> Path:
@@ -101,126 +73,116 @@ def result_directory(loaded: LoadedRecipe, out: Path) -> Path:
     return out / f"{loaded.recipe.name}-{recipe_hash(loaded.recipe)}"
 
 
+def is_finished(loaded: LoadedRecipe, directory: Path, say: Say = _silence) -> bool:
+    """Whether `directory` holds the result of this recipe and of the files that it names.
+
+    Raises RunError when it was made from other data or code: the recipe's hash covers names, not contents.
+    """
+    if not store.is_complete(directory):
+        return False
+    for name in origin.check_unchanged(store.read_document(directory), loaded, directory):
+        say(f"{name} is no longer there, so it could not be compared with what the result was made from.")
+    return True
+
+
 def run(loaded: LoadedRecipe, options: Options) -> Path:
     """Train every trial of a recipe and write its result directory, which is returned.
 
-    A finished result is left as it is. Raises the errors of `dpsgd_cli.errors`; Ctrl-C leaves a checkpoint
-    at the last finished epoch and becomes RunError.
+    A finished result is left as it is. Raises the errors of `dpsgd_cli.errors`; what stops a run halfway (Ctrl-C too)
+    becomes a RunError that says what was kept.
     """
     directory = result_directory(loaded, options.out)
-    if store.is_complete(directory):
+    if is_finished(loaded, directory, options.say):
         return directory
-    plan, _ = plan_recipe(loaded)
-    store.prepare_place(options.out)
-    trials = _start(loaded, plan)
-    saved = checkpoint.place(directory)
-    if options.resume:
-        _resume(trials, saved)
-    _train(trials, saved, options.progress)
-    finished = assemble.Finished(
-        loaded, plan, trials.context, trials.dataset, trials.history, _timing(trials), _final_metrics(trials)
-    )
-    model = _weights(trials) if loaded.recipe.save_model else None
-    store.write_result(directory, assemble.result(finished), dump_recipe(loaded.recipe), model)
-    saved.unlink(missing_ok=True)
+    keeper = _Keeper(checkpoint.place(directory), loaded.recipe.runtime.checkpoint_seconds)
+    own_code = list(origin.own_code(loaded).values())
+    with failures.explained(own_code, keeper.rescue):
+        plan, _ = plan_recipe(loaded)
+        store.prepare_place(directory)
+        earlier = keeper.earlier(options)
+        trials = start(loaded, plan, earlier)
+        for warning in trials.dataset.warnings:
+            options.say(f"warning: {warning}")
+        if earlier is not None:
+            trials.restore(earlier, keeper.path)
+            options.say(f"Continuing after epoch {trials.done} of {trials.method.epochs}.")
+        _train(trials, keeper, options.progress)
+        model = _weights(trials) if loaded.recipe.save_model else None
+        store.write_result(directory, assemble.result(_finished(trials)), dump_recipe(loaded.recipe), model)
+    keeper.path.unlink(missing_ok=True)
     return directory
 
 
-def _start(loaded: LoadedRecipe, plan: Plan | None) -> Trials:
-    recipe = loaded.recipe
-    place = Place(_device(recipe.runtime.device), getattr(torch, recipe.runtime.dtype))
-    if recipe.runtime.threads is not None:
-        torch.set_num_threads(recipe.runtime.threads)
-    streams = _streams(recipe)
-    ledgers = tuple(Ledger() if plan is None else plan.ledger() for _ in streams)
-    for ledger in ledgers:
-        for release in plan.before if plan is not None else ():
-            ledger.spend(release, phase="before")
-    dataset = data.prepare(recipe.data, loaded.base, len(streams), _normals(streams), adjacency_of(recipe))
-    if plan is not None and len(dataset.train_y) != plan.sampling.records:
-        raise RunError(
-            f"{dataset.name} has {len(dataset.train_y)} training rows, but {plan.sampling.records} were planned"
-        )
-    train = Table.load(dataset.train_x, dataset.train_y, dataset.per_trial, place.device, place.dtype)
-    test = Table.load(dataset.test_x, dataset.test_y, dataset.per_trial, place.device, place.dtype)
-    outputs = len(dataset.classes) if dataset.classes is not None else 1
-    pack = _pack(loaded, train.input_shape, outputs, [s.integer("init") for s in streams], place)
-    rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
-    repeated, loss = len(streams), LOSSES[recipe.data.task]
-    context = Context((recipe,) * repeated, (plan,) * repeated, ledgers, streams, pack, train, loss, rows, loaded.base)
-    return Trials(loaded, context, create(context), test, dataset)
+class _Keeper:
+    """Keeps a run's checkpoint: now and then, and when the run is stopped."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path = path
+        self._seconds = seconds
+        self._last_saved = time.monotonic()
+        self._trials: Trials | None = None
+        self._snapshot: Snapshot | None = None
+        self._on_disk = 0
+
+    def earlier(self, options: Options) -> dict[str, Any] | None:
+        """The checkpoint to continue from, if that is wanted and there is one."""
+        if not options.resume:
+            if self.path.exists():
+                options.say(
+                    f"{self.path} is left from a run that was stopped; it is ignored and will be replaced"
+                    " (--resume continues it)."
+                )
+            return None
+        content = checkpoint.load(self.path)
+        if content is None:
+            options.say(f"There is no checkpoint {self.path}; training starts from the beginning.")
+        return content
+
+    def note(self, trials: Trials) -> None:
+        """An epoch is over (or training begins): this is what to go back to."""
+        self._trials, self._snapshot = trials, trials.snapshot()
+
+    def save_if_due(self) -> None:
+        if time.monotonic() - self._last_saved >= self._seconds:
+            self._save()
+
+    def _save(self) -> None:
+        assert self._trials is not None and self._snapshot is not None
+        checkpoint.save(self.path, self._trials.checkpoint(self._snapshot))
+        self._on_disk = self._snapshot.done
+        self._last_saved = time.monotonic()
+
+    def rescue(self) -> str:
+        """Save the last finished epoch of a run that was stopped, and say what is kept. Never raises."""
+        if self._trials is None or self._snapshot is None or self._snapshot.done == 0:
+            return "nothing was written"
+        total = self._trials.method.epochs
+        try:
+            self._save()
+        except (OSError, RuntimeError, MemoryError, KeyboardInterrupt):
+            if self._on_disk == 0:
+                return "no checkpoint could be written, so nothing is kept"
+            return f"{self._on_disk} of {total} epochs are kept: the same command with --resume continues there"
+        return f"{self._snapshot.done} of {total} epochs are kept: the same command with --resume continues there"
 
 
-def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:
-    """See that the model fits the data and keeps examples apart; returns how many rows a trial may hold at once."""
-    # values of no record: alternating 0 and 1 are valid pixels, scaled numbers and token ids alike
-    probe = (torch.arange(4 * train.x[0, 0].numel() if train.per_trial else 4 * train.x[0].numel()) % 3 % 2).reshape(
-        4, *train.input_shape
-    )
-    probe = probe.to(train.x)
-    try:
-        with torch.no_grad():
-            shape = tuple(pack(probe[None]).shape[2:])
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise ModelError(f"the model does not take inputs of shape {train.input_shape}: {error}") from error
-    if shape != (outputs,):
-        raise ModelError(f"the model gives outputs of shape {shape} for one example; the data needs ({outputs},)")
-    check_examples_stay_apart(pack, probe)
-    return asked or max(1, _ELEMENTS_AT_ONCE // (pack.trials * elements_per_row(pack, probe)))
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"runtime.device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
-    return device
-
-
-def _streams(recipe: Recipe) -> tuple[Streams, ...]:
-    """A seed gives seeded streams; none gives the operating system's."""
-    if recipe.seed is None:
-        return tuple(SecureStreams() for _ in range(recipe.repeats))
-    return tuple(SeededStreams(recipe.seed + trial) for trial in range(recipe.repeats))
-
-
-def _normals(streams: Sequence[Streams]) -> Callable[[int, str, tuple[int, ...]], np.ndarray]:
-    def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-        return streams[trial].normal(purpose, 0, torch.empty(shape, dtype=torch.float64)).numpy()
-
-    return normal
-
-
-def _train(trials: Trials, saved: Path, progress: Progress | None) -> None:
-    """Epoch by epoch, with a checkpoint now and then and at an interruption."""
+def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
+    """Epoch by epoch, with a checkpoint now and then."""
     total, runtime = trials.method.epochs, trials.recipe.runtime
-    last_saved = time.monotonic()
-    snapshot = _snapshot(trials)
-    try:
-        for epoch in range(trials.done, total):
-            begun = time.perf_counter()
-            seen = trials.method.run_epoch(epoch)
-            _synchronise(trials.context.pack.values.device)
-            trials.train_seconds += time.perf_counter() - begun
-            wanted = (epoch + 1) % runtime.evaluate_every == 0 or epoch + 1 == total
-            trials.history.append(_record(trials, epoch, seen, wanted))
-            trials.done = epoch + 1
-            snapshot = _snapshot(trials)
-            if time.monotonic() - last_saved >= runtime.checkpoint_seconds and epoch + 1 < total:
-                checkpoint.save(saved, snapshot)
-                last_saved = time.monotonic()
-            if progress is not None:
-                progress(epoch + 1, total)
-    except KeyboardInterrupt:
-        if snapshot["done"] == 0:
-            raise RunError("interrupted before the first epoch ended; nothing was written") from None
-        checkpoint.save(saved, snapshot)
-        raise RunError(
-            f"interrupted after {snapshot['done']} of {total} epochs; the same command with --resume continues"
-        ) from None
+    keeper.note(trials)
+    for epoch in range(trials.done, total):
+        begun = time.perf_counter()
+        seen = trials.method.run_epoch(epoch)
+        _synchronise(trials.context.pack.values.device)
+        trials.train_seconds += time.perf_counter() - begun
+        wanted = (epoch + 1) % runtime.evaluate_every == 0 or epoch + 1 == total
+        trials.history.append(_record(trials, epoch, seen, wanted))
+        trials.done = epoch + 1
+        keeper.note(trials)
+        if trials.done < total:
+            keeper.save_if_due()
+        if progress is not None:
+            progress(trials.done, total)
 
 
 def _synchronise(device: torch.device) -> None:
@@ -234,66 +196,40 @@ def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> asse
 
 
 def _evaluate(trials: Trials, table: Table) -> dict[str, list[float]]:
-    context = trials.context
-    found = evaluate(context.pack, trials.method.output, table, trials.recipe.data.task, context.most_rows)
-    return {name: values.tolist() for name, values in found.items()}
+    """Metrics of what would be published now; not a number for a trial whose weights are not finite."""
+    context, output = trials.context, trials.method.output
+    diverged = ~torch.isfinite(output).all(dim=1)
+    found = evaluate(context.pack, output, table, trials.recipe.data.task, context.most_rows)
+    return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
 
-def _final_metrics(trials: Trials) -> dict[str, list[float]]:
+def _finished(trials: Trials) -> assemble.Finished:
     """Metrics of the published weights; those on training rows are named non-private."""
     on_train = _evaluate(trials, trials.context.table)
     last = trials.history[-1].metrics if trials.history else {}
-    return {**last, **{f"nonprivate_train_{name}": values for name, values in on_train.items()}}
+    final = {**last, **{f"nonprivate_train_{name}": values for name, values in on_train.items()}}
+    return assemble.Finished(
+        trials.loaded, trials.plan, trials.context, trials.dataset, trials.history, _timing(trials), final
+    )
 
 
 def _timing(trials: Trials) -> dict[str, Any]:
-    steps = trials.method.epochs * trials.method.steps
-    examples = sum(sum(record.counts["examples"]) for record in trials.history)
+    """How long and how fast. Examples are counted by expected batch sizes: the realised ones are private."""
+    steps, settings = trials.method.epochs * trials.method.steps, trials.recipe.method
+    per_epoch = len(trials.context.table)
+    if settings.batching == "poisson" and settings.batch_size is not None:
+        per_epoch = trials.method.steps * settings.batch_size
+    examples = per_epoch * trials.method.epochs * trials.context.trials
     rate = examples / trials.train_seconds if trials.train_seconds > 0 else 0.0
     return {"train_seconds": trials.train_seconds, "steps": steps, "examples_per_second": rate}
 
 
 def _weights(trials: Trials) -> dict[str, torch.Tensor]:
     """Trained tensors by name; those of trial i under `trial-i/` when there are several."""
-    pack = trials.context.pack
-    pack.values.copy_(trials.method.output)
+    pack, output = trials.context.pack, trials.method.output
     several = pack.trials > 1
     return {
-        f"trial-{trial}/{name}" if several else name: tensor.cpu().contiguous()
+        f"trial-{trial}/{name}" if several else name: output[trial, start:][: shape.numel()].view(shape).cpu().clone()
         for trial in range(pack.trials)
-        for name, tensor in pack.parameters_of(trial).items()
+        for name, (start, shape) in pack.spans.items()
     }
-
-
-def _snapshot(trials: Trials) -> dict[str, Any]:
-    recipe = trials.recipe
-    lines = [to_lines(ledger, i, _seed(recipe, i)) for i, ledger in enumerate(trials.context.ledgers)]
-    return {
-        "hash": recipe_hash(recipe),
-        "data": dict(trials.dataset.sha256),
-        "done": trials.done,
-        "train_seconds": trials.train_seconds,
-        "method": trials.method.state(),
-        "ledgers": lines,
-        "history": [(r.epoch, r.metrics, r.counts) for r in trials.history],
-    }
-
-
-def _seed(recipe: Recipe, trial: int) -> int | None:
-    return None if recipe.seed is None else recipe.seed + trial
-
-
-def _resume(trials: Trials, saved: Path) -> None:
-    """Continue from the checkpoint, when there is one; otherwise start from the beginning."""
-    content = checkpoint.load(saved)
-    if content is None:
-        return
-    if content["hash"] != recipe_hash(trials.recipe) or content["data"] != dict(trials.dataset.sha256):
-        raise RunError(f"{saved}: belongs to another recipe or other data; remove it and train again")
-    for ledger, lines in zip(trials.context.ledgers, content["ledgers"], strict=True):
-        entries = next(iter(entries_from_lines(lines, str(saved)).values()), [])
-        for entry in entries[len(ledger.entries) :]:
-            ledger.spend(entry.release, entry.epoch, entry.phase)
-    trials.method.load_state(content["method"])
-    trials.done, trials.train_seconds = content["done"], content["train_seconds"]
-    trials.history = [assemble.EpochRecord(*record) for record in content["history"]]

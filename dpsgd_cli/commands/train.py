@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -49,40 +53,58 @@ def command(
             click.echo(summary.plan_text(plan, loaded.recipe.name, outline.declarations))
         return
     directory = experiment.result_directory(loaded, out)
-    if store.is_complete(directory):
-        click.echo("This recipe has been trained already; remove the directory to train it again.", err=True)
-    else:
-        signal.signal(signal.SIGTERM, _interrupt)
-        with _Bar(loaded.recipe.name) as bar:
-            experiment.run(loaded, experiment.Options(out, resume, bar.update))
-    click.echo(summary.result_text(store.read_document(directory), directory))
+    told: set[str] = set()
+    with _kill_is_interrupt(), _Bar(loaded.recipe.name, told) as bar:
+        if experiment.is_finished(loaded, directory, bar.say):
+            bar.say("This recipe has been trained already; remove the directory to train it again.")
+        else:
+            experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say))
+    document = store.read_document(directory)
+    for warning in document["warnings"]:
+        if f"warning: {warning}" not in told:
+            click.echo(f"warning: {warning}", err=True)
+    click.echo(summary.result_text(document, directory))
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """A polite kill is treated as Ctrl-C."""
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def _kill_is_interrupt() -> Iterator[None]:
+    """A polite kill is treated as Ctrl-C, which leaves a checkpoint."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Bar:
-    """Epochs on stderr, only where a person watches."""
+    """Epochs on stderr, only where a person watches; messages go beside it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.bar = None
+    def __init__(self, name: str, told: set[str]) -> None:
+        self._name = name
+        self._told = told
+        self._bar: Any = None
 
     def __enter__(self) -> _Bar:
         from tqdm import tqdm
 
-        self.bar = tqdm(
-            total=None, desc=self.name, unit="epoch", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False
-        )
+        hidden = not sys.stderr.isatty()
+        self._bar = tqdm(total=None, desc=self._name, unit="epoch", file=sys.stderr, disable=hidden, leave=False)
         return self
 
     def update(self, done: int, total: int) -> None:
-        if self.bar is not None:
-            self.bar.total = total
-            self.bar.update(done - self.bar.n)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def say(self, text: str) -> None:
+        self._told.add(text)
+        self._bar.write(text, file=sys.stderr)
 
     def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        self._bar.close()

@@ -6,7 +6,7 @@ Not here: reading (`readers.py`, `own_file.py`), transforming (`preprocess.py`),
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,8 @@ class Dataset:
     `train_x` is float32 (N, ...) shared by all trials, or (R, N, D) when `per_trial` (after a private step,
     whose noise is each trial's own); `test_x` likewise. Labels are int64 class indices, or float32 targets.
     `declarations` says what is taken to be public, `nonprivate` which steps read the training rows without
-    noise, `warnings` what a user must be told; `sha256` identifies what was read.
+    noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
+    released, by "trial/step": noisy already, so keeping it costs nothing.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Dataset:
     nonprivate: tuple[str, ...]
     sha256: dict[str, str]
     warnings: tuple[str, ...] = ()
+    released: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def flatten(rows: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from dpsgd_cli.data import catalog, own_file, preprocess, readers
 from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Source
 from dpsgd_cli.data.splits import count_test, cut, pool
-from dpsgd_cli.data.step import Draw, Step, refuse_codes
+from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, Release
 from dpsgd_cli.recipe import schema
@@ -26,6 +27,7 @@ from dpsgd_cli.recipe import schema
 DEFAULT_STEPS = (schema.PreprocessStep(scale=schema.Scale()), schema.PreprocessStep(one_hot=schema.OneHot()))
 
 Normal = Callable[[int, str, tuple[int, ...]], np.ndarray]
+Released = dict[str, np.ndarray]
 
 
 def outline(data: schema.Data, base: Path) -> Outline:
@@ -62,17 +64,20 @@ def private_releases(data: schema.Data, adjacency: Adjacency) -> list[Release]:
     return [Release(step.release) for step in _steps(data, adjacency) if step.release is not None]
 
 
-def prepare(data: schema.Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency) -> Dataset:
+def prepare(
+    data: schema.Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency, released: Released | None = None
+) -> Dataset:
     """Read, split and preprocess. `normal(trial, purpose, shape)` gives float64 standard normal draws of that
     trial's own stream; it is called only for the steps that `private_releases` lists, once per trial and step.
 
+    `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
     Raises DataError naming the file, column or step that is at fault.
     """
     source = own_file.read(data, base) if data.name is None else readers.read(catalog.load_card(data.name))
     steps = _steps(data, adjacency)
     layouts = _plan(steps, source.layout)
     train, test = _parts(source, data)
-    pipeline = Pipeline(steps, layouts)
+    pipeline = Pipeline(steps, layouts, dict(released or {}))
     train_x, test_x, per_trial = pipeline.run(train.x, test.x, trials, normal)
     nonprivate = tuple(step.nonprivate for step in steps if step.nonprivate is not None)
     return Dataset(
@@ -87,15 +92,17 @@ def prepare(data: schema.Data, base: Path, trials: int, normal: Normal, adjacenc
         nonprivate=nonprivate,
         sha256=source.sha256,
         warnings=(*source.warnings, *nonprivate),
+        released=pipeline.released,
     )
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Steps with the layout before each of them."""
+    """Steps with the layout before each of them, and what private ones released."""
 
     steps: Sequence[Step]
     layouts: Sequence[Layout]
+    released: Released
 
     def run(
         self, train: np.ndarray, test: np.ndarray, trials: int, normal: Normal
@@ -107,18 +114,36 @@ class Pipeline:
             train, test = transform(train), transform(test)
         if first is None:
             return _float32(train), _float32(test), False
-        fitted = self.steps[first].fit(train, self.layouts[first])
+        learn_shared = cache(lambda: self._learn(first, train))
         shape = self.layouts[-1].shape
         train_all = np.empty((trials, len(train), *shape), np.float32)
         test_all = np.empty((trials, len(test), *shape), np.float32)
         for trial in range(trials):
-            transform = fitted(_drawing(normal, trial, first))
-            x, held_out = transform(train), transform(test)
-            for index in range(first + 1, len(self.steps)):
-                later = self.steps[index].fit(x, self.layouts[index])(_drawing(normal, trial, index))
-                x, held_out = later(x), later(held_out)
+            x, held_out = train, test
+            for index in range(first, len(self.steps)):
+                if self.steps[index].release is None:
+                    transform = self.steps[index].fit(x, self.layouts[index])(_no_draw)
+                else:
+                    learn = learn_shared if index == first else partial(self._learn, index, x)
+                    transform = self._private(learn, trial, index, normal)
+                x, held_out = transform(x), transform(held_out)
             train_all[trial], test_all[trial] = x, held_out
         return train_all, test_all, True
+
+    def _learn(self, index: int, rows: np.ndarray) -> Callable[[Draw], np.ndarray]:
+        step = self.steps[index]
+        assert isinstance(step, PrivateStep)
+        return step.learn(rows, self.layouts[index])
+
+    def _private(
+        self, learn: Callable[[], Callable[[Draw], np.ndarray]], trial: int, index: int, normal: Normal
+    ) -> Transform:
+        """The transform of a private step; `learn` reads the rows, and only where nothing was released before."""
+        step, key = self.steps[index], f"{trial}/{index}"
+        assert isinstance(step, PrivateStep)
+        if key not in self.released:
+            self.released[key] = learn()(_drawing(normal, trial, index))
+        return step.apply(self.released[key])
 
 
 def _drawing(normal: Normal, trial: int, index: int) -> Draw:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpsgd_cli.data import pca
 from dpsgd_cli.data.dataset import Column, Layout, flatten
-from dpsgd_cli.data.step import Draw, Step, Transform, refuse_codes, suggest
+from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes, suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum
 from dpsgd_cli.recipe import schema
@@ -173,15 +173,17 @@ class AppendConstant(Step):
         return lambda draw: transform
 
 
-class Project(Step):
+class Project(PrivateStep):
     """Project the rows, as they are, onto the principal directions of their (noisy) unit-norm covariance.
 
     The rows are shrunk to unit norm for the covariance only (`pca.covariance`), as in Abadi et al. 2016,
-    section 5.2; what is projected are the rows themselves. `public` leaves the noise out.
+    section 5.2; what is projected are the rows themselves. `public` leaves the noise out; `whiten` scales the
+    projections, which is post-processing of the same release.
     """
 
     def __init__(self, settings: schema.Pca, adjacency: Adjacency) -> None:
         self.components = settings.components
+        self.whiten = settings.whiten
         if settings.noise_multiplier is None:
             self.declaration = f"The principal directions (pca, {self.components} components) are declared public."
         else:
@@ -194,18 +196,21 @@ class Project(Step):
             raise DataError(f"pca: components is {self.components}, but the data have {layout.features} features")
         return Layout((self.components,))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:
         exact = pca.covariance(rows)
 
-        def with_noise(draw: Draw) -> Transform:
+        def with_noise(draw: Draw) -> np.ndarray:
             matrix = exact
             if self.release is not None:
                 scale = self.release.noise_multiplier * self.release.sensitivity
                 matrix = pca.add_noise(exact, scale, draw((len(exact) * (len(exact) + 1) // 2,)))
-            axes = pca.directions(matrix, self.components).astype(np.float32)
-            return lambda x: flatten(x).astype(np.float32, copy=False) @ axes
+            axes = pca.directions(matrix, self.components)
+            return (axes * pca.whitening(matrix, axes) if self.whiten else axes).astype(np.float32)
 
         return with_noise
+
+    def apply(self, released: np.ndarray) -> Transform:
+        return lambda x: flatten(x).astype(np.float32, copy=False) @ released
 
 
 STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {

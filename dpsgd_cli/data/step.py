@@ -42,6 +42,25 @@ class Step(ABC):
         """Read the training rows as far as the step does; `layout` is theirs, before the step."""
 
 
+class PrivateStep(Step):
+    """A step whose only look at the training rows is a release: an array, of which the transform is post-processing.
+
+    What was released may be kept and used again (after a resume) without a second release.
+    """
+
+    @abstractmethod
+    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:
+        """From noise draws to the array that is released."""
+
+    @abstractmethod
+    def apply(self, released: np.ndarray) -> Transform:
+        """The transform that follows from what was released; reads no data."""
+
+    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+        learned = self.learn(rows, layout)
+        return lambda draw: self.apply(learned(draw))
+
+
 def refuse_codes(step: str, layout: Layout) -> None:
     """Raise DataError while a categorical column is still a column of codes, which `step` cannot take for numbers."""
     if layout.categorical:

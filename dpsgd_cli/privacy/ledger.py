@@ -5,11 +5,14 @@ the release that it records. Three filters exist, each with its theorem:
 
 - `RhoFilter`: stops at a total of zCDP. Sound when every release is chosen after seeing all earlier ones
   (fully adaptive composition of Renyi divergence bounds: Feldman and Zrnic 2021, Theorem 4.3).
-- `GaussianFilter`: stops at an exact (epsilon, delta) for full and shuffled Gaussian releases. The sum of
-  1 / z^2 is capped at the mu^2 whose Gaussian trade-off meets the budget; fully adaptive (Smith and
-  Thakurta 2022, "Fully adaptive composition for Gaussian differential privacy").
+- `GaussianFilter`: stops at an exact (epsilon, delta). Every release is mu-Gaussian-DP for a mu of its own; the sum
+  of mu^2 is capped at the one whose Gaussian trade-off meets the budget; fully adaptive (Smith and Thakurta 2022,
+  "Fully adaptive composition for Gaussian differential privacy").
 - `PlannedFilter`: allows exactly the releases that were priced beforehand, in order. Needed for accountants
   without a fully adaptive filter (pld, rdp with a free order); sound because nothing is adaptive.
+
+A filter keeps a running total (`ExactSum`), so that a release costs the same whether it is the first or the
+ten-thousandth, and the total is rounded once, not once a release.
 
 Not here: any price (`accountants/`), what to release (`plan.py`, `methods/`).
 """
@@ -17,15 +20,15 @@ Not here: any price (`accountants/`), what to release (`plan.py`, `methods/`).
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError
-from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release, from_record, merge, to_record
+from dpsgd_cli.privacy.exact_sum import ExactSum
+from dpsgd_cli.privacy.mechanism import Release, from_record, merge, to_record
 
 Phase = Literal["before", "train"]
 
@@ -40,55 +43,66 @@ class Entry:
 
 
 class Filter(ABC):
-    """Decides whether a release may still happen."""
+    """Decides whether a release may still happen. It counts what it admitted, so each ledger has its own."""
 
     @abstractmethod
-    def check(self, spent: Sequence[Release], extra: Release) -> None:
-        """Raise BudgetExceeded when `extra` on top of `spent` would pass the budget."""
+    def admit(self, release: Release) -> None:
+        """Count `release`. Raises BudgetExceeded, and counts nothing, when it would pass the budget."""
 
 
-@dataclass(frozen=True)
 class RhoFilter(Filter):
     """Total zCDP at most `rho`."""
 
-    rho: float
+    def __init__(self, rho: float) -> None:
+        self.rho = rho
+        self._spent = ExactSum()
 
-    def check(self, spent: Sequence[Release], extra: Release) -> None:
+    def admit(self, release: Release) -> None:
         from dpsgd_cli.privacy.accountants.zcdp import total_rho
 
-        total = total_rho([*spent, extra])
+        cost = total_rho([release])
+        total = self._spent.total(cost)
         if total > self.rho:
             raise BudgetExceeded(f"this release would bring rho to {total:.6g}, over the budget {self.rho:.6g}")
+        self._spent.add(cost)
 
 
-@dataclass(frozen=True)
 class GaussianFilter(Filter):
-    """Exact composition of unsampled Gaussians: the sum of 1 / z^2 stays at most `mu_squared`."""
+    """Exact composition of unsampled Gaussians: the sum of mu^2 (1 / z^2 each) stays at most `mu_squared`."""
 
-    mu_squared: float
+    def __init__(self, mu_squared: float) -> None:
+        self.mu_squared = mu_squared
+        self._spent = ExactSum()
 
-    def check(self, spent: Sequence[Release], extra: Release) -> None:
-        total = math.fsum(r.count / _unsampled(r.mechanism).noise_multiplier ** 2 for r in [*spent, extra])
+    def admit(self, release: Release) -> None:
+        cost = mu_squared_of(release)
+        total = self._spent.total(cost)
         if total > self.mu_squared:
             raise BudgetExceeded(f"this release would bring mu^2 to {total:.6g}, over the budget {self.mu_squared:.6g}")
+        self._spent.add(cost)
 
 
-def _unsampled(mechanism: Mechanism) -> GaussianSum:
-    if not isinstance(mechanism, GaussianSum) or mechanism.batching not in ("full", "shuffle"):
-        raise PrivacyError(f"the exact Gaussian filter covers full and shuffled Gaussian sums only, not {mechanism}")
-    return mechanism
+def mu_squared_of(release: Release) -> float:
+    """What a release adds to the Gaussian-DP parameter mu^2; UnsupportedMechanism for sampled batches."""
+    from dpsgd_cli.privacy.accountants.gaussian import Gaussian, mechanism_mu
+
+    Gaussian().check([release])
+    return release.count * mechanism_mu(release.mechanism) ** 2 if release.count else 0.0
 
 
-@dataclass(frozen=True)
 class PlannedFilter(Filter):
     """Exactly these releases, in this order; `planned` was priced as a whole before training."""
 
-    planned: tuple[Release, ...]
+    def __init__(self, planned: Sequence[Release]) -> None:
+        self.planned = planned
+        self._done = 0
 
-    def check(self, spent: Sequence[Release], extra: Release) -> None:
-        done = len(spent)
-        if done >= len(self.planned) or extra != self.planned[done]:
-            raise BudgetExceeded(f"release {done + 1} is {extra}, which is not what the plan priced")
+    def admit(self, release: Release) -> None:
+        if self._done >= len(self.planned):
+            raise BudgetExceeded(f"all {self._done} releases that the plan priced were made; there is none left")
+        if release != self.planned[self._done]:
+            raise BudgetExceeded(f"release {self._done + 1} is {release}, which is not what the plan priced")
+        self._done += 1
 
 
 @dataclass
@@ -98,17 +112,18 @@ class Ledger:
     filter: Filter | None = None
     covers_before: bool = True
     entries: list[Entry] = field(default_factory=list)
-    _counted: list[Release] = field(default_factory=list)
 
     def spend(self, release: Release, epoch: int | None = None, phase: Phase = "train") -> None:
         """Record `release`, which the caller makes next.
 
-        Raises BudgetExceeded, and records nothing, when the filter refuses it.
+        Raises BudgetExceeded when the filter refuses it, and PrivacyError when its adjacency is not that of the
+        releases before it (there would be nothing to state about both); then nothing is recorded.
         """
-        if phase == "train" or self.covers_before:
-            if self.filter is not None:
-                self.filter.check(self._counted, release)
-            self._counted.append(release)
+        stated = self.entries[0].release.mechanism.adjacency if self.entries else release.mechanism.adjacency
+        if release.mechanism.adjacency != stated:
+            raise PrivacyError(f"a release stated for {release.mechanism.adjacency} cannot follow one for {stated}")
+        if self.filter is not None and (phase == "train" or self.covers_before):
+            self.filter.admit(release)
         self.entries.append(Entry(release, phase, epoch))
 
     @property
@@ -117,11 +132,11 @@ class Ledger:
         return merge([entry.release for entry in self.entries])
 
 
-def to_lines(ledger: Ledger, trial: int, seed: int | None) -> list[str]:
-    """The ledger as JSON lines."""
+def to_lines(entries: Iterable[Entry], trial: int, seed: int | None) -> list[str]:
+    """The entries of one trial's ledger as JSON lines."""
     return [
         json.dumps({"trial": trial, "seed": seed, "phase": e.phase, "epoch": e.epoch, **to_record(e.release)})
-        for e in ledger.entries
+        for e in entries
     ]
 
 
@@ -132,12 +147,24 @@ def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[Entr
         if not line.strip():
             continue
         try:
-            record: dict[str, Any] = json.loads(line)
-            entry = Entry(from_record(record), record.get("phase", "train"), record.get("epoch"))
-            found.setdefault(int(record.get("trial", 0)), []).append(entry)
+            record = json.loads(line)
+            found.setdefault(_trial(record), []).append(_entry(record))
         except (ValueError, TypeError, AttributeError, PrivacyError) as error:
             raise DataError(f"{source}:{number}: not a ledger line: {error}") from None
     return found
+
+
+def _trial(record: dict[str, Any]) -> int:
+    return int(record.get("trial", 0))
+
+
+def _entry(record: dict[str, Any]) -> Entry:
+    phase, epoch = record.get("phase", "train"), record.get("epoch")
+    if phase not in get_args(Phase):
+        raise PrivacyError(f"phase is {phase!r}, but must be one of {', '.join(get_args(Phase))}")
+    if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
+        raise PrivacyError(f"epoch is {epoch!r}, but must be a whole number >= 0 or null")
+    return Entry(from_record(record), phase, epoch)
 
 
 def read_ledgers(path: Path) -> dict[int, list[Release]]:

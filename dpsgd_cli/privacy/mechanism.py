@@ -26,6 +26,7 @@ from dpsgd_cli.errors import PrivacyError
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Batching = Literal["full", "poisson", "fixed", "shuffle"]
+PureSource = Literal["laplace", "exponential", "pure"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class GaussianSum:
         _require(self.noise_multiplier >= 0, "noise_multiplier", self.noise_multiplier, "at least 0")
         _require(0 <= self.sampling_rate <= 1, "sampling_rate", self.sampling_rate, "in [0, 1]")
         _require(0 < self.sensitivity < math.inf, "sensitivity", self.sensitivity, "positive and finite")
-        _require(self.adjacency in get_args(Adjacency), "adjacency", self.adjacency, f"one of {get_args(Adjacency)}")
-        _require(self.batching in get_args(Batching), "batching", self.batching, f"one of {get_args(Batching)}")
+        _require_one_of(Adjacency, "adjacency", self.adjacency)
+        _require_one_of(Batching, "batching", self.batching)
         if self.batching in ("full", "shuffle"):
             _require(self.sampling_rate == 1, "sampling_rate", self.sampling_rate, f"1 for {self.batching} batching")
 
@@ -68,11 +69,13 @@ class PureDP:
     kind: ClassVar[str] = "pure"
     epsilon: float
     adjacency: Adjacency
-    source: Literal["laplace", "exponential", "pure"] = "pure"
+    source: PureSource = "pure"
     label: str = "selection"
 
     def __post_init__(self) -> None:
         _require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
+        _require_one_of(Adjacency, "adjacency", self.adjacency)
+        _require_one_of(PureSource, "source", self.source)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class ApproximateDP:
     def __post_init__(self) -> None:
         _require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
         _require(0 <= self.delta < 1, "delta", self.delta, "in [0, 1)")
+        _require_one_of(Adjacency, "adjacency", self.adjacency)
 
 
 Mechanism = GaussianSum | PureDP | ApproximateDP
@@ -138,3 +142,8 @@ def merge(releases: list[Release]) -> list[Release]:
 def _require(condition: bool, name: str, value: object, bound: str) -> None:
     if not condition or (isinstance(value, float) and math.isnan(value)):
         raise PrivacyError(f"{name} is {value!r}, but must be {bound}")
+
+
+def _require_one_of(names: Any, name: str, value: object) -> None:
+    known = get_args(names)
+    _require(value in known, name, value, f"one of {', '.join(known)}")

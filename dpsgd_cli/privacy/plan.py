@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.privacy import accountants, schedule
+from dpsgd_cli.privacy import accountants, budget, schedule
 from dpsgd_cli.privacy.accountants import Accountant, Guarantee
-from dpsgd_cli.privacy.ledger import Filter, GaussianFilter, Ledger, PlannedFilter, RhoFilter
+from dpsgd_cli.privacy.budget import Budget, describe
+from dpsgd_cli.privacy.ledger import Filter, Ledger, mu_squared_of
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
 from dpsgd_cli.recipe import schema
 
@@ -70,9 +70,8 @@ class Plan:
     epochs: tuple[tuple[Release, ...], ...]
     accountant: str
     delta: float
-    budget: schema.RhoBudget | schema.EpsilonBudget | None
+    budget: Budget
     covers_before: bool
-    _cache: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def releases(self) -> list[Release]:
@@ -81,36 +80,19 @@ class Plan:
 
     def guarantee(self) -> Guarantee:
         """What the whole run guarantees, private preprocessing included."""
-        if "guarantee" not in self._cache:
-            self._cache["guarantee"] = accountants.get(self.accountant).guarantee(self.releases, self.delta)
-        found = self._cache["guarantee"]
-        assert isinstance(found, Guarantee)
-        return found
+        return accountants.get(self.accountant).guarantee(self.releases, self.delta)
 
     def rho(self) -> float | None:
         """Total zCDP; None where no accountant has one (sampled batches)."""
-        return rho_of(self.releases)
+        return budget.rho_of(self.releases)
 
     def ledger(self) -> Ledger:
         """An empty ledger that enforces this plan's budget."""
         return Ledger(self._filter(), self.covers_before)
 
-    def _filter(self) -> Filter | None:
-        if isinstance(self.budget, schema.RhoBudget):
-            return RhoFilter(self.budget.rho)
-        if self.budget is not None and self.accountant == "gaussian":
-            return GaussianFilter(_mu_squared(self.budget))
+    def _filter(self) -> Filter:
         counted = self.releases if self.covers_before else [r for epoch in self.epochs for r in epoch]
-        return PlannedFilter(tuple(counted))
-
-
-def rho_of(releases: Sequence[Release]) -> float | None:
-    """Total zCDP of unsampled releases; None where there is none."""
-    from dpsgd_cli.privacy.accountants.zcdp import Zcdp, total_rho
-
-    if any(Zcdp().refusal(release.mechanism) for release in releases):
-        return None
-    return total_rho(releases)
+        return budget.enforce(self.budget, accountants.get(self.accountant), counted)
 
 
 def make_plan(recipe: schema.Recipe, records: int, before: Sequence[Release] = (), groups: int | None = None) -> Plan:
@@ -154,22 +136,6 @@ def _check_supported(sampling: Sampling) -> None:
         )
 
 
-@cache
-def _mu_squared(budget: schema.EpsilonBudget) -> float:
-    """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget (by bisection, from below)."""
-    from dpsgd_cli.privacy.conversions import gaussian_epsilon
-
-    low, high = 0.0, 1.0
-    while gaussian_epsilon(high, budget.delta) <= budget.epsilon:
-        low, high = high, 2 * high
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if gaussian_epsilon(middle, budget.delta) <= budget.epsilon else (low, middle)
-    return low**2
-
-
 @dataclass(frozen=True)
 class _Draft:
     """A plan in the making."""
@@ -182,7 +148,6 @@ class _Draft:
 
     def plan(self) -> Plan:
         multipliers = self._solve()
-        budget = self.privacy.budget
         plan = Plan(
             sampling=self.sampling,
             noise_multipliers=tuple(multipliers),
@@ -192,14 +157,14 @@ class _Draft:
             epochs=tuple((self.release(z),) for z in multipliers),
             accountant=self.accountant.name,
             delta=self.delta,
-            budget=budget,
+            budget=self.privacy.budget,
             covers_before=self.privacy.budget_covers == "total",
         )
-        if not self._fits(list(multipliers)):
+        if not self._fits(multipliers):
             fitting = self._epochs_that_fit(len(multipliers))
             raise InfeasibleBudget(
-                f"{len(multipliers)} epochs of this schedule pass the budget ({describe(budget)}); {fitting} fit:"
-                " train fewer epochs, add noise, raise the budget, or use epochs: until-budget"
+                f"{len(multipliers)} epochs of this schedule pass the budget ({describe(self.privacy.budget)});"
+                f" {fitting} fit: train fewer epochs, add noise, raise the budget, or use epochs: until-budget"
             )
         return plan
 
@@ -212,8 +177,8 @@ class _Draft:
 
     @property
     def delta(self) -> float:
-        budget = self.privacy.budget
-        stated = budget.delta if isinstance(budget, schema.EpsilonBudget) else None
+        allowed = self.privacy.budget
+        stated = allowed.delta if isinstance(allowed, schema.EpsilonBudget) else None
         if stated is not None and self.privacy.delta not in (None, stated):
             raise PrivacyError(f"privacy.delta is {self.privacy.delta}, but privacy.budget.delta is {stated}; give one")
         delta = stated or self.privacy.delta
@@ -263,21 +228,8 @@ class _Draft:
         return self.before if self.privacy.budget_covers == "total" else ()
 
     def _fits(self, multipliers: Sequence[float]) -> bool:
-        budget = self.privacy.budget
-        if budget is None:
-            return True
         spent = [*self.counted_before, *(self.release(z) for z in multipliers)]
-        if isinstance(budget, schema.RhoBudget):
-            rho = rho_of(spent)
-            if rho is None:
-                raise PrivacyError(
-                    "a budget in rho does not fit sampled batches (zCDP is not amplified by sampling);"
-                    " give privacy.budget as {epsilon: ..., delta: ...}"
-                )
-            return rho <= budget.rho
-        if self.accountant.name == "gaussian":
-            return math.fsum(r.count / _multiplier(r) ** 2 for r in spent) <= _mu_squared(budget)
-        return self.accountant.epsilon(spent, budget.delta) <= budget.epsilon
+        return budget.fits(self.privacy.budget, self.accountant, spent)
 
     def _solve(self) -> list[float]:
         """Schedule values by epoch."""
@@ -304,12 +256,9 @@ class _Draft:
         kind = self.privacy.schedule
 
         def fits(epochs: int) -> bool:
-            try:
-                return self._fits([schedule.noise_multiplier(kind, epoch) for epoch in range(epochs)])
-            except PrivacyError:
-                if epochs and not _positive(kind, epochs):
-                    return False
-                raise
+            if not schedule.allows(kind, epochs - 1):
+                return False
+            return self._fits([schedule.noise_multiplier(kind, epoch) for epoch in range(epochs)])
 
         low, high = 0, 1
         while high < most and fits(high):
@@ -323,51 +272,31 @@ class _Draft:
 
     def _least_noise(self, epochs: int) -> float:
         """The least constant noise multiplier whose `epochs` epochs fit the budget."""
-        from dpsgd_cli.privacy.calibrate import calibrate
-
-        budget = self.privacy.budget
-        if isinstance(budget, schema.EpsilonBudget) and self.accountant.name != "gaussian":
-            return calibrate(
-                lambda z: [*self.counted_before, *[self.release(z)] * epochs],
-                self.accountant,
-                budget.epsilon,
-                budget.delta,
-            )
-        left = self._inverse_variance_left()
+        allowed = self.privacy.budget
+        assert allowed is not None
+        if isinstance(allowed, schema.EpsilonBudget) and self.accountant.name != "gaussian":
+            return self._calibrated(epochs, allowed)
+        self._fits([1.0])  # says why, where a budget does not apply to this batching
+        left = budget.mu_squared_left(allowed, self.counted_before)
         if left <= 0:
-            raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)})")
-        # z^2 = counts / (sum of 1 / z^2 left), at unit scale; then up by single roundings until it truly fits
-        unit = self.release(1.0)
-        scale = _multiplier(unit)
-        multiplier = math.sqrt(epochs * unit.count / left) / scale
+            raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(allowed)})")
+        # at multiplier 1 an epoch costs mu^2 = count / scale^2, at multiplier z that over z^2
+        unit = mu_squared_of(self.release(1.0))
+        multiplier = math.sqrt(epochs * unit / left)
+        step = math.ulp(multiplier)
         while not self._fits([multiplier] * epochs):
-            multiplier = math.nextafter(multiplier, math.inf)
+            multiplier, step = multiplier + step, 2 * step
         return multiplier
 
-    def _inverse_variance_left(self) -> float:
-        """What the budget leaves for the training's sum of 1 / z^2 (twice its zCDP)."""
-        budget = self.privacy.budget
-        spent = math.fsum(r.count / _multiplier(r) ** 2 for r in self.counted_before)
-        if isinstance(budget, schema.RhoBudget):
-            self._fits([1.0])  # says why, where a rho budget does not apply
-            return 2 * budget.rho - spent
-        assert budget is not None
-        return _mu_squared(budget) - spent
+    def _calibrated(self, epochs: int, allowed: schema.EpsilonBudget) -> float:
+        """The same where only the accountant itself can tell the price."""
+        from dpsgd_cli.privacy.calibrate import calibrate
 
-
-def _positive(kind: schema.Schedule, epochs: int) -> bool:
-    return schedule.SCHEDULES[kind.kind](kind, epochs - 1) > 0
-
-
-def _multiplier(release: Release) -> float:
-    assert isinstance(release.mechanism, GaussianSum)
-    return release.mechanism.noise_multiplier
-
-
-def describe(budget: schema.RhoBudget | schema.EpsilonBudget | None) -> str:
-    """A budget in words."""
-    if budget is None:
-        return "none"
-    if isinstance(budget, schema.RhoBudget):
-        return f"rho {budget.rho:g}"
-    return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
+        if self.accountant.epsilon(self.counted_before, allowed.delta) > allowed.epsilon:
+            raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(allowed)})")
+        return calibrate(
+            lambda z: [*self.counted_before, *[self.release(z)] * epochs],
+            self.accountant,
+            allowed.epsilon,
+            allowed.delta,
+        )

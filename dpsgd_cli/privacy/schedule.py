@@ -51,12 +51,24 @@ SCHEDULES: dict[str, Callable[[Any, int], float]] = {
 }
 
 
-def noise_multiplier(schedule: schema.Schedule, epoch: int) -> float:
-    """Noise multiplier of `epoch` (0, 1, ...); positive.
+LEAST = 1e-6
+"""Less noise than this protects nothing (rho is 5e11), and its square soon leaves the range of floats."""
 
-    Raises PrivacyError where the schedule has decayed to zero, which no release may use.
+
+def noise_multiplier(schedule: schema.Schedule, epoch: int) -> float:
+    """Noise multiplier of `epoch` (0, 1, ...); at least `LEAST`.
+
+    Raises PrivacyError where the schedule has less noise than that.
     """
     value = SCHEDULES[schedule.kind](schedule, epoch)
-    if not value > 0:
-        raise PrivacyError(f"schedule {schedule.kind} has decayed to {value} at epoch {epoch}; shorten the training")
+    if value < LEAST:
+        raise PrivacyError(
+            f"schedule {schedule.kind} has noise multiplier {value:g} at epoch {epoch}, less than {LEAST:g}:"
+            " train fewer epochs, or let it decay slower (for no privacy at all there is method sgd)"
+        )
     return value
+
+
+def allows(schedule: schema.Schedule, epoch: int) -> bool:
+    """Whether `epoch` has a noise multiplier that may be used."""
+    return SCHEDULES[schedule.kind](schedule, epoch) >= LEAST

@@ -1,27 +1,26 @@
 """From what trials recorded to the rows of `result.json`, `trials.csv` and `history.csv`.
 
 Columns computed on private rows without noise begin with `nonprivate_`. Epsilons come from the ledgers.
-Not here: training (`experiment.py`), files (`store.py`).
+A number that is not finite has no cell: None, which is null in JSON and empty in a table.
+Not here: training (`experiment.py`), files (`store.py`), versions and hashes (`origin.py`).
 """
 
 from __future__ import annotations
 
-import platform
-import subprocess
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
-
-import dpsgd_cli
 from dpsgd_cli.data import Dataset
 from dpsgd_cli.methods import Context
 from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.privacy.plan import Plan, rho_of
+from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.results import origin
 from dpsgd_cli.results.result import Result, Row, summarise_trials
 
 
@@ -47,130 +46,135 @@ class Finished:
     final: dict[str, list[float]]
 
 
+@dataclass(frozen=True)
+class Spending:
+    """What one trial's ledger says: the price of all of it, and what was spent by the end of each epoch."""
+
+    epsilon: float | None
+    delta: float | None
+    rho: float | None
+    epochs: list[Row]
+
+
 def result(finished: Finished) -> Result:
     """The record of a finished run."""
     recipe, ledgers = finished.loaded.recipe, finished.context.ledgers
     seeds = [None if recipe.seed is None else recipe.seed + i for i in range(len(ledgers))]
-    curves = _curves(finished)
+    spendings = _spendings(finished.plan, ledgers, len(finished.history))
     trials = []
-    for i, seed in enumerate(seeds):
-        row: Row = {"trial": i, "seed": seed, "epochs": len(curves[i]) if finished.plan else len(finished.history)}
-        row.update({name: values[i] for name, values in finished.final.items()})
-        row.update(_spent(finished, ledgers[i]))
+    for i, (seed, spent) in enumerate(zip(seeds, spendings, strict=True)):
+        row: Row = {"trial": i, "seed": seed, "epochs": len(spent.epochs)}
+        row.update({name: _cell(values[i]) for name, values in finished.final.items()})
+        row.update(epsilon=spent.epsilon, delta=spent.delta, rho=spent.rho)
         trials.append(row)
-    warnings = list(finished.dataset.warnings)
-    bad = sum(sum(record.counts["nonfinite"]) for record in finished.history)
-    if bad:
-        warnings.append(
-            f"{int(bad)} per-example gradients were not finite and were replaced by zero (a non-private count)"
-        )
     return Result(
         name=recipe.name,
-        privacy=_privacy(finished, trials),
+        privacy=_privacy(finished, spendings),
         metrics=summarise_trials(trials, list(finished.final)),
         timing=finished.timing,
-        provenance=_provenance(finished),
+        provenance=origin.provenance(finished.loaded, finished.dataset, finished.context.pack.values.device),
         trials=trials,
-        history=_history(finished, seeds, curves),
-        ledger=[line for i, ledger in enumerate(ledgers) for line in to_lines(ledger, i, seeds[i])],
-        warnings=warnings,
+        history=_history(finished, seeds, spendings),
+        ledger=[line for i, ledger in enumerate(ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
+        warnings=[*finished.dataset.warnings, *_warnings(finished, trials)],
     )
 
 
-def _spent(finished: Finished, ledger: Ledger) -> Row:
-    """Price of one trial's whole ledger."""
-    plan = finished.plan
+def _cell(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _warnings(finished: Finished, trials: list[Row]) -> list[str]:
+    """What went wrong without stopping the run."""
+    told = []
+    diverged = [str(row["trial"]) for row in trials if any(row[name] is None for name in finished.final)]
+    if diverged:
+        several = f"{len(diverged)} of {len(trials)} trials diverged (trial {', '.join(diverged)})"
+        told.append(
+            f"{several if len(trials) > 1 else 'the training diverged'}: weights or losses are not finite, so there is"
+            " no metric; lower method.learning_rate"
+        )
+    bad = sum(sum(record.counts["nonfinite"]) for record in finished.history)
+    if bad:
+        told.append(f"{int(bad)} per-example gradients were not finite and were replaced by zero (a non-private count)")
+    return told
+
+
+def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[Spending]:
+    """Every ledger priced; trials that released the same are priced once."""
     if plan is None:
-        return {"epsilon": None, "delta": None, "rho": None}
-    epsilon = _epsilon(plan, tuple(ledger.releases))
-    return {"epsilon": epsilon, "delta": plan.delta, "rho": rho_of(ledger.releases)}
-
-
-def _epsilon(plan: Plan, releases: tuple[Release, ...]) -> float:
-    """Trials that released the same are priced once."""
-    cache = plan._cache
-    if releases not in cache:
-        cache[releases] = accountants.get(plan.accountant).epsilon(releases, plan.delta)  # type: ignore[index]
-    found = cache[releases]  # type: ignore[index]
-    assert isinstance(found, float)
-    return found
-
-
-def _curves(finished: Finished) -> list[list[tuple[float, float | None]]]:
-    """(epsilon, rho) after each epoch of each trial; empty without privacy."""
-    plan = finished.plan
-    if plan is None:
-        return [[] for _ in finished.context.ledgers]
-    known: dict[tuple[tuple[Release, ...], ...], list[tuple[float, float | None]]] = {}
-    curves = []
-    for ledger in finished.context.ledgers:
-        epochs = _by_epoch(ledger)
-        if epochs not in known:
-            epsilons = accountants.get(plan.accountant).curve(epochs, plan.delta)
-            rhos = [rho_of([r for epoch in epochs[: i + 1] for r in epoch]) for i in range(len(epochs))]
-            known[epochs] = list(zip(epsilons, rhos, strict=True))
-        curves.append(known[epochs])
-    return curves
+        return [Spending(None, None, None, [{}] * epochs) for _ in ledgers]
+    known: dict[tuple[tuple[Release, ...], ...], Spending] = {}
+    spendings = []
+    for ledger in ledgers:
+        released = _by_epoch(ledger) or ((),) * epochs
+        if released not in known:
+            known[released] = _spending(plan, ledger, released)
+        spendings.append(known[released])
+    return spendings
 
 
 def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
-    """Releases of each epoch; what came before training counts to epoch 0."""
-    epochs: dict[int, list[Release]] = {}
+    """Releases of each epoch until the last that released; what came before training counts to epoch 0."""
+    last = max((entry.epoch or 0 for entry in ledger.entries), default=-1)
+    epochs: list[list[Release]] = [[] for _ in range(last + 1)]
     for entry in ledger.entries:
-        epochs.setdefault(entry.epoch or 0, []).append(entry.release)
-    return tuple(tuple(epochs[epoch]) for epoch in sorted(epochs))
+        epochs[entry.epoch or 0].append(entry.release)
+    return tuple(tuple(releases) for releases in epochs)
 
 
-def _history(finished: Finished, seeds: list[int | None], curves: list[list[tuple[float, float | None]]]) -> list[Row]:
+def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> Spending:
+    accountant = accountants.get(plan.accountant)
+    noise: dict[int | None, float] = {}
+    for entry in ledger.entries:
+        if isinstance(entry.release.mechanism, GaussianSum):
+            noise.setdefault(entry.epoch, entry.release.mechanism.noise_multiplier)
+    rho: ExactSum | None = ExactSum()
+    epochs: list[Row] = []
+    for epoch, epsilon in enumerate(accountant.curve(released, plan.delta)):
+        cost = rho_of(released[epoch])
+        if rho is not None and cost is not None:
+            rho.add(cost)
+        else:
+            rho = None
+        total = None if rho is None else _cell(rho.total())
+        epochs.append({"noise_multiplier": noise.get(epoch), "rho": total, "epsilon": _cell(epsilon)})
+    epsilon = accountant.epsilon(ledger.releases, plan.delta)
+    return Spending(_cell(epsilon), plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
+
+
+def _history(finished: Finished, seeds: Sequence[int | None], spendings: Sequence[Spending]) -> list[Row]:
     rows = []
-    for i, seed in enumerate(seeds):
-        for record in finished.history:
-            if finished.plan is not None and record.epoch >= len(curves[i]):
-                break
-            row: Row = {"trial": i, "seed": seed, "epoch": record.epoch}
-            if finished.plan is not None:
-                epsilon, rho = curves[i][record.epoch]
-                row.update(noise_multiplier=_multiplier(finished, i, record.epoch), rho=rho, epsilon=epsilon)
-            row.update({name: values[i] for name, values in record.metrics.items()})
-            row.update(
-                _diagnostics({name: values[i] for name, values in record.counts.items()}, finished.plan is not None)
-            )
+    for i, (seed, spent) in enumerate(zip(seeds, spendings, strict=True)):
+        # a trial whose own training was over before that of others has no more rows
+        for record, spending in zip(finished.history, spent.epochs, strict=False):
+            row: Row = {"trial": i, "seed": seed, "epoch": record.epoch, **spending}
+            row.update({name: _cell(values[i]) for name, values in record.metrics.items()})
+            counts = {name: values[i] for name, values in record.counts.items()}
+            row.update(_diagnostics(counts, finished.plan is not None))
             rows.append(row)
     return rows
 
 
-def _multiplier(finished: Finished, trial: int, epoch: int) -> float | None:
-    """The noise multiplier that the ledger charged in this epoch."""
-    charged = [e.release.mechanism for e in finished.context.ledgers[trial].entries if e.epoch == epoch]
-    return next((m.noise_multiplier for m in charged if isinstance(m, GaussianSum)), None)
-
-
 def _diagnostics(counts: dict[str, float], private: bool) -> Row:
     seen = max(counts["examples"], 1.0)
-    row: Row = {"nonprivate_train_loss": counts["loss"] / seen, "nonprivate_examples": int(counts["examples"])}
+    row: Row = {"nonprivate_train_loss": _cell(counts["loss"] / seen), "nonprivate_examples": int(counts["examples"])}
     if private:
-        row["nonprivate_gradient_norm"] = counts["norm"] / seen
+        row["nonprivate_gradient_norm"] = _cell(counts["norm"] / seen)
         row["nonprivate_clipped_fraction"] = counts["clipped"] / seen
         row["nonprivate_nonfinite"] = int(counts["nonfinite"])
     return row
 
 
-def _privacy(finished: Finished, trials: list[Row]) -> Row:
-    plan, recipe = finished.plan, finished.loaded.recipe
+def _privacy(finished: Finished, spendings: Sequence[Spending]) -> Row:
+    plan = finished.plan
     if plan is None:
-        return {
-            "accountant": None,
-            "epsilon": None,
-            "delta": None,
-            "rho": None,
-            "declarations": [],
-            "noise_source": None,
-        }
-    rhos = [row["rho"] for row in trials]
+        keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
+        return {**dict.fromkeys(keys), "declarations": []}
     return {
-        "epsilon": max(row["epsilon"] for row in trials),
+        "epsilon": _largest([spent.epsilon for spent in spendings]),
         "delta": plan.delta,
-        "rho": None if None in rhos else max(rhos),
+        "rho": _largest([spent.rho for spent in spendings]),
         "adjacency": plan.sampling.adjacency,
         "batching": plan.sampling.batching,
         "sampling_rate": plan.sampling.rate,
@@ -181,9 +185,15 @@ def _privacy(finished: Finished, trials: list[Row]) -> Row:
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
         "noise_source": _noise_source(finished),
-        "declarations": [*finished.dataset.declarations, *_own_code(recipe)],
+        "declarations": [*finished.dataset.declarations, *_own_code(finished.loaded)],
         "nonprivate_steps": list(finished.dataset.nonprivate),
     }
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """The largest of all trials; None (no finite bound, no rho) is larger than any number."""
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None
 
 
 def _noise_source(finished: Finished) -> str:
@@ -191,36 +201,9 @@ def _noise_source(finished: Finished) -> str:
     return "seeded (experiment: whoever knows the seed can take the noise away)" if seeded else "secure"
 
 
-def _own_code(recipe: Any) -> list[str]:
+def _own_code(loaded: LoadedRecipe) -> list[str]:
     """What the statement takes on trust from code that came with the recipe."""
-    files = [section.file for section in (recipe.model, recipe.method) if section.kind == "python"]
     return [
-        f"The code of {name} is trusted: it is public and does not use training data by other ways." for name in files
+        f"The code of {name} is trusted: it is public and does not use training data by other ways."
+        for name in origin.own_code(loaded)
     ]
-
-
-def _provenance(finished: Finished) -> Row:
-    recipe = finished.loaded.recipe
-    return {
-        "version": dpsgd_cli.__version__,
-        "git": _git_commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": str(finished.context.pack.values.device),
-        "threads": torch.get_num_threads(),
-        "seed": recipe.seed,
-        "noise_source": None if recipe.privacy is None else ("secure" if recipe.seed is None else "seeded"),
-        "data_sha256": finished.dataset.sha256,
-    }
-
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that the package runs from; None when installed."""
-    root = Path(dpsgd_cli.__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -1,20 +1,24 @@
 """Checkpoints of a run that is not finished: one file, replaced whole, removed when the result is written.
 
 A checkpoint holds the weights, everything else that continuing needs, and the ledgers, so that a resumed run
-can neither forget nor repeat a release. Not here: what a method's state is (`methods/`).
+can neither forget nor repeat a release. It holds non-private diagnostics too, so only its owner can read it.
+Several runs of one recipe may share the place: each writes a file of its own and moves it there, so what lies
+there is always one run's whole checkpoint. Not here: what goes into it (`trials.py`).
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dpsgd_cli import __version__
 from dpsgd_cli.errors import RunError
 
-VERSION = 1
+VERSION = f"2, dpsgd {__version__}"
 
 
 def place(directory: Path) -> Path:
@@ -23,13 +27,23 @@ def place(directory: Path) -> Path:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Replace the checkpoint at `path`; a failure leaves the old one in place."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    """Replace the checkpoint at `path`. A failure, which is an OSError that names it, leaves the old one in place."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        torch.save({"version": VERSION, **content}, temporary)
+        # through a file of Python's: torch's own writer reports a full disk as an internal error
+        with open(temporary, "xb", opener=_for_the_owner) as file:
+            torch.save({"version": VERSION, **content}, file)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _for_the_owner(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -38,8 +52,10 @@ def load(path: Path) -> dict[str, Any] | None:
         return None
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
     except Exception as error:
         raise RunError(f"{path}: damaged checkpoint ({type(error).__name__}); remove it and train again") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise RunError(f"{path}: written by another version; remove it and train again")
+        raise RunError(f"{path}: written by another version of dpsgd; use that one, or remove it and train again")
     return content

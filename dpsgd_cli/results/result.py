@@ -41,13 +41,14 @@ class Result:
         }
 
 
-def summarise(values: Sequence[float]) -> Row:
+def summarise(found: Sequence[float | None]) -> Row:
     """Mean, sample standard deviation and half-width of the 95% Student interval of the mean.
 
-    `std` and `ci95` are None for a single value; all are None when a value is not finite.
+    `std` and `ci95` are None for a single value; all are None when a value is missing or not finite.
     """
-    n = len(values)
-    if not all(math.isfinite(v) for v in values):
+    n = len(found)
+    values = [value for value in found if value is not None and math.isfinite(value)]
+    if len(values) < n:
         return {"mean": None, "std": None, "ci95": None, "n": n}
     if n == 1:
         return {"mean": values[0], "std": None, "ci95": None, "n": 1}
@@ -64,4 +65,4 @@ def summarise(values: Sequence[float]) -> Row:
 
 def summarise_trials(trials: Sequence[Row], names: Sequence[str]) -> dict[str, Row]:
     """`summarise` of each named column."""
-    return {name: summarise([float(row[name]) for row in trials]) for name in names}
+    return {name: summarise([row[name] for row in trials]) for name in names}

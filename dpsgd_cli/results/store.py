@@ -11,7 +11,9 @@ import io
 import json
 import math
 import os
+import secrets
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,16 +43,18 @@ def read_document(directory: Path) -> Row:
     return document
 
 
-def prepare_place(out: Path) -> None:
-    """Make `out` and see that it can be written, before anything is trained.
+def prepare_place(directory: Path) -> None:
+    """Make the folder that `directory` will lie in and see that it can be written, before anything is trained.
 
-    Raises RunError that names the folder.
+    Raises RunError that names the folder, or what lies where the result should go.
     """
+    if directory.exists() and not is_complete(directory) and (not directory.is_dir() or any(directory.iterdir())):
+        raise RunError(f"{directory}: is in the way and is no finished result; remove it or choose another --out")
+    out = directory.parent
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / f".probe-{os.getpid()}"
-        probe.write_text("")
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=out) as probe:
+            probe.write(bytes(4096))
     except OSError as error:
         raise RunError(
             f"{out}: results cannot be written here ({error.strerror}); choose another folder with --out"
@@ -60,22 +64,25 @@ def prepare_place(out: Path) -> None:
 def write_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None) -> None:
     """Write every file of `result` and put the whole directory in place at once.
 
-    `model` is what goes to `model.safetensors` (name -> torch tensor), or None. An OSError (a full disk) leaves
-    nothing behind and is passed on.
+    `model` is what goes to `model.safetensors` (name -> torch tensor), or None. An OSError (a full disk) names the
+    file, leaves nothing behind and is passed on. A finished result that came first is left as it is.
     """
-    staging = directory.with_name(f".{directory.name}.writing-{os.getpid()}")
-    shutil.rmtree(staging, ignore_errors=True)
+    staging = directory.with_name(f".{directory.name}.writing-{secrets.token_hex(4)}")
+    files: dict[str, bytes] = {
+        "recipe.yaml": recipe_text.encode(),
+        "trials.csv": to_csv(result.trials).encode(),
+        "history.csv": to_csv(result.history).encode(),
+        "ledger.jsonl": "".join(f"{line}\n" for line in result.ledger).encode(),
+        "result.json": to_json(result.document()).encode(),
+    }
+    if model is not None:
+        from safetensors.torch import save
+
+        files["model.safetensors"] = save(model)
     try:
         staging.mkdir(parents=True)
-        _write(staging / "recipe.yaml", recipe_text)
-        _write(staging / "trials.csv", to_csv(result.trials))
-        _write(staging / "history.csv", to_csv(result.history))
-        _write(staging / "ledger.jsonl", "".join(f"{line}\n" for line in result.ledger))
-        if model is not None:
-            from safetensors.torch import save_file
-
-            save_file(model, str(staging / "model.safetensors"))
-        _write(staging / "result.json", to_json(result.document()))
+        for name, content in files.items():
+            _write(staging / name, content)
         _replace(staging, directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -90,11 +97,14 @@ def _replace(staging: Path, directory: Path) -> None:
             raise
 
 
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(path: Path, content: bytes) -> None:
+    try:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def to_json(value: Any) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpsgd_cli.privacy.plan import Plan, describe
+from dpsgd_cli.privacy.budget import describe
+from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.results.result import Row
 
 _SHOWN = ("test_accuracy", "test_loss", "test_mae", "nonprivate_train_accuracy")
@@ -17,7 +18,6 @@ def result_text(document: Row, directory: Path) -> str:
     metrics = document["metrics"]
     lines += [f"  {name:<26}{_metric(metrics[name])}" for name in _SHOWN if name in metrics]
     lines += _privacy_lines(document["privacy"])
-    lines += [f"  warning: {warning}" for warning in document["warnings"]]
     lines.append(f"  results in {directory}")
     return "\n".join(lines)
 
@@ -29,7 +29,7 @@ def _lengths(trials: Sequence[Row]) -> str:
 
 def _metric(metric: Row) -> str:
     if metric["mean"] is None:
-        return "not finite: training diverged"
+        return "none: not every trial stayed finite"
     spread = "" if metric["ci95"] is None else f" +- {metric['ci95']:.4f} (95% of {metric['n']})"
     return f"{metric['mean']:.4f}{spread}"
 
@@ -38,9 +38,10 @@ def _privacy_lines(privacy: Row) -> list[str]:
     if privacy["accountant"] is None:
         return ["  privacy                   none: nothing protects the training data"]
     relation = "<=" if privacy["bound"] == "upper" else "about"
+    epsilon = "none: no finite epsilon" if privacy["epsilon"] is None else f"{relation} {privacy['epsilon']:.4f}"
     rho = "" if privacy["rho"] is None else f", rho {privacy['rho']:.6g}"
     return [
-        f"  epsilon                   {relation} {privacy['epsilon']:.4f} at delta {privacy['delta']:g}{rho}",
+        f"  epsilon                   {epsilon} at delta {privacy['delta']:g}{rho}",
         f"  adjacency                 {privacy['adjacency']} ({privacy['batching']} batches; {privacy['accountant']})",
         f"  noise source              {privacy['noise_source']}",
         *[f"  declared public           {said}" for said in privacy["declarations"]],

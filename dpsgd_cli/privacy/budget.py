@@ -1,0 +1,91 @@
+"""What a trial may spend: whether releases fit a budget, what is left of it, and the filter that enforces it.
+
+Not here: what anything costs (`accountants/`), how noise or epochs are chosen to fit (`plan.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.ledger import Filter, GaussianFilter, PlannedFilter, RhoFilter, mu_squared_of
+from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.recipe import schema
+
+Budget = schema.RhoBudget | schema.EpsilonBudget | None
+
+# Summing equal terms one by one or as a product rounds differently by a few units of 2^-53. An exact budget is
+# shrunk by far more than that, so that no order of summation can state an epsilon above it.
+_ROUNDING = 1e-11
+
+
+def describe(budget: Budget) -> str:
+    """A budget in words."""
+    if budget is None:
+        return "none"
+    if isinstance(budget, schema.RhoBudget):
+        return f"rho {budget.rho:g}"
+    return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
+
+
+def rho_of(releases: Sequence[Release]) -> float | None:
+    """Total zCDP of unsampled releases; None where there is none (sampled batches, other guarantees)."""
+    from dpsgd_cli.privacy.accountants.zcdp import Zcdp, total_rho
+
+    if any(Zcdp().refusal(release.mechanism) for release in releases):
+        return None
+    return total_rho(releases)
+
+
+def fits(budget: Budget, accountant: Accountant, releases: Sequence[Release]) -> bool:
+    """Whether all `releases` together stay within the budget, as `enforce` judges it.
+
+    Raises PrivacyError for a rho budget on releases that have no rho.
+    """
+    if budget is None:
+        return True
+    if isinstance(budget, schema.RhoBudget):
+        rho = rho_of(releases)
+        if rho is None:
+            raise PrivacyError(
+                "a budget in rho does not fit sampled batches (zCDP is not amplified by sampling);"
+                " give privacy.budget as {epsilon: ..., delta: ...}"
+            )
+        return rho <= budget.rho
+    if accountant.name == "gaussian":
+        return math.fsum(mu_squared_of(release) for release in releases) <= _most_mu_squared(budget)
+    return accountant.epsilon(releases, budget.delta) <= budget.epsilon
+
+
+def enforce(budget: Budget, accountant: Accountant, planned: Sequence[Release]) -> Filter:
+    """A filter of the budget: adaptive where a theorem allows it, else exactly the `planned` releases."""
+    if isinstance(budget, schema.RhoBudget):
+        return RhoFilter(budget.rho)
+    if budget is not None and accountant.name == "gaussian":
+        return GaussianFilter(_most_mu_squared(budget))
+    return PlannedFilter(tuple(planned))
+
+
+def mu_squared_left(budget: schema.RhoBudget | schema.EpsilonBudget, spent: Sequence[Release]) -> float:
+    """What `spent` leaves of the budget, as a sum of 1 / z^2 over full or shuffled Gaussians (twice their zCDP)."""
+    most = 2 * budget.rho if isinstance(budget, schema.RhoBudget) else _most_mu_squared(budget)
+    return most - math.fsum(mu_squared_of(release) for release in spent)
+
+
+@cache
+def _most_mu_squared(budget: schema.EpsilonBudget) -> float:
+    """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget (by bisection, from below)."""
+    from dpsgd_cli.privacy.conversions import gaussian_epsilon
+
+    low, high = 0.0, 1.0
+    while gaussian_epsilon(high, budget.delta) <= budget.epsilon:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if gaussian_epsilon(middle, budget.delta) <= budget.epsilon else (low, middle)
+    return low**2 * (1 - _ROUNDING)

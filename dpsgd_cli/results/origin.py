@@ -1,0 +1,83 @@
+"""Where a result comes from: versions, device, seed and the SHA-256 of every file; and whether those files changed.
+
+Not here: what the result is (`assemble.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+import dpsgd_cli
+from dpsgd_cli.data import Dataset
+from dpsgd_cli.errors import RunError
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.results.result import Row
+
+
+def provenance(loaded: LoadedRecipe, dataset: Dataset, device: torch.device) -> Row:
+    """What `result.json` says under that name."""
+    recipe = loaded.recipe
+    return {
+        "version": dpsgd_cli.__version__,
+        "git": _git_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "seed": recipe.seed,
+        "noise_source": None if recipe.privacy is None else ("secure" if recipe.seed is None else "seeded"),
+        "data_sha256": dataset.sha256,
+        "code_sha256": code_sha256(loaded),
+    }
+
+
+def own_code(loaded: LoadedRecipe) -> dict[str, Path]:
+    """The Python files that the recipe names, by the name it gives them."""
+    sections = (loaded.recipe.model, loaded.recipe.method)
+    return {section.file: loaded.base / section.file for section in sections if section.kind == "python"}
+
+
+def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:
+    """SHA-256 of each of `own_code`; what they import is not covered."""
+    return {name: _sha256(path) for name, path in own_code(loaded).items()}
+
+
+def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> list[str]:
+    """See that the files the recipe names are those that the result in `directory` was made from.
+
+    Returns the names of files that are no longer there, which cannot be compared. Raises RunError naming the
+    files that differ: the recipe is the same, and yet this is not its result.
+    """
+    data = loaded.recipe.data
+    files = {name: loaded.base / name for name in (data.path, data.test_path) if name is not None} | own_code(loaded)
+    made_from = document["provenance"]["data_sha256"] | document["provenance"].get("code_sha256", {})
+    here = [name for name, path in files.items() if path.is_file()]
+    changed = [name for name in here if name in made_from and _sha256(files[name]) != made_from[name]]
+    if changed:
+        raise RunError(
+            f"{directory}: this result was made from another content of {' and '.join(changed)};"
+            " remove the directory to train again, or choose another place with --out"
+        )
+    return [name for name in files if name not in here]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that the package runs from; None when installed."""
+    root = Path(dpsgd_cli.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

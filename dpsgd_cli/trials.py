@@ -1,0 +1,200 @@
+"""All trials of one recipe while they train: how they start, where they stand, how they are continued.
+
+What a checkpoint may drop, and why a resumed run is as private as an uninterrupted one. A process that is stopped
+after its last checkpoint may have trained further epochs. Nothing of them left the process: results are written at
+the end, progress is a count of epochs (data-independent), and weights and metrics live in memory only. So they are
+no releases, their charges die with the process, and training them again is the first time that they are released.
+With seeded streams the repetition draws the same numbers; with secure streams it draws fresh ones.
+What did leave the process, into the checkpoint, stays: the ledgers are charged again for every release up to it
+(through the budget's filter), and what private preprocessing released is taken from it and not released anew; a
+second projection would be a second release, and would not be the one that the weights were trained on.
+
+Not here: the loop over epochs and what becomes of a finished run (`experiment.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpsgd_cli import data
+from dpsgd_cli.core import models
+from dpsgd_cli.core.losses import LOSSES
+from dpsgd_cli.core.packing import Pack, Place, check_examples_stay_apart, elements_per_row
+from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
+from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.errors import ModelError, RunError, UsageError
+from dpsgd_cli.methods import Context, Method, create
+from dpsgd_cli.privacy.ledger import Ledger, entries_from_lines, to_lines
+from dpsgd_cli.privacy.plan import Plan, adjacency_of
+from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.results import origin
+from dpsgd_cli.results.assemble import EpochRecord
+
+_ELEMENTS_AT_ONCE = 1 << 26
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where all trials stood after an epoch. Ledgers and history only grow, so their lengths say enough."""
+
+    done: int
+    train_seconds: float
+    method: dict[str, Any]
+    entries: tuple[int, ...]
+
+
+@dataclass
+class Trials:
+    """All trials of one recipe while they train."""
+
+    loaded: LoadedRecipe
+    plan: Plan | None
+    context: Context
+    method: Method
+    test: Table
+    dataset: data.Dataset
+    init_seeds: list[int]
+    done: int = 0
+    train_seconds: float = 0.0
+    history: list[EpochRecord] = field(default_factory=list)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.loaded.recipe
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """The seed of each trial; None where randomness comes from the operating system."""
+        first = self.recipe.seed
+        return [None if first is None else first + trial for trial in range(self.context.trials)]
+
+    def snapshot(self) -> Snapshot:
+        """Where the trials stand now; cheap, and untouched by further training."""
+        entries = tuple(len(ledger.entries) for ledger in self.context.ledgers)
+        return Snapshot(self.done, self.train_seconds, self.method.state(), entries)
+
+    def checkpoint(self, at: Snapshot) -> dict[str, Any]:
+        """What `restore` needs to continue from `at`."""
+        ledgers = zip(self.context.ledgers, at.entries, self.seeds, strict=True)
+        return {
+            "hash": recipe_hash(self.recipe),
+            "data": dict(self.dataset.sha256),
+            "code": origin.code_sha256(self.loaded),
+            "released": {key: torch.from_numpy(value) for key, value in self.dataset.released.items()},
+            "init_seeds": self.init_seeds,
+            "done": at.done,
+            "train_seconds": at.train_seconds,
+            "method": at.method,
+            "ledgers": [to_lines(one.entries[:end], i, seed) for i, (one, end, seed) in enumerate(ledgers)],
+            "history": [(r.epoch, r.metrics, r.counts) for r in self.history[: at.done]],
+        }
+
+    def restore(self, content: dict[str, Any], saved: Path) -> None:
+        """Stand where `checkpoint` left off; `saved` is its name. Raises RunError when it belongs to something else.
+
+        The ledgers are charged for what the checkpoint's were, through the filter of the budget.
+        """
+        came_from = (content["hash"], content["data"], content["code"])
+        if came_from != (recipe_hash(self.recipe), dict(self.dataset.sha256), origin.code_sha256(self.loaded)):
+            raise RunError(f"{saved}: belongs to another recipe, other data or other code; remove it and train again")
+        for ledger, lines in zip(self.context.ledgers, content["ledgers"], strict=True):
+            entries = next(iter(entries_from_lines(lines, str(saved)).values()), [])
+            known = len(ledger.entries)
+            if entries[:known] != ledger.entries:
+                raise RunError(f"{saved}: another preprocessing was charged there; remove it and train again")
+            for entry in entries[known:]:
+                ledger.spend(entry.release, entry.epoch, entry.phase)
+        self.method.load_state(content["method"])
+        self.done, self.train_seconds = content["done"], content["train_seconds"]
+        self.history = [EpochRecord(*record) for record in content["history"]]
+
+
+def start(loaded: LoadedRecipe, plan: Plan | None, earlier: dict[str, Any] | None = None) -> Trials:
+    """Everything ready for the first epoch; private preprocessing is charged, then done.
+
+    `earlier` is a checkpoint's content: its initial weights and preprocessing are taken, none are drawn.
+    """
+    recipe = loaded.recipe
+    place = Place(_device(recipe.runtime.device), getattr(torch, recipe.runtime.dtype))
+    if recipe.runtime.threads is not None:
+        torch.set_num_threads(recipe.runtime.threads)
+    streams = _streams(recipe)
+    ledgers = tuple(Ledger() if plan is None else plan.ledger() for _ in streams)
+    for ledger in ledgers:
+        for release in plan.before if plan is not None else ():
+            ledger.spend(release, phase="before")
+    released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
+    adjacency = adjacency_of(recipe)
+    dataset = data.prepare(recipe.data, loaded.base, len(streams), _normals(streams), adjacency, released)
+    if plan is not None and len(dataset.train_y) != plan.sampling.records:
+        raise RunError(
+            f"{dataset.name} has {len(dataset.train_y)} training rows, but {plan.sampling.records} were planned"
+        )
+    train = Table.load(dataset.train_x, dataset.train_y, dataset.per_trial, place.device, place.dtype)
+    test = Table.load(dataset.test_x, dataset.test_y, dataset.per_trial, place.device, place.dtype)
+    outputs = len(dataset.classes) if dataset.classes is not None else 1
+    init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
+    pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
+    rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
+    repeated, loss = len(streams), LOSSES[recipe.data.task]
+    context = Context((recipe,) * repeated, (plan,) * repeated, ledgers, streams, pack, train, loss, rows, loaded.base)
+    return Trials(loaded, plan, context, create(context), test, dataset, init_seeds)
+
+
+def make_pack(
+    loaded: LoadedRecipe, shape: tuple[int, ...] | None, outputs: int, seeds: Sequence[int], place: Place
+) -> Pack:
+    """The recipe's model, once for each seed. Raises ModelError for what cannot be trained privately."""
+    if shape is None:
+        raise ModelError(f"{loaded.source}: the shape of one input is not known")
+    build = models.builder(loaded.recipe.model, shape, outputs, loaded.base)
+    return Pack(build, seeds, place, shares_input=loaded.recipe.model.kind in models.BUILT_IN)
+
+
+def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:
+    """See that the model fits the data and keeps examples apart; returns how many rows a trial may hold at once."""
+    # values of no record: zeros and ones are valid pixels, scaled numbers and token ids alike
+    numbers = torch.arange(4 * math.prod(train.input_shape)) % 3 % 2
+    probe = numbers.reshape(4, *train.input_shape).to(train.x)
+    try:
+        with torch.no_grad():
+            shape = tuple(pack(probe[None]).shape[2:])
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ModelError(f"the model does not take inputs of shape {train.input_shape}: {error}") from error
+    if shape != (outputs,):
+        raise ModelError(f"the model gives outputs of shape {shape} for one example; the data needs ({outputs},)")
+    check_examples_stay_apart(pack, probe)
+    return asked or max(1, _ELEMENTS_AT_ONCE // (pack.trials * elements_per_row(pack, probe)))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"runtime.device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _streams(recipe: Recipe) -> tuple[Streams, ...]:
+    """A seed gives seeded streams; none gives the operating system's."""
+    if recipe.seed is None:
+        return tuple(SecureStreams() for _ in range(recipe.repeats))
+    return tuple(SeededStreams(recipe.seed + trial) for trial in range(recipe.repeats))
+
+
+def _normals(streams: Sequence[Streams]) -> Callable[[int, str, tuple[int, ...]], np.ndarray]:
+    def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+        return streams[trial].normal(purpose, 0, torch.empty(shape, dtype=torch.float64)).numpy()
+
+    return normal
