@@ -20,7 +20,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "si
 Builder = Callable[[], nn.Module]
 
 
-def linear(model: schema.LinearModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+def linear(model: schema.LinearModel | schema.ConvexModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """One dense layer that starts at zero (the usual start of a convex problem)."""
     layer = nn.Linear(math.prod(shape), outputs, bias=model.bias)
     nn.init.zeros_(layer.weight)
@@ -79,7 +79,7 @@ def python(model: schema.PythonModel, shape: tuple[int, ...], outputs: int, base
     return build
 
 
-BUILT_IN: dict[str, Callable[..., nn.Module]] = {"linear": linear, "mlp": mlp, "cnn": cnn}
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {"linear": linear, "convex": linear, "mlp": mlp, "cnn": cnn}
 
 
 def builder(model: schema.Model, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:

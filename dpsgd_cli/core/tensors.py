@@ -6,7 +6,7 @@ Not here: reading or preprocessing (`data/`), which rows a step sees (`sampling.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,11 +19,17 @@ Rows = tuple[Tensor, Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class Table:
-    """Inputs (N, ...) shared by all trials, or (R, N, ...) when `per_trial`; labels (N,)."""
+    """Inputs (N, ...) shared by all trials, or (R, N, ...) when `per_trial`; labels (N,).
+
+    With folds, `held_out` (N, R) marks the rows that a trial does not train on, and `own` (R, M) lists those it does:
+    M for every trial. All work on batches then sees each trial's own M records.
+    """
 
     x: Tensor
     y: Tensor
     per_trial: bool
+    held_out: Tensor | None = None
+    own: Tensor | None = None
 
     @classmethod
     def load(cls, x: np.ndarray, y: np.ndarray, per_trial: bool, device: torch.device, dtype: torch.dtype) -> Table:
@@ -31,7 +37,19 @@ class Table:
         labels = labels.to(dtype) if labels.is_floating_point() else labels
         return cls(torch.from_numpy(np.ascontiguousarray(x)).to(device, dtype), labels, per_trial)
 
+    def with_folds(self, held_out: Tensor) -> Table:
+        """The same rows, of which trial r trains on those where `held_out` (N, R) is False; as many in every trial."""
+        held_out = held_out.to(self.y.device)
+        own = torch.stack([(~column).nonzero().squeeze(1) for column in held_out.T])
+        return replace(self, held_out=held_out, own=own)
+
     def __len__(self) -> int:
+        """Records that a trial trains on; public."""
+        return self.rows if self.own is None else self.own.shape[1]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix, held-out ones included."""
         return self.y.shape[0]
 
     @property
@@ -40,15 +58,16 @@ class Table:
         return tuple(self.x.shape[2:] if self.per_trial else self.x.shape[1:])
 
     def every(self, start: int, stop: int) -> Rows:
-        """Rows start..stop-1 for all trials: inputs (R or 1, B, ...), labels (1, B), no mask."""
+        """Rows start..stop-1 for all trials: inputs (R or 1, B, ...), labels (1, B), a mask (R, B) with folds."""
         x = self.x[:, start:stop] if self.per_trial else self.x[None, start:stop]
-        return x, self.y[None, start:stop], None
+        mask = None if self.held_out is None else ~self.held_out[start:stop].T
+        return x, self.y[None, start:stop], mask
 
     def chunks(self, batch: Batch, most: int) -> Iterator[Rows]:
         """The batch in pieces of at most `most` rows a trial."""
         if batch.rows is None:
-            for start in range(0, len(self), most):
-                yield self.every(start, min(start + most, len(self)))
+            for start in range(0, self.rows, most):
+                yield self.every(start, min(start + most, self.rows))
             return
         for start in range(0, batch.rows.shape[1], most):
             rows = torch.from_numpy(batch.rows[:, start : start + most]).to(self.y.device)
@@ -56,10 +75,12 @@ class Table:
             yield *self._gather(rows), None if mask is None else torch.from_numpy(mask).to(self.y.device)
 
     def _gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if self.own is not None:
+            rows = self.own.gather(1, rows)
         flat = rows.reshape(-1)
         y = self.y.index_select(0, flat).view(rows.shape)
         x = self.x
         if self.per_trial:
-            offsets = torch.arange(x.shape[0], device=rows.device).unsqueeze(1) * len(self)
+            offsets = torch.arange(x.shape[0], device=rows.device).unsqueeze(1) * self.rows
             x, flat = x.flatten(0, 1), (rows + offsets).reshape(-1)
         return x.index_select(0, flat).view(*rows.shape, *self.input_shape), y

@@ -28,7 +28,8 @@ class Context:
     """Everything a method works on. Index i of each tuple belongs to trial i.
 
     All recipes share data, model, method kind, batching and batch size; anything else may differ between
-    trials. `most_rows` bounds how many rows a trial may hold at once (memory only).
+    trials. `most_rows` bounds how many rows a trial may hold at once (memory only). `feature_bound` is the public
+    bound on the norm of a record's features, without the model's own constant column; None where there is none.
     """
 
     recipes: tuple[Recipe, ...]
@@ -40,6 +41,7 @@ class Context:
     loss: Loss
     most_rows: int
     base: Path
+    feature_bound: float | None = None
 
     @property
     def trials(self) -> int:
@@ -68,6 +70,15 @@ class Method(ABC):
     @abstractmethod
     def run_epoch(self, epoch: int) -> Diagnostics:
         """Train epoch `epoch` (0, 1, ...); raises BudgetExceeded before a release that does not fit."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no trial will release anything more, before `epochs` are over (adaptive methods)."""
+        return False
+
+    def theory(self) -> list[dict[str, Any]] | None:
+        """What a theorem says of each trial's excess risk, where one covers the method and its settings."""
+        return None
 
     @property
     @abstractmethod

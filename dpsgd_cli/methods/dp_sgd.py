@@ -39,7 +39,7 @@ class DpSgd(GradientMethod):
 
     @property
     def lengths(self) -> list[int]:
-        return [len(plan.epochs) for plan in self.plans]
+        return [len(_planned(plan).epochs) for plan in self.context.plans]
 
     def clipping(self) -> Clipping:
         return self.bounds

@@ -14,10 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpsgd_cli.core.averaging import make_average
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.problems.build import l2_of, radii_of
+from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.sampling import FullSampler, PoissonSampler, Sampler, ShuffleSampler
-from dpsgd_cli.core.updates import Ema, make_update
+from dpsgd_cli.core.updates import make_update
 from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.recipe import schema
 
 
 class GradientMethod(Method):
@@ -25,14 +29,20 @@ class GradientMethod(Method):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        settings = context.recipes[0].method
+        settings = section_of(context.recipes[0])
         self.sampler = _sampler(context)
         self.divisor = float(settings.batch_size or len(context.table))
-        self.learning_rate = context.column([r.method.learning_rate for r in context.recipes])
-        self.weight_decay = context.column([r.method.weight_decay for r in context.recipes])
+        self.learning_rate = context.column(self.learning_rates())
+        self.weight_decay = context.column([section_of(r).weight_decay + l2_of(r) for r in context.recipes])
         self.decays = bool(self.weight_decay.any())
         self.update = make_update(settings.optimizer, context.pack.values)
-        self.average = None if settings.averaging is None else Ema(settings.averaging.decay, context.pack.values)
+        self.radii = context.column(radii_of(context.recipes))
+        self.constrained = not bool(self.radii.isinf().all())
+        self.average = make_average(settings.averaging, context.pack.values, [self.steps * n for n in self.lengths])
+
+    def learning_rates(self) -> list[float]:
+        """Step length of each trial."""
+        return [float(section_of(recipe).learning_rate) for recipe in self.context.recipes]
 
     @property
     @abstractmethod
@@ -79,15 +89,22 @@ class GradientMethod(Method):
     def _step(self, epoch: int, step: int, seen: Diagnostics) -> None:
         pack = self.context.pack
         pack.sums.zero_()
-        for rows in self.context.table.chunks(self.sampler.batch(step), self.context.most_rows):
-            add_clipped_sums(pack, rows, self.context.loss, self.clipping(), seen)
+        self.add_sums(epoch, step, seen)
         self.privatise(epoch, step)
         gradient = pack.sums.div_(self.divisor)
         if self.decays:
             gradient.addcmul_(pack.values, self.weight_decay)
         self.update.apply(pack.values, gradient, self.learning_rate, step)
+        if self.constrained:
+            project_to_ball(pack.values, self.radii)
         if self.average is not None:
             self.average.add(pack.values, step)
+
+    def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        """Add the clipped gradients of the step's batch to `pack.sums`."""
+        del epoch
+        for rows in self.context.table.chunks(self.sampler.batch(step), self.context.most_rows):
+            add_clipped_sums(self.context.pack, rows, self.context.loss, self.clipping(), seen)
 
     def _trained(self) -> dict[str, Tensor]:
         """Every tensor (R, P) that a step changes."""
@@ -104,6 +121,12 @@ class GradientMethod(Method):
             tensor.copy_(state[name])
 
 
+def section_of(recipe: schema.Recipe) -> schema.Gradient:
+    """The method section of a gradient recipe."""
+    assert isinstance(recipe.method, schema.Gradient)
+    return recipe.method
+
+
 class _Held:
     """Weights and optimizer state of the trials that are over."""
 
@@ -118,7 +141,7 @@ class _Held:
 
 
 def _sampler(context: Context) -> Sampler:
-    settings, records = context.recipes[0].method, len(context.table)
+    settings, records = section_of(context.recipes[0]), len(context.table)
     if settings.batching == "full" or settings.batch_size is None:
         return FullSampler()
     kind = PoissonSampler if settings.batching == "poisson" else ShuffleSampler

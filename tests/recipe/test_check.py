@@ -67,7 +67,7 @@ BROKEN = [
     (
         "batch_size: 10",
         "batch_size: 10, batching: poison",
-        "4: method.batching: must be poisson, shuffle or full, got 'poison'; did you mean poisson?",
+        "4: method.batching: must be poisson, shuffle, full or single, got 'poison'; did you mean poisson?",
     ),
     ("x\n", "a b\n", "1: name: must be text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$, got 'a b'"),
     (
@@ -92,7 +92,7 @@ BROKEN = [
         "5: privacy: must be a section with keys adjacency, clipping, schedule, budget, budget_covers, delta,"
         " accountant, noise_source, got 3",
     ),
-    ("{kind: linear}", "linear", "3: model: must be a section with kind: linear, mlp, cnn or python, got 'linear'"),
+    ("{kind: linear}", "linear", "3: model: must be a section with kind: linear, convex, mlp, cnn or python, got 'linear'"),
     (
         "name: digits",
         "name: digits, preprocess: [unit-norm]",
@@ -100,10 +100,10 @@ BROKEN = [
         " did you mean {unit-norm: {}}?",
     ),
     # kinds
-    ("kind: linear", "", "3: model.kind: missing; give linear, mlp, cnn or python"),
-    ("linear", "linnear", "3: model.kind: must be linear, mlp, cnn or python, got 'linnear'; did you mean linear?"),
-    ("linear", "transformer", "3: model.kind: must be linear, mlp, cnn or python, got 'transformer'"),
-    ("linear", "[linear]", '3: model.kind: must be linear, mlp, cnn or python, got ["linear"]'),
+    ("kind: linear", "", "3: model.kind: missing; give linear, convex, mlp, cnn or python"),
+    ("linear", "linnear", "3: model.kind: must be linear, convex, mlp, cnn or python, got 'linnear'; did you mean linear?"),
+    ("linear", "transformer", "3: model.kind: must be linear, convex, mlp, cnn or python, got 'transformer'"),
+    ("linear", "[linear]", '3: model.kind: must be linear, convex, mlp, cnn or python, got ["linear"]'),
     (
         "exponential, initial: 10",
         "uniform, initial: 8",
@@ -124,7 +124,7 @@ BROKEN = [
         "# x\n",
         "2: name: missing; give text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$ (Names the result directory.)",
     ),
-    ("model: {kind: linear}", "", "1: model: missing; give a section with kind: linear, mlp, cnn or python"),
+    ("model: {kind: linear}", "", "1: model: missing; give a section with kind: linear, convex, mlp, cnn or python"),
     (", decay: 0.01", "", "6: privacy.schedule.decay: missing; give a number above 0 (k in initial * exp(-k t).)"),
     # unknown keys
     ("seed: 0", "sed: 0", "9: sed: unknown key; did you mean seed?"),

@@ -84,7 +84,6 @@ def test_kind_is_required_wherever_it_chooses() -> None:
     definitions = expected.recipe_schema()["$defs"]
     assert "kind" in definitions["LinearModel"]["required"]
     assert definitions["TimeDecay"]["required"] == ["decay", "initial", "kind"]
-    assert "kind" not in definitions["Ema"].get("required", [])
 
 
 def test_kinds_keep_the_order_of_the_schema() -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.layers.base import Layer, Session
 
-
 # Patches are made for a few rows at a time: a copy that stays in a core's cache is several times cheaper.
 _PATCH_ELEMENTS = 1 << 18
 

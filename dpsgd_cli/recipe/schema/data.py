@@ -35,6 +35,9 @@ class Pca(Section):
     noise_multiplier: Positive | None = Field(
         None, description="Gaussian noise on the covariance of unit-norm rows, charged to the ledger."
     )
+    whiten: bool = Field(
+        False, description="Scale the projections to equal second moments, taken from the released covariance: free."
+    )
     public: bool = Field(False, description="Declare the covariance public: no noise, recorded as a declaration.")
 
     @model_validator(mode="after")

@@ -1,0 +1,87 @@
+"""The empirical risk of a running pack: linear where the model is a convex problem, else by forward passes.
+
+Not here: any sum (`linear.py`, `pack_risk.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from dpsgd_cli.core.losses import Loss
+from dpsgd_cli.core.problems.linear import LinearRisk, Rows
+from dpsgd_cli.core.problems.losses import MarginLoss, margin_loss
+from dpsgd_cli.core.problems.pack_risk import PackRisk
+from dpsgd_cli.core.problems.risk import Risk
+from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.errors import ModelError
+from dpsgd_cli.recipe import schema
+
+if TYPE_CHECKING:
+    from dpsgd_cli.methods.base import Context
+
+
+def loss_of(model: schema.ConvexModel) -> MarginLoss:
+    """The margin loss that a model section names."""
+    return margin_loss(model.loss, model.huber_width)
+
+
+def output_loss(model: schema.ConvexModel) -> Loss:
+    """The same loss as a function of a packed model's outputs (R, B, 1) and labels (R, B)."""
+    loss = loss_of(model)
+
+    def of_outputs(outputs: Tensor, labels: Tensor) -> Tensor:
+        margin = outputs.squeeze(-1)
+        if loss.residual:
+            bound = model.target_bound
+            return loss.value(margin - labels.clamp(-bound, bound))
+        return loss.value(margin * ((labels > 0).to(margin) * 2 - 1))
+
+    return of_outputs
+
+
+def rows_of(model: schema.ConvexModel, table: Table) -> Rows:
+    """Signed rows of a table that all trials share."""
+    if table.per_trial:
+        raise ModelError(
+            "a convex model needs one matrix of rows for all trials, and private preprocessing gives each trial its own;"
+            " use model.kind: linear with dp-sgd"
+        )
+    y = table.y.clamp(-model.target_bound, model.target_bound) if loss_of(model).residual else table.y
+    return Rows.load(table.x, y, loss_of(model).residual, model.bias, table.held_out)
+
+
+def linear_risk(context: Context) -> LinearRisk:
+    """The risk of a convex model; ModelError for any other."""
+    model = context.recipes[0].model
+    if not isinstance(model, schema.ConvexModel):
+        raise ModelError(f"method {context.recipes[0].method.kind} is for model.kind: convex, not {model.kind}")
+    return LinearRisk(rows_of(model, context.table), loss_of(model))
+
+
+def risk_of(context: Context) -> Risk:
+    """The risk of any model."""
+    if isinstance(context.recipes[0].model, schema.ConvexModel) and not context.table.per_trial:
+        return linear_risk(context)
+    return PackRisk(context.pack, context.table, context.loss, context.most_rows)
+
+
+def l2_of(recipe: schema.Recipe) -> float:
+    """Coefficient of |w|^2 / 2 in the objective; 0 for models that state none."""
+    return recipe.model.l2 if isinstance(recipe.model, schema.ConvexModel) else 0.0
+
+
+def penalty_of(context: Context) -> Tensor:
+    """N lambda of every trial, (R, 1): the coefficient of |w|^2 / 2 beside SUMS of losses. Public."""
+    return context.column([len(context.table) * l2_of(recipe) for recipe in context.recipes])
+
+
+def radii_of(recipes: Sequence[schema.Recipe]) -> list[float]:
+    """Radius of each trial's constraint; inf for none."""
+    return [
+        r.model.radius if isinstance(r.model, schema.ConvexModel) and r.model.radius is not None else math.inf
+        for r in recipes
+    ]

@@ -1,0 +1,127 @@
+"""Losses of one number t: the signed margin y w.x of a classifier, or the residual w.x - y of a regression.
+
+Labels become signs -1 and +1, so every classification loss is a decreasing function of t. Each loss is non-negative
+and convex. Not here: sums over records (`linear.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class MarginLoss(ABC):
+    """phi(t) with its derivative and the constants that hold for every t.
+
+    `lipschitz` bounds |phi'| (inf where nothing does), `smoothness` bounds phi'' (inf where phi' jumps), `residual`
+    says that t is w.x - y and not y w.x.
+    """
+
+    name: str
+    lipschitz: float = 1.0
+    smoothness: float = math.inf
+    residual: bool = False
+
+    @abstractmethod
+    def value(self, t: Tensor) -> Tensor:
+        """phi(t), elementwise."""
+
+    @abstractmethod
+    def slope(self, t: Tensor) -> Tensor:
+        """phi'(t), elementwise; a subgradient where phi has a kink."""
+
+    def curvature(self, t: Tensor) -> Tensor:
+        """phi''(t) where it exists; only for losses of finite smoothness."""
+        raise ValueError(f"loss {self.name} has no second derivative")
+
+
+class Logistic(MarginLoss):
+    """log(1 + e^-t); |phi'| < 1, phi'' <= 1/4."""
+
+    name = "logistic"
+    smoothness = 0.25
+
+    def value(self, t: Tensor) -> Tensor:
+        return F.softplus(-t)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return torch.sigmoid(-t).neg_()
+
+    def curvature(self, t: Tensor) -> Tensor:
+        half = torch.sigmoid(t)
+        return half * (1 - half)
+
+
+class Hinge(MarginLoss):
+    """max(0, 1 - t); not smooth. The subgradient at t = 1 is 0."""
+
+    name = "hinge"
+
+    def value(self, t: Tensor) -> Tensor:
+        return (1 - t).clamp_min_(0)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return (t < 1).to(t.dtype).neg_()
+
+
+@dataclass(frozen=True)
+class HuberHinge(MarginLoss):
+    """The hinge with a parabola of half-width `width` in place of its kink.
+
+    phi(t) = 0 for t > 1 + h, (1 + h - t)^2 / (4 h) for |1 - t| <= h, 1 - t below; phi'' <= 1 / (2 h).
+    Source: Chaudhuri, Monteleoni and Sarwate 2011, equation 7.
+    """
+
+    width: float = 0.5
+    name = "huber-svm"
+
+    @property
+    def smoothness(self) -> float:  # type: ignore[override]
+        """1 / (2 h)."""
+        return 1 / (2 * self.width)
+
+    def value(self, t: Tensor) -> Tensor:
+        inside = (1 + self.width - t).clamp_(0, 2 * self.width)
+        return inside.square() / (4 * self.width) + (1 - self.width - t).clamp_min_(0)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return ((t - 1 - self.width) / (2 * self.width)).clamp_(-1, 0)
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return ((1 - t).abs() <= self.width).to(t.dtype) / (2 * self.width)
+
+
+class Squared(MarginLoss):
+    """t^2 / 2 of a residual. |phi'| = |t| is bounded only where t is (`constants.py`)."""
+
+    name = "squared"
+    lipschitz = math.inf
+    smoothness = 1.0
+    residual = True
+
+    def value(self, t: Tensor) -> Tensor:
+        return t.square() / 2
+
+    def slope(self, t: Tensor) -> Tensor:
+        return t.clone()
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return torch.ones_like(t)
+
+
+MARGIN_LOSSES: dict[str, type[MarginLoss]] = {
+    "logistic": Logistic,
+    "hinge": Hinge,
+    "huber-svm": HuberHinge,
+    "squared": Squared,
+}
+
+
+def margin_loss(name: str, huber_width: float = 0.5) -> MarginLoss:
+    """The loss called `name`."""
+    return HuberHinge(huber_width) if name == "huber-svm" else MARGIN_LOSSES[name]()

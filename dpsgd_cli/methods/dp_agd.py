@@ -1,0 +1,241 @@
+"""DP-AGD: gradient descent that buys each step's length and, when a direction fails, a better gradient.
+
+Lee and Kifer 2018, Algorithm 2. Two kinds of release, each charged once, before it is made:
+
+gradient    Sum of per-record loss gradients clipped to C_grad, plus N(0, C_grad^2 / (2 rho)). L2 sensitivity C_grad under
+            add-remove and zero-out, twice that under replace-one (noise scaled likewise). rho-zCDP (Bun and Steinke 2016,
+            Proposition 1.6).
+selection   The index of the least of the candidates' losses, clipped to C_obj per record and summed, by noisy-min or the
+            exponential mechanism (`core/selection.py`): eps^2 / 2- or eps^2 / 8-zCDP.
+
+When index 0 (stay) is chosen, the gradient's budget grows by the factor 1 + gamma: the difference buys a second noisy
+sum of the same clipped gradients, averaged with all earlier ones of this step by inverse variance. The L2 term of the
+objective reads no data, and enters direction and candidates exactly.
+
+What is paid for each release is chosen after seeing earlier ones, so the budget is a zCDP filter (Feldman and Zrnic
+2021). A trial stops before the first gradient whose selection it could no longer pay.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.paced_noise import PacedNoise
+from dpsgd_cli.core.problems.build import penalty_of, risk_of
+from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.privacy.adaptive import AdaptivePlan, AgdRates, agd_rates
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
+from dpsgd_cli.recipe import schema
+
+
+class DpAgd(Method):
+    """All trials share the candidates' number and the selection; budgets, bounds and rates may differ."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.settings = [_settings(recipe) for recipe in context.recipes]
+        self.rates = [_rates(context, trial) for trial in range(context.trials)]
+        self.adjacency = context.plans[0].sampling.adjacency if context.plans[0] is not None else "add-remove"
+        self.doubled = 2.0 if self.adjacency == "replace-one" else 1.0
+        self.values = context.pack.values
+        self.penalty = penalty_of(context)
+        self.risk = risk_of(context)
+        self.risk.start(self.values)
+        self.gradient_bound = context.column([s.gradient_clip for s in self.settings])
+        self.loss_bound = context.column([s.objective_clip for s in self.settings])
+        self.exact = torch.zeros_like(self.values)
+        self.averaged = torch.zeros_like(self.values)
+        self.paces = [
+            _Pace(rates.gradient_rho, s.alpha_max) for rates, s in zip(self.rates, self.settings, strict=True)
+        ]
+        kind, candidates = self.settings[0].selection, self.settings[0].step_candidates + 1
+        double = torch.empty(0, dtype=torch.float64)
+        self.gradient_noise = PacedNoise(context.streams, "agd-gradient", context.pack.size, self.values)
+        self.selection_noise = PacedNoise(
+            context.streams, "agd-selection", candidates * NORMALS_PER_SCORE[kind], double
+        )
+
+    @property
+    def epochs(self) -> int:
+        """An upper bound: blocks of `refresh` selections, were no gradient paid for."""
+        most = max(rates.most_selections for rates in self.rates)
+        return max(1, -(-most // self.steps))
+
+    @property
+    def steps(self) -> int:
+        return self.settings[0].refresh
+
+    @property
+    def output(self) -> Tensor:
+        return self.values
+
+    @property
+    def finished(self) -> bool:
+        return all(pace.over for pace in self.paces)
+
+    def run_epoch(self, epoch: int) -> Diagnostics:
+        """`refresh` rounds: in each, every trial that is not over makes one selection."""
+        for _ in range(self.steps):
+            if self.finished:
+                break
+            self._round(epoch)
+        return Diagnostics(self.context.trials, self.values.device)
+
+    def _round(self, epoch: int) -> None:
+        fresh, again = self._pay_for_gradients(epoch)
+        self._measure(fresh, again)
+        active = sorted(fresh + again)
+        if active:
+            index = torch.tensor(active, device=self.values.device)
+            self._aim(index)
+            self._choose(active, index, epoch)
+
+    def _pay_for_gradients(self, epoch: int) -> tuple[list[int], list[int]]:
+        """Charge this round's gradients; returns trials with a new gradient and trials with a better one."""
+        fresh: list[int] = []
+        again: list[int] = []
+        for trial, pace in enumerate(self.paces):
+            if pace.over:
+                continue
+            rates = self.rates[trial]
+            price = pace.price(self.settings[trial].gamma)
+            # a little slack, so that rounding never leaves a gradient paid for that no selection can follow
+            if (pace.spent + price + rates.selection_rho) * (1 + 1e-9) > rates.rho:
+                pace.over = True
+                continue
+            bound = float(self.gradient_bound[trial]) * self.doubled
+            self.context.ledgers[trial].spend(Release(_gaussian(price, self.adjacency, bound)), epoch)
+            pace.spent += price
+            (again if pace.rejected else fresh).append(trial)
+        return fresh, again
+
+    def _measure(self, fresh: list[int], again: list[int]) -> None:
+        """Noisy clipped gradient sums: new ones, and averages with a second measurement."""
+        if fresh:
+            index = torch.tensor(fresh, device=self.values.device)
+            everyone = index if len(fresh) < self.context.trials else None
+            self.exact[index] = self.risk.gradient_sums(self.gradient_bound.squeeze(1), everyone)
+            self.averaged[index] = self.exact[index] + self._noise(fresh, [self.paces[t].rho for t in fresh])
+        if again:
+            index = torch.tensor(again, device=self.values.device)
+            before = [self.paces[t].rho for t in again]
+            extra = [self.paces[t].price(self.settings[t].gamma) for t in again]
+            second = self.exact[index] + self._noise(again, extra)
+            weight = self.context.column([e / (b + e) for e, b in zip(extra, before, strict=True)])
+            self.averaged[index] = self.averaged[index].lerp(second, weight)
+            for trial, more in zip(again, extra, strict=True):
+                self.paces[trial].rho += more
+
+    def _noise(self, trials: list[int], rhos: list[float]) -> Tensor:
+        scale = [
+            float(self.gradient_bound[t]) * self.doubled / math.sqrt(2 * rho)
+            for t, rho in zip(trials, rhos, strict=True)
+        ]
+        return self.gradient_noise.draw(trials) * self.context.column(scale)
+
+    def _aim(self, index: Tensor) -> None:
+        """Unit directions of the noisy gradient of the whole objective."""
+        direction = self.averaged[index] + self.penalty[index] * self.values[index]
+        direction /= torch.linalg.vector_norm(direction, dim=1, keepdim=True).clamp_min_(1e-30)
+        self.risk.aim(direction, index if len(index) < self.context.trials else None)
+        self.direction = direction
+
+    def _choose(self, active: list[int], index: Tensor, epoch: int) -> None:
+        """Charge and make the selection, then step or ask for a better gradient."""
+        for trial in active:
+            self.context.ledgers[trial].spend(Release(self._selection(trial)), epoch)
+            self.paces[trial].spent += self.rates[trial].selection_rho
+        count = self.settings[0].step_candidates + 1
+        spacing = self.context.column([pace.reach / (count - 1) for pace in self.paces]).squeeze(1)
+        everyone = index if len(active) < self.context.trials else None
+        scores = self.risk.line_losses(spacing, count, self.loss_bound.squeeze(1), everyone)
+        scores += self._penalties(index, spacing[index], count)
+        kind = self.settings[0].selection
+        normals = self.selection_noise.draw(active).view(len(active), count, NORMALS_PER_SCORE[kind])
+        epsilon = torch.tensor([self.rates[t].selection_epsilon for t in active], dtype=torch.float64)
+        bound = self.loss_bound[index].squeeze(1).double().cpu() * self.doubled
+        chosen = select_least(scores.cpu(), epsilon, bound, kind, normals).tolist()
+        lengths = torch.zeros_like(spacing)
+        for trial, choice in zip(active, chosen, strict=True):
+            lengths[trial] = spacing[trial] * choice
+            self._move_on(trial, choice, float(lengths[trial]))
+        self.risk.advance(lengths)
+
+    def _selection(self, trial: int) -> PureDP:
+        kind = self.settings[0].selection
+        return PureDP(self.rates[trial].selection_epsilon, self.adjacency, kind, "step")
+
+    def _penalties(self, index: Tensor, spacing: Tensor, count: int) -> Tensor:
+        """N lambda / 2 |w - i h d|^2 less its value at i = 0, (A, count) float64: public."""
+        values, direction = self.values[index].double(), self.direction.double()
+        lengths = spacing.double().unsqueeze(1) * torch.arange(count, device=spacing.device)
+        cross = (values * direction).sum(dim=1, keepdim=True)
+        square = direction.square().sum(dim=1, keepdim=True)
+        return self.penalty[index].double() * (lengths.square() * square / 2 - lengths * cross)
+
+    def _move_on(self, trial: int, choice: int, length: float) -> None:
+        pace, settings = self.paces[trial], self.settings[trial]
+        pace.rejected = choice == 0
+        if choice == 0:
+            return
+        pace.recent.append(length)
+        if len(pace.recent) == settings.refresh:
+            pace.reach = (1 + settings.alpha_growth) * max(pace.recent)
+            pace.recent = []
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "values": self.values.clone(),
+            "exact": self.exact.clone(),
+            "averaged": self.averaged.clone(),
+            "paces": [pace.__dict__ | {"recent": list(pace.recent)} for pace in self.paces],
+            "drawn": [list(self.gradient_noise.drawn), list(self.selection_noise.drawn)],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name in ("values", "exact", "averaged"):
+            getattr(self, name).copy_(state[name])
+        self.risk.start(self.values)
+        for pace, kept in zip(self.paces, state["paces"], strict=True):
+            pace.__dict__.update(kept)
+        self.gradient_noise.resume(state["drawn"][0])
+        self.selection_noise.resume(state["drawn"][1])
+
+
+class _Pace:
+    """Where one trial stands: what its gradient has cost so far (`rho`), how far candidates reach, what was spent."""
+
+    def __init__(self, rho: float, reach: float) -> None:
+        self.rho = rho
+        self.reach = reach
+        self.recent: list[float] = []
+        self.rejected = False
+        self.over = False
+        self.spent = 0.0
+
+    def price(self, gamma: float) -> float:
+        """zCDP of the next gradient measurement: a new one, or what the better one costs on top."""
+        return gamma * self.rho if self.rejected else self.rho
+
+
+def _gaussian(rho: float, adjacency: str, sensitivity: float) -> GaussianSum:
+    return GaussianSum(1 / math.sqrt(2 * rho), adjacency, sensitivity=sensitivity)  # type: ignore[arg-type]
+
+
+def _settings(recipe: schema.Recipe) -> schema.DpAgdMethod:
+    assert isinstance(recipe.method, schema.DpAgdMethod)
+    return recipe.method
+
+
+def _rates(context: Context, trial: int) -> AgdRates:
+    plan = context.plans[trial]
+    if not isinstance(plan, AdaptivePlan):
+        raise PrivacyError("dp-agd was started without a budget")
+    return agd_rates(_settings(context.recipes[trial]), plan)

@@ -1,0 +1,56 @@
+"""Full-batch steps on a convex problem: two matrix products for all trials, whatever is done with the sum.
+
+Mixed into `gd` and `dp-gd`. Other models take the packed path of `gradient.py`. Not here: noise, prices.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.problems.build import linear_risk
+from dpsgd_cli.core.problems.linear import LinearRisk
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.gradient import GradientMethod, section_of
+from dpsgd_cli.recipe import schema
+
+
+def asked_rate(recipe: schema.Recipe) -> float | str:
+    """`method.learning_rate`: a number or `theorem`."""
+    return section_of(recipe).learning_rate
+
+
+class FullBatchMethod(GradientMethod):
+    """Descent that sees every record in every step."""
+
+    @cached_property
+    def risk(self) -> LinearRisk | None:
+        """The fast path, for convex models whose rows all trials share."""
+        context = self.context
+        convex = isinstance(context.recipes[0].model, schema.ConvexModel)
+        return linear_risk(context) if convex and not context.table.per_trial else None
+
+    def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        if self.risk is None:
+            super().add_sums(epoch, step, seen)
+            return
+        pack, clipping = self.context.pack, self.clipping()
+        norms = clipping.norms[0] if clipping is not None else pack.values.new_full((pack.trials,), math.inf)
+        wanted = (epoch + 1) % self.context.recipes[0].runtime.evaluate_every == 0 or epoch + 1 == self.epochs
+        pack.sums.copy_(self.risk.gradient_sums_at(pack.values, norms, seen if wanted else None))
+
+    def theorem_rates(self, second_moments: list[float]) -> list[float]:
+        """R / (B sqrt T) where asked for: Lecture 9, Theorem 1, with E|z|^2 <= B^2 and the ball's radius R."""
+        rates = []
+        for recipe, length, moment in zip(self.context.recipes, self.lengths, second_moments, strict=True):
+            rate, model = asked_rate(recipe), recipe.model
+            if rate == "theorem":
+                if not isinstance(model, schema.ConvexModel) or model.radius is None or not moment < math.inf:
+                    raise RecipeError(
+                        "method.learning_rate: theorem needs model.kind: convex with a radius and bounded gradients"
+                        " (privacy.clipping, or a loss and features with public bounds); give a number"
+                    )
+                rate = model.radius / math.sqrt(moment * length * self.steps)
+            rates.append(float(rate))
+        return rates

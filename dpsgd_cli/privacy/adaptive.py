@@ -1,0 +1,91 @@
+"""Plans of methods that decide while they run: a zCDP budget, and how it is cut up.
+
+Guarantee: a trial's ledger refuses what would pass `rho`, and rho is the largest zCDP whose conversion (that of the
+plan's accountant) meets the epsilon of the budget. Not here: the methods, prices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpsgd_cli.errors import InfeasibleBudget
+from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
+from dpsgd_cli.privacy.ledger import Filter, RhoFilter
+from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe import schema
+
+
+@dataclass(frozen=True)
+class AdaptivePlan(Plan):
+    """A plan whose releases are not known beforehand: `rho` is all that a trial may spend, preprocessing included."""
+
+    rho_total: float = 0.0
+
+    def _filter(self) -> Filter:
+        return RhoFilter(self.rho_total)
+
+
+def largest_rho(epsilon: float, delta: float, accountant: str) -> float:
+    """Largest rho whose conversion meets (epsilon, delta), from below to 1e-12 relative.
+
+    `accountant`: `zcdp` is rho + 2 sqrt(rho log(1/delta)), as Lee and Kifer use it; `zcdp-tight` the best Renyi order.
+
+    >>> round(largest_rho(0.8, 1e-8, "zcdp"), 6)
+    0.008313
+    """
+    convert = bun_steinke_epsilon if accountant == "zcdp" else tight_zcdp_epsilon
+    low, high = 0.0, epsilon
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if convert(middle, delta) <= epsilon else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class AgdRates:
+    """How DP-AGD cuts up its budget: zCDP in all, of a first gradient, of a selection, and the selection's epsilon."""
+
+    rho: float
+    gradient_rho: float
+    selection_epsilon: float
+    selection_rho: float
+
+    @property
+    def most_selections(self) -> int:
+        """No run makes more."""
+        return int(self.rho / self.selection_rho)
+
+
+def agd_rates(settings: schema.DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
+    """Rates as published, or by shares.
+
+    Published (Lee and Kifer 2018, section 5): eps_0 = eps / (2 splits) for both; a selection is eps_0-DP, and a gradient
+    has the noise of the classical Gaussian mechanism at (eps_0, delta), which is eps_0^2 / (4 log(1.25 / delta))-zCDP.
+    By shares: an iteration may spend rho / splits, `gradient_share` of it on the gradient.
+    """
+    rho = plan.rho_total - sum(_rho(release) for release in plan.before) if plan.covers_before else plan.rho_total
+    per_rho = 8.0 if settings.selection == "exponential" else 2.0
+    if settings.gradient_share is None:
+        budget = plan.budget
+        whole = budget.epsilon if isinstance(budget, schema.EpsilonBudget) else bun_steinke_epsilon(rho, plan.delta)
+        epsilon = whole / (2 * settings.splits)
+        gradient = epsilon**2 / (4 * math.log(1.25 / plan.delta))
+    else:
+        gradient = settings.gradient_share * rho / settings.splits
+        epsilon = math.sqrt(per_rho * (1 - settings.gradient_share) * rho / settings.splits)
+    rates = AgdRates(rho, gradient, epsilon, epsilon**2 / per_rho)
+    if rates.gradient_rho + rates.selection_rho > rho:
+        raise InfeasibleBudget(
+            f"dp-agd: one gradient and one selection cost rho {rates.gradient_rho + rates.selection_rho:.3g}, more than"
+            f" the {rho:.3g} that there are; raise method.splits or the budget"
+        )
+    return rates
+
+
+def _rho(release: object) -> float:
+    from dpsgd_cli.privacy.accountants.zcdp import total_rho
+
+    return total_rho([release])  # type: ignore[list-item]

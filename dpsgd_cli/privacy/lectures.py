@@ -1,0 +1,118 @@
+"""Noise levels and error bounds that the lectures state, as functions of public numbers.
+
+Noise comes as a noise multiplier: standard deviation over the L2 sensitivity of what is released. Theorems are stated for
+MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. Not here: what a run really costs
+(the ledger and its accountant say so).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpsgd_cli.errors import PrivacyError
+
+
+def lemma_15_1(epsilon: float, delta: float, steps: int) -> float:
+    """z of T full-batch Gaussians: sigma^2 = 64 L^2 T log(2/delta) log(2.5 T/delta) / (n epsilon)^2 over (2 L / n)^2.
+
+    Source: Lecture 15, Lemma 15.1, for 0 < epsilon < 1 (its composition and Gaussian lemmas need that).
+
+    >>> round(lemma_15_1(0.5, 1e-5, 100), 2)
+    1168.68
+    """
+    _below_one("Lemma 15.1", epsilon)
+    return 4 * math.sqrt(steps * math.log(2 / delta) * math.log(2.5 * steps / delta)) / epsilon
+
+
+def lemma_15_5(epsilon: float, delta: float, steps: int, records: int) -> float:
+    """z of T Gaussians on one record drawn uniformly of n: sigma^2 = 64 L^2 T log(2/delta) log(2.5 T/(n delta)) / (n
+    epsilon)^2 over the sensitivity 2 L of one gradient.
+
+    Source: Lecture 15, Lemma 15.5. Its proof takes log(1 + (e^x - 1)/n) for x/n, which holds to first order only: what
+    this noise really costs must be asked of an accountant.
+    """
+    _below_one("Lemma 15.5", epsilon)
+    inside = 2.5 * steps / (records * delta)
+    if inside <= 1:
+        raise PrivacyError(f"Lemma 15.5 needs 2.5 T / (n delta) above 1; it is {inside:.3g}")
+    return 4 * math.sqrt(steps * math.log(2 / delta) * math.log(inside)) / (records * epsilon)
+
+
+def lecture_9(epsilon: float, delta: float, steps: int) -> float:
+    """z of T full-batch Gaussians: sqrt(T) times that of one Gaussian mechanism, sqrt(2 log(1.25/delta)) / epsilon.
+
+    Source: Lecture 9, section 5 (composition of Gaussians), with the mechanism of Lecture 15, Lemma 15.3, for epsilon < 1.
+    """
+    _below_one("Lecture 9", epsilon)
+    return math.sqrt(2 * steps * math.log(1.25 / delta)) / epsilon
+
+
+def _below_one(name: str, epsilon: float) -> None:
+    if not 0 < epsilon < 1:
+        raise PrivacyError(f"{name} is proved for epsilon below 1, not {epsilon:g}; use method.noise: exact")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Public numbers of a constrained problem: n records, P weights, Lipschitz constant L, radius R, strong convexity."""
+
+    records: int
+    weights: int
+    lipschitz: float
+    radius: float
+    strong_convexity: float = 0.0
+
+
+def second_moment(problem: Problem, noise: float) -> float:
+    """Bound B^2 on E|z_t|^2 of a noisy mean gradient: (L + lambda R)^2 + P noise^2. Lecture 9, section 7.
+
+    `noise` is the standard deviation of the noise on the MEAN gradient, per coordinate.
+    """
+    whole = problem.lipschitz + problem.strong_convexity * problem.radius
+    return whole**2 + problem.weights * noise**2
+
+
+def excess_risk_of_average(problem: Problem, noise: float, steps: int, rate: float) -> float:
+    """Expected excess risk of the averaged iterates of projected descent from 0: R^2 / (2 T rate) + rate B^2 / 2.
+
+    Guarantee: for convex losses and any constant rate; least at rate = R / (B sqrt T), where it is R B / sqrt T.
+    Source: Lecture 9, Theorem 1 and its proof.
+    """
+    moment = second_moment(problem, noise)
+    return problem.radius**2 / (2 * steps * rate) + rate * moment / 2
+
+
+def excess_risk_of_last(problem: Problem, noise: float, steps: int) -> float:
+    """Expected excess risk of the last iterate at the rates of Lecture 15.
+
+    2R (rate D/(G sqrt t), D = 2 R): D G (2 + log T) / sqrt T, and with strong convexity alpha (rate 1/(alpha t)):
+    17 G^2 (1 + log T) / (alpha T), where G^2 bounds E|z_t|^2. Constants: Shamir and Zhang 2013, Theorems 2 and 1, of which
+    Lemmas 15.6 and 15.7 are the orders.
+    """
+    moment = second_moment(problem, noise)
+    if problem.strong_convexity > 0:
+        return 17 * moment * (1 + math.log(steps)) / (problem.strong_convexity * steps)
+    return 2 * problem.radius * math.sqrt(moment) * (2 + math.log(steps)) / math.sqrt(steps)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What Lecture 9 asks for at a wanted error: steps T and records n."""
+
+    steps: int
+    records: int
+
+
+def lecture_9_demand(problem: Problem, error: float, epsilon: float, delta: float) -> Demand:
+    """T >= 4 R^2 L^2 / error^2 and n >= 2 R L s sqrt(P) / error, s = sqrt(2 log(1.25/delta)) / epsilon.
+
+    Guarantee: with them the expected excess risk of Lecture 9's algorithm is at most `error`. Source: Lecture 9, section 7.
+    """
+    if not error > 0:
+        raise PrivacyError(f"the wanted error is {error:g}, but must be positive")
+    reach = problem.radius * problem.lipschitz
+    scale = lecture_9(epsilon, delta, 1)
+    return Demand(
+        math.ceil(4 * (reach / error) ** 2), math.ceil(2 * reach * scale * math.sqrt(problem.weights) / error)
+    )

@@ -1,0 +1,95 @@
+"""Sections of the methods for convex problems: full-batch descent, DP-AGD, and the baselines of their papers.
+
+Not here: the mini-batch gradient methods (`method.py`), the problem itself (`model.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dpsgd_cli.recipe.schema.base import Count, Positive, Section
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class FullBatch(Section):
+    """What methods that see every record in every step say about batching."""
+
+    batching: Literal["full"] = Field("full", description="Every record in every step.")
+
+    @property
+    def batch_size(self) -> None:
+        """None: the batch is everything."""
+
+
+class DpAgdMethod(FullBatch):
+    """Lee and Kifer 2018, Algorithm 2; the defaults are theirs."""
+
+    kind: Literal["dp-agd"] = "dp-agd"
+    splits: Positive = Field(
+        60, description="Published rates: eps / (2 splits) a release. Shares: rho / splits a step."
+    )
+    gradient_share: Fraction | None = Field(
+        None, description="Share of an iteration's rho that the gradient gets; left out, the published rates."
+    )
+    gamma: Positive = Field(0.1, description="Growth of the gradient's budget when no candidate improves.")
+    step_candidates: Count = Field(20, description="Step lengths tried besides 0, equally spaced.")
+    alpha_max: Positive = Field(2.0, description="Longest step tried at first.")
+    refresh: Count = Field(10, description="Steps after which the longest step is set anew.")
+    alpha_growth: Positive = Field(0.1, description="It becomes (1 + this) times the longest step taken since.")
+    objective_clip: Positive = Field(3.0, description="C_obj, bound on one record's loss in a selection.")
+    gradient_clip: Positive = Field(3.0, description="C_grad, L2 bound on one record's gradient.")
+    selection: Literal["laplace", "exponential"] = Field(
+        "laplace", description="How a step is chosen: noisy-min (eps^2/2-zCDP) or exponential mechanism (eps^2/8-zCDP)."
+    )
+
+
+class ObjectivePerturbationMethod(FullBatch):
+    """Kifer, Smith and Thakurta 2012, Algorithm 1 with Gaussian noise."""
+
+    kind: Literal["objective-perturbation"] = "objective-perturbation"
+    tolerance: Positive = Field(1e-8, description="Largest norm of the mean gradient that counts as converged.")
+    most_steps: Count = Field(100, description="Newton steps after which the solver gives up, which is an error.")
+
+
+class OutputPerturbationMethod(FullBatch):
+    """Noise on the last iterate of full-batch gradient descent, by its stability."""
+
+    kind: Literal["output-perturbation"] = "output-perturbation"
+    steps: Count = Field(100, description="Gradient steps, at a rate for which they do not drift apart.")
+
+
+class PrivGeneMethod(FullBatch):
+    """Zhang et al. 2013: a genetic search whose survivors are chosen by the exponential mechanism."""
+
+    kind: Literal["privgene"] = "privgene"
+    rounds: Count = Field(20, description="Generations.")
+    population: Count = Field(100, description="Weight vectors of a generation.")
+    survivors: Count = Field(5, description="Vectors chosen, one after the other, to breed the next generation.")
+    reach: Positive = Field(2.0, description="First vectors are uniform in [-reach, reach]; so wide a mutation is.")
+    shrink: Fraction = Field(0.85, description="Factor on the width of mutations from one round to the next.")
+
+
+class NonPrivateMethod(FullBatch):
+    """The optimum without privacy, by L-BFGS: the yardstick."""
+
+    kind: Literal["non-private"] = "non-private"
+    most_steps: Count = Field(1000, description="Iterations after which the solver stops.")
+
+
+class MajorityMethod(FullBatch):
+    """Always the commoner class, by a Laplace count; without a privacy section, by the exact count."""
+
+    kind: Literal["majority"] = "majority"
+
+
+ConvexMethod = (
+    DpAgdMethod
+    | ObjectivePerturbationMethod
+    | OutputPerturbationMethod
+    | PrivGeneMethod
+    | NonPrivateMethod
+    | MajorityMethod
+)
