@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
-from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, PureDP, Release
+from dpsgd_cli.privacy.exact_sum import ExactSum
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
 from dpsgd_cli.privacy.normal import normal_quantile
 
 
@@ -60,6 +61,18 @@ class Gaussian(Accountant):
         if leak >= delta:
             return math.inf
         return conversions.gaussian_epsilon(self.mu(kept), delta - leak)
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        flat = [release for releases in epochs for release in releases]
+        self.check(flat)
+        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
+            return super().curve(epochs, delta)
+        spent, result = ExactSum(), []
+        for releases in epochs:
+            for release in releases:
+                spent.add(release.count * mechanism_mu(release.mechanism) ** 2 if release.count else 0.0)
+            result.append(conversions.gaussian_epsilon(math.sqrt(spent.total()), delta))
+        return result
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
         self.check(releases)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
-from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, PureDP, Release
+from dpsgd_cli.privacy.exact_sum import ExactSum
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
 
 
 def mechanism_rho(mechanism: Mechanism) -> float:
@@ -68,6 +69,18 @@ class Zcdp(Accountant):
         if leak >= delta:
             return math.inf
         return self._epsilon(total_rho(kept), delta - leak)
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        flat = [release for releases in epochs for release in releases]
+        self.check(flat)
+        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
+            return super().curve(epochs, delta)
+        spent, result = ExactSum(), []
+        for releases in epochs:
+            for release in releases:
+                spent.add(release.count * mechanism_rho(release.mechanism) if release.count else 0.0)
+            result.append(self._epsilon(spent.total(), delta))
+        return result
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
         self.check(releases)
