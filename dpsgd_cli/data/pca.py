@@ -63,6 +63,21 @@ def add_noise(exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
     return exact + noise
 
 
+def whitening(matrix: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    """Factors (components,) that give every projected feature the same second moment, and all together the old sum.
+
+    Notation: axes (D, components) from `directions` of `matrix`; the second moment along axis k is v_k^T S v_k.
+    Computed from the released matrix alone, so it costs nothing. Moments below 1e-6 of the largest count as that;
+    without any positive moment all factors are 1.
+    """
+    moments = np.einsum("ik,ij,jk->k", axes, matrix, axes, optimize=True)
+    largest = moments.max()
+    if not largest > 0:
+        return np.ones(len(moments))
+    moments = np.maximum(moments, 1e-6 * largest)
+    return np.asarray(np.sqrt(moments.mean() / moments))
+
+
 def directions(matrix: np.ndarray, components: int) -> np.ndarray:
     """The `components` leading eigenvectors of a symmetric (D, D) matrix, as columns (D, components).
 
