@@ -50,6 +50,7 @@ class Pack(nn.Module):
         sources = [_seeded(build, seed) for seed in seeds]
         for source in sources:
             source.to(device=place.device, dtype=place.dtype)
+        _refuse_own_constants(sources)
         anchor = torch.zeros((), device=place.device, dtype=place.dtype, requires_grad=True)
         self.session = Session(self.trials, anchor)
         self.layers: list[Layer] = []
@@ -166,6 +167,21 @@ def _refuse_tied(source: nn.Module) -> None:
             if id(parameter) in owners:
                 raise ModelError(f"{full} is the same tensor as {owners[id(parameter)]}; tied weights have no rule yet")
             owners[id(parameter)] = full
+
+
+def _refuse_own_constants(sources: Sequence[nn.Module]) -> None:
+    """What is not trained is there once for all trials, so it must be the same under every seed."""
+    for name, shared in _constants(sources[0]).items():
+        if any(not torch.equal(shared, _constants(source)[name]) for source in sources[1:]):
+            raise ModelError(
+                f"{name} is not trained and differs from seed to seed, but trials that train together share it;"
+                " fill it from a torch.Generator with a seed of its own"
+            )
+
+
+def _constants(source: nn.Module) -> dict[str, Tensor]:
+    frozen = {name: parameter for name, parameter in source.named_parameters() if not parameter.requires_grad}
+    return {**frozen, **dict(source.named_buffers())}
 
 
 def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:

@@ -91,9 +91,9 @@ class Method(ABC):
         """Steps of one epoch."""
 
     def state(self) -> dict[str, Any]:
-        """Everything besides the seeds that continuing needs, as tensors and plain values."""
-        return {}
+        """Everything besides the seeds that continuing needs, as tensors and plain values; at least the weights."""
+        return {"values": self.context.pack.values.clone()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Inverse of `state`."""
-        del state
+        self.context.pack.values.copy_(state["values"])
