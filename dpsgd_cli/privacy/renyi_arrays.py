@@ -19,13 +19,23 @@ def poisson_gaussian_divergences(sampling_rates: Floats, noise_multipliers: Floa
     Args: rates in (0, 1) and noise multipliers > 0, both of shape (M,); one order > 1. Returns shape (M,).
     Source: Mironov, Talwar and Zhang 2019, section 3.3.
     """
-    _, points = _integration(noise_multipliers, order)
-    moments = _integer_log_moments if order == int(order) and order <= points else _integrated_log_moments
-    return moments(sampling_rates, noise_multipliers, order) / (order - 1)
+    orders = np.full(len(noise_multipliers), order)
+    _, points = _integration(noise_multipliers, orders)
+    if order == int(order) and order <= points:
+        return _integer_log_moments(sampling_rates, noise_multipliers, int(order)) / (order - 1)
+    return integrated_divergences(sampling_rates, noise_multipliers, orders)
 
 
-def _integer_log_moments(rates: Floats, noises: Floats, order: float) -> Floats:
-    alpha = int(order)
+def integrated_divergences(sampling_rates: Floats, noise_multipliers: Floats, orders: Floats) -> Floats:
+    """The same with an order of its own for each mechanism, all of shape (M,); by quadrature."""
+    steps, points = _integration(noise_multipliers, orders)
+    x = np.arange(points + 1)[None, :] * steps[:, None] - TAIL  # (M, points)
+    log_ratios = x / noise_multipliers[:, None] - (1 / (2 * noise_multipliers**2))[:, None]
+    logs = _log_convex_excess(sampling_rates[:, None], log_ratios, orders[:, None]) - x * x / 2
+    return _log1p_of_sums(logs + np.log(steps / np.sqrt(2 * np.pi))[:, None]) / (orders - 1)
+
+
+def _integer_log_moments(rates: Floats, noises: Floats, alpha: int) -> Floats:
     k = np.arange(2, alpha + 1, dtype=np.float64)
     binomials = np.array([log_binomial(alpha, i) for i in range(2, alpha + 1)])
     exponents = (k * (k - 1))[None, :] / (2 * noises**2)[:, None]  # (M, alpha-1)
@@ -34,21 +44,13 @@ def _integer_log_moments(rates: Floats, noises: Floats, order: float) -> Floats:
     return _log1p_of_sums(binomials[None, :] + weights + gains)
 
 
-def _integrated_log_moments(rates: Floats, noises: Floats, order: float) -> Floats:
-    steps, points = _integration(noises, order)
-    x = np.arange(points + 1)[None, :] * steps[:, None] - TAIL  # (M, points)
-    log_ratios = x / noises[:, None] - (1 / (2 * noises**2))[:, None]
-    logs = _log_convex_excess(rates[:, None], log_ratios, order) - x * x / 2
-    return _log1p_of_sums(logs + np.log(steps / np.sqrt(2 * np.pi))[:, None])
-
-
-def _integration(noises: Floats, order: float) -> tuple[Floats, int]:
+def _integration(noises: Floats, orders: Floats) -> tuple[Floats, int]:
     half_widths = np.pi * noises
     steps = np.minimum(0.5, 2 * np.pi * half_widths / (60 + half_widths**2 / 2))
-    return steps, int(np.max((2 * TAIL + order / noises) / steps)) + 1
+    return steps, int(np.max((2 * TAIL + orders / noises) / steps)) + 1
 
 
-def _log_convex_excess(rates: Floats, log_ratios: Floats, order: float) -> Floats:
+def _log_convex_excess(rates: Floats, log_ratios: Floats, order: Floats) -> Floats:
     u = rates * np.expm1(np.minimum(log_ratios, 300))
     far = log_ratios + np.log(rates + (1 - rates) * np.exp(-np.maximum(log_ratios, 0)))
     log_one_plus_u = np.where(log_ratios > 300, far, np.log1p(u))
