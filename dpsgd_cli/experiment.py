@@ -170,19 +170,22 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
     """Epoch by epoch, with a checkpoint now and then."""
     total, runtime = trials.method.epochs, trials.recipe.runtime
     keeper.note(trials)
-    for epoch in range(trials.done, total):
+    for epoch in range(trials.done, 0 if trials.method.finished else total):
         begun = time.perf_counter()
         seen = trials.method.run_epoch(epoch)
         _synchronise(trials.context.pack.values.device)
         trials.train_seconds += time.perf_counter() - begun
-        wanted = (epoch + 1) % runtime.evaluate_every == 0 or epoch + 1 == total
+        last = epoch + 1 == total or trials.method.finished
+        wanted = (epoch + 1) % runtime.evaluate_every == 0 or last
         trials.history.append(_record(trials, epoch, seen, wanted))
         trials.done = epoch + 1
         keeper.note(trials)
-        if trials.done < total:
+        if not last:
             keeper.save_if_due()
         if progress is not None:
             progress(trials.done, total)
+        if last:
+            break
 
 
 def _synchronise(device: torch.device) -> None:
@@ -215,11 +218,11 @@ def _finished(trials: Trials) -> assemble.Finished:
 
 def _timing(trials: Trials) -> dict[str, Any]:
     """How long and how fast. Examples are counted by expected batch sizes: the realised ones are private."""
-    steps, settings = trials.method.epochs * trials.method.steps, trials.recipe.method
+    steps, settings = trials.done * trials.method.steps, trials.recipe.method
     per_epoch = len(trials.context.table)
     if settings.batching == "poisson" and settings.batch_size is not None:
         per_epoch = trials.method.steps * settings.batch_size
-    examples = per_epoch * trials.method.epochs * trials.context.trials
+    examples = per_epoch * trials.done * trials.context.trials
     rate = examples / trials.train_seconds if trials.train_seconds > 0 else 0.0
     return {"train_seconds": trials.train_seconds, "steps": steps, "examples_per_second": rate}
 

@@ -1,0 +1,60 @@
+"""Noise by epoch: the paper's formulas, and no noise too small to protect."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.privacy.schedule import LEAST, SCHEDULES, allows, noise_multiplier
+from dpsgd_cli.recipe import schema
+
+ADAPTER: TypeAdapter[Any] = TypeAdapter(schema.Schedule)
+
+
+def schedule(**settings: Any) -> Any:
+    return ADAPTER.validate_python(settings)
+
+
+# Yu et al. 2019, section IV-A2, written out by hand for epochs 0, 1, 9, 10, 100 and 150.
+EPOCHS = (0, 1, 9, 10, 100, 150)
+CASES: list[tuple[dict[str, Any], list[float]]] = [
+    ({"kind": "uniform", "initial": 8}, [8] * 6),
+    ({"kind": "time", "initial": 10, "decay": 0.05}, [10, 10 / 1.05, 10 / 1.45, 10 / 1.5, 10 / 6, 10 / 8.5]),
+    (
+        {"kind": "exponential", "initial": 10, "decay": 0.01},
+        [10, 9.900498337491681, 9.139311852712282, 9.048374180359595, 3.6787944117144233, 2.231301601484298],
+    ),
+    ({"kind": "step", "initial": 10, "decay": 0.6, "period": 10}, [10, 10, 10, 6, 10 * 0.6**10, 10 * 0.6**15]),
+    (
+        {"kind": "polynomial", "initial": 10, "final": 2, "decay": 3, "period": 100},
+        [10, 2 + 8 * 0.99**3, 2 + 8 * 0.91**3, 2 + 8 * 0.9**3, 2, 2],
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), CASES, ids=lambda case: str(case)[:30])
+def test_published_values(settings: dict[str, Any], expected: list[float]) -> None:
+    found = [noise_multiplier(schedule(**settings), epoch) for epoch in EPOCHS]
+    assert found == pytest.approx(expected, rel=1e-14)
+
+
+def test_every_schedule_of_the_schema_has_its_formula() -> None:
+    assert {settings["kind"] for settings, _ in CASES} == set(SCHEDULES)
+
+
+def test_noise_too_small_to_protect_is_refused_with_its_epoch() -> None:
+    decaying = schedule(kind="exponential", initial=1, decay=1)
+    last = math.floor(-math.log(LEAST))
+    assert allows(decaying, last) and noise_multiplier(decaying, last) >= LEAST
+    assert not allows(decaying, last + 1)
+    with pytest.raises(PrivacyError, match=rf"exponential has noise multiplier \S+ at epoch {last + 1}"):
+        noise_multiplier(decaying, last + 1)
+
+
+def test_auto_has_no_value_of_its_own() -> None:
+    with pytest.raises(PrivacyError, match="auto"):
+        noise_multiplier(schedule(kind="uniform", initial="auto"), 0)
