@@ -11,6 +11,7 @@ from functools import cache
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.exact_sum import exceeds
 from dpsgd_cli.privacy.ledger import Filter, GaussianFilter, PlannedFilter, RhoFilter, mu_squared_of
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.recipe import schema
@@ -48,15 +49,16 @@ def fits(budget: Budget, accountant: Accountant, releases: Sequence[Release]) ->
     if budget is None:
         return True
     if isinstance(budget, schema.RhoBudget):
-        rho = rho_of(releases)
-        if rho is None:
+        costs = [rho_of([release]) for release in releases]
+        known = [cost for cost in costs if cost is not None]
+        if len(known) < len(costs):
             raise PrivacyError(
                 "a budget in rho does not fit sampled batches (zCDP is not amplified by sampling);"
                 " give privacy.budget as {epsilon: ..., delta: ...}"
             )
-        return rho <= budget.rho
+        return not exceeds(known, budget.rho)
     if accountant.name == "gaussian":
-        return math.fsum(mu_squared_of(release) for release in releases) <= _most_mu_squared(budget)
+        return not exceeds([mu_squared_of(release) for release in releases], _most_mu_squared(budget))
     return accountant.epsilon(releases, budget.delta) <= budget.epsilon
 
 

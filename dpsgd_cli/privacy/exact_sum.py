@@ -6,6 +6,7 @@ Not here: what is summed (`ledger.py`, `budget.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 class ExactSum:
@@ -28,9 +29,21 @@ class ExactSum:
                 parts.append(lost)
         self._parts = [*parts, term] if math.isfinite(term) else [term]
 
+    def passes(self, limit: float, extra: float) -> bool:
+        """Whether the sum with `extra` on top is above `limit`."""
+        return exceeds([*self._parts, extra], limit)
+
     def total(self, extra: float = 0.0) -> float:
         """The sum, with `extra` on top that is not kept; inf where it passes the range of floats."""
         try:
             return math.fsum([*self._parts, extra])
         except OverflowError:
             return math.inf
+
+
+def exceeds(terms: Sequence[float], limit: float) -> bool:
+    """Whether the sum of `terms` is above `limit`: exactly, not after rounding, so that nothing slips below an ulp."""
+    try:
+        return math.fsum([*terms, -limit]) > 0
+    except OverflowError:
+        return True

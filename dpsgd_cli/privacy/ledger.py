@@ -61,8 +61,8 @@ class RhoFilter(Filter):
         from dpsgd_cli.privacy.accountants.zcdp import total_rho
 
         cost = total_rho([release])
-        total = self._spent.total(cost)
-        if total > self.rho:
+        if self._spent.passes(self.rho, cost):
+            total = self._spent.total(cost)
             raise BudgetExceeded(f"this release would bring rho to {total:.6g}, over the budget {self.rho:.6g}")
         self._spent.add(cost)
 
@@ -76,8 +76,8 @@ class GaussianFilter(Filter):
 
     def admit(self, release: Release) -> None:
         cost = mu_squared_of(release)
-        total = self._spent.total(cost)
-        if total > self.mu_squared:
+        if self._spent.passes(self.mu_squared, cost):
+            total = self._spent.total(cost)
             raise BudgetExceeded(f"this release would bring mu^2 to {total:.6g}, over the budget {self.mu_squared:.6g}")
         self._spent.add(cost)
 
