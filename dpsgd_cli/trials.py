@@ -14,7 +14,6 @@ Not here: the loop over epochs and what becomes of a finished run (`experiment.p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +24,9 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.core import models
+from dpsgd_cli.core.isolation import check_examples_stay_apart, check_outputs, stand_in_rows
 from dpsgd_cli.core.losses import LOSSES
-from dpsgd_cli.core.packing import Pack, Place, check_examples_stay_apart, elements_per_row
+from dpsgd_cli.core.packing import Pack, Place, elements_per_row
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import ModelError, RunError, UsageError
@@ -161,18 +161,10 @@ def make_pack(
 
 def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:
     """See that the model fits the data and keeps examples apart; returns how many rows a trial may hold at once."""
-    # values of no record: zeros and ones are valid pixels, scaled numbers and token ids alike
-    numbers = torch.arange(4 * math.prod(train.input_shape)) % 3 % 2
-    probe = numbers.reshape(4, *train.input_shape).to(train.x)
-    try:
-        with torch.no_grad():
-            shape = tuple(pack(probe[None]).shape[2:])
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise ModelError(f"the model does not take inputs of shape {train.input_shape}: {error}") from error
-    if shape != (outputs,):
-        raise ModelError(f"the model gives outputs of shape {shape} for one example; the data needs ({outputs},)")
-    check_examples_stay_apart(pack, probe)
-    return asked or max(1, _ELEMENTS_AT_ONCE // (pack.trials * elements_per_row(pack, probe)))
+    rows = stand_in_rows(train.input_shape, train.x)
+    check_outputs(pack, rows, outputs)
+    check_examples_stay_apart(pack, rows)
+    return asked or max(1, _ELEMENTS_AT_ONCE // (pack.trials * elements_per_row(pack, rows)))
 
 
 def _device(name: str) -> torch.device:

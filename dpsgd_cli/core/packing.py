@@ -2,9 +2,10 @@
 
 All parameters live in one flat tensor (R, P), all clipped sums in another, so noise and updates are single
 operations whatever the model. Leaf layers are replaced by packed layers (`core/layers/`); everything without
-parameters is used as it stands. A model that mixes examples is refused.
+parameters is used as it stands. Modules that mix examples are refused by name.
 
-Not here: clipping (`clipping.py`), built-in models (`models.py`).
+Not here: clipping (`clipping.py`), built-in models (`models.py`), models that mix examples by other means
+(`isolation.py`).
 """
 
 from __future__ import annotations
@@ -182,22 +183,6 @@ def _refuse_own_constants(sources: Sequence[nn.Module]) -> None:
 def _constants(source: nn.Module) -> dict[str, Tensor]:
     frozen = {name: parameter for name, parameter in source.named_parameters() if not parameter.requires_grad}
     return {**frozen, **dict(source.named_buffers())}
-
-
-def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
-    """Refuse a model in which one example's output depends on another's input.
-
-    `x` is (B, ...) with B >= 2 rows of plausible input (no private values are needed). The first example is
-    run alone and beside others, and must come out the same to rounding.
-    """
-    with torch.no_grad():
-        alone, together = pack(x[None, :1])[:, 0], pack(x[None])[:, 0]
-    if not torch.allclose(alone, together, rtol=1e-3, atol=1e-4):
-        gap = float((alone - together).abs().max())
-        raise ModelError(
-            f"an example's output changed by {gap:.3g} when other examples joined its batch: the model mixes examples,"
-            " so no record's influence can be bounded; look for operations over the batch axis"
-        )
 
 
 def elements_per_row(pack: Pack, x: Tensor) -> int:

@@ -1,0 +1,143 @@
+"""Whether a model treats every example of a batch as if it were alone, tried out on rows that are no records.
+
+Clipping bounds what one example adds to a sum only if row b of every layer's input, output and gradient belongs to
+example b and to no other. A model can break that between its layers: by statistics of the batch, by a
+recurrence over the wrong axis, by reordering rows around a layer (sorting by length), by keeping what it saw.
+
+Not here: modules that are refused by name (`packing.py`). This finds accidents. Code that behaves differently on
+other rows, or is written to hide, passes: running a recipe's Python file trusts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.packing import Pack
+from dpsgd_cli.errors import ModelError
+
+_ROWS = 4
+_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Outputs (R, B, ...); inputs (R or 1, B, ...) and gradients by the output (R, B, ...) of every layer's calls."""
+
+    outputs: Tensor
+    inputs: list[Tensor]
+    gradients: list[Tensor]
+
+    def rows(self, chosen: list[int]) -> _Run:
+        """The same of some examples of the batch only."""
+        return _Run(
+            self.outputs[:, chosen], [a[:, chosen] for a in self.inputs], [d[:, chosen] for d in self.gradients]
+        )
+
+
+def stand_in_rows(input_shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Four rows (4, *input_shape) of zeros and ones: valid pixels, scaled numbers and token ids alike.
+
+    Each row has more ones than the one before, in places of its own, so that rows differ and so do their sums.
+    """
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.empty(input_shape).numel()
+    rows = []
+    for row in range(_ROWS):
+        places = torch.randperm(numbers, generator=generator)
+        rows.append(places < round((row + 0.5) / _ROWS * numbers))
+    return torch.stack(rows).reshape(_ROWS, *input_shape).to(like)
+
+
+def check_outputs(pack: Pack, x: Tensor, outputs: int) -> None:
+    """Refuse a model that does not map rows `x` (B, ...) to (B, `outputs`)."""
+    shape = tuple(_run(pack, x).outputs.shape[2:])
+    if shape != (outputs,):
+        raise ModelError(f"the model gives outputs of shape {shape} for one example; the data needs ({outputs},)")
+
+
+def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
+    """Refuse a model in which one example can reach another's output, layer inputs or gradient.
+
+    `x` is (B, ...), B >= 2 different rows of plausible input; no private values are needed. Each example in turn
+    runs alone, and must give what it gave beside the others; is replaced, which may change no other row of any
+    layer; and has a loss of its own, whose gradient may reach no other row of any layer. Two equal runs must
+    agree, or the model keeps something of what it saw. All weights are random meanwhile, because a layer
+    that starts at zero hides what comes before it.
+    """
+    with _random_weights(pack):
+        for rows in (x, x.flip(0)):
+            first = _run(pack, rows)
+            for row in range(len(rows)):
+                _check_row(pack, rows, row, first)
+            _require_equal(first, _run(pack, rows))
+
+
+def _check_row(pack: Pack, x: Tensor, row: int, first: _Run) -> None:
+    """Row `row` of `x`, whose ordinary run was `first`: alone, replaced, and alone in the loss."""
+    alone = _run(pack, x[row : row + 1])
+    _require_equal(_Run(first.outputs[:, [row]], [], []), _Run(alone.outputs, [], []), 1e-3)
+    changed = x.clone()
+    changed[row] = x[(row + 1) % len(x)]
+    others = [other for other in range(len(x)) if other != row]
+    second = _run(pack, changed, own_loss=row)
+    _require_equal(first.rows(others), second.rows(others))
+    if any(bool((torch.isfinite(d) & (d != 0)).any()) for d in second.rows(others).gradients):
+        raise _mixes("the loss of one example has a gradient in the rows of others")
+
+
+@contextmanager
+def _random_weights(pack: Pack) -> Iterator[None]:
+    """Adds normal numbers of the usual initial size to all weights, and takes them back."""
+    kept = pack.values.clone()
+    generator = torch.Generator().manual_seed(0)
+    for offset, shape in pack.spans.values():
+        added = torch.randn(shape.numel(), generator=generator) / max(1, shape[1:].numel()) ** 0.5
+        pack.values[:, offset : offset + shape.numel()] += added.to(pack.values)
+    try:
+        yield
+    finally:
+        pack.values.copy_(kept)
+
+
+def _run(pack: Pack, x: Tensor, own_loss: int | None = None) -> _Run:
+    """A recorded pass over rows `x` (B, ...), and one backward from the outputs of row `own_loss`."""
+    pack.session.recording = True
+    try:
+        with torch.enable_grad():
+            outputs = pack(x[None])
+            if own_loss is not None:
+                own = outputs[:, own_loss].flatten(1)
+                (own * torch.arange(1, own.shape[1] + 1).to(own).cos()).sum().backward()
+        inputs = [a for layer in pack.layers for a in layer.inputs]
+        gradients = [d for layer in pack.layers for _, d in layer.recorded()]
+        return _Run(outputs.detach(), inputs, gradients)
+    except _FAILURES as error:
+        raise ModelError(f"the model does not run on {len(x)} inputs of shape {tuple(x.shape[1:])}: {error}") from error
+    finally:
+        pack.session.recording = False
+        for layer in pack.layers:
+            layer.forget()
+
+
+def _require_equal(before: _Run, after: _Run, tolerance: float = 1e-4) -> None:
+    """Refuse a difference beyond rounding in outputs or layer inputs."""
+    pairs = [(before.outputs, after.outputs), *zip(before.inputs, after.inputs, strict=False)]
+    if len(before.inputs) != len(after.inputs) or any(one.shape != other.shape for one, other in pairs):
+        raise _mixes("layers are called differently from batch to batch")
+    for one, other in pairs:
+        size = float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) if one.numel() else 0.0
+        if not torch.allclose(one.double(), other.double(), rtol=tolerance, atol=tolerance * size, equal_nan=True):
+            gap = float((one.double() - other.double()).abs().max())
+            raise _mixes(f"an example's numbers changed by {gap:.3g} with the batch around it")
+
+
+def _mixes(how: str) -> ModelError:
+    return ModelError(
+        f"{how}: the model mixes examples (or keeps something of them, or draws random numbers), so no record's"
+        " influence can be bounded; look for operations over the batch axis"
+    )
