@@ -29,8 +29,8 @@ class Average(ABC):
 class TailAverage(Average):
     """Mean of the iterates after steps `first` (R, 1), first + 1, ...; until then, the latest iterate.
 
-    With first = 0 it is the mean of all of them. (The lectures average what each step started from, w_0 to w_(T-1); this
-    averages what each step led to, w_1 to w_T.)
+    With first = 0 it is the mean of all of them. (The lectures average what each step started from, w_0 to w_(T-1);
+    this averages what each step led to, w_1 to w_T.)
     """
 
     def __init__(self, values: Tensor, first: Tensor) -> None:

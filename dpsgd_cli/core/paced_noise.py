@@ -18,7 +18,8 @@ _BLOCK_ELEMENTS = 1 << 14
 class PacedNoise:
     """The k-th draw of a trial is a function of its streams, the purpose, k and the size, whoever else draws when.
 
-    No normal is given out twice. `drawn` counts each trial's draws and goes into checkpoints: set it back with `resume`.
+    No normal is given out twice. `drawn` counts each trial's draws and goes into checkpoints: set it back with
+    `resume`.
     """
 
     def __init__(self, streams: Sequence[Streams], purpose: str, size: int, like: Tensor) -> None:

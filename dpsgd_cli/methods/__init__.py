@@ -6,14 +6,36 @@ import inspect
 
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.methods.dp_agd import DpAgd
+from dpsgd_cli.methods.dp_gd import DpGd
 from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.gd import Gd
+from dpsgd_cli.methods.majority import Majority
+from dpsgd_cli.methods.non_private import NonPrivate
+from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation
+from dpsgd_cli.methods.output_perturbation import OutputPerturbation
+from dpsgd_cli.methods.privgene import PrivGene
 from dpsgd_cli.methods.sgd import Sgd
+from dpsgd_cli.methods.sgd_baselines import SgdAdv, SgdMa
 from dpsgd_cli.plugins import load_attribute
 from dpsgd_cli.recipe import schema
 
 __all__ = ["METHODS", "Context", "Method", "create"]
 
-METHODS: dict[str, type[Method]] = {"sgd": Sgd, "dp-sgd": DpSgd}
+METHODS: dict[str, type[Method]] = {
+    "sgd": Sgd,
+    "dp-sgd": DpSgd,
+    "gd": Gd,
+    "dp-gd": DpGd,
+    "dp-agd": DpAgd,
+    "objective-perturbation": ObjectivePerturbation,
+    "output-perturbation": OutputPerturbation,
+    "privgene": PrivGene,
+    "sgd-adv": SgdAdv,
+    "sgd-ma": SgdMa,
+    "non-private": NonPrivate,
+    "majority": Majority,
+}
 
 
 def create(context: Context) -> Method:

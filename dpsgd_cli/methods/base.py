@@ -29,7 +29,7 @@ class Context:
 
     All recipes share data, model, method kind, batching and batch size; anything else may differ between
     trials. `most_rows` bounds how many rows a trial may hold at once (memory only). `feature_bound` is the public
-    bound on the norm of a record's features, without the model's own constant column; None where there is none.
+    bound on the norm of a record's features, the convex model's constant column included; None where there is none.
     """
 
     recipes: tuple[Recipe, ...]

@@ -2,11 +2,11 @@
 
 Lee and Kifer 2018, Algorithm 2. Two kinds of release, each charged once, before it is made:
 
-gradient    Sum of per-record loss gradients clipped to C_grad, plus N(0, C_grad^2 / (2 rho)). L2 sensitivity C_grad under
-            add-remove and zero-out, twice that under replace-one (noise scaled likewise). rho-zCDP (Bun and Steinke 2016,
-            Proposition 1.6).
-selection   The index of the least of the candidates' losses, clipped to C_obj per record and summed, by noisy-min or the
-            exponential mechanism (`core/selection.py`): eps^2 / 2- or eps^2 / 8-zCDP.
+gradient    Sum of per-record loss gradients clipped to C_grad, plus N(0, C_grad^2 / (2 rho)). L2 sensitivity C_grad
+            under add-remove and zero-out, twice that under replace-one (noise scaled likewise). rho-zCDP (Bun and
+            Steinke 2016, Proposition 1.6).
+selection   The index of the least of the candidates' losses, clipped to C_obj per record and summed, by noisy-min or
+            the exponential mechanism (`core/selection.py`): eps^2 / 2- or eps^2 / 8-zCDP.
 
 When index 0 (stay) is chosen, the gradient's budget grows by the factor 1 + gamma: the difference buys a second noisy
 sum of the same clipped gradients, averaged with all earlier ones of this step by inverse variance. The L2 term of the

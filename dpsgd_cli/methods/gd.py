@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from dpsgd_cli.core.clipping import Clipping
-from dpsgd_cli.core.problems.build import loss_of
-from dpsgd_cli.core.problems.constants import constants_of
 from dpsgd_cli.methods.full_batch import FullBatchMethod
+from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe import schema
 
 
@@ -26,7 +25,7 @@ class Gd(FullBatchMethod):
         model, bound = recipe.model, self.context.feature_bound
         if not isinstance(model, schema.ConvexModel) or bound is None:
             return math.inf
-        known = constants_of(loss_of(model), bound, model.l2, model.radius, model.target_bound)
+        known = constants_of(model, bound)
         return (known.lipschitz + model.l2 * (model.radius or math.inf)) ** 2 if model.radius else math.inf
 
     def clipping(self) -> Clipping | None:

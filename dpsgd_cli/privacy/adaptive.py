@@ -62,11 +62,11 @@ class AgdRates:
 def agd_rates(settings: schema.DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
     """Rates as published, or by shares.
 
-    Published (Lee and Kifer 2018, section 5): eps_0 = eps / (2 splits) for both; a selection is eps_0-DP, and a gradient
-    has the noise of the classical Gaussian mechanism at (eps_0, delta), which is eps_0^2 / (4 log(1.25 / delta))-zCDP.
+    Published (Lee and Kifer 2018, section 5): eps_0 = eps / (2 splits) for both; a selection is eps_0-DP, and a
+    gradient has the noise of the classical Gaussian mechanism at (eps_0, delta): eps_0^2 / (4 log(1.25 / delta))-zCDP.
     By shares: an iteration may spend rho / splits, `gradient_share` of it on the gradient.
     """
-    rho = plan.rho_total - sum(_rho(release) for release in plan.before) if plan.covers_before else plan.rho_total
+    rho = rho_for_training(plan)
     per_rho = 8.0 if settings.selection == "exponential" else 2.0
     if settings.gradient_share is None:
         budget = plan.budget
@@ -85,7 +85,8 @@ def agd_rates(settings: schema.DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
     return rates
 
 
-def _rho(release: object) -> float:
+def rho_for_training(plan: AdaptivePlan) -> float:
+    """What private preprocessing leaves of the budget."""
     from dpsgd_cli.privacy.accountants.zcdp import total_rho
 
-    return total_rho([release])  # type: ignore[list-item]
+    return plan.rho_total - total_rho(plan.before) if plan.covers_before else plan.rho_total

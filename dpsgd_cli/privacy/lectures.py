@@ -1,8 +1,8 @@
 """Noise levels and error bounds that the lectures state, as functions of public numbers.
 
-Noise comes as a noise multiplier: standard deviation over the L2 sensitivity of what is released. Theorems are stated for
-MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. Not here: what a run really costs
-(the ledger and its accountant say so).
+Noise comes as a noise multiplier: standard deviation over the L2 sensitivity of what is released. Theorems are stated
+for MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. Not here: what a run really
+costs (the ledger and its accountant say so).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def lemma_15_5(epsilon: float, delta: float, steps: int, records: int) -> float:
 def lecture_9(epsilon: float, delta: float, steps: int) -> float:
     """z of T full-batch Gaussians: sqrt(T) times that of one Gaussian mechanism, sqrt(2 log(1.25/delta)) / epsilon.
 
-    Source: Lecture 9, section 5 (composition of Gaussians), with the mechanism of Lecture 15, Lemma 15.3, for epsilon < 1.
+    Source: Lecture 9, section 5 (composition of Gaussians), with the mechanism of Lecture 15, Lemma 15.3, for epsilon
+    < 1.
     """
     _below_one("Lecture 9", epsilon)
     return math.sqrt(2 * steps * math.log(1.25 / delta)) / epsilon
@@ -55,7 +56,7 @@ def _below_one(name: str, epsilon: float) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """Public numbers of a constrained problem: n records, P weights, Lipschitz constant L, radius R, strong convexity."""
+    """Public numbers of a constrained problem: n, P, Lipschitz constant L, radius R, strong convexity lambda."""
 
     records: int
     weights: int
@@ -87,8 +88,8 @@ def excess_risk_of_last(problem: Problem, noise: float, steps: int) -> float:
     """Expected excess risk of the last iterate at the rates of Lecture 15.
 
     2R (rate D/(G sqrt t), D = 2 R): D G (2 + log T) / sqrt T, and with strong convexity alpha (rate 1/(alpha t)):
-    17 G^2 (1 + log T) / (alpha T), where G^2 bounds E|z_t|^2. Constants: Shamir and Zhang 2013, Theorems 2 and 1, of which
-    Lemmas 15.6 and 15.7 are the orders.
+    17 G^2 (1 + log T) / (alpha T), where G^2 bounds E|z_t|^2. Constants: Shamir and Zhang 2013, Theorems 2 and 1, of
+    which Lemmas 15.6 and 15.7 are the orders.
     """
     moment = second_moment(problem, noise)
     if problem.strong_convexity > 0:
@@ -107,7 +108,8 @@ class Demand:
 def lecture_9_demand(problem: Problem, error: float, epsilon: float, delta: float) -> Demand:
     """T >= 4 R^2 L^2 / error^2 and n >= 2 R L s sqrt(P) / error, s = sqrt(2 log(1.25/delta)) / epsilon.
 
-    Guarantee: with them the expected excess risk of Lecture 9's algorithm is at most `error`. Source: Lecture 9, section 7.
+    Guarantee: with them the expected excess risk of Lecture 9's algorithm is at most `error`. Source: Lecture 9,
+    section 7.
     """
     if not error > 0:
         raise PrivacyError(f"the wanted error is {error:g}, but must be positive")

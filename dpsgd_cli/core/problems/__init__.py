@@ -3,18 +3,15 @@
 Not here: privacy (what is clipped, noised and charged is the method's business), general models (`core/packing.py`).
 """
 
-from dpsgd_cli.core.problems.constants import Constants, constants_of
 from dpsgd_cli.core.problems.linear import LinearRisk, Rows
 from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, MarginLoss, margin_loss
 from dpsgd_cli.core.problems.risk import Risk
 
 __all__ = [
     "MARGIN_LOSSES",
-    "Constants",
     "LinearRisk",
     "MarginLoss",
     "Risk",
     "Rows",
-    "constants_of",
     "margin_loss",
 ]

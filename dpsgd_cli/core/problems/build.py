@@ -47,7 +47,7 @@ def rows_of(model: schema.ConvexModel, table: Table) -> Rows:
     """Signed rows of a table that all trials share."""
     if table.per_trial:
         raise ModelError(
-            "a convex model needs one matrix of rows for all trials, and private preprocessing gives each trial its own;"
+            "a convex model needs one matrix of rows for all trials, and private preprocessing gives each its own;"
             " use model.kind: linear with dp-sgd"
         )
     y = table.y.clamp(-model.target_bound, model.target_bound) if loss_of(model).residual else table.y

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +58,16 @@ class Rows:
 
     def __len__(self) -> int:
         return self.z.shape[0]
+
+    def shrunk(self, bound: float) -> Rows:
+        """The same rows, none longer than `bound`: what a public bound says, enforced record by record."""
+        factors = (bound / self.norms).clamp_(max=1.0).nan_to_num_(nan=1.0)
+        return replace(self, z=self.z * factors.unsqueeze(1), norms=self.norms * factors)
+
+    def of_trial(self, trial: int) -> Rows:
+        """The rows with one trial's fold."""
+        held = self.held_out
+        return self if held is None or held.shape[1] == 1 else replace(self, held_out=held[:, trial : trial + 1])
 
     @property
     def counts(self) -> Tensor | int:
@@ -200,6 +210,15 @@ class LinearRisk(Risk):
     def advance(self, lengths: Tensor) -> None:
         self.values.sub_(self.direction * lengths.unsqueeze(1))
         self.margins.addcmul_(self.along, lengths, value=-1.0)
+
+    def misses(self, values: Tensor) -> Tensor:
+        """How many of a trial's records have t <= 0 at `values` (A, P); (A,) float64. One record counts at most 1."""
+        missed = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+        for chunk in self._chunks(len(values)):
+            wrong = (self.rows.z[chunk] @ values.T) <= 0
+            mask = self._mask(chunk, None)
+            missed += (wrong if mask is None else wrong & ~mask).sum(dim=0)
+        return missed
 
     def loss_sums(self, values: Tensor, held_out: bool = False) -> Tensor:
         """Sums (R,), float64, of unclipped losses over a trial's records (or over those held out). NON-PRIVATE."""

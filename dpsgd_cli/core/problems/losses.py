@@ -6,7 +6,6 @@ and convex. Not here: sums over records (`linear.py`).
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -16,15 +15,9 @@ from torch import Tensor
 
 
 class MarginLoss(ABC):
-    """phi(t) with its derivative and the constants that hold for every t.
-
-    `lipschitz` bounds |phi'| (inf where nothing does), `smoothness` bounds phi'' (inf where phi' jumps), `residual`
-    says that t is w.x - y and not y w.x.
-    """
+    """phi(t) with its derivatives (their bounds: `privacy/lipschitz.py`). `residual`: t is w.x - y, not y w.x."""
 
     name: str
-    lipschitz: float = 1.0
-    smoothness: float = math.inf
     residual: bool = False
 
     @abstractmethod
@@ -36,15 +29,14 @@ class MarginLoss(ABC):
         """phi'(t), elementwise; a subgradient where phi has a kink."""
 
     def curvature(self, t: Tensor) -> Tensor:
-        """phi''(t) where it exists; only for losses of finite smoothness."""
+        """phi''(t) where it exists; only for smooth losses."""
         raise ValueError(f"loss {self.name} has no second derivative")
 
 
 class Logistic(MarginLoss):
-    """log(1 + e^-t); |phi'| < 1, phi'' <= 1/4."""
+    """log(1 + e^-t)."""
 
     name = "logistic"
-    smoothness = 0.25
 
     def value(self, t: Tensor) -> Tensor:
         return F.softplus(-t)
@@ -73,17 +65,12 @@ class Hinge(MarginLoss):
 class HuberHinge(MarginLoss):
     """The hinge with a parabola of half-width `width` in place of its kink.
 
-    phi(t) = 0 for t > 1 + h, (1 + h - t)^2 / (4 h) for |1 - t| <= h, 1 - t below; phi'' <= 1 / (2 h).
+    phi(t) = 0 for t > 1 + h, (1 + h - t)^2 / (4 h) for |1 - t| <= h, 1 - t below.
     Source: Chaudhuri, Monteleoni and Sarwate 2011, equation 7.
     """
 
     width: float = 0.5
     name = "huber-svm"
-
-    @property
-    def smoothness(self) -> float:  # type: ignore[override]
-        """1 / (2 h)."""
-        return 1 / (2 * self.width)
 
     def value(self, t: Tensor) -> Tensor:
         inside = (1 + self.width - t).clamp_(0, 2 * self.width)
@@ -97,11 +84,9 @@ class HuberHinge(MarginLoss):
 
 
 class Squared(MarginLoss):
-    """t^2 / 2 of a residual. |phi'| = |t| is bounded only where t is (`constants.py`)."""
+    """t^2 / 2 of a residual."""
 
     name = "squared"
-    lipschitz = math.inf
-    smoothness = 1.0
     residual = True
 
     def value(self, t: Tensor) -> Tensor:

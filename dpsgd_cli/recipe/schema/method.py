@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -48,15 +48,24 @@ Averaging = Annotated[Ema | AllIterates | TailIterates, Field(discriminator="kin
 class Gradient(Section):
     """What every gradient method shares."""
 
-    batching: Literal["poisson", "shuffle", "full"] = Field("poisson", description="How records reach a step.")
-    batch_size: Count | None = Field(None, description="Expected (poisson) or exact (shuffle) size; none for full.")
-    learning_rate: Positive = Field(0.1, description="Step length on the mean-scaled gradient.")
+    batching: Literal["poisson", "shuffle", "full", "single"] = Field(
+        "poisson", description="How records reach a step; single: one record a step, drawn uniformly (replace-one)."
+    )
+    batch_size: Count | None = Field(None, description="Expected (poisson) or exact (shuffle) size; else none.")
+    learning_rate: Positive | Literal["theorem"] = Field(
+        0.1, description="Step length on the mean-scaled gradient; theorem: the lectures' (convex model with a radius)."
+    )
     optimizer: Optimizer = Field(Sgd(), description="How a gradient becomes an update.")
     weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")
+    _theorems: ClassVar[tuple[str, ...]] = ()
     averaging: Averaging | None = Field(None, description="Release averaged weights instead of the last.")
 
     @model_validator(mode="after")
     def _batch_size_goes_with_batching(self) -> Gradient:
+        if self.learning_rate == "theorem" and self.batching not in self._theorems:
+            raise ValueError(
+                f"learning_rate: theorem is for batching: {' or '.join(self._theorems) or 'no such method'}"
+            )
         if (self.batching in ("full", "single")) != (self.batch_size is None):
             raise ValueError(f"batching: {self.batching} {'takes no' if self.batch_size else 'needs a'} batch_size")
         return self
@@ -71,31 +80,17 @@ class SgdMethod(Gradient):
 class DpSgdMethod(Gradient):
     """Poisson, shuffled or full batches of clipped gradients; `single` is Algorithm 3 of Lecture 15."""
 
-    kind: Literal["dp-sgd"] = "dp-sgd"
-    batching: Literal["poisson", "shuffle", "full", "single"] = Field(
-        "poisson", description="How records reach a step; single: one record a step, drawn uniformly (replace-one)."
-    )
-    learning_rate: Positive | Literal["theorem"] = Field(
-        0.1, description="Step length; theorem (single only): 2R/(G sqrt t), or 1/(l2 t) where l2 > 0."
-    )
-    noise: Literal["exact", "lemma-15.5"] = Field(
-        "exact", description="single: the least noise that the accountant allows, or that of Lemma 15.5."
-    )
+    _theorems: ClassVar[tuple[str, ...]] = ("single",)
 
-    @model_validator(mode="after")
-    def _theory_is_for_single(self) -> DpSgdMethod:
-        if self.batching != "single" and (self.learning_rate == "theorem" or self.noise != "exact"):
-            raise ValueError("learning_rate: theorem and noise: lemma-15.5 are for batching: single")
-        return self
+    kind: Literal["dp-sgd"] = "dp-sgd"
 
 
 class FullGradient(Gradient):
     """Full-batch descent."""
 
+    _theorems: ClassVar[tuple[str, ...]] = ("full",)
+
     batching: Literal["full"] = Field("full", description="Every record in every step.")
-    learning_rate: Positive | Literal["theorem"] = Field(
-        0.1, description="Step length; theorem: R/(B sqrt T) of Lecture 9, Theorem 1 (convex models with a radius)."
-    )
 
 
 class GdMethod(FullGradient):
@@ -105,14 +100,9 @@ class GdMethod(FullGradient):
 
 
 class DpGdMethod(FullGradient):
-    """Lecture 15, Algorithm 2 (Lecture 9, section 4)."""
+    """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
 
     kind: Literal["dp-gd"] = "dp-gd"
-    noise: Literal["exact", "zcdp", "lemma-15.1", "lecture-9"] = Field(
-        "exact",
-        description="exact: the least noise for the budget; zcdp: by rho + 2 sqrt(rho log(1/delta)); lemma-15.1:"
-        " advanced composition; lecture-9: T times the variance of one Gaussian mechanism.",
-    )
 
 
 class SgdMaMethod(Gradient):

@@ -83,10 +83,14 @@ class Privacy(Section):
         "total", description="`training` leaves private preprocessing out of the budget (never out of the total)."
     )
     delta: Delta | None = Field(None, description="Delta of the statement; the budget's own when it has one.")
-    accountant: Literal["auto", "zcdp", "gaussian", "rdp", "pld"] = Field(
+    accountant: Literal[
+        "auto", "zcdp", "zcdp-tight", "gaussian", "rdp", "pld", "moments",
+        "lemma-15.1", "lemma-15.5", "nikolov", "basic-composition", "advanced-composition", "strong-composition",
+    ] = Field(
         "auto",
-        description="Who polices an epsilon budget and states epsilon. auto: pld for poisson, else gaussian (exact).",
-    )
+        description="Who polices an epsilon budget, chooses the least noise for it and states epsilon. auto: exact"
+        " (gaussian) for full and shuffle, pld for poisson, rdp for single, and what suits other methods.",
+    )  # fmt: skip
     noise_source: Literal["seeded", "secure"] | None = Field(
         None, description="seeded: reproducible, for experiments; secure: operating-system entropy (no seed)."
     )

@@ -1,0 +1,45 @@
+"""The optimum without privacy, by L-BFGS (the yardstick of every table). Its ledger stays empty."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dpsgd_cli.core.problems.build import l2_of, linear_risk
+from dpsgd_cli.core.problems.linear import LinearRisk
+from dpsgd_cli.methods.one_shot import OneShot
+from dpsgd_cli.recipe import schema
+
+
+class NonPrivate(OneShot):
+    """Releases weights computed from the data without any protection; one trial after the other."""
+
+    def solve(self) -> None:
+        risk = linear_risk(self.context)
+        known: dict[bytes, torch.Tensor] = {}
+        for trial, recipe in enumerate(self.context.recipes):
+            assert isinstance(recipe.method, schema.NonPrivateMethod)
+            own = risk.rows.of_trial(trial)
+            key = b"" if own.held_out is None else own.held_out.cpu().numpy().tobytes()
+            if key not in known:
+                known[key] = optimum(LinearRisk(own, risk.loss), l2_of(recipe), recipe.method.most_steps)
+            self.context.pack.values[trial] = known[key]
+
+
+def optimum(risk: LinearRisk, l2: float, most_steps: int = 1000) -> torch.Tensor:
+    """Minimiser (P,) of mean loss + l2/2 |w|^2 over one trial's records, by L-BFGS (Liu and Nocedal 1989; SciPy's)."""
+    from scipy.optimize import minimize
+
+    z = risk.rows.z
+    held = 0 if risk.rows.held_out is None else int(risk.rows.held_out.sum())
+    records = len(risk.rows) - held
+    unclipped = z.new_full((1,), torch.inf)
+
+    def objective(w: np.ndarray) -> tuple[float, np.ndarray]:
+        values = torch.from_numpy(w).to(z).unsqueeze(0)
+        gradient = risk.gradient_sums_at(values, unclipped)[0].double().cpu().numpy() / records + l2 * w
+        return float(risk.loss_sums(values)[0]) / records + l2 / 2 * float(w @ w), gradient
+
+    options = {"maxiter": most_steps, "maxfun": 4 * most_steps, "ftol": 1e-10, "gtol": 1e-6}
+    found = minimize(objective, np.zeros(z.shape[1]), jac=True, method="L-BFGS-B", options=options)
+    return torch.from_numpy(found.x).to(z)

@@ -1,0 +1,94 @@
+"""PrivGene: a genetic search whose survivors are chosen by the exponential mechanism (Zhang et al. 2013).
+
+Released: the indices of `survivors` vectors in each round and of the last winner, one after the other. Score of a
+vector: how many training records it gets wrong, a sum over records of numbers in {0, 1}, so the exponential
+mechanism's range of exponents is eps between neighbours under add-remove: each choice is eps-DP and eps^2/8-zCDP
+(`core/selection.py`). Breeding and mutation read no data. The zCDP budget is cut into equal parts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.problems.build import linear_risk, rows_of
+from dpsgd_cli.core.problems.linear import LinearRisk
+from dpsgd_cli.core.selection import select_least
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods.base import Context
+from dpsgd_cli.methods.one_shot import OneShot
+from dpsgd_cli.privacy.adaptive import AdaptivePlan, rho_for_training
+from dpsgd_cli.privacy.mechanism import PureDP, Release
+from dpsgd_cli.recipe import schema
+
+
+class PrivGene(OneShot):
+    """Trials are searched one after the other: each has a population of its own."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        linear_risk(context)
+        model = context.recipes[0].model
+        assert isinstance(model, schema.ConvexModel)
+        self.rows = rows_of(model, context.table)
+        self.loss = linear_risk(context).loss
+        if self.loss.residual:
+            raise PrivacyError("privgene counts misclassified records: it needs a classification loss")
+
+    def solve(self) -> None:
+        for trial in range(self.context.trials):
+            self.context.pack.values[trial] = self._search(trial)
+
+    def _search(self, trial: int) -> Tensor:
+        settings = self.context.recipes[trial].method
+        assert isinstance(settings, schema.PrivGeneMethod)
+        chooser = _Chooser(self.context, trial, settings.rounds * settings.survivors + 1)
+        risk = LinearRisk(self.rows.of_trial(trial), self.loss)
+        # breeding is post-processing: one integer of the trial's stream seeds it
+        generator = torch.Generator().manual_seed(self.context.streams[trial].integer("privgene") & (2**63 - 1))
+        size = self.context.pack.size
+        pool = (torch.rand(settings.population, size, generator=generator) * 2 - 1) * settings.reach
+        width = settings.reach
+        for _ in range(settings.rounds):
+            scores = risk.misses(pool.to(self.rows.z)).cpu()
+            parents = pool[[chooser.choose(scores) for _ in range(settings.survivors)]]
+            pool = _breed(parents, settings.population, width, generator)
+            width *= settings.shrink
+        return pool[chooser.choose(risk.misses(pool.to(self.rows.z)).cpu())]
+
+
+class _Chooser:
+    """Choices of one trial, each charged before it is made."""
+
+    def __init__(self, context: Context, trial: int, choices: int) -> None:
+        plan = context.plans[trial]
+        if not isinstance(plan, AdaptivePlan):
+            raise PrivacyError("privgene was started without a budget")
+        adjacency = plan.sampling.adjacency
+        # below an equal share by more than the rounding of their sum
+        self.epsilon = math.sqrt(8 * rho_for_training(plan) / choices) * (1 - 1e-9)
+        self.sensitivity = 2.0 if adjacency == "replace-one" else 1.0
+        self.release = Release(PureDP(self.epsilon, adjacency, "exponential", "parent"))
+        self.ledger, self.stream = context.ledgers[trial], context.streams[trial]
+        self.made = 0
+
+    def choose(self, scores: Tensor) -> int:
+        self.ledger.spend(self.release, 0)
+        normals = self.stream.normal("privgene-choice", self.made, torch.empty(1, len(scores), 2, dtype=torch.float64))
+        self.made += 1
+        epsilon, bound = torch.tensor([self.epsilon]), torch.tensor([self.sensitivity])
+        return int(select_least(scores.unsqueeze(0), epsilon, bound, "exponential", normals))
+
+
+def _breed(parents: Tensor, population: int, width: float, generator: torch.Generator) -> Tensor:
+    """Each child takes every weight from one of two parents, and one weight of it moves by up to `width`."""
+    count, size = parents.shape
+    pairs = torch.randint(count, (2, population), generator=generator)
+    first = torch.rand(population, size, generator=generator) < 0.5
+    children = torch.where(first, parents[pairs[0]], parents[pairs[1]])
+    place = torch.randint(size, (population,), generator=generator)
+    move = (torch.rand(population, generator=generator) * 2 - 1) * width
+    children[torch.arange(population), place] += move
+    return children

@@ -1,0 +1,66 @@
+"""Lipschitz and smoothness constants of a convex problem, from public bounds only.
+
+They bound what one record can do to a gradient, so settings that a theorem needs can be computed before any data are
+read, and theory-driven runs need no clipping. Notation: B bounds the norm of one record's features (constant column
+included), R the norm of w, Y the size of a regression target. Not here: where B comes from (`data/bounds.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.recipe import schema
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What holds for every record that the public bounds allow and every w that the constraint allows.
+
+    `lipschitz` bounds the norm of one record's loss gradient (the L2 term left out: it reads no data); `smoothness` is
+    the largest eigenvalue of one record's loss Hessian, of rank one; `strong_convexity` is that of the L2 term.
+    inf stands for "no bound".
+    """
+
+    lipschitz: float
+    smoothness: float
+    strong_convexity: float
+    feature_bound: float
+
+
+def constants_of(model: schema.ConvexModel, feature_bound: float) -> Constants:
+    """L = sup|phi'| B and beta = sup(phi'') B^2 of a loss phi of the margin.
+
+    logistic: sup|phi'| = 1, sup(phi'') = 1/4. hinge: 1 and no bound. huber-svm of half-width h: 1 and 1/(2h). squared:
+    R B + Y on the ball and 1.
+
+    >>> from dpsgd_cli.recipe.schema import ConvexModel
+    >>> constants_of(ConvexModel(loss="logistic", l2=0.1), feature_bound=2.0)
+    Constants(lipschitz=2.0, smoothness=1.0, strong_convexity=0.1, feature_bound=2.0)
+    """
+    slope, curvature = 1.0, {"logistic": 0.25, "huber-svm": 1 / (2 * model.huber_width), "squared": 1.0}.get(model.loss)
+    if model.loss == "squared":
+        slope = math.inf if model.radius is None else model.radius * feature_bound + model.target_bound
+    smoothness = math.inf if curvature is None else curvature * feature_bound**2
+    return Constants(slope * feature_bound, smoothness, model.l2, feature_bound)
+
+
+def problem_constants(recipe: schema.Recipe, feature_bound: float | None) -> Constants:
+    """Constants of a recipe's smooth convex problem; PrivacyError that names the condition which fails."""
+    kind, model = recipe.method.kind, recipe.model
+    if not isinstance(model, schema.ConvexModel):
+        raise PrivacyError(f"method {kind} is proved for model.kind: convex, not {model.kind}")
+    if feature_bound is None:
+        raise PrivacyError(
+            f"method {kind} needs a public bound on the norm of a record's features: scale by bounds, or add unit-norm"
+            " to data.preprocess"
+        )
+    constants = constants_of(model, feature_bound)
+    if not constants.lipschitz < math.inf:
+        raise PrivacyError(
+            f"method {kind} needs bounded gradients: give model.radius, or a loss other than {model.loss}"
+        )
+    if not constants.smoothness < math.inf:
+        raise PrivacyError(f"method {kind} needs a smooth loss, which {model.loss} is not; use huber-svm or logistic")
+    return constants
