@@ -87,7 +87,7 @@ def test_counts_are_whole(count: Any) -> None:
     ],
 )
 def test_a_damaged_record_is_a_privacy_error(record: dict[str, Any]) -> None:
-    with pytest.raises(PrivacyError, match="mechanism|damaged"):
+    with pytest.raises(PrivacyError, match=r"mechanism|damaged"):
         from_record(record)
 
 

@@ -1,0 +1,88 @@
+"""What a plan judges to fit is what the ledger lets through, to the last release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpsgd_cli.errors import BudgetExceeded, PrivacyError
+from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.budget import Budget, describe, enforce, fits, mu_squared_left, rho_of
+from dpsgd_cli.privacy.ledger import GaussianFilter, Ledger, PlannedFilter, RhoFilter
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
+from dpsgd_cli.recipe.schema import EpsilonBudget, RhoBudget
+
+GAUSSIAN = accountants.get("gaussian")
+BUDGETS = st.one_of(
+    st.builds(RhoBudget, rho=st.floats(0.01, 5)),
+    st.builds(EpsilonBudget, epsilon=st.floats(0.1, 10), delta=st.floats(1e-9, 1e-3)),
+)
+# a few values that repeat, so that sums land on a budget exactly now and then
+MULTIPLIERS = st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0, 3.3, 7.7, 10.0]), max_size=30)
+
+
+def releases(multipliers: list[float], batching: Any = "shuffle") -> list[Release]:
+    return [Release(GaussianSum(z, "zero-out", batching)) for z in multipliers]
+
+
+@given(BUDGETS | st.sampled_from([RhoBudget(rho=2.0), RhoBudget(rho=0.5)]), MULTIPLIERS)
+def test_the_plan_and_the_ledger_judge_alike(budget: Budget, multipliers: list[float]) -> None:
+    ledger = Ledger(enforce(budget, GAUSSIAN, ()))
+    let_through = True
+    try:
+        for release in releases(multipliers):
+            ledger.spend(release)
+    except BudgetExceeded:
+        let_through = False
+    assert fits(budget, GAUSSIAN, releases(multipliers)) == let_through
+
+
+def test_a_budget_that_is_met_exactly_is_not_passed() -> None:
+    exactly = releases([1.0, 1.0, 2.0, 2.0])  # rho 1/2 + 1/2 + 1/8 + 1/8
+    assert fits(RhoBudget(rho=1.25), GAUSSIAN, exactly)
+    assert not fits(RhoBudget(rho=1.25), GAUSSIAN, [*exactly, *releases([1e9])])
+
+
+@pytest.mark.parametrize(
+    ("budget", "accountant", "kind"),
+    [
+        (RhoBudget(rho=1), "gaussian", RhoFilter),
+        (RhoBudget(rho=1), "zcdp", RhoFilter),
+        (EpsilonBudget(epsilon=1, delta=1e-5), "gaussian", GaussianFilter),
+        (EpsilonBudget(epsilon=1, delta=1e-5), "zcdp", PlannedFilter),
+        (EpsilonBudget(epsilon=1, delta=1e-5), "pld", PlannedFilter),
+        (None, "gaussian", PlannedFilter),
+    ],
+)
+def test_only_what_has_a_theorem_is_filtered_adaptively(budget: Budget, accountant: str, kind: type) -> None:
+    assert type(enforce(budget, accountants.get(accountant), releases([1.0]))) is kind
+
+
+def test_no_budget_is_never_passed() -> None:
+    assert fits(None, GAUSSIAN, releases([1e-3] * 100))
+
+
+def test_sampled_batches_have_no_rho() -> None:
+    sampled = [Release(GaussianSum(1.0, "zero-out", "poisson", 0.1))]
+    assert rho_of(sampled) is None
+    assert rho_of(releases([1.0, 2.0])) == 0.625
+    assert rho_of([Release(PureDP(1.0, "zero-out"))]) == 0.5
+    assert rho_of([]) == 0
+    with pytest.raises(PrivacyError, match="a budget in rho does not fit sampled batches"):
+        fits(RhoBudget(rho=1), GAUSSIAN, sampled)
+
+
+def test_what_is_left() -> None:
+    spent = releases([2.0, 4.0])
+    assert mu_squared_left(RhoBudget(rho=1), spent) == 2 - 0.25 - 0.0625
+    epsilon = GAUSSIAN.epsilon(releases([1.0]), 1e-5)
+    assert mu_squared_left(EpsilonBudget(epsilon=epsilon, delta=1e-5), spent) == pytest.approx(0.6875, rel=1e-9)
+
+
+def test_budgets_in_words() -> None:
+    assert describe(None) == "none"
+    assert describe(RhoBudget(rho=0.78125)) == "rho 0.78125"
+    assert describe(EpsilonBudget(epsilon=3, delta=1e-5)) == "epsilon 3 at delta 1e-05"
