@@ -104,10 +104,12 @@ def add_clipped_sums(
         weights = torch.ones_like(losses) if mask is None else mask.to(losses.dtype)
         factors = [weights] * len(pack.layers)
     else:
-        squares = torch.stack([layer.square_norms() for layer in pack.layers])
+        none = torch.zeros_like(losses)
+        squares = torch.stack([layer.square_norms() if layer.recorded() else none for layer in pack.layers])
         factors = _factors(pack, squares, clipping, mask)
     for layer, own in zip(pack.layers, factors, strict=True):
-        layer.add_clipped_sums(own)
+        if layer.recorded():
+            layer.add_clipped_sums(own)
         layer.forget()
     seen.add(losses, squares, mask, clipping)
 

@@ -76,13 +76,13 @@ class Pack(nn.Module):
     def _replace(self, module: nn.Module, name: str, walk: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
         _refuse(module, name or "the model")
         if not any(p.requires_grad for p in module.parameters()):
-            for child_name, child in module.named_modules():
-                _refuse(child, f"{name}.{child_name}".strip(".") or "the model")
+            _refuse_inside(module, name)
             return module
         for rule in RULES:
             if rule.accepts(module):
                 return rule(module, self.session)
         if any(True for _ in module.parameters(recurse=False)) or not list(module.children()):
+            _refuse_inside(module, name)
             return Fallback(module, self.session)
         clone = copy.copy(module)
         clone._modules = {
@@ -158,6 +158,11 @@ def _refuse(module: nn.Module, name: str) -> None:
         raise ModelError(f"{name}: {kind} with track_running_stats keeps statistics of the data; leave it off")
     if isinstance(module, _RANDOM):
         raise ModelError(f"{name}: {kind} draws from a stream that no seed of a trial controls; leave it out")
+
+
+def _refuse_inside(module: nn.Module, name: str) -> None:
+    for inner_name, inner in module.named_modules():
+        _refuse(inner, f"{name}.{inner_name}".strip(".") or "the model")
 
 
 def _refuse_tied(source: nn.Module) -> None:

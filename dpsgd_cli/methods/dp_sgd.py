@@ -13,6 +13,8 @@ replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ from dpsgd_cli.core.clipping import Clipping
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context
-from dpsgd_cli.methods.gradient import GradientMethod
+from dpsgd_cli.methods.gradient import GradientMethod, section_of
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.schema import Privacy
 
@@ -36,6 +38,25 @@ class DpSgd(GradientMethod):
         self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
         self._scale: tuple[int, Tensor] | None = None
+        self._check_priced()
+
+    def _check_priced(self) -> None:
+        """Refuse to run anything else than what the plans priced."""
+        table, settings = self.context.table, section_of(self.context.recipes[0])
+        runs = (settings.batching, len(table), settings.batch_size or len(table))
+        for plan, bound in zip(self.plans, self.bounds.sensitivities, strict=True):
+            sampling = plan.sampling
+            priced = (sampling.batching, sampling.records, sampling.batch_size)
+            if priced != runs:
+                raise PrivacyError(
+                    f"the plan priced (batching, records, batch size) {priced} but not {runs}; plan this run anew"
+                )
+            moved = bound * (2.0 if sampling.adjacency == "replace-one" else 1.0)
+            if not math.isclose(plan.sensitivity, moved, rel_tol=1e-6):
+                raise PrivacyError(
+                    f"the plan priced sensitivity {plan.sensitivity:g} under {sampling.adjacency}, but the bounds of"
+                    f" {len(self.context.pack.layers)} layers give {moved:g}; plan this run anew"
+                )
 
     @property
     def lengths(self) -> list[int]:
@@ -64,7 +85,7 @@ class DpSgd(GradientMethod):
                 scales.append(norms[self.context.pack.group_of])
             else:
                 scales.append(torch.full((1,), multiplier * plan.sensitivity, dtype=self.bounds.norms.dtype))
-        return torch.stack([s.to(self.context.pack.values) for s in scales])
+        return torch.stack([*torch.broadcast_tensors(*(s.to(self.context.pack.values) for s in scales))])
 
 
 def _as_published(section: Privacy) -> bool:
@@ -85,6 +106,9 @@ def _section(privacy: Privacy | None) -> Privacy:
 
 def _bounds(sections: list[Privacy], layers: int, like: Tensor) -> Clipping:
     """Clip bounds of every trial: (1, R) flat, (M, R) per layer."""
+    kinds = {section.clipping.kind for section in sections}
+    if len(kinds) > 1:
+        raise PrivacyError(f"trials that train together share one kind of clipping, not {sorted(kinds)}")
     columns = []
     for section in sections:
         clipping = section.clipping
@@ -92,5 +116,7 @@ def _bounds(sections: list[Privacy], layers: int, like: Tensor) -> Clipping:
             columns.append([clipping.norm])
         else:
             columns.append(clipping.norm if isinstance(clipping.norm, list) else [clipping.norm] * layers)
+            if len(columns[-1]) != layers:
+                raise PrivacyError(f"privacy.clipping.norm lists {len(columns[-1])} bounds for {layers} layers")
     norms = torch.tensor(columns, dtype=torch.float64).T.to(like)
     return Clipping(norms, flat=sections[0].clipping.kind == "flat")

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session
+from dpsgd_cli.core.layers.base import Layer, Session, gram_squares
 
 # Patches are made for a few rows at a time: a copy that stays in a core's cache is several times cheaper.
 _PATCH_ELEMENTS = 1 << 18
@@ -103,8 +103,7 @@ class Conv(Layer):
         inputs, outputs, positions = u.shape[-2], d.shape[-2], d.shape[-1]
         kept = None
         if positions * (inputs + outputs) <= inputs * outputs:
-            grams = torch.matmul(u.transpose(-1, -2), u) * torch.matmul(d.transpose(-1, -2), d)
-            norms = grams.sum(dim=(-1, -2, -3)).clamp_min_(0.0)
+            norms = gram_squares(torch.matmul(u.transpose(-1, -2), u), torch.matmul(d.transpose(-1, -2), d)).sum(dim=-1)
         else:
             gradients = torch.matmul(d, u.transpose(-1, -2))
             norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session
+from dpsgd_cli.core.layers.base import Layer, Session, gram_squares
 from dpsgd_cli.errors import ModelError
 
 
@@ -21,8 +21,8 @@ class Embedding(Layer):
 
     def __init__(self, source: nn.Embedding, session: Session) -> None:
         super().__init__(source, session)
-        if source.max_norm is not None or source.scale_grad_by_freq:
-            raise ModelError("Embedding with max_norm or scale_grad_by_freq has no private rule; leave both off")
+        if source.max_norm is not None or source.scale_grad_by_freq or source.sparse:
+            raise ModelError("Embedding with max_norm, scale_grad_by_freq or sparse has no private rule; leave all off")
         self.padding = source.padding_idx
         self.width = source.embedding_dim
 
@@ -48,10 +48,7 @@ class Embedding(Layer):
     def square_norms(self) -> Tensor:
         tokens, d = self._flat()
         same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
-        gram = torch.matmul(d, d.transpose(-1, -2))
-        return (
-            torch.where(same, gram, torch.zeros((), dtype=d.dtype, device=d.device)).sum(dim=(-1, -2)).clamp_min_(0.0)
-        )
+        return gram_squares(same.to(d.dtype), torch.matmul(d, d.transpose(-1, -2)))
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         tokens, d = self._flat()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session
+from dpsgd_cli.core.layers.base import Layer, Session, gram_squares
 
 
 class Linear(Layer):
@@ -50,7 +50,7 @@ class Linear(Layer):
         positions, inputs = a.shape[-2:]
         if positions * (inputs + self.outputs) <= inputs * self.outputs:
             gram = torch.matmul(a, a.transpose(-1, -2)) + float(self.has_bias)
-            return (gram * torch.matmul(d, d.transpose(-1, -2))).sum(dim=(-1, -2)).clamp_min_(0.0)
+            return gram_squares(gram, torch.matmul(d, d.transpose(-1, -2)))
         norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
         return norms + _square(d.sum(dim=-2)) if self.has_bias else norms
 
