@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from dpsgd_cli.recipe.schema.agreement import method_problems
 from dpsgd_cli.recipe.schema.base import Count, Delta, Interval, NonNegative, Positive, Section, Values
 from dpsgd_cli.recipe.schema.convex import (
     DpAgdMethod,
@@ -20,7 +21,18 @@ from dpsgd_cli.recipe.schema.convex import (
     OutputPerturbationMethod,
     PrivGeneMethod,
 )
-from dpsgd_cli.recipe.schema.data import PREPROCESS, Bias, Data, OneHot, Pca, PreprocessStep, Scale, Split, UnitNorm
+from dpsgd_cli.recipe.schema.data import (
+    PREPROCESS,
+    Bias,
+    Data,
+    OneHot,
+    Pca,
+    PreprocessStep,
+    Scale,
+    Split,
+    UnitNorm,
+    ValidationSet,
+)
 from dpsgd_cli.recipe.schema.method import (
     Adam,
     AllIterates,
@@ -42,24 +54,33 @@ from dpsgd_cli.recipe.schema.method import (
 )
 from dpsgd_cli.recipe.schema.model import CnnModel, ConvexModel, LinearModel, MlpModel, Model, PythonModel
 from dpsgd_cli.recipe.schema.privacy import (
-    Auto,
     Clipping,
     EpsilonBudget,
-    ExponentialDecay,
     FlatClipping,
     PerLayerClipping,
-    PolynomialDecay,
     Privacy,
     RhoBudget,
-    Schedule,
-    StepDecay,
-    TimeDecay,
-    Uniform,
 )
 from dpsgd_cli.recipe.schema.runtime import Runtime
+from dpsgd_cli.recipe.schema.schedule import (
+    Auto,
+    ConstantRate,
+    CosineRate,
+    Decay,
+    ExponentialDecay,
+    LinearRate,
+    Piecewise,
+    PolynomialDecay,
+    Rate,
+    Schedule,
+    StepDecay,
+    StepRate,
+    TimeDecay,
+    Uniform,
+    Validation,
+)
 
 __all__ = [
-    "PREPROCESS",
     "Adam",
     "AllIterates",
     "Auto",
@@ -67,9 +88,12 @@ __all__ = [
     "Bias",
     "Clipping",
     "CnnModel",
+    "ConstantRate",
     "ConvexModel",
+    "CosineRate",
     "Count",
     "Data",
+    "Decay",
     "Delta",
     "DpAgdMethod",
     "DpGdMethod",
@@ -84,6 +108,7 @@ __all__ = [
     "Gradient",
     "Interval",
     "LinearModel",
+    "LinearRate",
     "MajorityMethod",
     "Method",
     "MlpModel",
@@ -94,8 +119,10 @@ __all__ = [
     "OneHot",
     "Optimizer",
     "OutputPerturbationMethod",
+    "PREPROCESS",
     "Pca",
     "PerLayerClipping",
+    "Piecewise",
     "PolynomialDecay",
     "Positive",
     "PreprocessStep",
@@ -103,6 +130,7 @@ __all__ = [
     "Privacy",
     "PythonMethod",
     "PythonModel",
+    "Rate",
     "Recipe",
     "RhoBudget",
     "Runtime",
@@ -115,10 +143,13 @@ __all__ = [
     "SgdMethod",
     "Split",
     "StepDecay",
+    "StepRate",
     "TailIterates",
     "TimeDecay",
     "Uniform",
     "UnitNorm",
+    "Validation",
+    "ValidationSet",
     "Values",
 ]
 
@@ -138,17 +169,14 @@ class Recipe(Section):
     epochs: Count | Literal["until-budget"] = Field("until-budget", description="How long to train.")
     seed: int | None = Field(None, ge=0, description="First trial's seed (trial i uses seed + i); none: secure.")
     repeats: Count = Field(1, description="Trials, trained together.")
+    folds: Annotated[int, Field(ge=2, le=100)] | None = Field(
+        None, description="K-fold cross-validation of all records: K x repeats trials (trial t is fold t % K)."
+    )
     save_model: bool = Field(False, description="Write model.safetensors.")
 
     @model_validator(mode="after")
     def _method_and_privacy_agree(self) -> Recipe:
-        problems = []
-        if self.method.kind == "sgd" and self.privacy is not None:
-            problems.append("privacy: method sgd has no privacy; leave this section out or use dp-sgd")
-        if self.method.kind == "sgd" and self.epochs == "until-budget":
-            problems.append("epochs: method sgd has no budget to stop at; give a number")
-        if self.method.kind == "dp-sgd" and self.privacy is None:
-            problems.append("method: dp-sgd needs a privacy section")
+        problems = method_problems(self)
         if self.privacy is not None:
             if self.privacy.noise_source == "secure" and self.seed is not None:
                 problems.append("privacy.noise_source: secure cannot be seeded; leave seed out")
@@ -157,3 +185,8 @@ class Recipe(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    @property
+    def trials(self) -> int:
+        """Trials of one pack: repeats, times folds."""
+        return self.repeats * (self.folds or 1)

@@ -92,6 +92,29 @@ class Split(Section):
     seed: int = Field(0, description="Seed of the split; the same for every trial.")
 
 
+class ValidationSet(Section):
+    """Rows cut from the training part, to judge the training by. Public, or charged for each look at them."""
+
+    records: Count | None = Field(None, description="How many rows; or `fraction`.")
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, description="Share of the rows; or `records`.")
+    public: bool = Field(False, description="Declare these records public: whoever is in them is not protected.")
+    noise_multiplier: Positive | None = Field(
+        None, description="Gaussian noise on every count of right predictions, charged to the ledger."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the cut; the same for every trial.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ValidationSet:
+        if (self.records is None) == (self.fraction is None):
+            raise ValueError("give either records or fraction")
+        if (self.noise_multiplier is None) == (not self.public):
+            raise ValueError(
+                "validation records are cut from private training data: declare them with public: true, or give"
+                " noise_multiplier, which charges every look at them (not both)"
+            )
+        return self
+
+
 class Data(Section):
     """A card by `name`, or a file of the user's own by `path`."""
 
@@ -109,6 +132,7 @@ class Data(Section):
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
+    validation: ValidationSet | None = Field(None, description="Rows of the training part to validate on.")
     preprocess: list[PreprocessStep] | None = Field(
         None, description="Steps in order; left out, the card's own default (a file: scale by bounds, then one-hot)."
     )

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Positive, Section
 from dpsgd_cli.recipe.schema.convex import ConvexMethod
+from dpsgd_cli.recipe.schema.schedule import Rate
 
 
 class Sgd(Section):
@@ -52,8 +53,10 @@ class Gradient(Section):
         "poisson", description="How records reach a step; single: one record a step, drawn uniformly (replace-one)."
     )
     batch_size: Count | None = Field(None, description="Expected (poisson) or exact (shuffle) size; else none.")
-    learning_rate: Positive | Literal["theorem"] = Field(
-        0.1, description="Step length on the mean-scaled gradient; theorem: the lectures' (convex model with a radius)."
+    learning_rate: Positive | Rate | Literal["theorem"] = Field(
+        0.1,
+        description="Step length on the mean-scaled gradient, or how it changes with the epoch; theorem: the lectures'"
+        " (convex model with a radius).",
     )
     optimizer: Optimizer = Field(Sgd(), description="How a gradient becomes an update.")
     weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")

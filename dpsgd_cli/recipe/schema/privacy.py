@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dpsgd_cli.recipe.schema.base import Count, Delta, Positive, Section
+from dpsgd_cli.recipe.schema.base import Delta, Positive, Section
+from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
 
 
 class FlatClipping(Section):
@@ -25,42 +26,6 @@ class PerLayerClipping(Section):
 
 
 Clipping = Annotated[FlatClipping | PerLayerClipping, Field(discriminator="kind")]
-Auto = Literal["auto"]
-
-
-class Uniform(Section):
-    kind: Literal["uniform"] = "uniform"
-    initial: Positive | Auto = Field("auto", description="Noise multiplier of every epoch; auto: the least allowed.")
-
-
-class TimeDecay(Section):
-    kind: Literal["time"] = "time"
-    initial: Positive = Field(description="Noise multiplier of epoch 0.")
-    decay: Positive = Field(description="k in initial / (1 + k t).")
-
-
-class ExponentialDecay(Section):
-    kind: Literal["exponential"] = "exponential"
-    initial: Positive = Field(description="Noise multiplier of epoch 0.")
-    decay: Positive = Field(description="k in initial * exp(-k t).")
-
-
-class StepDecay(Section):
-    kind: Literal["step"] = "step"
-    initial: Positive = Field(description="Noise multiplier of epoch 0.")
-    decay: Annotated[float, Field(gt=0, lt=1)] = Field(description="k in initial * k^floor(t / period).")
-    period: Count = Field(10, description="Epochs between two steps.")
-
-
-class PolynomialDecay(Section):
-    kind: Literal["polynomial"] = "polynomial"
-    initial: Positive = Field(description="Noise multiplier of epoch 0.")
-    final: Positive = Field(description="Noise multiplier from epoch `period` on.")
-    decay: Positive = Field(description="Power k in (initial - final) (1 - t/period)^k + final.")
-    period: Count = Field(100, description="Epochs until the final value.")
-
-
-Schedule = Annotated[Uniform | TimeDecay | ExponentialDecay | StepDecay | PolynomialDecay, Field(discriminator="kind")]
 
 
 class RhoBudget(Section):

@@ -1,0 +1,74 @@
+"""What the sections of a recipe must agree on: every method's needs, as lines that begin with the key at fault.
+
+Not here: conditions of a guarantee, which the plan checks (`privacy/planning.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch
+from dpsgd_cli.recipe.schema.data import Pca, Scale
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
+
+WITHOUT_PRIVACY = ("sgd", "gd", "non-private")
+WITH_OR_WITHOUT = ("majority", "python")
+
+
+def method_problems(recipe: Recipe) -> list[str]:
+    """Every disagreement of the recipe's method with its other sections."""
+    return [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe)]
+
+
+def _privacy(recipe: Recipe) -> list[str]:
+    kind, privacy = recipe.method.kind, recipe.privacy
+    if kind in WITHOUT_PRIVACY and privacy is not None:
+        private = "dp-gd" if kind == "gd" else "dp-sgd"
+        return [f"privacy: method {kind} has no privacy; leave this section out or use {private}"]
+    if privacy is None:
+        known = (*WITHOUT_PRIVACY, *WITH_OR_WITHOUT)
+        return [] if kind in known else [f"method: {kind} needs a privacy section"]
+    if not isinstance(recipe.method, FullBatch):
+        return []
+    unused = [key for key in ("clipping", "schedule") if key in privacy.model_fields_set]
+    where = "method.gradient_clip and method.objective_clip" if isinstance(recipe.method, DpAgdMethod) else "the method"
+    return [f"privacy.{key}: method {kind} has its own; leave this out (see {where})" for key in unused]
+
+
+def _epochs(recipe: Recipe) -> list[str]:
+    kind = recipe.method.kind
+    if kind in ("sgd", "gd") and recipe.epochs == "until-budget":
+        return [f"epochs: method {kind} has no budget to stop at; give a number"]
+    if isinstance(recipe.method, FullBatch) and recipe.epochs != "until-budget":
+        return [f"epochs: method {kind} has its own length; leave this out"]
+    return []
+
+
+def _model(recipe: Recipe) -> list[str]:
+    method, model = recipe.method, recipe.model
+    only_convex = isinstance(method, FullBatch) and not isinstance(method, DpAgdMethod)
+    if only_convex and model.kind != "convex":
+        return [f"model: method {method.kind} is for kind: convex, not {model.kind}"]
+    if model.kind != "convex":
+        theorem = getattr(method, "learning_rate", None) == "theorem"
+        return ["method.learning_rate: theorem is for model.kind: convex; give a number"] if theorem else []
+    if (model.loss == "squared") != (recipe.data.task == "regression"):
+        return [f"model.loss: {model.loss} does not go with data.task: {recipe.data.task}"]
+    return []
+
+
+def _folds(recipe: Recipe) -> list[str]:
+    if recipe.folds is None:
+        return []
+    problems = []
+    if recipe.data.split is not None or recipe.data.test_path is not None:
+        problems.append("folds: cross-validation uses all records; leave data.split and data.test_path out")
+    for step in recipe.data.preprocess or ():
+        if isinstance(step.step, Pca) or (isinstance(step.step, Scale) and step.step.by != "bounds"):
+            problems.append(
+                f"folds: preprocess step {step.kind} would be fitted on rows that a fold holds out; use steps that"
+                " act on each record alone"
+            )
+    return problems

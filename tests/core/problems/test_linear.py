@@ -1,0 +1,142 @@
+"""Fast sums against one record at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpsgd_cli.core.folds import held_out
+from dpsgd_cli.core.problems.linear import LinearRisk, Rows
+from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, MarginLoss, margin_loss
+
+N, D, R = 37, 3, 4
+
+
+def problem(loss: MarginLoss, folds: bool = True, seed: int = 0) -> tuple[LinearRisk, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, D, generator=generator, dtype=torch.float64)
+    y = torch.randn(N, generator=generator, dtype=torch.float64)
+    labels = y if loss.residual else (y > 0).long()
+    rows = Rows.load(x, labels, loss.residual, bias=True, held_out=held_out(N, 2, R // 2) if folds else None)
+    return LinearRisk(rows, loss), torch.randn(R, D + 1, generator=generator, dtype=torch.float64)
+
+
+def slow_gradient(risk: LinearRisk, w: torch.Tensor, trial: int, norm: float) -> torch.Tensor:
+    rows, total = risk.rows, torch.zeros_like(w)
+    for i in range(len(rows)):
+        if rows.held_out is not None and rows.held_out[i, trial]:
+            continue
+        v = w.clone().requires_grad_()
+        t = rows.z[i] @ v + (0 if rows.offset is None else rows.offset[i])
+        (g,) = torch.autograd.grad(risk.loss.value(t), v)
+        total += g * min(1.0, norm / float(g.norm())) if float(g.norm()) > 0 else 0
+    return total
+
+
+def slow_loss(risk: LinearRisk, w: torch.Tensor, trial: int, bound: float) -> float:
+    rows = risk.rows
+    t = rows.z @ w + (0 if rows.offset is None else rows.offset)
+    losses = risk.loss.value(t).clamp(max=bound)
+    return float(losses[~rows.held_out[:, trial]].sum() if rows.held_out is not None else losses.sum())
+
+
+@pytest.mark.parametrize("name", MARGIN_LOSSES)
+@pytest.mark.parametrize("folds", [False, True])
+@pytest.mark.parametrize("norm", [0.3, 2.0, math.inf])
+def test_gradient_sums_are_those_of_clipped_single_records(name: str, folds: bool, norm: float) -> None:
+    risk, values = problem(margin_loss(name), folds)
+    norms = torch.tensor([norm, norm / 2, norm, norm], dtype=torch.float64)
+    expected = torch.stack([slow_gradient(risk, values[r], r, float(norms[r])) for r in range(R)])
+    risk.start(values.clone())
+    assert torch.allclose(risk.gradient_sums(norms), expected)
+    assert torch.allclose(risk.gradient_sums_at(values, norms), expected)
+    some = torch.tensor([2, 0])
+    assert torch.allclose(risk.gradient_sums(norms, some), expected[some])
+
+
+@pytest.mark.parametrize("name", MARGIN_LOSSES)
+@pytest.mark.parametrize("folds", [False, True])
+@pytest.mark.parametrize("bound", [0.4, 3.0, 100.0])
+def test_losses_along_a_line_are_those_of_the_candidates_one_by_one(name: str, folds: bool, bound: float) -> None:
+    risk, values = problem(margin_loss(name), folds)
+    direction = torch.randn(R, D + 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    spacing = torch.tensor([0.1, 0.3, 0.0, 1.0], dtype=torch.float64)
+    bounds = torch.full((R,), bound, dtype=torch.float64)
+    expected = torch.tensor(
+        [[slow_loss(risk, values[r] - i * spacing[r] * direction[r], r, bound) for i in range(6)] for r in range(R)],
+        dtype=torch.float64,
+    )
+    risk.start(values.clone())
+    risk.aim(direction)
+    assert torch.allclose(risk.line_losses(spacing, 6, bounds), expected)
+    some = torch.tensor([3, 1])
+    assert torch.allclose(risk.line_losses(spacing, 6, bounds, some), expected[some])
+    risk.start(values.clone())
+    risk.aim(direction[some], some)
+    assert torch.allclose(risk.line_losses(spacing, 6, bounds, some), expected[some])
+
+
+def test_advance_moves_weights_and_margins_together() -> None:
+    risk, values = problem(margin_loss("logistic"))
+    risk.start(values.clone())
+    risk.aim(torch.ones_like(values))
+    risk.advance(torch.tensor([0.0, 0.5, 1.0, -2.0], dtype=torch.float64))
+    moved = values - torch.tensor([[0.0], [0.5], [1.0], [-2.0]], dtype=torch.float64)
+    assert torch.allclose(risk.values, moved)
+    assert torch.allclose(risk.margins, risk.rows.z @ moved.T)
+
+
+@given(st.integers(0, 200), st.floats(0.01, 5.0), st.sampled_from(sorted(MARGIN_LOSSES)))
+def test_one_record_more_moves_sums_by_at_most_the_bound_and_losses_one_way(seed: int, bound: float, name: str) -> None:
+    risk, values = problem(margin_loss(name), folds=False, seed=seed)
+    rows = risk.rows
+    fewer = LinearRisk(
+        Rows(rows.z[1:], None if rows.offset is None else rows.offset[1:], rows.norms[1:]), margin_loss(name)
+    )
+    bounds, spacing = torch.full((R,), bound, dtype=torch.float64), torch.full((R,), 0.7, dtype=torch.float64)
+    moved = risk.gradient_sums_at(values, bounds) - fewer.gradient_sums_at(values, bounds)
+    assert float(moved.norm(dim=1).max()) <= bound * (1 + 1e-9)
+    for one in (risk, fewer):
+        one.start(values.clone())
+        one.aim(values)
+    more = risk.line_losses(spacing, 5, bounds) - fewer.line_losses(spacing, 5, bounds)
+    assert float(more.min()) >= -1e-9
+    assert float(more.max()) <= bound + 1e-9
+
+
+@pytest.mark.parametrize("name", ["logistic", "hinge"])
+def test_extreme_weights_and_broken_records_stay_within_the_bounds(name: str) -> None:
+    x = torch.tensor([[1.0], [math.nan], [2.0]], dtype=torch.float32)
+    risk = LinearRisk(Rows.load(x, torch.tensor([1, 1, 0]), False, bias=False), margin_loss(name))
+    values = torch.tensor([[1e30], [-1e30], [math.inf]])
+    bounds = torch.full((3,), 2.0)
+    sums = risk.gradient_sums_at(values, bounds)
+    assert bool(torch.isfinite(sums).all())
+    assert float(sums.abs().max()) <= 4.0
+    risk.start(values)
+    risk.aim(torch.ones(3, 1))
+    losses = risk.line_losses(torch.full((3,), 1e30), 4, bounds)
+    assert bool(((losses >= 0) & (losses <= 4.0)).all())
+
+
+def test_totals_split_into_trained_and_held_out() -> None:
+    risk, values = problem(margin_loss("logistic"))
+    everything = LinearRisk(Rows(risk.rows.z, None, risk.rows.norms), risk.loss)
+    (inside, right), (outside, left) = risk.totals(values), risk.totals(values, held_out=True)
+    losses, hits = everything.totals(values)
+    assert torch.allclose(inside + outside, losses)
+    assert torch.equal(right + left, hits)
+    assert torch.equal(risk.misses(values) + right, torch.as_tensor(risk.rows.counts, dtype=torch.float64))
+
+
+def test_rows_can_be_held_to_a_public_bound() -> None:
+    risk, _ = problem(margin_loss("logistic"))
+    short = risk.rows.shrunk(1.0)
+    assert float(short.z.norm(dim=1).max()) <= 1 + 1e-12
+    long = risk.rows.norms > 1
+    assert torch.equal(short.z[~long], risk.rows.z[~long])
+    assert bool(long.any())

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, HuberHinge, MarginLoss, margin_loss
+from dpsgd_cli.privacy.lipschitz import constants_of
+from dpsgd_cli.recipe.schema import ConvexModel
+
+GRID = torch.linspace(-6, 6, 4001, dtype=torch.float64)
+LOSSES = [margin_loss(name) for name in MARGIN_LOSSES] + [HuberHinge(0.1)]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+def test_the_slope_is_the_derivative_and_the_loss_is_convex_and_not_negative(loss: MarginLoss) -> None:
+    t = GRID.clone().requires_grad_()
+    values = loss.value(t)
+    (derivative,) = torch.autograd.grad(values.sum(), t)
+    smooth = (t.detach() - 1).abs() > 1e-3
+    assert torch.allclose(loss.slope(GRID)[smooth], derivative[smooth])
+    assert bool((values >= 0).all())
+    assert bool((loss.slope(GRID).diff() >= -1e-12).all())
+
+
+@pytest.mark.parametrize("loss", [x for x in LOSSES if x.name != "hinge"], ids=lambda loss: loss.name)
+def test_the_curvature_is_the_derivative_of_the_slope(loss: MarginLoss) -> None:
+    step = 1e-5
+    numeric = (loss.slope(GRID + step) - loss.slope(GRID - step)) / (2 * step)
+    near_a_kink = torch.zeros_like(GRID, dtype=torch.bool)
+    if isinstance(loss, HuberHinge):
+        near_a_kink = ((1 - GRID).abs() - loss.width).abs() < 2 * step
+    assert torch.allclose(loss.curvature(GRID)[~near_a_kink], numeric[~near_a_kink], atol=1e-6)
+
+
+def test_the_hinge_has_no_curvature_to_give() -> None:
+    with pytest.raises(ValueError, match="hinge"):
+        margin_loss("hinge").curvature(GRID)
+
+
+@pytest.mark.parametrize("name", ["logistic", "hinge", "huber-svm"])
+def test_published_constants_bound_slopes_and_curvatures_and_are_nearly_reached(name: str) -> None:
+    known = constants_of(ConvexModel(loss=name, huber_width=0.3), feature_bound=1.0)  # type: ignore[arg-type]
+    loss = margin_loss(name, 0.3)
+    steepest = float(loss.slope(GRID).abs().max())
+    assert 0.99 * known.lipschitz <= steepest <= known.lipschitz
+    if name != "hinge":
+        assert 0.99 * known.smoothness <= float(loss.curvature(GRID).max()) <= known.smoothness
+
+
+def test_the_squared_loss_is_lipschitz_on_a_ball_only() -> None:
+    free = constants_of(ConvexModel(loss="squared"), feature_bound=2.0)
+    held = constants_of(ConvexModel(loss="squared", radius=3.0, target_bound=0.5), feature_bound=2.0)
+    assert free.lipschitz == float("inf")
+    assert held.lipschitz == pytest.approx((3 * 2 + 0.5) * 2)
+    assert held.smoothness == 4.0

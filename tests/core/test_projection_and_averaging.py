@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dpsgd_cli.core.averaging import Ema, TailAverage, first_of_tail, make_average
+from dpsgd_cli.core.projection import project_to_ball
+from dpsgd_cli.recipe import schema
+
+
+def test_projection_gives_the_nearest_point_of_the_ball() -> None:
+    values = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [30.0, 40.0]])
+    radii = torch.tensor([[1.0], [1.0], [1.0], [math.inf]])
+    expected = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [30.0, 40.0]])
+    assert torch.allclose(project_to_ball(values.clone(), radii), expected)
+
+
+def test_a_tail_average_is_the_mean_of_the_last_iterates_of_each_trial() -> None:
+    iterates = torch.arange(20, dtype=torch.float64).reshape(10, 2, 1) ** 2
+    average = TailAverage(torch.zeros(2, 1, dtype=torch.float64), torch.tensor([[0.0], [6.0]], dtype=torch.float64))
+    for step, values in enumerate(iterates):
+        average.add(values, step)
+        if step == 3:
+            assert float(average.average[1]) == float(values[1])
+    assert torch.allclose(average.average[0], iterates[:, 0].mean(dim=0))
+    assert torch.allclose(average.average[1], iterates[6:, 1].mean(dim=0))
+
+
+def test_averages_by_name() -> None:
+    values = torch.zeros(2, 3)
+    assert make_average(None, values, [4, 4]) is None
+    assert isinstance(make_average(schema.Ema(), values, [4, 4]), Ema)
+    every, tail = (
+        make_average(schema.AllIterates(), values, [4, 8]),
+        make_average(schema.TailIterates(), values, [4, 8]),
+    )
+    assert isinstance(every, TailAverage)
+    assert isinstance(tail, TailAverage)
+    assert every.first.tolist() == [[0.0], [0.0]]
+    assert tail.first.tolist() == [[2.0], [4.0]]
+    assert first_of_tail(0.5, 1) == 0
