@@ -12,8 +12,10 @@ assembled (`results/assemble.py`), Click.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import Plan, adjacency_of, make_plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.results import assemble, checkpoint, origin, store
-from dpsgd_cli.trials import Snapshot, Trials, make_pack, start
+from dpsgd_cli.trials import Member, Snapshot, Trials, make_pack, start
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -94,23 +96,47 @@ def run(loaded: LoadedRecipe, options: Options) -> Path:
     directory = result_directory(loaded, options.out)
     if is_finished(loaded, directory, options.say):
         return directory
-    keeper = _Keeper(checkpoint.place(directory), loaded.recipe.runtime.checkpoint_seconds)
-    own_code = list(origin.own_code(loaded).values())
-    with failures.explained(own_code, keeper.rescue):
+    with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
         plan, _ = plan_recipe(loaded)
-        store.prepare_place(directory)
+    run_pack([Member(loaded, plan)], options)
+    return directory
+
+
+def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
+    """Train the trials of several recipes as one pack; each gets its own result directory, in the members' order.
+
+    Guarantee: a trial's result does not depend on who else is in the pack, beyond the order of floating-point sums.
+    None of the members is finished, and all may train together. Raises as `run` does.
+    """
+    directories = [result_directory(member.loaded, options.out) for member in members]
+    keeper = _Keeper(_place(members, options.out), members[0].loaded.recipe.runtime.checkpoint_seconds)
+    own_code = [path for member in members for path in origin.own_code(member.loaded).values()]
+    with failures.explained(own_code, keeper.rescue):
+        for directory in directories:
+            store.prepare_place(directory)
         earlier = keeper.earlier(options)
-        trials = start(loaded, plan, earlier)
+        trials = start(members, earlier)
         for warning in trials.dataset.warnings:
             options.say(f"warning: {warning}")
         if earlier is not None:
             trials.restore(earlier, keeper.path)
             options.say(f"Continuing after epoch {trials.done} of {trials.method.epochs}.")
         _train(trials, keeper, options.progress)
-        model = _weights(trials) if loaded.recipe.save_model else None
-        store.write_result(directory, assemble.result(_finished(trials)), dump_recipe(loaded.recipe), model)
+        final = _final(trials)
+        for (member, span), directory in zip(trials.spans(), directories, strict=True):
+            model = _weights(trials, span) if member.loaded.recipe.save_model else None
+            result = assemble.result(_finished(trials, member, span, final))
+            store.write_result(directory, result, dump_recipe(member.loaded.recipe), model)
     keeper.path.unlink(missing_ok=True)
-    return directory
+    return directories
+
+
+def _place(members: Sequence[Member], out: Path) -> Path:
+    """The checkpoint of a pack: beside a single recipe's result, else under a name made of all its members."""
+    if len(members) == 1:
+        return checkpoint.place(result_directory(members[0].loaded, out))
+    names = " ".join(member.hash for member in members)
+    return checkpoint.place(out / f"pack-{hashlib.sha256(names.encode()).hexdigest()[:8]}")
 
 
 class _Keeper:
@@ -206,33 +232,53 @@ def _evaluate(trials: Trials, table: Table) -> dict[str, list[float]]:
     return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
 
-def _finished(trials: Trials) -> assemble.Finished:
+def _final(trials: Trials) -> dict[str, list[float]]:
     """Metrics of the published weights; those on training rows are named non-private."""
     on_train = _evaluate(trials, trials.context.table)
     last = trials.history[-1].metrics if trials.history else {}
-    final = {**last, **{f"nonprivate_train_{name}": values for name, values in on_train.items()}}
-    return assemble.Finished(
-        trials.loaded, trials.plan, trials.context, trials.dataset, trials.history, _timing(trials), final
+    return {**last, **{f"nonprivate_train_{name}": values for name, values in on_train.items()}}
+
+
+def _finished(trials: Trials, member: Member, span: slice, final: dict[str, list[float]]) -> assemble.Finished:
+    """What one member of the pack leaves. The pack's time is shared out by trials."""
+    whole = trials.context
+    context = dataclasses.replace(
+        whole,
+        recipes=whole.recipes[span],
+        plans=whole.plans[span],
+        ledgers=whole.ledgers[span],
+        streams=whole.streams[span],
     )
+    wanted = member.loaded.recipe.epochs
+    length = wanted if member.plan is None and isinstance(wanted, int) else len(trials.history)
+    history = [assemble.part(record, span) for record in trials.history[:length]]
+    timing = _timing(trials, context.trials, len(history))
+    own = {name: values[span] for name, values in final.items()}
+    return assemble.Finished(member.loaded, member.plan, context, trials.dataset, history, timing, own)
 
 
-def _timing(trials: Trials) -> dict[str, Any]:
+def _timing(trials: Trials, own: int, epochs: int) -> dict[str, Any]:
     """How long and how fast. Examples are counted by expected batch sizes: the realised ones are private."""
-    steps, settings = trials.done * trials.method.steps, trials.recipe.method
+    settings = trials.recipe.method
     per_epoch = len(trials.context.table)
     if settings.batching == "poisson" and settings.batch_size is not None:
         per_epoch = trials.method.steps * settings.batch_size
     examples = per_epoch * trials.done * trials.context.trials
     rate = examples / trials.train_seconds if trials.train_seconds > 0 else 0.0
-    return {"train_seconds": trials.train_seconds, "steps": steps, "examples_per_second": rate}
+    return {
+        "train_seconds": trials.train_seconds * own / trials.context.trials,
+        "steps": epochs * trials.method.steps,
+        "examples_per_second": rate,
+        "pack_trials": trials.context.trials,
+    }
 
 
-def _weights(trials: Trials) -> dict[str, torch.Tensor]:
-    """Trained tensors by name; those of trial i under `trial-i/` when there are several."""
-    pack, output = trials.context.pack, trials.method.output
-    several = pack.trials > 1
+def _weights(trials: Trials, span: slice) -> dict[str, torch.Tensor]:
+    """Trained tensors of one member by name; those of its trial i under `trial-i/` when there are several."""
+    pack, output = trials.context.pack, trials.method.output[span]
+    several = len(output) > 1
     return {
         f"trial-{trial}/{name}" if several else name: output[trial, start:][: shape.numel()].view(shape).cpu().clone()
-        for trial in range(pack.trials)
+        for trial in range(len(output))
         for name, (start, shape) in pack.spans.items()
     }

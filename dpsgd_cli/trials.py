@@ -1,4 +1,6 @@
-"""All trials of one recipe while they train: how they start, where they stand, how they are continued.
+"""All trials of a pack while they train: how they start, where they stand, how they are continued.
+
+A pack is one recipe's trials, or those of several recipes that may train together (`sweep/grouping.py` says which).
 
 What a checkpoint may drop, and why a resumed run is as private as an uninterrupted one. A process that is stopped
 after its last checkpoint may have trained further epochs. Nothing of them left the process: results are written at
@@ -51,12 +53,23 @@ class Snapshot:
     entries: tuple[int, ...]
 
 
-@dataclass
-class Trials:
-    """All trials of one recipe while they train."""
+@dataclass(frozen=True)
+class Member:
+    """One recipe of a pack, with its plan (None for a method without privacy)."""
 
     loaded: LoadedRecipe
     plan: Plan | None
+
+    @property
+    def hash(self) -> str:
+        return recipe_hash(self.loaded.recipe)
+
+
+@dataclass
+class Trials:
+    """All trials of a pack while they train; those of each member lie side by side, in the members' order."""
+
+    members: tuple[Member, ...]
     context: Context
     method: Method
     test: Table
@@ -68,13 +81,26 @@ class Trials:
 
     @property
     def recipe(self) -> Recipe:
-        return self.loaded.recipe
+        """The first member's recipe, for everything that a pack shares."""
+        return self.members[0].loaded.recipe
 
     @property
     def seeds(self) -> list[int | None]:
         """The seed of each trial; None where randomness comes from the operating system."""
-        first = self.recipe.seed
-        return [None if first is None else first + trial for trial in range(self.context.trials)]
+        return [
+            None if member.loaded.recipe.seed is None else member.loaded.recipe.seed + trial
+            for member, span in self.spans()
+            for trial in range(span.stop - span.start)
+        ]
+
+    def spans(self) -> list[tuple[Member, slice]]:
+        """Each member with the place of its trials."""
+        found, begin = [], 0
+        for member in self.members:
+            end = begin + len(_streams(member.loaded.recipe))
+            found.append((member, slice(begin, end)))
+            begin = end
+        return found
 
     def snapshot(self) -> Snapshot:
         """Where the trials stand now; cheap, and untouched by further training."""
@@ -85,9 +111,9 @@ class Trials:
         """What `restore` needs to continue from `at`."""
         ledgers = zip(self.context.ledgers, at.entries, self.seeds, strict=True)
         return {
-            "hash": recipe_hash(self.recipe),
+            "hash": [member.hash for member in self.members],
             "data": dict(self.dataset.sha256),
-            "code": origin.code_sha256(self.loaded),
+            "code": self._code(),
             "released": {key: torch.from_numpy(value) for key, value in self.dataset.released.items()},
             "init_seeds": self.init_seeds,
             "done": at.done,
@@ -103,7 +129,8 @@ class Trials:
         The ledgers are charged for what the checkpoint's were, through the filter of the budget.
         """
         came_from = (content["hash"], content["data"], content["code"])
-        if came_from != (recipe_hash(self.recipe), dict(self.dataset.sha256), origin.code_sha256(self.loaded)):
+        hashes = [member.hash for member in self.members]
+        if came_from != (hashes, dict(self.dataset.sha256), self._code()):
             raise RunError(f"{saved}: belongs to another recipe, other data or other code; remove it and train again")
         for ledger, lines in zip(self.context.ledgers, content["ledgers"], strict=True):
             entries = next(iter(entries_from_lines(lines, str(saved)).values()), [])
@@ -116,21 +143,24 @@ class Trials:
         self.done, self.train_seconds = content["done"], content["train_seconds"]
         self.history = [EpochRecord(*record) for record in content["history"]]
 
+    def _code(self) -> dict[str, str]:
+        return {k: v for member in self.members for k, v in origin.code_sha256(member.loaded).items()}
 
-def start(loaded: LoadedRecipe, plan: Plan | None, earlier: dict[str, Any] | None = None) -> Trials:
+
+def start(members: Sequence[Member], earlier: dict[str, Any] | None = None) -> Trials:
     """Everything ready for the first epoch; private preprocessing is charged, then done.
 
-    `earlier` is a checkpoint's content: its initial weights and preprocessing are taken, none are drawn.
+    `members` may train together. `earlier` is a checkpoint's content: its initial weights and preprocessing are
+    taken, none are drawn.
     """
+    loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
     place = Place(_device(recipe.runtime.device), getattr(torch, recipe.runtime.dtype))
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
-    streams = _streams(recipe)
-    ledgers = tuple(Ledger() if plan is None else plan.ledger() for _ in streams)
-    for ledger in ledgers:
-        for release in plan.before if plan is not None else ():
-            ledger.spend(release, phase="before")
+    alone = [(member, stream) for member in members for stream in _streams(member.loaded.recipe)]
+    streams = tuple(stream for _, stream in alone)
+    ledgers = tuple(_ledger(member.plan) for member, _ in alone)
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = adjacency_of(recipe)
     dataset = data.prepare(recipe.data, loaded.base, len(streams), _normals(streams), adjacency, released)
@@ -144,9 +174,20 @@ def start(loaded: LoadedRecipe, plan: Plan | None, earlier: dict[str, Any] | Non
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
-    repeated, loss = len(streams), LOSSES[recipe.data.task]
-    context = Context((recipe,) * repeated, (plan,) * repeated, ledgers, streams, pack, train, loss, rows, loaded.base)
-    return Trials(loaded, plan, context, create(context), test, dataset, init_seeds)
+    recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
+    loss = LOSSES[recipe.data.task]
+    context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base)
+    return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
+
+
+def _ledger(plan: Plan | None) -> Ledger:
+    """A trial's ledger, charged for private preprocessing."""
+    if plan is None:
+        return Ledger()
+    ledger = plan.ledger()
+    for release in plan.before:
+        ledger.spend(release, phase="before")
+    return ledger
 
 
 def make_pack(

@@ -7,6 +7,8 @@ Not here: training (`experiment.py`), files (`store.py`), versions and hashes (`
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import origin
@@ -31,6 +33,15 @@ class EpochRecord:
     epoch: int
     metrics: dict[str, list[float]]
     counts: dict[str, list[float]]
+
+
+def part(record: EpochRecord, span: slice) -> EpochRecord:
+    """What an epoch left of some of the trials."""
+    return EpochRecord(
+        record.epoch,
+        {name: values[span] for name, values in record.metrics.items()},
+        {name: values[span] for name, values in record.counts.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -124,23 +135,38 @@ def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
 
 
 def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> Spending:
-    accountant = accountants.get(plan.accountant)
     noise: dict[int | None, float] = {}
     for entry in ledger.entries:
         if isinstance(entry.release.mechanism, GaussianSum):
             noise.setdefault(entry.epoch, entry.release.mechanism.noise_multiplier)
     rho: ExactSum | None = ExactSum()
     epochs: list[Row] = []
-    for epoch, epsilon in enumerate(accountant.curve(released, plan.delta)):
+    epsilon, curve = _priced(plan.accountant, plan.delta, tuple(tuple(map(_unscaled, epoch)) for epoch in released))
+    for epoch, spent in enumerate(curve):
         cost = rho_of(released[epoch])
         if rho is not None and cost is not None:
             rho.add(cost)
         else:
             rho = None
         total = None if rho is None else _cell(rho.total())
-        epochs.append({"noise_multiplier": noise.get(epoch), "rho": total, "epsilon": _cell(epsilon)})
-    epsilon = accountant.epsilon(ledger.releases, plan.delta)
+        epochs.append({"noise_multiplier": noise.get(epoch), "rho": total, "epsilon": _cell(spent)})
     return Spending(_cell(epsilon), plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
+
+
+def _unscaled(release: Release) -> Release:
+    """The same release in units of its sensitivity, which is all that a price depends on."""
+    mechanism = release.mechanism
+    if not isinstance(mechanism, GaussianSum) or mechanism.sensitivity == 1.0:
+        return release
+    return Release(dataclasses.replace(mechanism, sensitivity=1.0), release.count)
+
+
+@functools.lru_cache(maxsize=64)
+def _priced(accountant: str, delta: float, epochs: tuple[tuple[Release, ...], ...]) -> tuple[float, list[float]]:
+    """Epsilon of everything, and after each epoch. Remembered, because the cells of a sweep release alike."""
+    pricing = accountants.get(accountant)
+    everything = merge([release for releases in epochs for release in releases])
+    return pricing.epsilon(everything, delta), pricing.curve(epochs, delta)
 
 
 def _history(finished: Finished, seeds: Sequence[int | None], spendings: Sequence[Spending]) -> list[Row]:

@@ -5,6 +5,7 @@ Not here: what the result is (`assemble.py`).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
 import subprocess
@@ -71,6 +72,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
+@functools.cache
 def _git_commit() -> str | None:
     """The commit of the checkout that the package runs from; None when installed."""
     root = Path(dpsgd_cli.__file__).resolve().parent.parent
