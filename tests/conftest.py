@@ -1,12 +1,15 @@
-"""What every test may use: real data where it is, and one Hypothesis profile for people and one for CI."""
+"""What every test may use: real data where it is, a small recipe to train, and Hypothesis profiles."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
 # A shared machine may be slow: how long an example takes is never a reason to fail.
@@ -29,3 +32,109 @@ def real_data() -> Callable[[str], Path]:
         return found
 
     return folder
+
+
+WriteRecipe = Callable[..., Path]
+Train = Callable[..., Path]
+StopAt = Callable[[int, BaseException], Callable[[int, int], None]]
+
+
+@pytest.fixture
+def write_recipe(tmp_path: Path) -> WriteRecipe:
+    """Writes `tiny.yaml`: two private trials of three epochs on 48 rows of `tiny.npz` beside it, which a linear model
+    can tell apart. Keyword arguments replace whole sections; None leaves one out.
+    """
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    x = (rng.random((60, 4)) + np.eye(3, 4)[y]) / 2
+    np.savez(tmp_path / "tiny.npz", x=x[:48], y=y[:48], x_test=x[48:], y_test=y[48:])
+
+    def write(**sections: Any) -> Path:
+        content = {
+            "name": "tiny",
+            "data": {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]},
+            "model": {"kind": "linear"},
+            "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 12, "learning_rate": 0.5},
+            "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}, "accountant": "rdp"},
+            "runtime": {"device": "cpu", "threads": 1, "checkpoint_seconds": 1000},
+            "epochs": 3,
+            "seed": 0,
+            "repeats": 2,
+        } | sections
+        path = tmp_path / "tiny.yaml"
+        path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def train() -> Train:
+    """Trains a recipe file with KEY=VALUE overrides; results go to `out` beside it, if no option says otherwise."""
+    from dpsgd_cli import experiment
+    from dpsgd_cli.recipe.loading import load_recipe
+
+    def run(path: Path, *overrides: str, **options: Any) -> Path:
+        chosen = {"out": path.parent / "out", **options}
+        return experiment.run(load_recipe(str(path), overrides), experiment.Options(**chosen))
+
+    return run
+
+
+@pytest.fixture
+def stop_at() -> StopAt:
+    """Makes a progress callback that raises an error when a number of epochs is done."""
+
+    def make(epoch: int, error: BaseException) -> Callable[[int, int], None]:
+        def progress(done: int, total: int) -> None:
+            if done == epoch:
+                raise error
+
+        return progress
+
+    return make
+
+
+OWN: dict[str, Any] = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}
+PCA = [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 5}}]
+GRADIENT: dict[str, Any] = {"kind": "dp-sgd", "batch_size": 12, "learning_rate": 0.5}
+UNIFORM = {"kind": "uniform", "initial": 4}
+
+WAYS: dict[str, dict[str, Any]] = {
+    "poisson-pld": {"privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},
+    "poisson-rdp-pca": {"data": OWN | {"preprocess": PCA}},
+    "poisson-pld-pca": {"data": OWN | {"preprocess": PCA}, "privacy": {"schedule": UNIFORM, "delta": 1e-3}},
+    "shuffle": {"method": GRADIENT | {"batching": "shuffle"}, "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},
+    "shuffle-rho-pca": {
+        "data": OWN | {"preprocess": PCA},
+        "method": GRADIENT | {"batching": "shuffle"},
+        "privacy": {
+            "budget": {"rho": 0.5},
+            "delta": 1e-3,
+            "schedule": {"kind": "exponential", "initial": 4, "decay": 0.1},
+        },
+        "epochs": "until-budget",
+    },
+    "full-adam": {
+        "method": {"kind": "dp-sgd", "batching": "full", "optimizer": {"kind": "adam"}, "averaging": {"kind": "ema"}},
+        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}, "adjacency": "replace-one"},
+        "epochs": 5,
+    },
+    "full-momentum-per-layer": {
+        "model": {"kind": "mlp", "hidden": [3]},
+        "method": {"kind": "dp-sgd", "batching": "full", "optimizer": {"kind": "sgd", "momentum": 0.9}},
+        "privacy": {
+            "schedule": UNIFORM,
+            "delta": 1e-3,
+            "clipping": {"kind": "per-layer", "norm": 0.5, "noise": "as-published"},
+        },
+        "epochs": 4,
+    },
+}
+"""Sections for `write_recipe`: every batching with its accountants, preprocessing, updates and clipping."""
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Each of `WAYS` in turn."""
+    return WAYS[request.param]

@@ -84,7 +84,7 @@ SCHEDULES = st.one_of(
     st.builds(lambda z: {"kind": "uniform", "initial": z}, st.floats(0.5, 20)),
     st.builds(lambda z, k: {"kind": "time", "initial": z, "decay": k}, st.floats(1, 30), st.floats(1e-3, 0.2)),
     st.builds(lambda z, k: {"kind": "exponential", "initial": z, "decay": k}, st.floats(1, 30), st.floats(1e-3, 0.2)),
-    st.builds(lambda z, k: {"kind": "step", "initial": z, "decay": k, "period": 3}, st.floats(1, 30), st.floats(0.3, 0.9)),
+    st.builds(lambda z, k: {"kind": "step", "initial": z, "decay": k}, st.floats(1, 9), st.floats(0.3, 0.9)),
     st.builds(
         lambda z, end, k: {"kind": "polynomial", "initial": z, "final": end, "decay": k, "period": 20},
         st.floats(1, 30), st.floats(0.5, 5), st.floats(0.2, 4),

@@ -1,0 +1,147 @@
+"""Trials that start, stop and continue: nothing is lost, nothing is released twice, nothing foreign is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dpsgd_cli import data, trials
+from dpsgd_cli.errors import BudgetExceeded, RunError
+from dpsgd_cli.privacy.ledger import entries_from_lines
+from dpsgd_cli.results import checkpoint, store
+
+Train = Callable[..., Path]
+StopAt = Callable[[int, BaseException], Callable[[int, int], None]]
+WriteRecipe = Callable[..., Path]
+OWN = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}
+PCA = [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 5}}]
+GRADIENT = {"kind": "dp-sgd", "batch_size": 12, "learning_rate": 0.5}
+
+
+def left_in(out: Path) -> set[str]:
+    """What lies in a folder of results, finished results by their recipe's name."""
+    return {path.name.rpartition("-")[0] if path.is_dir() else path.name[:6] for path in out.iterdir()}
+
+
+@pytest.mark.parametrize("seconds", [0, 1000])
+def test_a_run_that_was_stopped_and_continued_is_the_run_that_was_not(
+    train: Train, write_recipe: WriteRecipe, tmp_path: Path, way: dict[str, Any], seconds: int, stop_at: StopAt
+) -> None:
+    """Interrupted in its second epoch, with checkpoints at every epoch or at the interruption only."""
+    recipe = write_recipe(**way, save_model=True)
+    whole = train(recipe, out=tmp_path / "whole")
+    overrides = [f"runtime.checkpoint_seconds={seconds}"]
+    with pytest.raises(RunError, match=r"interrupted; 2 of \d+ epochs are kept: the same command with --resume"):
+        train(recipe, *overrides, progress=stop_at(2, KeyboardInterrupt()))
+    said: list[str] = []
+    assert left_in(tmp_path / "out") == {".tiny-"}
+    continued = train(recipe, *overrides, resume=True, say=said.append)
+    assert any(text.startswith("Continuing after epoch 2 of") for text in said)
+    for name in ("trials.csv", "history.csv", "ledger.jsonl", "model.safetensors"):
+        assert (continued / name).read_bytes() == (whole / name).read_bytes()
+    assert store.read_document(continued)["privacy"] == store.read_document(whole)["privacy"]
+    assert left_in(tmp_path / "out") == {"tiny"}
+
+
+def test_resuming_twice_charges_once(train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt) -> None:
+    method, privacy = GRADIENT | {"batching": "shuffle"}, {"budget": {"rho": 0.5}, "delta": 1e-3}
+    recipe = write_recipe(data=OWN | {"preprocess": PCA}, method=method, privacy=privacy, epochs=6)
+    whole = train(recipe, out=tmp_path / "whole")
+    for epoch in (1, 3, 5):
+        with pytest.raises(RunError, match=f"{epoch} of"):
+            train(recipe, resume=True, progress=stop_at(epoch, KeyboardInterrupt()))
+    continued = train(recipe, resume=True)
+    assert (continued / "ledger.jsonl").read_bytes() == (whole / "ledger.jsonl").read_bytes()
+    assert [e.phase for e in entries_from_lines((continued / "ledger.jsonl").open(), "l")[0]].count("before") == 1
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[data.Dataset]:
+    """Every data set that runs prepare."""
+    seen = []
+
+    def prepare(*args: Any) -> data.Dataset:
+        seen.append(data.prepare(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(trials, "data", _Replaced(data, prepare=prepare))
+    return seen
+
+
+class _Replaced:
+    """A module with some names replaced."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self.__dict__.update(vars(module) | names)
+
+
+def test_secure_private_preprocessing_is_released_once_and_used_again(
+    train: Train, write_recipe: WriteRecipe, prepared: list[data.Dataset], stop_at: StopAt
+) -> None:
+    """A resumed run trains on the features that its weights were trained on; a new run draws new ones."""
+    recipe = write_recipe(data=OWN | {"preprocess": PCA}, seed=None)
+    with pytest.raises(RunError, match="1 of 3"):
+        train(recipe, progress=stop_at(1, KeyboardInterrupt()))
+    directory = train(recipe, resume=True)
+    first, second = prepared
+    np.testing.assert_array_equal(first.train_x, second.train_x)
+    np.testing.assert_array_equal(first.test_x, second.test_x)
+    for entries in entries_from_lines((directory / "ledger.jsonl").open(), "ledger").values():
+        assert [entry.phase for entry in entries] == ["before", "train", "train", "train"]
+    train(recipe, "name=anew")
+    assert not np.allclose(prepared[2].train_x, first.train_x)
+
+
+def test_secure_runs_continue_from_their_weights(train: Train, write_recipe: WriteRecipe, stop_at: StopAt) -> None:
+    """With a step length of almost nothing the published weights are those that the stopped run was started with."""
+    method = GRADIENT | {"batching": "poisson", "learning_rate": 1e-12}
+    recipe = write_recipe(seed=None, method=method, model={"kind": "mlp", "hidden": [3]}, save_model=True)
+    with pytest.raises(RunError, match="1 of 3"):
+        train(recipe, progress=stop_at(1, KeyboardInterrupt()))
+    (saved,) = (recipe.parent / "out").glob(".*.checkpoint")
+    content = checkpoint.load(saved)
+    assert content is not None
+    weights = read_model(train(recipe, resume=True))
+    flat = torch.cat([weights[name].flatten() for name in weights if name.startswith("trial-1/")])
+    assert sorted(flat.tolist()) == pytest.approx(sorted(content["method"]["values"][1].tolist()), abs=1e-6)
+    other = read_model(train(recipe, "name=anew"))
+    assert not torch.allclose(weights["trial-0/1.weight"], other["trial-0/1.weight"])
+
+
+def read_model(directory: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = load_file(str(directory / "model.safetensors"))
+    return found
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt
+) -> None:
+    recipe = write_recipe()
+    with pytest.raises(RunError, match="kept"):
+        train(recipe, progress=stop_at(1, KeyboardInterrupt()))
+    stored = dict(np.load(tmp_path / "tiny.npz"))
+    np.savez(tmp_path / "tiny.npz", **{**stored, "x": stored["x"] * 0.5})
+    with pytest.raises(RunError, match="belongs to another recipe, other data or other code; remove it"):
+        train(recipe, resume=True)
+
+
+def test_a_checkpoint_with_other_charges_is_refused_by_the_budget(
+    train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt
+) -> None:
+    """The filter of the budget sees every release of the checkpoint again."""
+    recipe = write_recipe()
+    with pytest.raises(RunError, match="kept"):
+        train(recipe, progress=stop_at(2, KeyboardInterrupt()))
+    (saved,) = (tmp_path / "out").glob(".*.checkpoint")
+    content = checkpoint.load(saved)
+    assert content is not None
+    content["ledgers"][1] = content["ledgers"][1] * 2
+    checkpoint.save(saved, content)
+    with pytest.raises(BudgetExceeded, match="all 3 releases that the plan priced were made"):
+        train(recipe, resume=True)
