@@ -30,6 +30,7 @@ class Context:
     All recipes share data, model, method kind, batching and batch size; anything else may differ between
     trials. `most_rows` bounds how many rows a trial may hold at once (memory only). `feature_bound` is the public
     bound on the norm of a record's features, the convex model's constant column included; None where there is none.
+    `validation` are held-out rows that a schedule may look at: public, or charged by the look.
     """
 
     recipes: tuple[Recipe, ...]
@@ -42,6 +43,7 @@ class Context:
     most_rows: int
     base: Path
     feature_bound: float | None = None
+    validation: Table | None = None
 
     @property
     def trials(self) -> int:

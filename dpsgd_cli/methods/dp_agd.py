@@ -64,9 +64,9 @@ class DpAgd(Method):
 
     @property
     def epochs(self) -> int:
-        """An upper bound: blocks of `refresh` selections, were no gradient paid for."""
+        """An upper bound: blocks of `refresh` rounds, were no gradient paid for, and a round that finds nothing left."""
         most = max(rates.most_selections for rates in self.rates)
-        return max(1, -(-most // self.steps))
+        return -(-(most + 1) // self.steps)
 
     @property
     def steps(self) -> int:

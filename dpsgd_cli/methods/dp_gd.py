@@ -21,7 +21,7 @@ from dpsgd_cli.recipe import schema
 class DpGd(FullBatchMethod, DpSgd):
     """`dp-sgd` with full batches, at the speed of two matrix products on convex models."""
 
-    def learning_rates(self) -> list[float]:
+    def learning_rates(self, epoch: int) -> list[float]:
         moments = []
         for recipe, plan in zip(self.context.recipes, self.context.plans, strict=True):
             assert plan is not None and recipe.privacy is not None

@@ -18,11 +18,14 @@ import math
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.clipping import Clipping
+from dpsgd_cli.core.averaging import TailAverage
+from dpsgd_cli.core.clipping import Clipping, Diagnostics
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
+from dpsgd_cli.methods.paced import Pacer
+from dpsgd_cli.privacy.adaptive_schedule import PacedPlan
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.schema import Privacy
 
@@ -33,11 +36,19 @@ class DpSgd(GradientMethod):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.plans = [_planned(plan) for plan in context.plans]
+        paced = [plan for plan in self.plans if isinstance(plan, PacedPlan)]
+        self.pacer = Pacer(context, paced) if paced else None
+        if paced and (len(paced) < len(self.plans) or isinstance(self.average, TailAverage)):
+            raise PrivacyError(
+                "schedule validation ends training by itself: all trials of a pack must have it, and method.averaging"
+                " cannot count steps from the end; use ema or none"
+            )
         self.sections = [_section(recipe.privacy) for recipe in context.recipes]
         pack = context.pack
         self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
         self._scale: tuple[int, Tensor] | None = None
+        self._done = 0
         self._check_priced()
 
     def _check_priced(self) -> None:
@@ -60,12 +71,27 @@ class DpSgd(GradientMethod):
 
     @property
     def lengths(self) -> list[int]:
-        return [len(_planned(plan).epochs) for plan in self.context.plans]
+        pacer = getattr(self, "pacer", None)
+        return pacer.lengths if pacer is not None else [_planned(plan).most_epochs for plan in self.context.plans]
 
     def clipping(self) -> Clipping:
         return self.bounds
 
+    @property
+    def finished(self) -> bool:
+        return self.pacer is not None and self.epochs <= self._done
+
+    def run_epoch(self, epoch: int) -> Diagnostics:
+        seen = super().run_epoch(epoch)
+        self._done = epoch + 1
+        if self.pacer is not None:
+            self.pacer.look(epoch, self.output)
+        return seen
+
     def spend(self, epoch: int, trial: int) -> None:
+        if self.pacer is not None:
+            self.pacer.spend(epoch, trial)
+            return
         for release in self.plans[trial].epochs[epoch]:
             self.context.ledgers[trial].spend(release, epoch)
 
@@ -79,6 +105,8 @@ class DpSgd(GradientMethod):
         scales: list[Tensor] = []
         for plan, section in zip(self.plans, self.sections, strict=True):
             multiplier = plan.noise_multipliers[min(epoch, len(plan.noise_multipliers) - 1)]
+            if self.pacer is not None:
+                multiplier = self.pacer.paces[len(scales)].multiplier
             if _as_published(section):
                 doubled = plan.sensitivity / self.bounds.sensitivities[len(scales)]
                 norms = self.bounds.norms[:, len(scales)] * doubled * multiplier
@@ -86,6 +114,14 @@ class DpSgd(GradientMethod):
             else:
                 scales.append(torch.full((1,), multiplier * plan.sensitivity, dtype=self.bounds.norms.dtype))
         return torch.stack([*torch.broadcast_tensors(*(s.to(self.context.pack.values) for s in scales))])
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | ({"pacer": self.pacer.state()} if self.pacer is not None else {})
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        if self.pacer is not None:
+            self.pacer.load_state(state["pacer"])
 
 
 def _as_published(section: Privacy) -> bool:

@@ -17,7 +17,7 @@ class Gd(FullBatchMethod):
     def lengths(self) -> list[int]:
         return [int(recipe.epochs) for recipe in self.context.recipes]
 
-    def learning_rates(self) -> list[float]:
+    def learning_rates(self, epoch: int) -> list[float]:
         return self.theorem_rates([self._second_moment(recipe) for recipe in self.context.recipes])
 
     def _second_moment(self, recipe: schema.Recipe) -> float:

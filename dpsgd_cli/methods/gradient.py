@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.averaging import make_average
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.sampling import FullSampler, PoissonSampler, Sampler, ShuffleSampler
@@ -32,7 +33,8 @@ class GradientMethod(Method):
         settings = section_of(context.recipes[0])
         self.sampler = _sampler(context)
         self.divisor = float(settings.batch_size or len(context.table))
-        self.learning_rate = context.column(self.learning_rates())
+        self.learning_rate = context.column(self.learning_rates(0))
+        self.rate_changes = any(isinstance(section_of(r).learning_rate, schema.Section) for r in context.recipes)
         self.weight_decay = context.column([section_of(r).weight_decay + l2_of(r) for r in context.recipes])
         self.decays = bool(self.weight_decay.any())
         self.update = make_update(settings.optimizer, context.pack.values)
@@ -40,9 +42,10 @@ class GradientMethod(Method):
         self.constrained = not bool(self.radii.isinf().all())
         self.average = make_average(settings.averaging, context.pack.values, [self.steps * n for n in self.lengths])
 
-    def learning_rates(self) -> list[float]:
-        """Step length of each trial."""
-        return [float(section_of(recipe).learning_rate) for recipe in self.context.recipes]
+    def learning_rates(self, epoch: int) -> list[float]:
+        """Step length of each trial in `epoch`."""
+        asked = [section_of(recipe).learning_rate for recipe in self.context.recipes]
+        return [rate_at(rate, epoch, own) for rate, own in zip(asked, self.lengths, strict=True)]
 
     @property
     @abstractmethod
@@ -78,6 +81,8 @@ class GradientMethod(Method):
         for trial in range(self.context.trials):
             if active[trial]:
                 self.spend(epoch, trial)
+        if self.rate_changes:
+            self.learning_rate = self.context.column(self.learning_rates(epoch))
         held = None if all(active) else _Held(self, torch.tensor(active, device=self.context.pack.values.device))
         seen = Diagnostics(self.context.trials, self.context.pack.values.device)
         for step in range(epoch * self.steps, (epoch + 1) * self.steps):

@@ -15,6 +15,9 @@ from dpsgd_cli.privacy.ledger import Filter, RhoFilter
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe import schema
 
+# Equal parts of a budget must not pass it by the rounding of their sum.
+_BELOW = 1 - 1e-8
+
 
 @dataclass(frozen=True)
 class AdaptivePlan(Plan):
@@ -74,8 +77,9 @@ def agd_rates(settings: schema.DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
         epsilon = whole / (2 * settings.splits)
         gradient = epsilon**2 / (4 * math.log(1.25 / plan.delta))
     else:
-        gradient = settings.gradient_share * rho / settings.splits
-        epsilon = math.sqrt(per_rho * (1 - settings.gradient_share) * rho / settings.splits)
+        each = rho * _BELOW / settings.splits
+        gradient = settings.gradient_share * each
+        epsilon = math.sqrt(per_rho * (1 - settings.gradient_share) * each)
     rates = AgdRates(rho, gradient, epsilon, epsilon**2 / per_rho)
     if rates.gradient_rho + rates.selection_rho > rho:
         raise InfeasibleBudget(
