@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dpsgd_cli.privacy.conversions import minimise
 from dpsgd_cli.privacy.loss_pairs import Cells, LossMasses
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 Complexes = NDArray[np.complex128]
 
 _NEGLIGIBLE = -18.0

@@ -16,8 +16,8 @@ from scipy.special import ndtr
 
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP
 
-Floats = NDArray[np.float64]
-Cells = NDArray[np.int64]
+Floats = NDArray[np.floating]
+Cells = NDArray[np.integer]
 
 _TAIL = 12.0
 """Standard deviations kept on both sides; what lies beyond (2e-33) counts as infinite loss."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dpsgd_cli.privacy.renyi import TAIL, log_binomial
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 
 
 def poisson_gaussian_divergences(sampling_rates: Floats, noise_multipliers: Floats, order: float) -> Floats:

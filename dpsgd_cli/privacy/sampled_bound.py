@@ -31,7 +31,7 @@ from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.renyi_arrays import integrated_divergences
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 
 ORDER_STEP = 0.01
 _PROBES = 24

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy import conversions
+from dpsgd_cli.privacy.accountants.base import Accountant
 from dpsgd_cli.privacy.accountants.rdp import Profile, Rdp
 from dpsgd_cli.privacy.conversions import smallest
 from dpsgd_cli.privacy.mechanism import ApproximateDP, Mechanism, PureDP, Release
@@ -86,12 +87,7 @@ class BestOfTrials(Rdp):
         return math.exp(min(log_delta, 0.0))
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
-        spent: list[Release] = []
-        result = []
-        for releases in epochs:
-            spent.extend(releases)
-            result.append(self.epsilon(spent, delta))
-        return result
+        return Accountant.curve(self, epochs, delta)
 
     def _divergence(self, profile: Profile) -> _Divergence:
         return _Divergence(profile, self.choice, self)

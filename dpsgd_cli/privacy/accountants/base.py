@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, GaussianSum, Mechanism, PureDP, Release
+from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
 
 Bound = Literal["upper", "estimate"]
 
@@ -59,7 +59,7 @@ class Accountant(ABC):
         spent: list[Release] = []
         result = []
         for releases in epochs:
-            spent.extend(releases)
+            spent = merge([*spent, *releases])
             result.append(self.epsilon(spent, delta))
         return result
 

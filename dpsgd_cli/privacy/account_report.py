@@ -1,0 +1,168 @@
+"""Answers as text: table, JSON, CSV; and series as a picture. matplotlib loads only for the picture.
+
+Not here: any number's computation (`answers.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.errors import RunError
+from dpsgd_cli.privacy.answers import NOISE, Row, Series
+
+_WIDTH = 118
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Aligned columns; reasons of refusals below their names."""
+    priced = [row for row in rows if row.epsilon is not None]
+    refused = [row for row in rows if row.epsilon is None]
+    lines = _aligned([_header(rows), *(_cells(row, rows) for row in priced)]) if priced else []
+    if refused:
+        lines += ["", "no statement:"] if lines else ["no statement:"]
+        for row in refused:
+            lines += _wrapped(f"  {_name(row, rows)}: {row.note.removeprefix('refused: ')}")
+    return "\n".join(lines)
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """A list of objects; numbers that are not finite become null, and the note says so."""
+    import json
+
+    return json.dumps([_record(row) for row in rows], indent=2)
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """One line per row, with a header."""
+    records = [_record(row) for row in rows]
+    names = list(dict.fromkeys(name for record in records for name in record))
+    return "\n".join([",".join(names), *(",".join(_cell(record.get(name)) for name in names) for record in records)])
+
+
+def series_csv(series: Series) -> str:
+    """The axis, then one column per series."""
+    header = ",".join(_cell(name) for name in (series.axis, *series.columns))
+    body = zip(series.points, *series.columns.values(), strict=True)
+    return "\n".join([header, *(",".join(_cell(_plain(value)) for value in row) for row in body)])
+
+
+def series_json(series: Series) -> str:
+    """A list of objects, one per point."""
+    import json
+
+    body = zip(series.points, *series.columns.values(), strict=True)
+    names = (series.axis, *series.columns)
+    return json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in body], indent=2)
+
+
+def plot(series: Series, path: Path) -> None:
+    """A line per column, epsilons and rhos apart, written to `path`; its suffix chooses the format."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    drawn = {name: values for name, values in series.columns.items() if name != NOISE}
+    panels: dict[str, dict[str, list[float | None]]] = {}
+    for name, values in drawn.items():
+        label = "rho (zCDP)" if name.endswith("rho") else "Renyi divergence" if series.axis == "order" else "epsilon"
+        panels.setdefault(label, {})[name] = values
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(6.4 * len(panels), 4.2), layout="constrained", squeeze=False
+    )
+    for place, (label, lines) in zip(axes[0], panels.items(), strict=True):
+        for name, values in lines.items():
+            place.plot(series.points, [math.nan if value is None else value for value in values], label=name)
+        place.set_xlabel(series.axis)
+        place.set_ylabel(label)
+        place.grid(alpha=0.3)
+        place.legend()
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot write the picture: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def _header(rows: Sequence[Row]) -> list[str]:
+    names = ["accountant", "epsilon", "delta", "bound", "adjacency", "batching"]
+    solved = [name.replace("-", " ") for name in _solved_names(rows)]
+    rho = ["rho"] if any(row.rho is not None for row in rows) else []
+    source = ["source"] if _several_sources(rows) else []
+    return [*source, *names[:1], *solved, *names[1:3], *rho, *names[3:], "note"]
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    source = [row.source] if _several_sources(rows) else []
+    solved = [f"{row.solved[name]:.10g}" if name in row.solved else "" for name in _solved_names(rows)]
+    rho = [] if all(other.rho is None for other in rows) else ["" if row.rho is None else f"{row.rho:.6g}"]
+    assert row.epsilon is not None
+    return [
+        *source,
+        row.accountant,
+        *solved,
+        f"{row.epsilon:.4f}" if row.epsilon >= 0.01 or row.epsilon == 0 else f"{row.epsilon:.4g}",
+        f"{row.delta:.6g}",
+        *rho,
+        row.bound,
+        row.adjacency or "any",
+        row.batching,
+        row.note,
+    ]
+
+
+def _solved_names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.solved))
+
+
+def _several_sources(rows: Sequence[Row]) -> bool:
+    return len({row.source for row in rows}) > 1
+
+
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    batching = f" ({row.batching})" if len({other.batching for other in rows}) > 1 else ""
+    return f"{row.source} {row.accountant}{batching}" if _several_sources(rows) else f"{row.accountant}{batching}"
+
+
+def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="      ")
+
+
+def _record(row: Row) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "accountant": row.accountant,
+        "epsilon": _plain(row.epsilon),
+        "delta": row.delta,
+        "adjacency": row.adjacency,
+        "batching": row.batching,
+        "bound": row.bound,
+        "note": row.note,
+        "rho": row.rho,
+    }
+    if row.source:
+        record["source"] = row.source
+    return record | row.solved
+
+
+def _plain(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    text = str(value)
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n') else text

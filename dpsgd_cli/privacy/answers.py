@@ -1,0 +1,232 @@
+"""The answers of `dpsgd account`: one row per accountant, series over epochs or over a parameter, and the gate.
+
+Not here: reading the question (`cases.py`), printing (`account_report.py`), any price (`accountants/`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, UnsupportedMechanism
+from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.cases import Case
+from dpsgd_cli.privacy.exact_sum import ExactSum
+from dpsgd_cli.privacy.mechanism import Release, merge
+
+if TYPE_CHECKING:
+    from dpsgd_cli.privacy.solving import Target
+
+
+NOISE = "noise multiplier"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one accountant says of one case. `epsilon` is None when it refuses, and `note` then says why."""
+
+    accountant: str
+    epsilon: float | None
+    delta: float
+    adjacency: str | None
+    batching: str
+    bound: str
+    note: str
+    source: str = ""
+    rho: float | None = None
+    solved: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Named columns over an axis; a value is None where an accountant has none."""
+
+    axis: str
+    points: list[float]
+    columns: dict[str, list[float | None]]
+
+
+def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -> Row:
+    """Epsilon at the case's delta (or delta at an epsilon), for the dearest of its trials."""
+    adjacency = None
+    try:
+        trials = _distinct(case.trials())
+        adjacency = next((r.mechanism.adjacency for releases in trials for r in releases), None)
+        if at_epsilon is None:
+            epsilon, delta = max(accountant.epsilon(releases, case.delta) for releases in trials), case.delta
+        else:
+            epsilon, delta = at_epsilon, max(accountant.delta(releases, at_epsilon) for releases in trials)
+        rhos = [rho_of(releases) for releases in trials]
+    except UnsupportedMechanism as refusal:
+        return _refused(case, accountant, adjacency, refusal)
+    rho = None if None in rhos else max(value for value in rhos if value is not None)
+    note = accountant.note if epsilon < math.inf else "no finite epsilon"
+    return Row(
+        accountant.name, epsilon, delta, adjacency, case.batching, accountant.bound, note, case.label, rho
+    )  # fmt: skip
+
+
+def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Target) -> list[Row]:
+    """What the budget buys: by each accountant for itself, or once for all when the budget is in rho."""
+    from dpsgd_cli.privacy.solving import solve
+
+    if target.rho is not None:
+        solution = solve(case, parameter, target, named[0])
+        rows = [price(solution.case, accountant) for accountant in named]
+        return [replace(row, solved={parameter: solution.value}) for row in rows]
+    return [_afford_one(case, accountant, parameter, target) for accountant in named]
+
+
+def _afford_one(case: Case, accountant: Accountant, parameter: str, target: Target) -> Row:
+    from dpsgd_cli.privacy.solving import solve
+
+    try:
+        solution = solve(case, parameter, target, accountant)
+    except (UnsupportedMechanism, InfeasibleBudget) as refusal:
+        return _refused(case, accountant, None, refusal)
+    return replace(price(solution.case, accountant), solved={parameter: solution.value})
+
+
+def rho_of(releases: Sequence[Release]) -> float | None:
+    """Total zCDP; None for what has none (sampled batches, (epsilon, delta)-DP releases)."""
+    from dpsgd_cli.privacy.accountants.zcdp import Zcdp, total_rho
+
+    zcdp = Zcdp()
+    if any(zcdp.refusal(release.mechanism) is not None for release in releases):
+        return None
+    rho = total_rho(releases)
+    return rho if rho < math.inf else None
+
+
+def ranked(rows: Sequence[Row], more_is_better: bool = False) -> list[Row]:
+    """Smallest epsilon first, or the best solution where one was solved for; refusals last.
+
+    `more_is_better`: whether the larger of two solutions serves the user better (epochs, not noise).
+    """
+    sign = -1.0 if more_is_better else 1.0
+
+    def key(row: Row) -> tuple[bool, float, float, str]:
+        return row.epsilon is None, sign * next(iter(row.solved.values()), 0.0), row.epsilon or 0.0, row.accountant
+
+    return sorted(rows, key=key)
+
+
+Question = tuple[Case, Sequence[Accountant]]
+
+
+def epoch_curve(questions: Sequence[Question], with_rho: bool) -> Series:
+    """Epsilon after every epoch, for each case and each of its accountants that covers it. Refusals drop out.
+
+    Raises UnsupportedMechanism, with all the reasons, when nothing is left.
+    """
+    cases = [case for case, _ in questions]
+    columns: dict[str, list[float | None]] = {}
+    reasons: list[str] = []
+    for case, named in questions:
+        epochs = case.by_epoch()
+        prefix = _prefix(case, cases)
+        if len(cases) == 1:
+            columns[NOISE] = case.noise_multipliers()
+        if with_rho and (rhos := _rho_curve(epochs)) is not None:
+            columns[f"{prefix}rho"] = list(rhos)
+        for accountant in named:
+            try:
+                columns[f"{prefix}{accountant.name}"] = [*accountant.curve(epochs, case.delta)]
+            except UnsupportedMechanism as refusal:
+                reasons.append(str(refusal))
+    return _series("epochs", columns, reasons)
+
+
+def parameter_curve(questions: Sequence[Question], axis: str, points: Sequence[float]) -> Series:
+    """Epsilon over the values of one parameter; empty where an accountant refuses a value."""
+    cases = [case for case, _ in questions]
+    columns: dict[str, list[float | None]] = {}
+    reasons: list[str] = []
+    for case, named in questions:
+        for accountant in named:
+            rows = [price(case.with_value(axis, point), accountant) for point in points]
+            if all(row.epsilon is None for row in rows):
+                reasons.append(f"{accountant.name}: {rows[0].note}")
+            else:
+                columns[f"{_prefix(case, cases)}{accountant.name}"] = [row.epsilon for row in rows]
+    return _series(axis, columns, reasons, list(points))
+
+
+def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Series:
+    """Renyi divergence of one Poisson-sampled Gaussian, of the unsampled one, and Yu et al.'s conjectured bound.
+
+    Yu et al. 2019, Figures 1 and 16.
+    """
+    from dpsgd_cli.privacy import renyi
+
+    columns: dict[str, list[float | None]] = {
+        "sampled": [renyi.poisson_gaussian_divergence(sampling_rate, noise_multiplier, order) for order in orders],
+        "unsampled": [renyi.gaussian_divergence(noise_multiplier, order) for order in orders],
+        "conjectured bound": [order * (sampling_rate / noise_multiplier) ** 2 for order in orders],
+    }
+    return Series("order", list(orders), columns)
+
+
+def check_gate(rows: Sequence[Row], most: float) -> None:
+    """Raise BudgetExceeded unless some upper bound proves epsilon <= `most` for every source."""
+    for source in dict.fromkeys(row.source for row in rows):
+        bounds = [row for row in rows if row.source == source and row.epsilon is not None and row.bound == "upper"]
+        name = f"{source}: " if source else ""
+        if not bounds:
+            raise BudgetExceeded(f"{name}no accountant asked proves a bound, so --max-epsilon {most:g} is not met")
+        best = min(bounds, key=lambda row: row.epsilon or 0.0)
+        if best.epsilon is None or not best.epsilon <= most:
+            raise BudgetExceeded(f"{name}epsilon {best.epsilon:.6g} ({best.accountant}) exceeds --max-epsilon {most:g}")
+
+
+def _refused(case: Case, accountant: Accountant, adjacency: str | None, refusal: Exception) -> Row:
+    note = str(refusal).removeprefix(f"{accountant.name} does not cover this: ").removeprefix(f"{accountant.name}: ")
+    return Row(
+        accountant.name, None, case.delta, adjacency, case.batching, accountant.bound, f"refused: {note}", case.label
+    )  # fmt: skip
+
+
+def _distinct(trials: Sequence[Sequence[Release]]) -> list[list[Release]]:
+    """Trials that released the same are priced once."""
+    found: dict[tuple[Release, ...], list[Release]] = {}
+    for releases in trials:
+        merged = merge(list(releases))
+        found.setdefault(tuple(merged), merged)
+    return list(found.values())
+
+
+def _rho_curve(epochs: Sequence[Sequence[Release]]) -> list[float] | None:
+    spent, totals = ExactSum(), []
+    for releases in epochs:
+        rho = rho_of(releases)
+        if rho is None:
+            return None
+        spent.add(rho)
+        totals.append(spent.total())
+    return totals
+
+
+def _prefix(case: Case, cases: Sequence[Case]) -> str:
+    """What tells the columns of several cases apart."""
+    if len(cases) == 1:
+        return ""
+    labels = {other.label for other in cases}
+    return f"{case.label} " if len(labels) > 1 else f"{case.batching} "
+
+
+def _series(
+    axis: str, columns: dict[str, list[float | None]], reasons: Sequence[str], points: list[float] | None = None
+) -> Series:
+    if not set(columns) - {NOISE}:
+        raise UnsupportedMechanism("no accountant covers this:\n" + "\n".join(dict.fromkeys(reasons)))
+    longest = max(len(values) for values in columns.values())
+    padded = {name: values + [None] * (longest - len(values)) for name, values in columns.items()}
+    return Series(axis, points if points is not None else [float(i) for i in range(1, longest + 1)], padded)
+
+
+def steps_between(start: float, stop: float, step: float) -> Iterator[float]:
+    """start, start + step, ... up to and including stop."""
+    count = math.floor((stop - start) / step + 1e-9)
+    yield from (round(start + i * step, 12) for i in range(count + 1))

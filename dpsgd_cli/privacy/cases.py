@@ -1,0 +1,233 @@
+"""What `dpsgd account` is asked to price: the flags of a command line, a recipe, or ledgers.
+
+A case knows its releases, epoch by epoch where epochs are known, and the parameters that a solver may set. Recipes
+and ledgers are in `recipe_case.py` and `ledger_case.py`, so that plain numbers are answered without their imports.
+Not here: prices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpsgd_cli.errors import UsageError
+from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
+
+if TYPE_CHECKING:
+    from dpsgd_cli.privacy.solving import Target
+
+DEFAULT_ADJACENCY: dict[str, Adjacency] = {
+    "poisson": "add-remove",
+    "full": "add-remove",
+    "shuffle": "zero-out",
+    "fixed": "replace-one",
+}
+CHEAPER_UPWARDS = True
+DEARER_UPWARDS = False
+
+
+class Case(ABC):
+    """Releases to price at `delta`. `label` tells cases of one query apart; `subject` describes them to a reader."""
+
+    delta: float
+    label: str
+    subject: str
+    batching: str
+    covers_before: bool = True
+
+    @abstractmethod
+    def trials(self) -> list[list[Release]]:
+        """The releases of each trial that was made; the statement holds for the dearest."""
+
+    @abstractmethod
+    def by_epoch(self) -> list[list[Release]]:
+        """Releases of one trial, epoch by epoch; what came before training belongs to the first."""
+
+    def noise_multipliers(self) -> list[float | None]:
+        """The noise multiplier of each epoch of `by_epoch` (its last Gaussian's)."""
+        values: list[float | None] = []
+        for releases in self.by_epoch():
+            noises = [r.mechanism.noise_multiplier for r in releases if isinstance(r.mechanism, GaussianSum)]
+            values.append(noises[-1] if noises else None)
+        return values
+
+    def counted(self) -> list[Release]:
+        """What a budget counts when something is solved for."""
+        return self.trials()[0]
+
+    def parameters(self) -> dict[str, bool]:
+        """What may be solved for, and whether more of it is cheaper (`CHEAPER_UPWARDS`) or dearer."""
+        return {}
+
+    def with_value(self, parameter: str, value: float) -> Case:
+        """The same case with another value of one parameter."""
+        raise UsageError(f"{self.label or 'this'} has no free {parameter}; it can be solved for flags and recipes only")
+
+    def free(self) -> str | None:
+        """The one parameter that was left out; None when there is none, or several."""
+        return None
+
+    def budget(self) -> Target:
+        """The case's own budget."""
+        from dpsgd_cli.privacy.solving import Target
+
+        return Target()
+
+    def remarks(self) -> list[str]:
+        """What a reader should know besides the rows."""
+        return []
+
+    def repeated(self, trials: int) -> Case:
+        """All of `trials` trials together, as one."""
+        return Together(self, trials)
+
+
+@dataclass(frozen=True)
+class Together(Case):
+    """Several trials on the same data, all of them published."""
+
+    case: Case
+    count: int
+
+    def __post_init__(self) -> None:
+        for name in ("delta", "label", "batching", "covers_before"):
+            object.__setattr__(self, name, getattr(self.case, name))
+        object.__setattr__(self, "subject", f"{self.case.subject}; {self.count} trials together")
+
+    def trials(self) -> list[list[Release]]:
+        made = self.case.trials()
+        if len(made) > 1:
+            return [[release for releases in made for release in releases]]
+        return [[Release(r.mechanism, r.count * self.count) for r in made[0]]]
+
+    def by_epoch(self) -> list[list[Release]]:
+        return [[Release(r.mechanism, r.count * self.count) for r in epoch] for epoch in self.case.by_epoch()]
+
+    def counted(self) -> list[Release]:
+        return [Release(r.mechanism, r.count * self.count) for r in self.case.counted()]
+
+    def parameters(self) -> dict[str, bool]:
+        return self.case.parameters()
+
+    def free(self) -> str | None:
+        return self.case.free()
+
+    def budget(self) -> Target:
+        return self.case.budget()
+
+    def with_value(self, parameter: str, value: float) -> Case:
+        return Together(self.case.with_value(parameter, value), self.count)
+
+
+@dataclass(frozen=True)
+class FlagCase(Case):
+    """Constant noise, from numbers alone. Exactly one of `steps` and `epochs` is given, or neither (to be solved)."""
+
+    batching: Batching
+    adjacency: Adjacency
+    delta: float
+    noise_multiplier: float | None = None
+    sampling_rate: float | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    label: str = ""
+
+    @property
+    def subject(self) -> str:  # type: ignore[override]
+        """The setting in words."""
+        noise = "noise multiplier to be found" if self.noise_multiplier is None else f"z {self.noise_multiplier:.8g}"
+        rate = "" if self.sampling_rate is None else f", sampling rate {self.sampling_rate:.6g}"
+        steps = f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
+        length = "length to be found" if self.steps is None and self.epochs is None else steps
+        return f"{self.batching} batches, {noise}{rate}, {length}, delta {self.delta:g}"
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that make up an epoch; 1 for full batches."""
+        if self.batching == "full" or self.sampling_rate is None:
+            return 1
+        return max(1, math.ceil(1 / self.sampling_rate - 1e-9))
+
+    @property
+    def uses(self) -> int:
+        """Counts of the mechanism: steps, or epochs for shuffled batches (a part of an epoch counts whole)."""
+        if self.batching == "shuffle":
+            if self.epochs is not None:
+                return self.epochs
+            if self.sampling_rate is None:
+                raise UsageError("shuffled batches are counted by epochs: give --epochs, or --sampling-rate to --steps")
+            return math.ceil(_given(self.steps, "--steps or --epochs") / self.steps_per_epoch)
+        if self.steps is not None:
+            return self.steps
+        return _given(self.epochs, "--steps or --epochs") * self.steps_per_epoch
+
+    def release(self, uses: int) -> Release:
+        """`uses` of the one mechanism."""
+        noise = self.noise_multiplier
+        if noise is None:
+            raise UsageError("give --noise-multiplier, or a budget (--target-epsilon, --target-rho) to solve for it")
+        sampled = self.batching in ("poisson", "fixed")
+        if sampled and self.sampling_rate is None:
+            raise UsageError(f"{self.batching} batches need --sampling-rate (expected batch size / records)")
+        rate = self.sampling_rate if sampled and self.sampling_rate is not None else 1.0
+        return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
+
+    def trials(self) -> list[list[Release]]:
+        return [[self.release(self.uses)]]
+
+    def by_epoch(self) -> list[list[Release]]:
+        left = self.uses
+        size = 1 if self.batching == "shuffle" else self.steps_per_epoch
+        if left / size > 1_000_000:
+            raise UsageError(f"a curve of {left / size:.0f} epochs is too long; take fewer steps")
+        whole = self.release(size)
+        epochs = [[whole] for _ in range(left // size)]
+        return epochs + ([[self.release(left % size)]] if left % size else [])
+
+    def parameters(self) -> dict[str, bool]:
+        length = "steps" if self.batching in ("poisson", "fixed") and self.epochs is None else "epochs"
+        return {"noise-multiplier": CHEAPER_UPWARDS, length: DEARER_UPWARDS}
+
+    def free(self) -> str | None:
+        if self.noise_multiplier is None:
+            return "noise-multiplier"
+        return list(self.parameters())[-1] if self.steps is None and self.epochs is None else None
+
+    def remarks(self) -> list[str]:
+        if self.batching != "shuffle" or self.noise_multiplier is None or self.sampling_rate is None:
+            return []
+        from dpsgd_cli.privacy.shuffle_lower import epsilon_at_least
+
+        least = epsilon_at_least(self.noise_multiplier, self.steps_per_epoch, self.delta)
+        return [
+            f"one epoch of these shuffled batches costs at least epsilon {least:.4f} (Chua et al. 2024): a lower bound"
+        ]
+
+    def with_value(self, parameter: str, value: float) -> Case:
+        name = parameter.replace("-", "_")
+        if name == "steps":
+            return dataclasses.replace(self, steps=int(value), epochs=None)
+        if name == "epochs":
+            return dataclasses.replace(self, epochs=int(value), steps=None)
+        if name == "noise_multiplier":
+            return dataclasses.replace(self, noise_multiplier=float(value))
+        if name == "sampling_rate":
+            return dataclasses.replace(self, sampling_rate=float(value))
+        if name == "delta":
+            return dataclasses.replace(self, delta=float(value))
+        raise UsageError(f"{parameter} is no parameter of constant noise; give a recipe with a schedule")
+
+
+def releases_of(epochs: Sequence[Sequence[Release]]) -> list[Release]:
+    """One list of everything."""
+    return [release for releases in epochs for release in releases]
+
+
+def _given(value: int | None, option: str) -> int:
+    if value is None:
+        raise UsageError(f"give {option}")
+    return value

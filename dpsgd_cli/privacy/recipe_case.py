@@ -1,0 +1,165 @@
+"""A recipe as something to price: its plan, without reading data and without torch.
+
+Not here: the plan itself (`plan.py`), prices (`accountants/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError, UnsupportedMechanism, UsageError
+from dpsgd_cli.privacy.cases import CHEAPER_UPWARDS, DEARER_UPWARDS, Case
+from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.solving import Target
+from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.loading import LoadedRecipe
+
+_DECAY_DIRECTION = {
+    "time": DEARER_UPWARDS,
+    "exponential": DEARER_UPWARDS,
+    "step": CHEAPER_UPWARDS,
+    "polynomial": DEARER_UPWARDS,
+}
+_BUILT_IN_LAYERS = {"linear": 1, "cnn": 4}
+
+
+@dataclass(frozen=True)
+class RecipeCase(Case):
+    """One trial of a recipe, as planned. `delta` replaces the recipe's own where it is given."""
+
+    loaded: LoadedRecipe
+    recipe: schema.Recipe
+    wanted_delta: float | None = None
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """The recipe's name."""
+        return self.recipe.name
+
+    @property
+    def subject(self) -> str:  # type: ignore[override]
+        """The plan in words; what is free is not planned yet."""
+        try:
+            plan = self.plan
+        except InfeasibleBudget as error:
+            return f"{self.recipe.name}: as it stands, {error}"
+        before = f", {len(plan.before)} private preprocessing release(s)" if plan.before else ""
+        return (
+            f"{self.recipe.name}: {len(plan.epochs)} epochs of {plan.sampling.steps_per_epoch} step(s),"
+            f" {plan.sampling.batching} batches{before}, delta {self.delta:g}"
+        )
+
+    @property
+    def delta(self) -> float:  # type: ignore[override]
+        """Where epsilon is stated."""
+        stated = self.wanted_delta or self._privacy.delta or getattr(self._privacy.budget, "delta", None)
+        return stated if stated is not None else self.plan.delta
+
+    @property
+    def batching(self) -> str:  # type: ignore[override]
+        """How records reach a step."""
+        return self.recipe.method.batching
+
+    @property
+    def covers_before(self) -> bool:  # type: ignore[override]
+        """Whether the budget counts private preprocessing."""
+        return self._privacy.budget_covers == "total"
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What would be released. Raises as planning does."""
+        from dpsgd_cli import data
+        from dpsgd_cli.privacy.plan import adjacency_of
+        from dpsgd_cli.privacy.planning import Facts, plan_for
+
+        privacy = self._privacy
+        if privacy.budget is None and self.recipe.epochs == "until-budget":
+            raise UsageError(f"{self.label}: without a budget its length is open; give --epochs")
+        outline = data.outline(self.recipe.data, self.loaded.base)
+        before = data.private_releases(self.recipe.data, adjacency_of(self.recipe))
+        return plan_for(self.recipe, Facts(outline.train_records, before, _layers(self.recipe)))
+
+    def trials(self) -> list[list[Release]]:
+        if not self.plan.epochs:
+            raise UnsupportedMechanism(
+                f"{self.label}: method {self.recipe.method.kind} chooses what to release as it goes; its ledger can be"
+                " accounted after training, and before it only the budget is known"
+            )
+        return [self.plan.releases]
+
+    def by_epoch(self) -> list[list[Release]]:
+        epochs = [list(releases) for releases in self.plan.epochs]
+        if epochs:
+            epochs[0] = [*self.plan.before, *epochs[0]]
+        return epochs
+
+    def counted(self) -> list[Release]:
+        releases = [release for epoch in self.plan.epochs for release in epoch]
+        return [*self.plan.before, *releases] if self.plan.covers_before else releases
+
+    def parameters(self) -> dict[str, bool]:
+        found = {"initial": CHEAPER_UPWARDS, "epochs": DEARER_UPWARDS}
+        kind = self._schedule.kind
+        if kind in _DECAY_DIRECTION:
+            found["decay"] = _DECAY_DIRECTION[kind]
+        if kind == "polynomial":
+            found["final"] = CHEAPER_UPWARDS
+        return found
+
+    def with_value(self, parameter: str, value: float) -> Case:
+        """Raises UnsupportedMechanism for a value whose schedule runs out of noise."""
+        if parameter == "epochs":
+            recipe = self.recipe.model_copy(update={"epochs": int(value)})
+        elif parameter in type(self._schedule).model_fields:
+            schedule = self._schedule.model_copy(update={parameter: float(value)})
+            recipe = self._with_privacy(schedule=schedule)
+        else:
+            raise UsageError(f"schedule {self._schedule.kind} has no parameter {parameter}")
+        return replace(self, recipe=recipe).unbudgeted()
+
+    def budget(self) -> Target:
+        own = self._privacy.budget
+        if isinstance(own, schema.RhoBudget):
+            return Target(rho=own.rho)
+        return Target(epsilon=own.epsilon) if own is not None else Target()
+
+    def unbudgeted(self) -> RecipeCase:
+        """The same without the budget, so that a solver may try what does not fit."""
+        privacy = self._privacy
+        if privacy.budget is None:
+            return self
+        return replace(self, recipe=self._with_privacy(budget=None, delta=self.delta))
+
+    @property
+    def _privacy(self) -> schema.Privacy:
+        if self.recipe.privacy is None:
+            raise PrivacyError(
+                f"{self.label}: method {self.recipe.method.kind} has no privacy section: nothing to price"
+            )
+        return self.recipe.privacy
+
+    @property
+    def _schedule(self) -> schema.Schedule:
+        return self._privacy.schedule
+
+    def _with_privacy(self, **changes: object) -> schema.Recipe:
+        return self.recipe.model_copy(update={"privacy": self._privacy.model_copy(update=changes)})
+
+
+def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epochs: int | None) -> RecipeCase:
+    """The recipe file, or shipped recipe, `source`."""
+    from dpsgd_cli.recipe.loading import load_recipe
+
+    extra = [] if epochs is None else [f"epochs={epochs}"]
+    loaded = load_recipe(source, [*overrides, *extra])
+    return RecipeCase(loaded, loaded.recipe, delta)
+
+
+def _layers(recipe: schema.Recipe) -> int | None:
+    """Layers with parameters, which per-layer clipping counts; None where only building the model would tell."""
+    if isinstance(recipe.model, schema.MlpModel):
+        return len(recipe.model.hidden) + 1
+    return _BUILT_IN_LAYERS.get(recipe.model.kind)
