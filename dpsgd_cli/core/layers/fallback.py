@@ -8,6 +8,9 @@ refused with the reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
@@ -24,11 +27,11 @@ class Fallback(Layer):
         self.source = [source]
         self.frozen = {name: p.detach() for name, p in source.named_parameters() if not p.requires_grad}
         self.kind = type(source).__name__
-        self.found: list[dict[str, Tensor]] = []
+        self.found: dict[str, Tensor] = {}
 
     def forget(self) -> None:
         super().forget()
-        self.found = []
+        self.found = {}
 
     def _one(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
         """One example through one trial's copy."""
@@ -37,10 +40,22 @@ class Fallback(Layer):
             raise ModelError(f"{self.kind} returns {type(y).__name__}; a private layer must return one tensor")
         return y.squeeze(0)
 
+    def _each(self, function: Callable[..., Any], *tensors: Tensor) -> list[Any]:
+        """`function(values, *rows)` for every example of `tensors` (R or 1, B, ...): a result (B, ...) a trial.
+
+        One vmap over examples, a loop over trials: a vmap inside a vmap gives wrong gradients for some modules
+        (PReLU, in torch 2.13).
+        """
+        results = []
+        for trial in range(self.session.trials):
+            values = {name: value[trial] for name, value in self.values.items()}
+            rows = [t[min(trial, t.shape[0] - 1)] for t in tensors]
+            results.append(vmap(function, in_dims=(None, *[0] * len(rows)))(values, *rows))
+        return results
+
     def compute(self, a: Tensor) -> Tensor:
-        stretched = a.expand(self.session.trials, *a.shape[1:])
         try:
-            return vmap(vmap(self._one, in_dims=(None, 0)))(self.values, stretched)
+            return torch.stack(self._each(self._one, a))
         except RuntimeError as error:
             raise ModelError(
                 f"{self.kind} cannot be trained privately: running it one example at a time failed ({error})."
@@ -51,26 +66,26 @@ class Fallback(Layer):
         def pull(values: dict[str, Tensor], x: Tensor, g: Tensor) -> Tensor:
             return vjp(lambda z: self._one(values, z), x)[1](g)[0]
 
-        return vmap(vmap(pull, in_dims=(None, 0, 0)))(self.values, a.expand(d.shape[0], *a.shape[1:]), d)
+        return torch.stack(self._each(pull, a, d))
 
     def square_norms(self) -> Tensor:
         def pull(values: dict[str, Tensor], x: Tensor, g: Tensor) -> dict[str, Tensor]:
             return vjp(lambda v: self._one(v, x), values)[1](g)[0]
 
-        calls = [
-            vmap(vmap(pull, in_dims=(None, 0, 0)))(self.values, a.expand(d.shape[0], *a.shape[1:]), d)
-            for a, d in self.recorded()
-        ]
-        self.found = [{name: torch.stack([c[name] for c in calls]).sum(dim=0) for name in self.names}]
-        return torch.stack([g.flatten(2).square().sum(dim=2) for g in self.found[0].values()]).sum(dim=0)
+        calls = [self._each(pull, a, d) for a, d in self.recorded()]
+        self.found = {
+            name: torch.stack([torch.stack([own[name] for own in call]) for call in calls]).sum(dim=0)
+            for name in self.names
+        }
+        return torch.stack([g.flatten(2).square().sum(dim=2) for g in self.found.values()]).sum(dim=0)
 
     def erase(self, bad: Tensor) -> None:
         super().erase(bad)
-        for name, g in self.found[0].items():
-            self.found[0][name] = g.masked_fill(bad.reshape(*bad.shape, *[1] * (g.dim() - 2)), 0.0)
+        for name, g in self.found.items():
+            self.found[name] = g.masked_fill(bad.reshape(*bad.shape, *[1] * (g.dim() - 2)), 0.0)
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         if not self.found:
             self.square_norms()
-        for name, g in self.found[0].items():
+        for name, g in self.found.items():
             self.sums[name] += torch.bmm(factors.unsqueeze(1), g.flatten(2)).view(self.sums[name].shape)

@@ -1,0 +1,160 @@
+"""Modules without a rule of their own: whole, partly frozen, with children, parametrised, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from dpsgd_cli.core.layers import Fallback
+from dpsgd_cli.errors import ModelError
+
+Compare = Callable[..., dict[str, Tensor]]
+Case = Callable[..., Any]
+
+
+class Gate(nn.Module):
+    """A parameter of its own beside a child and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3))
+        self.child = nn.Linear(3, 2)
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.child(torch.tanh(x * self.scale + self.shift))
+        return y
+
+
+def frozen(module: nn.Module, *names: str) -> nn.Module:
+    for name, parameter in module.named_parameters():
+        if name in names:
+            parameter.requires_grad_(False)
+            parameter.data.fill_(0.5)  # the same in every trial
+    return module
+
+
+BUILDS: dict[str, Callable[[], nn.Module]] = {
+    "own parameter and child": Gate,
+    "frozen child": lambda: frozen(Gate(), "child.weight", "child.bias"),
+    "frozen own parameter": lambda: frozen(Gate(), "scale"),
+    "half-frozen dense layer": lambda: nn.Sequential(frozen(nn.Linear(3, 2), "weight")),
+    "half-frozen other half": lambda: nn.Sequential(frozen(nn.Linear(3, 2), "bias")),
+    "weight norm": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2))),
+    "prelu between layers": lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 2)),
+    "subclass of a dense layer": lambda: nn.Sequential(type("Own", (nn.Linear,), {})(3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_sums_equal_one_example_at_a_time(compare: Compare, name: str, data: st.DataObject) -> None:
+    whole = {"own parameter and child": ["scale", "child.weight", "child.bias"]}
+    halves = {"frozen own parameter": ["child.weight", "child.bias"], "frozen child": ["scale"]}
+    weight_norm = {
+        "weight norm": ["0.bias", "0.parametrizations.weight.original0", "0.parametrizations.weight.original1"]
+    }
+    group = (whole | halves | weight_norm).get(name)
+    compare(data, BUILDS[name], (3,), groups=None if group is None else [group])
+
+
+@settings(max_examples=10)
+@given(data=st.data(), sides=st.lists(st.integers(2, 4), min_size=3, max_size=3))
+def test_three_dimensional_convolution(compare: Compare, data: st.DataObject, sides: list[int]) -> None:
+    compare(data, lambda: nn.Sequential(nn.Conv3d(1, 2, 2)), (1, *sides))
+
+
+@settings(max_examples=6)
+@given(data=st.data())
+def test_a_module_that_is_used_twice_has_one_gradient(compare: Compare, data: st.DataObject) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.PReLU(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.gate(self.gate(x) - 1)
+            return y
+
+    compare(data, Twice, (3,))
+
+
+def test_hooks_of_a_dense_layer_are_kept(case: Case, random_numbers: Callable[..., Tensor]) -> None:
+    def build() -> nn.Module:
+        layer = nn.Linear(3, 2)
+        layer.register_forward_hook(lambda module, inputs, output: output * 3)
+        return nn.Sequential(layer)
+
+    made = case(build, random_numbers(1, 4, 3), torch.zeros(1, 4), clips=False)
+    assert isinstance(made.pack().layers[0], Fallback)
+    made.check()
+
+
+def test_a_module_runs_on_one_example_at_a_time(case: Case, random_numbers: Callable[..., Tensor]) -> None:
+    """Batch statistics inside such a module are those of one example: nothing is mixed."""
+
+    class Centre(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - 0.5 * x.mean(0)) * self.scale
+
+    case(Centre, random_numbers(1, 4, 3), torch.zeros(1, 4), norms=(0.5,)).check()
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(3, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)[0]
+        return y
+
+
+class Branch(nn.Module):
+    """Looks at a value to decide what to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale if x.sum() > 0 else x
+
+
+class Counting(nn.Module):
+    """Keeps statistics in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.detach().sum(0)
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (Pair, "GRU (returns tuple|cannot be trained privately)"),
+        (Branch, "Branch cannot be trained privately: running it one example at a time failed"),
+        (Counting, "Counting cannot be trained privately"),
+    ],
+)
+def test_what_cannot_run_example_by_example_is_refused(case: Case, build: Any, message: str) -> None:
+    x = torch.ones(1, 2, 4, 3) if build is Pair else torch.ones(1, 2, 3)
+    with pytest.raises(ModelError, match=message):
+        case(build, x.double(), torch.zeros(1, 2)).fast()
