@@ -45,7 +45,7 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     Raises RecipeError that holds every problem: `file:line: key.path: what is wrong`, or `override KEY=VALUE: ...`.
     """
     path = find_recipe(source)
-    tree, problems = read_tree(_read_text(path, source), Place(source, 1))
+    tree, problems = read_tree(read_text(path, source), Place(source, 1))
     if tree is None:
         raise RecipeError([str(problem) for problem in problems])
     if tree.value is None and not problems:
@@ -124,7 +124,8 @@ def recipe_hash(recipe: Recipe) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
-def _read_text(path: Path, source: str) -> str:
+def read_text(path: Path, source: str) -> str:
+    """The content of a small YAML file that the user calls `source`; RecipeError when it cannot be one."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

@@ -27,7 +27,7 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
         problems += wrong
         if new is not None:
             written = root.copy()
-            problem = _write(written, tuple(key.split(".")), new)
+            problem = write(written, tuple(key.split(".")), new)
             if problem is None:
                 root.value = written.value
             else:
@@ -35,7 +35,8 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
     return problems
 
 
-def _write(root: Node, path: tuple[str, ...], new: Node) -> Problem | None:
+def write(root: Node, path: tuple[str, ...], new: Node) -> Problem | None:
+    """Put `new` at `path` of `root`, which is changed; returns why it could not be (`root` may then be half changed)."""
     here = root
     for depth, key in enumerate(path):
         above = path[:depth]
