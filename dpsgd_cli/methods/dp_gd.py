@@ -29,4 +29,4 @@ class DpGd(FullBatchMethod, DpSgd):
             pull = recipe.model.l2 * (recipe.model.radius or 0.0) if isinstance(recipe.model, schema.ConvexModel) else 0
             noise = plan.noise_multipliers[0] * plan.sensitivity / len(self.context.table)
             moments.append((norm + pull) ** 2 + self.context.pack.size * noise**2)
-        return self.theorem_rates(moments)
+        return self.theorem_rates(epoch, moments)

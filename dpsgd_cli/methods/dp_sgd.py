@@ -14,6 +14,7 @@ replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,6 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
 from dpsgd_cli.methods.paced import Pacer
-from dpsgd_cli.privacy.adaptive_schedule import PacedPlan
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.schema import Privacy
 
@@ -33,15 +33,16 @@ from dpsgd_cli.recipe.schema import Privacy
 class DpSgd(GradientMethod):
     """All trials share one kind of clipping; bounds, schedules and lengths may differ."""
 
+    pacer: Pacer | None = None
+
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.plans = [_planned(plan) for plan in context.plans]
-        paced = [plan for plan in self.plans if isinstance(plan, PacedPlan)]
-        self.pacer = Pacer(context, paced) if paced else None
-        if paced and (len(paced) < len(self.plans) or isinstance(self.average, TailAverage)):
+        self.pacer = Pacer(context, self.plans)
+        if self.pacer.runners and isinstance(self.average, TailAverage):
             raise PrivacyError(
-                "schedule validation ends training by itself: all trials of a pack must have it, and method.averaging"
-                " cannot count steps from the end; use ema or none"
+                "privacy.schedule validation ends training by itself, so method.averaging cannot count from the end;"
+                " use ema or none"
             )
         self.sections = [_section(recipe.privacy) for recipe in context.recipes]
         pack = context.pack
@@ -71,25 +72,26 @@ class DpSgd(GradientMethod):
 
     @property
     def lengths(self) -> list[int]:
-        pacer = getattr(self, "pacer", None)
-        return pacer.lengths if pacer is not None else [_planned(plan).most_epochs for plan in self.context.plans]
+        if self.pacer is not None:
+            return self.pacer.lengths
+        return [_planned(plan).most_epochs for plan in self.context.plans]
 
     def clipping(self) -> Clipping:
         return self.bounds
 
     @property
     def finished(self) -> bool:
-        return self.pacer is not None and self.epochs <= self._done
+        return self.epochs <= self._done
 
     def run_epoch(self, epoch: int) -> Diagnostics:
         seen = super().run_epoch(epoch)
         self._done = epoch + 1
-        if self.pacer is not None:
-            self.pacer.look(epoch, self.output)
+        assert self.pacer is not None
+        self.pacer.look(epoch, self.output)
         return seen
 
     def spend(self, epoch: int, trial: int) -> None:
-        if self.pacer is not None:
+        if self.pacer is not None and trial in self.pacer.runners:
             self.pacer.spend(epoch, trial)
             return
         for release in self.plans[trial].epochs[epoch]:
@@ -105,8 +107,8 @@ class DpSgd(GradientMethod):
         scales: list[Tensor] = []
         for plan, section in zip(self.plans, self.sections, strict=True):
             multiplier = plan.noise_multipliers[min(epoch, len(plan.noise_multipliers) - 1)]
-            if self.pacer is not None:
-                multiplier = self.pacer.paces[len(scales)].multiplier
+            if self.pacer is not None and len(scales) in self.pacer.runners:
+                multiplier = self.pacer.runners[len(scales)].pace.multiplier
             if _as_published(section):
                 doubled = plan.sensitivity / self.bounds.sensitivities[len(scales)]
                 norms = self.bounds.norms[:, len(scales)] * doubled * multiplier
@@ -116,12 +118,14 @@ class DpSgd(GradientMethod):
         return torch.stack([*torch.broadcast_tensors(*(s.to(self.context.pack.values) for s in scales))])
 
     def state(self) -> dict[str, Any]:
-        return super().state() | ({"pacer": self.pacer.state()} if self.pacer is not None else {})
+        assert self.pacer is not None
+        return super().state() | {"pacer": self.pacer.state(), "done": self._done}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        if self.pacer is not None:
-            self.pacer.load_state(state["pacer"])
+        assert self.pacer is not None
+        self.pacer.load_state(state["pacer"])
+        self._done = state["done"]
 
 
 def _as_published(section: Privacy) -> bool:

@@ -9,16 +9,12 @@ import math
 from functools import cached_property
 
 from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.problems.build import linear_risk
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
 from dpsgd_cli.recipe import schema
-
-
-def asked_rate(recipe: schema.Recipe) -> float | str:
-    """`method.learning_rate`: a number or `theorem`."""
-    return section_of(recipe).learning_rate
 
 
 class FullBatchMethod(GradientMethod):
@@ -40,11 +36,14 @@ class FullBatchMethod(GradientMethod):
         wanted = (epoch + 1) % self.context.recipes[0].runtime.evaluate_every == 0 or epoch + 1 == self.epochs
         pack.sums.copy_(self.risk.gradient_sums_at(pack.values, norms, seen if wanted else None))
 
-    def theorem_rates(self, second_moments: list[float]) -> list[float]:
-        """R / (B sqrt T) where asked for: Lecture 9, Theorem 1, with E|z|^2 <= B^2 and the ball's radius R."""
+    def theorem_rates(self, epoch: int, second_moments: list[float]) -> list[float]:
+        """What `method.learning_rate` says of `epoch`; for `theorem`, R / (B sqrt T).
+
+        Lecture 9, Theorem 1, with E|z|^2 <= B^2 and the ball's radius R.
+        """
         rates = []
         for recipe, length, moment in zip(self.context.recipes, self.lengths, second_moments, strict=True):
-            rate, model = asked_rate(recipe), recipe.model
+            rate, model = section_of(recipe).learning_rate, recipe.model
             if rate == "theorem":
                 if not isinstance(model, schema.ConvexModel) or model.radius is None or not moment < math.inf:
                     raise RecipeError(
@@ -52,5 +51,5 @@ class FullBatchMethod(GradientMethod):
                         " (privacy.clipping, or a loss and features with public bounds); give a number"
                     )
                 rate = model.radius / math.sqrt(moment * length * self.steps)
-            rates.append(float(rate))
+            rates.append(rate_at(rate, epoch, length))
         return rates

@@ -18,7 +18,7 @@ class Gd(FullBatchMethod):
         return [int(recipe.epochs) for recipe in self.context.recipes]
 
     def learning_rates(self, epoch: int) -> list[float]:
-        return self.theorem_rates([self._second_moment(recipe) for recipe in self.context.recipes])
+        return self.theorem_rates(epoch, [self._second_moment(recipe) for recipe in self.context.recipes])
 
     def _second_moment(self, recipe: schema.Recipe) -> float:
         """Square of the Lipschitz constant of the whole objective on its ball."""

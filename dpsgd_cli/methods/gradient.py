@@ -21,6 +21,7 @@ from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.sampling import FullSampler, PoissonSampler, Sampler, ShuffleSampler
 from dpsgd_cli.core.updates import make_update
+from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.recipe import schema
 
@@ -44,8 +45,10 @@ class GradientMethod(Method):
 
     def learning_rates(self, epoch: int) -> list[float]:
         """Step length of each trial in `epoch`."""
-        asked = [section_of(recipe).learning_rate for recipe in self.context.recipes]
-        return [rate_at(rate, epoch, own) for rate, own in zip(asked, self.lengths, strict=True)]
+        return [
+            rate_at(given_rate(recipe), epoch, length)
+            for recipe, length in zip(self.context.recipes, self.lengths, strict=True)
+        ]
 
     @property
     @abstractmethod
@@ -130,6 +133,14 @@ def section_of(recipe: schema.Recipe) -> schema.Gradient:
     """The method section of a gradient recipe."""
     assert isinstance(recipe.method, schema.Gradient)
     return recipe.method
+
+
+def given_rate(recipe: schema.Recipe) -> float | schema.Rate:
+    """`method.learning_rate`, where no theorem is asked for it."""
+    rate = section_of(recipe).learning_rate
+    if rate == "theorem":
+        raise RecipeError(f"method.learning_rate: there is no theorem for method {recipe.method.kind}; give a number")
+    return rate
 
 
 class _Held:

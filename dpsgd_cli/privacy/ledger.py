@@ -19,6 +19,7 @@ Not here: any price (`accountants/`), what to release (`plan.py`, `methods/`).
 
 from __future__ import annotations
 
+import copy
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -125,6 +126,17 @@ class Ledger:
         if self.filter is not None and (phase == "train" or self.covers_before):
             self.filter.admit(release)
         self.entries.append(Entry(release, phase, epoch))
+
+    def admits(self, releases: Sequence[Release]) -> bool:
+        """Whether `spend` would accept all of `releases`, one after the other. Counts nothing."""
+        trial = copy.deepcopy(self.filter)
+        try:
+            for release in releases:
+                if trial is not None:
+                    trial.admit(release)
+        except BudgetExceeded:
+            return False
+        return True
 
     @property
     def releases(self) -> list[Release]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy import accountants, budget, schedule
@@ -29,6 +30,7 @@ from dpsgd_cli.privacy.accountants import Accountant, Guarantee
 from dpsgd_cli.privacy.budget import Budget, describe
 from dpsgd_cli.privacy.ledger import Filter, Ledger, mu_squared_of
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
+from dpsgd_cli.privacy.schedule_solver import solve_schedule
 from dpsgd_cli.recipe import schema
 
 MOST_EPOCHS = 100_000
@@ -78,6 +80,11 @@ class Plan:
         """Everything that the whole run releases."""
         return [*self.before, *(release for epoch in self.epochs for release in epoch)]
 
+    @property
+    def most_epochs(self) -> int:
+        """No trial trains longer."""
+        return len(self.epochs)
+
     def guarantee(self) -> Guarantee:
         """What the whole run guarantees, private preprocessing included."""
         return accountants.get(self.accountant).guarantee(self.releases, self.delta)
@@ -114,6 +121,8 @@ def make_plan(recipe: schema.Recipe, records: int, before: Sequence[Release] = (
     sampling = Sampling(method.batching, records, batch, adjacency)
     _check_supported(sampling)
     draft = _Draft(recipe, privacy, sampling, tuple(before), groups)
+    if isinstance(privacy.schedule, schema.Validation):
+        return draft.paced(privacy.schedule)
     return draft.plan()
 
 
@@ -147,26 +156,63 @@ class _Draft:
     groups: int | None
 
     def plan(self) -> Plan:
-        multipliers = self._solve()
+        kind, multipliers = self._solve()
         plan = Plan(
-            sampling=self.sampling,
             noise_multipliers=tuple(multipliers),
-            sensitivity=self.sensitivity,
-            groups=self.groups or 1,
-            before=self.before,
             epochs=tuple((self.release(z),) for z in multipliers),
-            accountant=self.accountant.name,
-            delta=self.delta,
-            budget=self.privacy.budget,
-            covers_before=self.privacy.budget_covers == "total",
+            **self._settings,
         )
         if not self._fits(multipliers):
-            fitting = self._epochs_that_fit(len(multipliers))
+            fitting = self._epochs_that_fit(kind, len(multipliers))
             raise InfeasibleBudget(
                 f"{len(multipliers)} epochs of this schedule pass the budget ({describe(self.privacy.budget)});"
                 f" {fitting} fit: train fewer epochs, add noise, raise the budget, or use epochs: until-budget"
             )
         return plan
+
+    def paced(self, kind: schema.Validation) -> Plan:
+        """A plan that follows the validation accuracy, within a budget that a filter can police."""
+        from dpsgd_cli.privacy.adaptive_schedule import PacedPlan
+
+        allowed, cut = self.privacy.budget, self.recipe.data.validation
+        if allowed is None:
+            raise PrivacyError("privacy.schedule validation stops when the budget is spent: give privacy.budget")
+        if cut is None:
+            raise PrivacyError("privacy.schedule validation needs data.validation: what accuracy is measured on")
+        if self.sampling.batching not in ("shuffle", "full") or not self._filtered:
+            raise PrivacyError(
+                "privacy.schedule validation chooses its noise while it runs, and only budgets in rho, or in epsilon by"
+                " the gaussian accountant, can be policed then; use method.batching shuffle or full, or a schedule that"
+                " is known beforehand"
+            )
+        look = None
+        if cut.noise_multiplier is not None:
+            look = Release(GaussianSum(cut.noise_multiplier, self.sampling.adjacency, label="validation"))
+        most = self._most_epochs(schema.Uniform(initial=kind.initial))
+        wanted = self.recipe.epochs
+        return PacedPlan(
+            noise_multipliers=(kind.initial,),
+            epochs=(),
+            schedule=kind,
+            release=self.release,
+            look=look,
+            most=most if wanted == "until-budget" else min(most, wanted),
+            **self._settings,
+        )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What every kind of plan says alike."""
+        return {
+            "sampling": self.sampling,
+            "sensitivity": self.sensitivity,
+            "groups": self.groups or 1,
+            "before": self.before,
+            "accountant": self.accountant.name,
+            "delta": self.delta,
+            "budget": self.privacy.budget,
+            "covers_before": self.privacy.budget_covers == "total",
+        }
 
     @property
     def accountant(self) -> Accountant:
@@ -231,29 +277,41 @@ class _Draft:
         spent = [*self.counted_before, *(self.release(z) for z in multipliers)]
         return budget.fits(self.privacy.budget, self.accountant, spent)
 
-    def _solve(self) -> list[float]:
-        """Schedule values by epoch."""
+    def _solve(self) -> tuple[schema.Schedule, list[float]]:
+        """The schedule without free numbers, and its values by epoch."""
         wanted, kind = self.recipe.epochs, self.privacy.schedule
-        if isinstance(kind, schema.Uniform) and kind.initial == "auto":
-            if self.privacy.budget is None or wanted == "until-budget":
-                raise PrivacyError("schedule.initial: auto needs both a budget and epochs as a number")
-            return [self._least_noise(wanted)] * wanted
-        if wanted != "until-budget":
-            return [schedule.noise_multiplier(kind, epoch) for epoch in range(wanted)]
+        free = schedule.free_numbers(kind)
+        if free and (self.privacy.budget is None or wanted == "until-budget"):
+            raise PrivacyError(f"schedule.{free[0]}: auto needs both a budget and epochs as a number")
+        if wanted == "until-budget":
+            wanted = self._most_epochs(kind)
+        elif free == ["initial"] and isinstance(kind, schema.Uniform):
+            kind = kind.model_copy(update={"initial": self._least_noise(wanted)})
+        elif free:
+            # where only an accountant can tell the price, each question takes long
+            precision = 0.0 if self._filtered else 1e-6
+            kind = solve_schedule(kind, wanted, self._fits, precision)
+        return kind, [schedule.noise_multiplier(kind, epoch) for epoch in range(wanted)]
+
+    @property
+    def _filtered(self) -> bool:
+        return isinstance(self.privacy.budget, schema.RhoBudget) or self.accountant.name == "gaussian"
+
+    def _most_epochs(self, kind: schema.Schedule) -> int:
+        """How many epochs the budget allows; raises InfeasibleBudget for none, or too many to count."""
         if self.privacy.budget is None:
             raise PrivacyError("epochs: until-budget needs privacy.budget")
-        fitting = self._epochs_that_fit(MOST_EPOCHS)
+        fitting = self._epochs_that_fit(kind, MOST_EPOCHS)
         if fitting == 0:
             raise InfeasibleBudget(
                 f"not one epoch fits the budget ({describe(self.privacy.budget)}): add noise or raise the budget"
             )
         if fitting == MOST_EPOCHS:
             raise InfeasibleBudget(f"the budget is not spent after {MOST_EPOCHS} epochs; give epochs as a number")
-        return [schedule.noise_multiplier(kind, epoch) for epoch in range(fitting)]
+        return fitting
 
-    def _epochs_that_fit(self, most: int) -> int:
+    def _epochs_that_fit(self, kind: schema.Schedule, most: int) -> int:
         """Longest prefix of the schedule within the budget: doubling, then bisection (spending only grows)."""
-        kind = self.privacy.schedule
 
         def fits(epochs: int) -> bool:
             if not schedule.allows(kind, epochs - 1):

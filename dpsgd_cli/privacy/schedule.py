@@ -1,6 +1,7 @@
-"""The noise multiplier by epoch (Yu et al. 2019, IV-A2). Epochs count from 0.
+"""The noise multiplier by epoch (Yu et al. 2019, IV-A2), and which of a schedule's numbers are left free.
 
-Not here: how many epochs a budget allows (`plan.py`), what an epoch costs (`accountants/`).
+Epochs count from 0. Not here: how many epochs a budget allows (`plan.py`), solving for a free number
+(`schedule_solver.py`), schedules that look at the model (`adaptive_schedule.py`), what an epoch costs (`accountants/`).
 """
 
 from __future__ import annotations
@@ -16,30 +17,48 @@ from dpsgd_cli.recipe import schema
 def uniform(schedule: schema.Uniform, epoch: int) -> float:
     """The same in every epoch."""
     del epoch
-    if schedule.initial == "auto":
-        raise PrivacyError("schedule.initial is auto: it has no value until the plan has solved for it")
-    return float(schedule.initial)
+    return _number(schedule.initial)
 
 
 def time(schedule: schema.TimeDecay, epoch: int) -> float:
-    """sigma_t = sigma_0 / (1 + k t)."""
-    return schedule.initial / (1 + schedule.decay * epoch)
+    """sigma_t = sigma_0 / (1 + k floor(t / period))."""
+    return _number(schedule.initial) / (1 + _number(schedule.decay) * (epoch // schedule.period))
 
 
 def exponential(schedule: schema.ExponentialDecay, epoch: int) -> float:
-    """sigma_t = sigma_0 exp(-k t)."""
-    return schedule.initial * math.exp(-schedule.decay * epoch)
+    """sigma_t = sigma_0 exp(-k floor(t / period))."""
+    return _number(schedule.initial) * math.exp(-_number(schedule.decay) * (epoch // schedule.period))
 
 
 def step(schedule: schema.StepDecay, epoch: int) -> float:
     """sigma_t = sigma_0 k^floor(t / period)."""
-    return float(schedule.initial * schedule.decay ** (epoch // schedule.period))
+    times = epoch // int(_number(schedule.period))
+    return float(_number(schedule.initial) * _number(schedule.decay) ** times)
 
 
 def polynomial(schedule: schema.PolynomialDecay, epoch: int) -> float:
-    """sigma_t = (sigma_0 - sigma_end) (1 - t / period)^k + sigma_end, and sigma_end from `period` on."""
-    left = max(0.0, 1 - epoch / schedule.period)
-    return float((schedule.initial - schedule.final) * left**schedule.decay + schedule.final)
+    """sigma_t = (sigma_0 - sigma_end) (1 - t / period)^k + sigma_end, and sigma_end from `period` on.
+
+    With `every` above 1, t is the last multiple of it.
+    """
+    left = max(0.0, 1 - (epoch - epoch % schedule.every) / _number(schedule.period))
+    final = _number(schedule.final)
+    return float((_number(schedule.initial) - final) * left ** _number(schedule.decay) + final)
+
+
+def piecewise(schedule: schema.Piecewise, epoch: int) -> float:
+    """The part that `epoch` falls into, its own clock starting at 0."""
+    for part in schedule.parts:
+        if part.epochs is None or epoch < part.epochs:
+            return SCHEDULES[part.schedule.kind](part.schedule, epoch)
+        epoch -= part.epochs
+    raise PrivacyError("schedule piecewise ended before the training")
+
+
+def validation(schedule: schema.Validation, epoch: int) -> float:
+    """The noise of epoch 0, and the most that any epoch has: later ones follow the validation accuracy."""
+    del epoch
+    return schedule.initial
 
 
 SCHEDULES: dict[str, Callable[[Any, int], float]] = {
@@ -48,6 +67,8 @@ SCHEDULES: dict[str, Callable[[Any, int], float]] = {
     "exponential": exponential,
     "step": step,
     "polynomial": polynomial,
+    "piecewise": piecewise,
+    "validation": validation,
 }
 
 
@@ -58,7 +79,7 @@ LEAST = 1e-6
 def noise_multiplier(schedule: schema.Schedule, epoch: int) -> float:
     """Noise multiplier of `epoch` (0, 1, ...); at least `LEAST`.
 
-    Raises PrivacyError where the schedule has less noise than that.
+    Raises PrivacyError where the schedule has less noise than that, or a number that is still `auto`.
     """
     value = SCHEDULES[schedule.kind](schedule, epoch)
     if value < LEAST:
@@ -72,3 +93,31 @@ def noise_multiplier(schedule: schema.Schedule, epoch: int) -> float:
 def allows(schedule: schema.Schedule, epoch: int) -> bool:
     """Whether `epoch` has a noise multiplier that may be used."""
     return SCHEDULES[schedule.kind](schedule, epoch) >= LEAST
+
+
+def free_numbers(schedule: schema.Schedule) -> list[str]:
+    """The keys that are `auto`, as paths inside the section: `decay`, `parts.1.initial`.
+
+    >>> free_numbers(schema.ExponentialDecay(initial=10, decay="auto"))
+    ['decay']
+    """
+    if isinstance(schedule, schema.Piecewise):
+        return [f"parts.{i}.{name}" for i, part in enumerate(schedule.parts) for name in free_numbers(part.schedule)]
+    return [name for name in type(schedule).model_fields if getattr(schedule, name) == "auto"]
+
+
+def with_number(schedule: schema.Schedule, path: str, value: float) -> schema.Schedule:
+    """The schedule with one of its `free_numbers` set."""
+    if not isinstance(schedule, schema.Piecewise):
+        return schedule.model_copy(update={path: value})
+    _, index, name = path.split(".")
+    changed = schedule.parts[int(index)]
+    changed = changed.model_copy(update={"schedule": with_number(changed.schedule, name, value)})
+    parts = [changed if i == int(index) else part for i, part in enumerate(schedule.parts)]
+    return schedule.model_copy(update={"parts": parts})
+
+
+def _number(value: float | str) -> float:
+    if isinstance(value, str):
+        raise PrivacyError("a number of the schedule is auto: it has no value until the plan has solved for it")
+    return value

@@ -44,13 +44,13 @@ def test_a_good_recipe_has_no_problem() -> None:
 # (what is replaced, by what, the one problem that is reported)
 BROKEN = [
     # wrong values
-    ("initial: 10", "initial: -1", "6: privacy.schedule.initial: must be a number above 0, got -1"),
-    ("initial: 10", "initial: ten", "6: privacy.schedule.initial: must be a number above 0, got 'ten'"),
-    ("initial: 10", "initial: '10'", "6: privacy.schedule.initial: must be a number above 0, got '10'"),
-    ("initial: 10", "initial: true", "6: privacy.schedule.initial: must be a number above 0, got true"),
-    ("initial: 10", "initial: .inf", "6: privacy.schedule.initial: must be a number above 0, got Infinity"),
-    ("initial: 10", "initial:", "6: privacy.schedule.initial: must be a number above 0, got nothing"),
-    ("initial: 10", "initial: [1]", "6: privacy.schedule.initial: must be a number above 0, got [1]"),
+    ("initial: 10", "initial: -1", "6: privacy.schedule.initial: must be a number above 0 or auto, got -1"),
+    ("initial: 10", "initial: ten", "6: privacy.schedule.initial: must be a number above 0 or auto, got 'ten'"),
+    ("initial: 10", "initial: '10'", "6: privacy.schedule.initial: must be a number above 0 or auto, got '10'"),
+    ("initial: 10", "initial: true", "6: privacy.schedule.initial: must be a number above 0 or auto, got true"),
+    ("initial: 10", "initial: .inf", "6: privacy.schedule.initial: must be a number above 0 or auto, got Infinity"),
+    ("initial: 10", "initial:", "6: privacy.schedule.initial: must be a number above 0 or auto, got nothing"),
+    ("initial: 10", "initial: [1]", "6: privacy.schedule.initial: must be a number above 0 or auto, got [1]"),
     ("batch_size: 10", "batch_size: 2.5", "4: method.batch_size: must be a whole number at least 1, got 2.5"),
     ("batch_size: 10", "batch_size: 0", "4: method.batch_size: must be a whole number at least 1, got 0"),
     ("seed: 0", "seed: true", "9: seed: must be a whole number at least 0, got true"),
@@ -92,7 +92,11 @@ BROKEN = [
         "5: privacy: must be a section with keys adjacency, clipping, schedule, budget, budget_covers, delta,"
         " accountant, noise_source, got 3",
     ),
-    ("{kind: linear}", "linear", "3: model: must be a section with kind: linear, convex, mlp, cnn or python, got 'linear'"),
+    (
+        "{kind: linear}",
+        "linear",
+        "3: model: must be a section with kind: linear, convex, mlp, cnn or python, got 'linear'",
+    ),
     (
         "name: digits",
         "name: digits, preprocess: [unit-norm]",
@@ -101,13 +105,18 @@ BROKEN = [
     ),
     # kinds
     ("kind: linear", "", "3: model.kind: missing; give linear, convex, mlp, cnn or python"),
-    ("linear", "linnear", "3: model.kind: must be linear, convex, mlp, cnn or python, got 'linnear'; did you mean linear?"),
+    (
+        "linear",
+        "linnear",
+        "3: model.kind: must be linear, convex, mlp, cnn or python, got 'linnear'; did you mean linear?",
+    ),
     ("linear", "transformer", "3: model.kind: must be linear, convex, mlp, cnn or python, got 'transformer'"),
     ("linear", "[linear]", '3: model.kind: must be linear, convex, mlp, cnn or python, got ["linear"]'),
     (
         "exponential, initial: 10",
         "uniform, initial: 8",
-        "6: privacy.schedule.decay: not a key of kind: uniform (but of time, exponential, step or polynomial);"
+        "6: privacy.schedule.decay: not a key of kind: uniform (but of time, exponential, step, polynomial or"
+        " validation);"
         " remove it or choose another kind",
     ),
     # several sections without a kind
@@ -125,7 +134,11 @@ BROKEN = [
         "2: name: missing; give text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$ (Names the result directory.)",
     ),
     ("model: {kind: linear}", "", "1: model: missing; give a section with kind: linear, convex, mlp, cnn or python"),
-    (", decay: 0.01", "", "6: privacy.schedule.decay: missing; give a number above 0 (k in initial * exp(-k t).)"),
+    (
+        ", decay: 0.01",
+        "",
+        "6: privacy.schedule.decay: missing; give a number above 0 or auto (k in initial * exp(-k floor(t / period)).)",
+    ),
     # unknown keys
     ("seed: 0", "sed: 0", "9: sed: unknown key; did you mean seed?"),
     ("batch_size", "batch-size", "4: method.batch-size: unknown key; did you mean method.batch_size?"),

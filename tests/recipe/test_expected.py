@@ -88,7 +88,15 @@ def test_kind_is_required_wherever_it_chooses() -> None:
 
 def test_kinds_keep_the_order_of_the_schema() -> None:
     schedule = expected.recipe_schema()["$defs"]["Privacy"]["properties"]["schedule"]
-    assert list(expected.kinds(schedule)) == ["uniform", "time", "exponential", "step", "polynomial"]
+    assert list(expected.kinds(schedule)) == [
+        "uniform",
+        "time",
+        "exponential",
+        "step",
+        "polynomial",
+        "piecewise",
+        "validation",
+    ]
     assert expected.kinds(NUMBER) == {}
 
 

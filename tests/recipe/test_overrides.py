@@ -115,7 +115,8 @@ def test_an_override_that_is_no_yaml_is_reported() -> None:
 
 def test_changing_the_kind_alone_says_to_replace_the_section() -> None:
     assert applied("privacy.schedule.kind=uniform")[1] == [
-        "r.yaml:8: privacy.schedule.decay: not a key of kind: uniform (but of time, exponential, step or polynomial);"
+        "r.yaml:8: privacy.schedule.decay: not a key of kind: uniform (but of time, exponential, step, polynomial or"
+        " validation);"
         " the override changed the kind only, so replace the section: privacy.schedule={kind: uniform, ...}"
     ]
     assert applied("privacy.schedule={kind: uniform, initial: 8}")[1] == []
