@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpsgd_cli.privacy.budget import describe
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.results.result import Row
 
@@ -62,11 +63,18 @@ def plan_text(plan: Plan, name: str, declarations: Sequence[str]) -> str:
         f" {guarantee.bound})",
         f"  rho                       {'none for sampled batches' if rho is None else format(rho, '.6g')}",
         f"  budget                    {describe(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
-        *[f"  before training           {release.mechanism}" for release in plan.before],
+        *[f"  before training           {_released(release)}" for release in plan.before],
         *[f"  declared public           {said}" for said in declarations],
         "  noise multiplier by epoch",
     ]
     return "\n".join([*lines, *_multiplier_lines(plan)])
+
+
+def _released(release: Release) -> str:
+    mechanism = release.mechanism
+    if not isinstance(mechanism, GaussianSum):
+        return f"{mechanism.label}: epsilon {mechanism.epsilon:g}"
+    return f"{mechanism.label}: noise multiplier {mechanism.noise_multiplier:g}"
 
 
 def _multiplier_lines(plan: Plan) -> list[str]:

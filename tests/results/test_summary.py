@@ -1,0 +1,86 @@
+"""What a person reads first: the numbers of the result, and none where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpsgd_cli.experiment import plan_recipe
+from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.results.summary import plan_text, result_text
+
+WriteRecipe = Callable[..., Path]
+PRIVACY: dict[str, Any] = {
+    "epsilon": 2.99999,
+    "delta": 1e-5,
+    "rho": 0.25,
+    "adjacency": "zero-out",
+    "batching": "shuffle",
+    "accountant": "gaussian",
+    "bound": "upper",
+    "noise_source": "secure",
+    "declarations": ["The moon is public."],
+}
+
+
+def document(privacy: dict[str, Any] = PRIVACY, mean: float | None = 0.9125, epochs: tuple[int, ...] = (3, 3)) -> dict:
+    metric = {"mean": mean, "std": 0.01, "ci95": 0.0898, "n": 2}
+    trials = [{"epochs": length} for length in epochs]
+    return {"name": "toy", "trials": trials, "metrics": {"test_accuracy": metric}, "privacy": privacy, "warnings": []}
+
+
+def test_the_numbers_of_a_result() -> None:
+    text = result_text(document(), Path("results/toy-1"))
+    for part in (
+        "toy: 2 trial(s), 3 epochs",
+        "test_accuracy             0.9125 +- 0.0898 (95% of 2)",
+        "<= 3.0000 at delta 1e-05, rho 0.25",
+        "zero-out (shuffle batches; gaussian)",
+        "declared public           The moon is public.",
+        "results in results/toy-1",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"bound": "estimate"}, "epsilon                   about 3.0000 at"),
+        ({"epsilon": None}, "none: no finite epsilon at delta"),
+        ({"rho": None}, "3.0000 at delta 1e-05\n"),
+        ({"accountant": None}, "none: nothing protects the training data"),
+    ],
+)
+def test_other_statements(changed: dict[str, Any], says: str) -> None:
+    assert says in result_text(document(PRIVACY | changed), Path("r"))
+
+
+def test_diverged_trials_and_different_lengths() -> None:
+    text = result_text(document(mean=None, epochs=(3, 5)), Path("r"))
+    assert "none: not every trial stayed finite" in text
+    assert "3 to 5 epochs" in text
+
+
+def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
+    privacy = {"schedule": {"kind": "step", "initial": 8, "decay": 0.5, "period": 3}, "delta": 1e-3}
+    pca = [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 5}}]
+    section = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2], "preprocess": pca}
+    loaded = load_recipe(str(write_recipe(data=section, privacy=privacy, epochs=7)))
+    plan, outline = plan_recipe(loaded)
+    assert plan is not None
+    text = plan_text(plan, "toy", outline.declarations)
+    for part in (
+        "toy: 7 epochs of 4 step(s)",
+        "poisson, 12 of 48 records, rate 0.25",
+        "adjacency                 add-remove",
+        "none for sampled batches",
+        "budget                    none",
+        "before training           pca: noise multiplier 5",
+        "The number of training records is public: 48.",
+        "    0-2         8\n    3-5         4\n    6           2",
+        f"{plan.guarantee().epsilon:.4f} at delta 0.001 (pld, upper)",
+    ):
+        assert part in text
