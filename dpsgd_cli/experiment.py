@@ -25,13 +25,16 @@ import torch
 from dpsgd_cli import data, failures
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.evaluation import evaluate
+from dpsgd_cli.core.folds import training_records
 from dpsgd_cli.core.packing import Place
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.privacy.plan import Plan, adjacency_of, make_plan
+from dpsgd_cli.privacy.plan import Plan, adjacency_of
+from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
+from dpsgd_cli.recipe.schema import ConvexModel
 from dpsgd_cli.results import assemble, checkpoint, origin, store
-from dpsgd_cli.trials import Member, Snapshot, Trials, make_pack, start
+from dpsgd_cli.trials import Member, Snapshot, Trials, feature_bound, make_pack, start
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -55,10 +58,13 @@ def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     """The plan (None for a method without privacy) and what is known of the data, before any value is used."""
     recipe = loaded.recipe
     outline = data.outline(recipe.data, loaded.base)
+    records = outline.train_records
+    if recipe.folds is not None:
+        records = training_records(outline.train_records + outline.test_records, recipe.folds)
     if recipe.privacy is None:
-        if recipe.method.batch_size is not None and recipe.method.batch_size > outline.train_records:
+        if recipe.method.batch_size is not None and recipe.method.batch_size > records:
             raise UsageError(
-                f"method.batch_size is {recipe.method.batch_size}, more than the {outline.train_records} training"
+                f"method.batch_size is {recipe.method.batch_size}, more than the {records} training"
                 " records; make it smaller"
             )
         return None, outline
@@ -67,7 +73,7 @@ def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     if recipe.privacy.clipping.kind == "per-layer":
         pack = make_pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
         groups = len(pack.layers)
-    return make_plan(recipe, outline.train_records, before, groups), outline
+    return plan_for(recipe, Facts(records, before, groups, feature_bound(loaded))), outline
 
 
 def result_directory(loaded: LoadedRecipe, out: Path) -> Path:
@@ -109,7 +115,7 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     None of the members is finished, and all may train together. Raises as `run` does.
     """
     directories = [result_directory(member.loaded, options.out) for member in members]
-    keeper = _Keeper(_place(members, options.out), members[0].loaded.recipe.runtime.checkpoint_seconds)
+    keeper = _Keeper(checkpoint_place(members, options.out), members[0].loaded.recipe.runtime.checkpoint_seconds)
     own_code = [path for member in members for path in origin.own_code(member.loaded).values()]
     with failures.explained(own_code, keeper.rescue):
         for directory in directories:
@@ -131,7 +137,7 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     return directories
 
 
-def _place(members: Sequence[Member], out: Path) -> Path:
+def checkpoint_place(members: Sequence[Member], out: Path) -> Path:
     """The checkpoint of a pack: beside a single recipe's result, else under a name made of all its members."""
     if len(members) == 1:
         return checkpoint.place(result_directory(members[0].loaded, out))
@@ -228,7 +234,7 @@ def _evaluate(trials: Trials, table: Table) -> dict[str, list[float]]:
     """Metrics of what would be published now; not a number for a trial whose weights are not finite."""
     context, output = trials.context, trials.method.output
     diverged = ~torch.isfinite(output).all(dim=1)
-    found = evaluate(context.pack, output, table, trials.recipe.data.task, context.most_rows)
+    found = evaluate(context.pack, output, table, trials.recipe.data.task, context.most_rows, context.loss)
     return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
 
@@ -236,7 +242,13 @@ def _final(trials: Trials) -> dict[str, list[float]]:
     """Metrics of the published weights; those on training rows are named non-private."""
     on_train = _evaluate(trials, trials.context.table)
     last = trials.history[-1].metrics if trials.history else {}
-    return {**last, **{f"nonprivate_train_{name}": values for name, values in on_train.items()}}
+    final = {**last, **{f"nonprivate_train_{name}": values for name, values in on_train.items()}}
+    if isinstance(trials.recipe.model, ConvexModel):
+        squares = trials.method.output.double().square().sum(dim=1).tolist()
+        l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
+        pairs = zip(on_train["loss"], l2, squares, strict=True)
+        final["nonprivate_train_objective"] = [loss + c / 2 * square for loss, c, square in pairs]
+    return final
 
 
 def _finished(trials: Trials, member: Member, span: slice, final: dict[str, list[float]]) -> assemble.Finished:

@@ -16,6 +16,8 @@ Not here: the loop over epochs and what becomes of a finished run (`experiment.p
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,17 +28,21 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.core import models
+from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.isolation import check_examples_stay_apart, check_outputs, stand_in_rows
-from dpsgd_cli.core.losses import LOSSES
+from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.packing import Pack, Place, elements_per_row
+from dpsgd_cli.core.problems.build import output_loss
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.bounds import feature_norm_bound
+from dpsgd_cli.data.preparation import sizes_declared
 from dpsgd_cli.errors import ModelError, RunError, UsageError
 from dpsgd_cli.methods import Context, Method, create
 from dpsgd_cli.privacy.ledger import Ledger, entries_from_lines, to_lines
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema import ConvexModel, Recipe
 from dpsgd_cli.results import origin
 from dpsgd_cli.results.assemble import EpochRecord
 
@@ -164,20 +170,75 @@ def start(members: Sequence[Member], earlier: dict[str, Any] | None = None) -> T
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = adjacency_of(recipe)
     dataset = data.prepare(recipe.data, loaded.base, len(streams), _normals(streams), adjacency, released)
-    if plan is not None and len(dataset.train_y) != plan.sampling.records:
-        raise RunError(
-            f"{dataset.name} has {len(dataset.train_y)} training rows, but {plan.sampling.records} were planned"
-        )
-    train = Table.load(dataset.train_x, dataset.train_y, dataset.per_trial, place.device, place.dtype)
-    test = Table.load(dataset.test_x, dataset.test_y, dataset.per_trial, place.device, place.dtype)
-    outputs = len(dataset.classes) if dataset.classes is not None else 1
+    train, test = _tables(members, dataset, place)
+    if recipe.folds is not None:
+        dataset = _with_fold_sizes(dataset, len(train), len(test))
+    if plan is not None and len(train) != plan.sampling.records:
+        raise RunError(f"{dataset.name} has {len(train)} training rows, but {plan.sampling.records} were planned")
+    outputs = _outputs(recipe, dataset)
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
-    loss = LOSSES[recipe.data.task]
-    context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base)
+    bound = feature_bound(loaded)
+    held = _validation(dataset, place)
+    loss = loss_of_outputs(recipe)
+    context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base, bound, held)
     return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
+
+
+def loss_of_outputs(recipe: Recipe) -> Loss:
+    """One example's loss as a function of the model's outputs."""
+    return output_loss(recipe.model) if isinstance(recipe.model, ConvexModel) else LOSSES[recipe.data.task]
+
+
+def feature_bound(loaded: LoadedRecipe) -> float | None:
+    """Public bound on the norm of a convex model's features, its constant column included; None where there is none."""
+    model = loaded.recipe.model
+    if not isinstance(model, ConvexModel):
+        return None
+    bound = feature_norm_bound(loaded.recipe.data, loaded.base)
+    return None if bound is None else math.hypot(bound, float(model.bias))
+
+
+def _outputs(recipe: Recipe, dataset: data.Dataset) -> int:
+    """How many numbers the model gives for one example: a convex model tells two classes apart by one."""
+    classes = 1 if dataset.classes is None else len(dataset.classes)
+    if not isinstance(recipe.model, ConvexModel):
+        return classes
+    if dataset.classes is not None and classes != 2:
+        raise ModelError(f"model.kind: convex tells two classes apart, and {dataset.name} has {classes}; use linear")
+    return 1
+
+
+def _tables(members: Sequence[Member], dataset: data.Dataset, place: Place) -> tuple[Table, Table]:
+    """What trials train on and are tested on; with folds, both are parts of one table of all rows."""
+
+    def load(x: np.ndarray, y: np.ndarray) -> Table:
+        return Table.load(x, y, dataset.per_trial, place.device, place.dtype)
+
+    if members[0].loaded.recipe.folds is None:
+        return load(dataset.train_x, dataset.train_y), load(dataset.test_x, dataset.test_y)
+    y = np.concatenate([dataset.train_y, dataset.test_y])
+    recipes = [member.loaded.recipe for member in members]
+    out = torch.cat([held_out(len(y), r.folds or 1, r.repeats, r.seed or 0) for r in recipes], dim=1)
+    train = load(np.concatenate([dataset.train_x, dataset.test_x]), y).with_folds(out)
+    return train, train.with_folds(~out)
+
+
+def _validation(dataset: data.Dataset, place: Place) -> Table | None:
+    """The rows that a schedule may look at."""
+    if dataset.validation_x is None or dataset.validation_y is None:
+        return None
+    return Table.load(dataset.validation_x, dataset.validation_y, dataset.per_trial, place.device, place.dtype)
+
+
+def _with_fold_sizes(dataset: data.Dataset, train: int, test: int) -> data.Dataset:
+    """The declarations of a split, said of folds."""
+    of_split = sizes_declared(len(dataset.train_y), len(dataset.test_y))
+    of_folds = (*sizes_declared(train, test), "Each trial's own statement covers the records that it trained on.")
+    kept = tuple(said for said in dataset.declarations if said not in of_split)
+    return dataclasses.replace(dataset, declarations=(*kept, *of_folds))
 
 
 def _ledger(plan: Plan | None) -> Ledger:
@@ -222,8 +283,8 @@ def _device(name: str) -> torch.device:
 def _streams(recipe: Recipe) -> tuple[Streams, ...]:
     """A seed gives seeded streams; none gives the operating system's."""
     if recipe.seed is None:
-        return tuple(SecureStreams() for _ in range(recipe.repeats))
-    return tuple(SeededStreams(recipe.seed + trial) for trial in range(recipe.repeats))
+        return tuple(SecureStreams() for _ in range(recipe.trials))
+    return tuple(SeededStreams(recipe.seed + trial) for trial in range(recipe.trials))
 
 
 def _normals(streams: Sequence[Streams]) -> Callable[[int, str, tuple[int, ...]], np.ndarray]:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.losses import LOSSES
+from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.tensors import Table
 
 
 @torch.no_grad()
-def evaluate(pack: Pack, values: Tensor, table: Table, task: str, most: int) -> dict[str, Tensor]:
+def evaluate(
+    pack: Pack, values: Tensor, table: Table, task: str, most: int, loss: Loss | None = None
+) -> dict[str, Tensor]:
     """Metrics (R,), float64, of weights `values` (R, P) over all rows of `table`, `most` rows at a time.
 
     classification: `accuracy` in [0, 1] and `loss` (mean cross-entropy). regression: `loss` (mean of half the
-    squared error) and `mae` (mean absolute error). An empty table gives no metrics.
+    squared error) and `mae` (mean absolute error). An empty table gives no metrics. `loss` stands in for the task's
+    own; one output tells two classes apart by its sign. With folds, each trial's rows are those it trains on.
     """
     if len(table) == 0:
         return {}
@@ -26,21 +29,32 @@ def evaluate(pack: Pack, values: Tensor, table: Table, task: str, most: int) -> 
     if kept is not None:
         pack.values.copy_(values)
     try:
-        return _totals(pack, table, task, most)
+        return _totals(pack, table, (task, loss or LOSSES[task]), most)
     finally:
         if kept is not None:
             pack.values.copy_(kept)
 
 
-def _totals(pack: Pack, table: Table, task: str, most: int) -> dict[str, Tensor]:
-    second = "accuracy" if task == "classification" else "mae"
+def _totals(pack: Pack, table: Table, judge: tuple[str, Loss], most: int) -> dict[str, Tensor]:
+    task, loss_of = judge
     loss = torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64)
     other = torch.zeros_like(loss)
-    for start in range(0, len(table), most):
-        x, y, _ = table.every(start, min(start + most, len(table)))
+    for start in range(0, table.rows, most):
+        x, y, mask = table.every(start, min(start + most, table.rows))
         outputs = pack(x)
         labels = y.expand(pack.trials, -1)
-        loss += LOSSES[task](outputs, labels).sum(dim=1, dtype=torch.float64)
-        hits = outputs.argmax(dim=-1) == labels if task == "classification" else (outputs.squeeze(-1) - labels).abs()
+        losses, hits = loss_of(outputs, labels), _hits(outputs, labels, task)
+        if mask is not None:
+            losses, hits = torch.where(mask, losses, 0.0), torch.where(mask, hits, 0)
+        loss += losses.sum(dim=1, dtype=torch.float64)
         other += hits.sum(dim=1, dtype=torch.float64)
-    return {second: other / len(table), "loss": loss / len(table)}
+    return {"accuracy" if task == "classification" else "mae": other / len(table), "loss": loss / len(table)}
+
+
+def _hits(outputs: Tensor, labels: Tensor, task: str) -> Tensor:
+    """Right answers, or absolute errors."""
+    if task != "classification":
+        return (outputs.squeeze(-1) - labels).abs()
+    if outputs.shape[-1] == 1:
+        return (outputs.squeeze(-1) > 0) == (labels > 0)
+    return outputs.argmax(dim=-1) == labels

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpsgd_cli.data import catalog, own_file, preprocess, readers
 from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Source
-from dpsgd_cli.data.splits import count_test, cut, pool
+from dpsgd_cli.data.splits import count_test, cut, pool, validation_split
 from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, Release
@@ -54,9 +54,10 @@ def outline(data: schema.Data, base: Path) -> Outline:
     if split is not None:
         held_out = count_test(train + test, split)
         train, test = train + test - held_out, held_out
+    validation = 0 if data.validation is None else count_test(train, validation_split(data.validation))
     shape = _plan(steps, layout)[-1].shape
-    said = (*said, *_declarations(steps, train, test))
-    return Outline(name, train, test, shape, len(classes) if classes is not None else 1, said)
+    said = (*said, *_declarations(steps, train - validation, test), *_validation_declarations(data, validation))
+    return Outline(name, train - validation, test, shape, len(classes) if classes is not None else 1, said)
 
 
 def private_releases(data: schema.Data, adjacency: Adjacency) -> list[Release]:
@@ -77,8 +78,11 @@ def prepare(
     steps = _steps(data, adjacency)
     layouts = _plan(steps, source.layout)
     train, test = _parts(source, data)
+    train, validation = (train, None) if data.validation is None else cut(train, validation_split(data.validation))
+    beside = test.x if validation is None else np.concatenate([test.x, validation.x])
     pipeline = Pipeline(steps, layouts, dict(released or {}))
-    train_x, test_x, per_trial = pipeline.run(train.x, test.x, trials, normal)
+    train_x, beside_x, per_trial = pipeline.run(train.x, beside, trials, normal)
+    test_x, validation_x = np.split(beside_x, [len(test)], axis=1 if per_trial else 0)
     nonprivate = tuple(step.nonprivate for step in steps if step.nonprivate is not None)
     return Dataset(
         name=source.name,
@@ -88,11 +92,17 @@ def prepare(
         test_y=test.y,
         per_trial=per_trial,
         classes=source.classes,
-        declarations=(*source.declarations, *_declarations(steps, len(train), len(test))),
+        declarations=(
+            *source.declarations,
+            *_declarations(steps, len(train), len(test)),
+            *_validation_declarations(data, len(beside) - len(test)),
+        ),
         nonprivate=nonprivate,
         sha256=source.sha256,
         warnings=(*source.warnings, *nonprivate),
         released=pipeline.released,
+        validation_x=None if validation is None else validation_x,
+        validation_y=None if validation is None else validation.y,
     )
 
 
@@ -195,8 +205,24 @@ def _parts(source: Source, data: schema.Data) -> tuple[Part, Part]:
 
 
 def _declarations(steps: Sequence[Step], train_records: int, test_records: int) -> tuple[str, ...]:
-    said = [
+    said = sizes_declared(train_records, test_records)
+    return (*said, *(step.declaration for step in steps if step.declaration is not None))
+
+
+def sizes_declared(train_records: int, test_records: int) -> tuple[str, ...]:
+    """What is said of the numbers of records."""
+    return (
         f"The number of training records is public: {train_records}.",
         f"The {test_records} test records are public: what is measured on them is reported without noise.",
-    ]
-    return (*said, *(step.declaration for step in steps if step.declaration is not None))
+    )
+
+
+def _validation_declarations(data: schema.Data, records: int) -> tuple[str, ...]:
+    if data.validation is None:
+        return ()
+    if not data.validation.public:
+        return (f"The number of validation records is public: {records}; each look at them is charged.",)
+    return (
+        f"The {records} validation records, cut from the training data, are declared public: the statement does not"
+        " protect whoever is in them.",
+    )

@@ -75,6 +75,8 @@ def result(finished: Finished) -> Result:
     trials = []
     for i, (seed, spent) in enumerate(zip(seeds, spendings, strict=True)):
         row: Row = {"trial": i, "seed": seed, "epochs": len(spent.epochs)}
+        if recipe.folds is not None:
+            row.update(fold=i % recipe.folds, repeat=i // recipe.folds)
         row.update({name: _cell(values[i]) for name, values in finished.final.items()})
         row.update(epsilon=spent.epsilon, delta=spent.delta, rho=spent.rho)
         trials.append(row)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch
 from dpsgd_cli.recipe.schema.data import Pca, Scale
+from dpsgd_cli.recipe.schema.privacy import FlatClipping, Uniform
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -19,7 +20,22 @@ WITH_OR_WITHOUT = ("majority", "python")
 
 def method_problems(recipe: Recipe) -> list[str]:
     """Every disagreement of the recipe's method with its other sections."""
-    return [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe)]
+    return [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
+
+
+def _validation(recipe: Recipe) -> list[str]:
+    cut, privacy = recipe.data.validation, recipe.privacy
+    follows = privacy is not None and privacy.schedule.kind == "validation"
+    problems = []
+    if follows and cut is None:
+        problems.append("privacy.schedule: validation needs data.validation, say {records: 1000, public: true}")
+    if follows and recipe.data.task != "classification":
+        problems.append("privacy.schedule: validation follows an accuracy; use another schedule for regression")
+    if cut is not None and not cut.public and not follows:
+        problems.append("data.validation: nothing looks at these private records; declare them public or leave it out")
+    if cut is not None and recipe.folds is not None:
+        problems.append("folds: cross-validation uses all records; leave data.validation out")
+    return problems
 
 
 def _privacy(recipe: Recipe) -> list[str]:
@@ -32,7 +48,11 @@ def _privacy(recipe: Recipe) -> list[str]:
         return [] if kind in known else [f"method: {kind} needs a privacy section"]
     if not isinstance(recipe.method, FullBatch):
         return []
-    unused = [key for key in ("clipping", "schedule") if key in privacy.model_fields_set]
+    unused = [
+        key
+        for key, default in (("clipping", FlatClipping()), ("schedule", Uniform()))
+        if getattr(privacy, key) != default
+    ]
     where = "method.gradient_clip and method.objective_clip" if isinstance(recipe.method, DpAgdMethod) else "the method"
     return [f"privacy.{key}: method {kind} has its own; leave this out (see {where})" for key in unused]
 
