@@ -29,7 +29,7 @@ class DpAgdMethod(FullBatch):
 
     kind: Literal["dp-agd"] = "dp-agd"
     splits: Positive = Field(
-        60, description="Published rates: eps / (2 splits) a release. Shares: rho / splits a step."
+        60.0, description="Published rates: eps / (2 splits) a release. Shares: rho / splits a step."
     )
     gradient_share: Fraction | None = Field(
         None, description="Share of an iteration's rho that the gradient gets; left out, the published rates."
