@@ -227,7 +227,11 @@ def _synchronise(device: torch.device) -> None:
 
 def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
     found = _evaluate(trials, trials.test) if wanted else {}
-    return assemble.EpochRecord(epoch, {f"test_{k}": v for k, v in found.items()}, seen.sums())
+    named = {f"test_{k}": v for k, v in found.items()}
+    cut, rows = trials.recipe.data.validation, trials.context.validation
+    if wanted and rows is not None and cut is not None and cut.public:
+        named.update({f"validation_{k}": v for k, v in _evaluate(trials, rows).items()})
+    return assemble.EpochRecord(epoch, named, seen.sums())
 
 
 def _evaluate(trials: Trials, table: Table) -> dict[str, list[float]]:

@@ -1,7 +1,7 @@
 """Which rows are held out for testing: decided by a seed and the number of rows, never by a value.
 
 What is protected is the training part: neighbouring data sets differ in one record of it, after the split.
-Not here: validation folds, or what the split is used for.
+Not here: folds, or what the split is used for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Split
+from dpsgd_cli.recipe.schema import Split, ValidationSet
 
 
 def count_test(records: int, split: Split) -> int:
@@ -43,3 +43,8 @@ def pool(train: Part, test: Part | None) -> Part:
     if test is None:
         return train
     return Part(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]))
+
+
+def validation_split(asked: ValidationSet) -> Split:
+    """The cut that takes the validation rows out of the training part."""
+    return Split(test=asked.records if asked.records is not None else asked.fraction or 0.0, seed=asked.seed)

@@ -54,7 +54,8 @@ class Pacer:
         if due:
             context, table = self.context, self.context.validation
             assert table is not None
-            found = evaluate(context.pack, output, table, context.recipes[0].data.task, context.most_rows)
+            task = context.recipes[0].data.task
+            found = evaluate(context.pack, output, table, task, context.most_rows, context.loss)
             for runner in due:
                 runner.pace.observe(float(found["accuracy"][runner.trial]) + self._noise(runner, epoch) / len(table))
         self._settle(epoch + 1)

@@ -23,6 +23,7 @@ from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import origin
+from dpsgd_cli.results.parts import parts
 from dpsgd_cli.results.result import Result, Row, summarise_trials
 
 
@@ -203,6 +204,7 @@ def _privacy(finished: Finished, spendings: Sequence[Spending]) -> Row:
         "epsilon": _largest([spent.epsilon for spent in spendings]),
         "delta": plan.delta,
         "rho": _largest([spent.rho for spent in spendings]),
+        "parts": parts(finished.context.ledgers, plan.accountant, plan.delta),
         "adjacency": plan.sampling.adjacency,
         "batching": plan.sampling.batching,
         "sampling_rate": plan.sampling.rate,

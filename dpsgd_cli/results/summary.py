@@ -43,9 +43,20 @@ def _privacy_lines(privacy: Row) -> list[str]:
     rho = "" if privacy["rho"] is None else f", rho {privacy['rho']:.6g}"
     return [
         f"  epsilon                   {epsilon} at delta {privacy['delta']:g}{rho}",
+        *_part_lines(privacy.get("parts", {})),
         f"  adjacency                 {privacy['adjacency']} ({privacy['batching']} batches; {privacy['accountant']})",
         f"  noise source              {privacy['noise_source']}",
         *[f"  declared public           {said}" for said in privacy["declarations"]],
+    ]
+
+
+def _part_lines(parts: Row) -> list[str]:
+    """What each kind of release costs by itself, where there are several."""
+    if len(parts) < 2:
+        return []
+    return [
+        f"    of that {label:<18}rho {'none' if part['rho'] is None else format(part['rho'], '.6g')}"
+        for label, part in parts.items()
     ]
 
 
@@ -54,7 +65,7 @@ def plan_text(plan: Plan, name: str, declarations: Sequence[str]) -> str:
     sampling, guarantee, rho = plan.sampling, plan.guarantee(), plan.rho()
     size = "all" if sampling.batching == "full" else str(sampling.batch_size)
     lines = [
-        f"{name}: {len(plan.epochs)} epochs of {sampling.steps_per_epoch} step(s)",
+        f"{name}: {_planned_length(plan)} epochs of {sampling.steps_per_epoch} step(s)",
         f"  sampler                   {sampling.batching}, {size} of {sampling.records} records"
         + (f", rate {sampling.rate:.6g}" if sampling.batching == "poisson" else ""),
         f"  adjacency                 {sampling.adjacency}",
@@ -75,6 +86,11 @@ def _released(release: Release) -> str:
     if not isinstance(mechanism, GaussianSum):
         return f"{mechanism.label}: epsilon {mechanism.epsilon:g}"
     return f"{mechanism.label}: noise multiplier {mechanism.noise_multiplier:g}"
+
+
+def _planned_length(plan: Plan) -> str:
+    """A plan that decides while it runs knows only the most."""
+    return str(len(plan.epochs)) if plan.epochs else f"at most {plan.most_epochs}"
 
 
 def _multiplier_lines(plan: Plan) -> list[str]:
