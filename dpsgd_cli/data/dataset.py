@@ -92,8 +92,8 @@ class Dataset:
     whose noise is each trial's own); `test_x` likewise. Labels are int64 class indices, or float32 targets.
     `declarations` says what is taken to be public, `nonprivate` which steps read the training rows without
     noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
-    released, by "trial/step": noisy already, so keeping it costs nothing. `validation_x` and `validation_y` are rows cut
-    from the training part, laid out as `test_x`; None where the recipe asks for none.
+    released, by "trial/step": noisy already, so keeping it costs nothing. `validation_x` and `validation_y` are rows
+    cut from the training part, laid out as `test_x`; None where the recipe asks for none.
     """
 
     name: str
