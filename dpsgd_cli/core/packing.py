@@ -51,7 +51,6 @@ class Pack(nn.Module):
         sources = [_seeded(build, seed) for seed in seeds]
         for source in sources:
             source.to(device=place.device, dtype=place.dtype)
-        _refuse_own_constants(sources)
         anchor = torch.zeros((), device=place.device, dtype=place.dtype, requires_grad=True)
         self.session = Session(self.trials, anchor)
         self.layers: list[Layer] = []
@@ -59,6 +58,7 @@ class Pack(nn.Module):
         self.layers = list(dict.fromkeys(m for m in self.template.modules() if isinstance(m, Layer)))
         if not self.layers:
             raise ModelError("the model has no trainable parameters")
+        _refuse_own_constants(sources)
         self._places = {id(layer): name for name, layer in self.template.named_modules() if isinstance(layer, Layer)}
         self._bind(sources, place)
 
@@ -154,6 +154,8 @@ def _refuse(module: nn.Module, name: str) -> None:
             f"{name}: {kind} mixes the examples of a batch, so no record's influence can be bounded;"
             " use GroupNorm or LayerNorm instead"
         )
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        raise ModelError(f"{name}: {kind} learns its sizes from data that it sees; give them")
     if isinstance(module, _INSTANCE) and module.track_running_stats:
         raise ModelError(f"{name}: {kind} with track_running_stats keeps statistics of the data; leave it off")
     if isinstance(module, _RANDOM):

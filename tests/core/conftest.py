@@ -120,7 +120,7 @@ class Case:
         fast, slow = self.fast(), self.slow()
         assert list(fast) == list(slow)
         for name in slow:
-            torch.testing.assert_close(fast[name], slow[name], rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(fast[name], slow[name], rtol=1e-9, atol=1e-10)
         return fast
 
 

@@ -22,6 +22,8 @@ Case = Callable[..., Any]
 class Gate(nn.Module):
     """A parameter of its own beside a child and a buffer."""
 
+    shift: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.rand(3))
@@ -135,6 +137,8 @@ class Branch(nn.Module):
 
 class Counting(nn.Module):
     """Keeps statistics in a buffer."""
+
+    seen: Tensor
 
     def __init__(self) -> None:
         super().__init__()

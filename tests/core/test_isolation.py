@@ -1,0 +1,274 @@
+"""Models that let one example touch another between their layers, and models that only seem to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli.core import isolation
+from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.errors import ModelError
+
+PLACE = Place(torch.device("cpu"))
+
+
+class Model(nn.Module):
+    """Two dense layers; subclasses do something to the rows before, between or after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def before(self, x: Tensor) -> Tensor:
+        return x
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.between(torch.tanh(self.first(self.before(x)))))
+        return y
+
+
+class Centred(Model):
+    def before(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class CentredLate(Model):
+    """Centres what a layer gives, in front of a layer that starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.last.weight)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class SlightlyCentred(Model):
+    def between(self, x: Tensor) -> Tensor:
+        return x - 1e-6 * x.mean(0)
+
+
+class Recurrent(Model):
+    """Sums from the first row on: the first example sees nobody."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x.cumsum(0)
+
+
+class FrozenRecurrent(Model):
+    """A recurrent network that takes the batch for time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.core = nn.GRU(6, 6)
+        for parameter in self.core.parameters():
+            parameter.requires_grad_(False)
+
+    def between(self, x: Tensor) -> Tensor:
+        y: Tensor = self.core(x)[0]
+        return y
+
+
+class SortedByLength(nn.Module):
+    """Sorts rows by their sum, runs a layer, and puts them back: every output is right, every layer's rows are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x.sum(1).argsort(descending=True)
+        y: Tensor = self.last(torch.tanh(self.first(x[order]))[order.argsort()])
+        return y
+
+
+class Reversed(SortedByLength):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(torch.tanh(self.first(x.flip(0))).flip(0))
+        return y
+
+
+class Ranked(Model):
+    """Steps at the median of the batch: there is no gradient to find."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + (x > x.median(0)[0]).to(x)
+
+
+class Remembering(Model):
+    """Subtracts a running mean of everything it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(())
+
+    def between(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return x - self.mean
+
+
+class Scaled(Model):
+    """Divides by the number of rows."""
+
+    def before(self, x: Tensor) -> Tensor:
+        return x / len(x)
+
+
+class Softened(Model):
+    """A softmax over examples, as an unnamed axis gives."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, dim=0)
+
+
+class Random(Model):
+    def between(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x)
+
+
+class OtherCalls(Model):
+    """Uses a layer once more when rows are many."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return self.first(x) if len(x) > 3 else x
+
+
+MIXING = [Centred, CentredLate, SlightlyCentred, Recurrent, FrozenRecurrent, SortedByLength, Reversed, Ranked]
+MIXING += [Remembering, Scaled, Softened, Random, OtherCalls]
+
+
+@pytest.mark.parametrize("model", MIXING)
+@pytest.mark.parametrize("seeds", [[0], [0, 1, 2]])
+def test_models_that_mix_examples_are_refused(model: type[nn.Module], seeds: list[int]) -> None:
+    pack = Pack(model, seeds, PLACE)
+    before = pack.values.clone()
+    with pytest.raises(ModelError, match=r"mixes examples.*over the batch axis"):
+        isolation.check_examples_stay_apart(pack, isolation.stand_in_rows((6,), pack.values))
+    assert torch.equal(pack.values, before), "the weights are put back"
+    assert not pack.session.recording and not any(layer.inputs for layer in pack.layers)
+
+
+class Attention(nn.Module):
+    """Mixes positions of one example only; ranks, normalises and reverses along its axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x.view(-1, 3, 2))
+        y = self.norm(torch.softmax(y @ y.transpose(1, 2), -1) @ y).sort(1)[0].flip(1)
+        z: Tensor = self.last(y.max(1)[0])
+        return z
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(inplace=True),
+        nn.MaxPool1d(2), nn.Flatten(), nn.PReLU(8), nn.Linear(8, 2),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("build", [Model, Attention, cnn])
+@pytest.mark.parametrize("seeds", [[0], [0, 1, 2]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_models_that_keep_examples_apart_pass(build: Any, seeds: list[int], dtype: torch.dtype) -> None:
+    pack = Pack(build, seeds, Place(torch.device("cpu"), dtype))
+    rows = isolation.stand_in_rows((6,), pack.values)
+    isolation.check_outputs(pack, rows, 2)
+    isolation.check_examples_stay_apart(pack, rows)
+
+
+def test_a_wide_deep_network_passes_in_float32() -> None:
+    """Rounding is not taken for mixing."""
+
+    def build() -> nn.Module:
+        hidden = [module for _ in range(6) for module in (nn.Linear(300, 300), nn.ReLU())]
+        return nn.Sequential(nn.Linear(200, 300), *hidden, nn.Linear(300, 10))
+
+    pack = Pack(build, [0, 1], PLACE, shares_input=True)
+    isolation.check_examples_stay_apart(pack, isolation.stand_in_rows((200,), pack.values))
+
+
+def test_a_model_of_tokens_passes() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(2, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.head(self.table(x.long()).mean(1))
+            return y
+
+    pack = Pack(Tokens, [0, 1], PLACE)
+    isolation.check_examples_stay_apart(pack, isolation.stand_in_rows((5,), pack.values))
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (60,), (3, 32, 32)])
+def test_stand_in_rows_are_zeros_and_ones_that_differ(shape: tuple[int, ...]) -> None:
+    rows = isolation.stand_in_rows(shape, torch.zeros((), dtype=torch.float64))
+    assert rows.shape == (4, *shape) and rows.dtype == torch.float64
+    assert set(rows.unique().tolist()) == {0.0, 1.0}
+    sums = rows.flatten(1).sum(1).tolist()
+    assert sums == sorted(sums) and len(set(sums)) >= min(4, 1 + rows[0].numel())
+
+
+Build = Callable[[], nn.Module]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: nn.Linear(6, 3), r"outputs of shape \(3,\) for one example; the data needs \(2,\)"),
+        (lambda: nn.Sequential(nn.Linear(6, 2), nn.Unflatten(1, (2, 1))), r"outputs of shape \(2, 1\)"),
+        (lambda: nn.Linear(5, 2), r"does not run on 4 inputs of shape \(6,\)"),
+        (lambda: nn.Sequential(nn.Linear(6, 2), nn.Flatten(0)), "does not run on 4 inputs"),
+        (lambda: nn.Bilinear(6, 6, 2), "does not run on 4 inputs"),
+    ],
+)
+def test_models_that_do_not_fit_the_data_are_refused(build: Build, message: str) -> None:
+    pack = Pack(build, [0, 1], PLACE)
+    with pytest.raises(ModelError, match=message):
+        isolation.check_outputs(pack, isolation.stand_in_rows((6,), pack.values), 2)
+
+
+class Positions(Model):
+    """Learns an embedding of positions, looked up once for the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Embedding(4, 6)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.place(torch.arange(4)).mean(0)
+
+
+class TimeFirst(nn.Module):
+    """Puts time before the batch, so that a layer's first axis is no longer the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.first(x.view(len(x), -1, 2).transpose(0, 1)).mean(0))
+        return y
+
+
+@pytest.mark.parametrize("build", [Positions, TimeFirst])
+@pytest.mark.parametrize("trials", [1, 4])
+def test_a_layer_whose_first_axis_is_not_the_batch_is_refused(build: Build, trials: int) -> None:
+    """Also where that axis happens to be as long as the batch: 4 positions, 4 rows."""
+    pack = Pack(build, list(range(trials)), PLACE)
+    size = 8 if build is TimeFirst else 6
+    with pytest.raises(ModelError):
+        isolation.check_examples_stay_apart(pack, isolation.stand_in_rows((size,), pack.values))
