@@ -56,6 +56,12 @@ class Options:
 
 def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     """The plan (None for a method without privacy) and what is known of the data, before any value is used."""
+    with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
+        found = _plan(loaded)
+    return found
+
+
+def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     recipe = loaded.recipe
     outline = data.outline(recipe.data, loaded.base)
     records = outline.train_records
@@ -102,8 +108,7 @@ def run(loaded: LoadedRecipe, options: Options) -> Path:
     directory = result_directory(loaded, options.out)
     if is_finished(loaded, directory, options.say):
         return directory
-    with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
-        plan, _ = plan_recipe(loaded)
+    plan, _ = plan_recipe(loaded)
     run_pack([Member(loaded, plan)], options)
     return directory
 

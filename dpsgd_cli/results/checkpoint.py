@@ -8,6 +8,7 @@ there is always one run's whole checkpoint. Not here: what goes into it (`trials
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 from pathlib import Path
@@ -29,10 +30,12 @@ def place(directory: Path) -> Path:
 def save(path: Path, content: dict[str, Any]) -> None:
     """Replace the checkpoint at `path`. A failure, which is an OSError that names it, leaves the old one in place."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    # in memory first: where a file cannot grow, torch's own writer ends with an error about itself
+    packed = io.BytesIO()
+    torch.save({"version": VERSION, **content}, packed)
     try:
-        # through a file of Python's: torch's own writer reports a full disk as an internal error
         with open(temporary, "xb", opener=_for_the_owner) as file:
-            torch.save({"version": VERSION, **content}, file)
+            file.write(packed.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
