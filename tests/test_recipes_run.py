@@ -1,0 +1,91 @@
+"""Every shipped recipe trains for an epoch, on random records in the layout of its data set.
+
+What is kept of a recipe is everything but sizes: preprocessing, model kind, method, clipping, schedule and budget.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpsgd_cli import experiment
+from dpsgd_cli.data import catalog, readers
+from dpsgd_cli.data.card import Card
+from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
+from dpsgd_cli.recipe.schema import Gradient, Recipe
+from dpsgd_cli.resources import shipped
+
+FILES = sorted(shipped("recipes").rglob("*.yaml"))
+RECORDS = 24
+
+
+def named(file: Path) -> str:
+    return file.relative_to(shipped("recipes")).with_suffix("").as_posix()
+
+
+def stand_in(card: Card) -> Source:
+    """Random records with the card's layout and classes, a few in each of its files."""
+    rng = np.random.default_rng(0)
+
+    def part(which: str) -> Part | None:
+        files = [file for file in card.files if file.part == which and file.holds != "labels"]
+        count = RECORDS * len(files)
+        if not files:
+            return None
+        if card.layout.columns is None:
+            x = rng.random((count, *card.layout.shape), np.float32)
+        else:
+            tops = [1 if c.values is None else len(c.values) for c in card.layout.columns]
+            x = np.floor(rng.random((count, len(tops))) * tops).astype(np.float32)
+        return Part(x, np.arange(count) % len(card.labels))
+
+    train = part("train")
+    assert train is not None
+    return Source(card.name, train, part("test"), card.layout, card.labels, (), (), {"stand-in": "0"})
+
+
+def shrink(recipe: Recipe, has_test: bool) -> Recipe:
+    """The same recipe for one epoch of one small trial."""
+    content: dict[str, Any] = resolved(recipe)
+    if content["method"].get("batch_size") is not None:
+        content["method"]["batch_size"] = 6
+    if "hidden" in content["model"]:
+        content["model"]["hidden"] = [3] * len(content["model"]["hidden"])
+    if content["data"].get("validation") is not None:
+        content["data"]["validation"].pop("records", None)
+        content["data"]["validation"]["fraction"] = 0.25
+    if not has_test and content.get("folds") is None:
+        content["data"]["split"] = {"test": 0.25}
+    if isinstance(recipe.method, Gradient):
+        content["epochs"] = 1
+    content |= {"repeats": 1, "runtime": {"device": "cpu", "threads": 1}}
+    return Recipe.model_validate(content)
+
+
+@pytest.mark.parametrize("file", FILES, ids=named)
+def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(str(file)).recipe
+    assert recipe.data.name is not None
+    card = catalog.load_card(recipe.data.name)
+    monkeypatch.setattr(readers, "read", stand_in)
+    monkeypatch.setattr(catalog, "records", lambda card, file: RECORDS)
+    small = LoadedRecipe(shrink(recipe, any(file.part == "test" for file in card.files)), file.parent, str(file))
+    directory = experiment.run(small, experiment.Options(out=tmp_path))
+    document = json.loads((directory / "result.json").read_text())
+    assert all(math.isfinite(metric["mean"]) for metric in document["metrics"].values())
+    ledger = (directory / "ledger.jsonl").read_text()
+    assert bool(ledger) == (recipe.privacy is not None)
+    budget = document["privacy"]["budget"] if recipe.privacy is not None else None
+    if budget is not None and document["privacy"]["budget_covers"] == "total":
+        spent = "rho" if "rho" in budget else "epsilon"
+        assert document["privacy"][spent] <= budget[spent]
+
+
+def test_there_are_recipes_to_train() -> None:
+    assert len(FILES) >= 6
