@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -43,6 +38,7 @@ def command(
     loaded = load_recipe(recipe, overrides)
 
     from dpsgd_cli import experiment
+    from dpsgd_cli.interrupts import kill_is_interrupt
     from dpsgd_cli.results import store, summary
 
     if dry_run:
@@ -54,7 +50,7 @@ def command(
         return
     directory = experiment.result_directory(loaded, out)
     told: set[str] = set()
-    with _kill_is_interrupt(), _Bar(loaded.recipe.name, told) as bar:
+    with kill_is_interrupt(), _Bar(loaded.recipe.name, told) as bar:
         if experiment.is_finished(loaded, directory, bar.say):
             bar.say("This recipe has been trained already; remove the directory to train it again.")
         else:
@@ -64,23 +60,6 @@ def command(
         if f"warning: {warning}" not in told:
             click.echo(f"warning: {warning}", err=True)
     click.echo(summary.result_text(document, directory))
-
-
-@contextlib.contextmanager
-def _kill_is_interrupt() -> Iterator[None]:
-    """A polite kill is treated as Ctrl-C, which leaves a checkpoint."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _Bar:

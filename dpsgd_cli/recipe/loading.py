@@ -24,6 +24,7 @@ from dpsgd_cli.recipe.tree import CoreDumper, Place, read_tree
 from dpsgd_cli.resources import shipped
 
 MOST_BYTES = 1_000_000
+SWEEPS = "sweeps/"
 
 # What the result does not depend on beyond the order of floating-point sums: a run may be resumed with other
 # values of these and is still the same run. `dtype` and `evaluate_every` do change what is written.
@@ -59,12 +60,12 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     return LoadedRecipe(recipe, path.parent, source)
 
 
-def find_recipe(source: str) -> Path:
-    """The file that `source` names: a path, or a shipped recipe. Raises RecipeError with the nearest names."""
+def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
+    """The file that `source` names: a path, or one of `shelf` (shipped recipes). RecipeError with the nearest names."""
     path = Path(source)
     if path.exists() and not path.is_dir():
         return path
-    recipes = shipped_recipes()
+    recipes = shipped_recipes() if shelf is None else shelf
     if source in recipes:
         return recipes[source]
     if path.is_dir():
@@ -79,6 +80,15 @@ def find_recipe(source: str) -> Path:
 
 def shipped_recipes() -> dict[str, Path]:
     """Name -> file of every recipe that ships with the package."""
+    return {name: file for name, file in _shipped_files().items() if not name.startswith(SWEEPS)}
+
+
+def shipped_sweeps() -> dict[str, Path]:
+    """The same for sweeps, which lie in a folder of their own."""
+    return {name: file for name, file in _shipped_files().items() if name.startswith(SWEEPS)}
+
+
+def _shipped_files() -> dict[str, Path]:
     root = shipped("recipes")
     files = sorted(root.rglob("*.yaml"), key=lambda file: (len(file.relative_to(root).parts), str(file)))
     return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}

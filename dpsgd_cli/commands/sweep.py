@@ -1,0 +1,153 @@
+"""`dpsgd sweep`: thin. Not here: cells, packs and prices (`sweep/`)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpsgd_cli.errors import RunError
+
+if TYPE_CHECKING:
+    from dpsgd_cli.sweep.session import Session
+
+
+class _RunByDefault(click.Group):
+    """`dpsgd sweep FILE ...` is `dpsgd sweep run FILE ...`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_RunByDefault)
+def command() -> None:
+    """Train every cell of a sweep: grids, lists and random samples over recipe keys.
+
+    `dpsgd sweep SWEEP.yaml` is short for `dpsgd sweep run SWEEP.yaml`; see `dpsgd sweep run --help`.
+
+    \b
+    Examples:
+      dpsgd sweep sweeps/ci --dry-run
+      dpsgd sweep sweeps/ci --out results/ci
+      dpsgd sweep status results/ci
+    """
+
+
+@command.command()
+@click.argument("sweep")
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
+              help="Folder of results, failures and tables.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Check and price every cell; train nothing.")
+@click.option("--shard", metavar="I/N", help="Run only every N-th cell, beginning with the I-th.")
+@click.option("--launcher", type=click.Choice(["local", "slurm", "ray"]), default="local", show_default=True,
+              help="Where packs run.")  # fmt: skip
+@click.option("--fail-fast", is_flag=True, help="Stop at the first cell that fails.")
+@click.option("--retry-failed", is_flag=True, help="Run cells again that failed before.")
+def run(
+    sweep: str, overrides: tuple[str, ...], out: Path, dry_run: bool, shard: str | None, launcher: str,
+    fail_fast: bool, retry_failed: bool,
+) -> None:  # fmt: skip
+    """Train every cell of SWEEP that has no result yet.
+
+    SWEEP is a YAML file or the name of a shipped sweep; KEY=VALUE replaces a recipe key in every cell, or, below
+    grid, zip, list, random or select, a part of the sweep. Running the same command again continues where it
+    stopped.
+
+    \b
+    Examples:
+      dpsgd sweep sweeps/ci --dry-run
+      dpsgd sweep sweeps/ci repeats=2 --out results/ci --shard 1/4
+    """
+    from dpsgd_cli.sweep.session import Session
+
+    session = Session.open(sweep, overrides, out, shard)
+    if dry_run:
+        _dry_run(session)
+        return
+    from dpsgd_cli.interrupts import kill_is_interrupt
+
+    with kill_is_interrupt():
+        failed = _run(session, launcher, fail_fast, retry_failed)
+    if failed:
+        raise RunError(f"{failed} of {len(session.cells)} cells failed; --retry-failed tries them again")
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR")
+def status(folder: Path) -> None:
+    """Say how far the sweeps in DIR are, and what failed.
+
+    \b
+    Example:
+      dpsgd sweep status results/ci
+    """
+    from dpsgd_cli.sweep.folder import statuses
+
+    for found in statuses(folder):
+        click.echo(
+            f"{found.sweep}: {found.done} of {found.cells} cells done ({found.done_trials} of {found.trials} trials),"
+            f" {len(found.failed)} failed, {found.missing} missing"
+        )
+        for failure in found.failed:
+            click.echo(f"  failed  {failure['directory']}: {failure['error'].splitlines()[0]}")
+
+
+def _dry_run(session: Session) -> None:
+    from dpsgd_cli.errors import RecipeError
+    from dpsgd_cli.sweep import report
+
+    lines, problems = session.dry_run()
+    click.echo("\n".join(lines))
+    if problems:
+        raise RecipeError(problems)
+    click.echo("\n".join(report.privacy_lines(session.planned_privacy())))
+
+
+def _run(session: Session, launcher: str, fail_fast: bool, retry_failed: bool) -> int:
+    """Run, with a line a pack on stderr; returns how many of this shard's cells failed."""
+    from dpsgd_cli.sweep import launchers, report
+
+    launch = launchers.get(launcher)
+    session.begin()
+    jobs = session.jobs(retry_failed, fail_fast)
+    progress = _Progress(len(jobs), sum(job.trials for job in jobs))
+    finished = len(session.cells) - sum(len(job.cells) for job in jobs)
+    if finished:
+        click.echo(f"{finished} of {len(session.cells)} cells were run before and are left as they are", err=True)
+    for outcome in launch(jobs, session.sweep.resources):
+        progress.note(outcome)
+    result = session.finish()
+    for line in report.privacy_lines(result["privacy"]):
+        click.echo(line)
+    if result["chosen"] is not None:
+        click.echo(f"chosen                    {result['chosen']}")
+    click.echo(f"results in {session.out}: {session.folder.stem}.table.csv, .table.md and .result.json")
+    return session.failed()
+
+
+class _Progress:
+    """What is done, how fast, and what is left."""
+
+    def __init__(self, packs: int, trials: int) -> None:
+        self._packs, self._trials = packs, trials
+        self._done = self._done_trials = self._failed = 0
+        self._begun = time.perf_counter()
+
+    def note(self, outcome: Any) -> None:
+        self._done += 1
+        self._done_trials += outcome.trials
+        self._failed += len(outcome.failed)
+        spent = time.perf_counter() - self._begun
+        rate = self._done_trials / spent if spent > 0 else 0.0
+        left = spent / self._done * (self._packs - self._done)
+        click.echo(
+            f"pack {self._done}/{self._packs}: {len(outcome.done)} cells, {outcome.trials} trials in"
+            f" {outcome.seconds:.1f} s; {self._done_trials} of {self._trials} trials done, {self._failed} cells failed,"
+            f" {rate:.3g} trials/s, about {left:.0f} s left",
+            err=True,
+        )

@@ -1,0 +1,232 @@
+"""From a sweep file to its cells: every combination, checked, each a recipe of its own.
+
+Every problem of every cell is reported together, at the line of the sweep file or of the recipe that it comes from.
+Not here: which cells train together (`grouping.py`), what they cost (`pricing.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.errors import RecipeError, UsageError
+from dpsgd_cli.recipe.check import validate
+from dpsgd_cli.recipe.loading import LoadedRecipe, find_recipe, read_text, recipe_hash, resolved
+from dpsgd_cli.recipe.overrides import apply_overrides, write
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.tree import Node, Place, Problem, grow, read_tree
+from dpsgd_cli.sweep.loading import LoadedSweep, in_order
+from dpsgd_cli.sweep.schema import Draw, Random, RandomStopping
+
+MOST_CELLS = 100_000
+Setting = tuple[str, Node]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One recipe of a sweep. `settings` are the values that tell it from the others, as shown to people."""
+
+    number: int
+    loaded: LoadedRecipe
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> str:
+        """The name of its result directory."""
+        return f"{self.loaded.recipe.name}-{recipe_hash(self.loaded.recipe)}"
+
+    @property
+    def trials(self) -> int:
+        return self.loaded.recipe.trials
+
+    @property
+    def label(self) -> str:
+        """The settings in words."""
+        return ", ".join(f"{key}={json.dumps(value)}" for key, value in self.settings.items()) or "the only cell"
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A recipe before the axes are written into it."""
+
+    source: str
+    folder: Path
+    tree: Node
+
+
+def expand(loaded: LoadedSweep) -> list[Cell]:
+    """All cells, without doubles, in the order of the file. Raises RecipeError that holds all that is wrong."""
+    bases = _bases(loaded)
+    combinations = _combinations(loaded, bases)
+    problems: list[Problem] = []
+    cells: dict[str, Cell] = {}
+    told = _told_apart_by(combinations)
+    for base, settings in combinations:
+        recipe, wrong = _recipe(base, settings, loaded.overrides)
+        problems += wrong
+        if recipe is None:
+            continue
+        if loaded.sweep.seeds == "distinct" and len(combinations) > 1:
+            recipe = _with_own_seed(recipe)
+        shown = {"recipe": base.source} if len(bases) > 1 else {}
+        shown |= {key: node.plain() for key, node in settings if key in told}
+        cell = Cell(len(cells), LoadedRecipe(recipe, base.folder, base.source), shown)
+        cells.setdefault(cell.directory, cell)
+    if problems:
+        raise RecipeError(in_order(problems))
+    return list(cells.values())
+
+
+def drawn(loaded: LoadedSweep, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells that run: all of them, or, for random stopping, those drawn, each as many trials as it was drawn.
+
+    The number of runs and what is run come from a seed and the number of cells, never from data.
+    """
+    select = loaded.sweep.select
+    if not isinstance(select, RandomStopping):
+        return list(cells)
+    if any(cell.loaded.recipe.folds for cell in cells):
+        raise RecipeError(f"{loaded.source}: select: random-stopping draws single runs; leave folds out of the recipes")
+    import numpy as np
+
+    from dpsgd_cli.privacy.selection import Choice
+
+    random = np.random.Generator(np.random.Philox(select.seed))
+    gamma = math.exp(-Choice(select.mean, select.law).log_inverse_gamma) if select.law != "poisson" else 0.0
+    runs = {
+        "geometric": lambda: int(random.geometric(gamma)),
+        "logarithmic": lambda: int(random.logseries(1 - gamma)) if gamma < 1 else 1,
+        "poisson": lambda: int(random.poisson(select.mean)),
+    }[select.law]()
+    counts = np.bincount(random.integers(len(cells), size=runs), minlength=len(cells)).tolist()
+    return [_repeated(cell, count) for cell, count in zip(cells, counts, strict=True) if count]
+
+
+def shard_of(cells: Sequence[Cell], shard: tuple[int, int]) -> list[Cell]:
+    """Shard `i` of `n` (1 <= i <= n): every n-th cell. Needs nothing but the sweep file, so shards never talk."""
+    index, count = shard
+    return list(cells[index - 1 :: count])
+
+
+def parse_shard(text: str | None) -> tuple[int, int]:
+    """`I/N` as numbers; the whole sweep is 1/1."""
+    if text is None:
+        return 1, 1
+    index, slash, count = text.partition("/")
+    if slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
+        return int(index), int(count)
+    raise UsageError(f"--shard {text}: write I/N with 1 <= I <= N, for example 1/4")
+
+
+def _bases(loaded: LoadedSweep) -> list[_Base]:
+    bases = []
+    listed = loaded.tree.child("recipes")
+    assert listed is not None
+    problems: list[Problem] = []
+    for index, source in enumerate(loaded.sweep.recipes):
+        beside = loaded.base / source
+        try:
+            path = beside if beside.is_file() else find_recipe(source)
+            name = str(path) if beside.is_file() else source
+            tree, wrong = read_tree(read_text(path, name), Place(name, 1))
+        except RecipeError as error:
+            problems += [Problem(listed.nearest((index,)).place, ("recipes", index), text) for text in error.problems]
+            continue
+        problems += wrong
+        if tree is not None:
+            bases.append(_Base(source, path.parent, tree))
+    if problems:
+        raise RecipeError(in_order(problems))
+    return bases
+
+
+def _combinations(loaded: LoadedSweep, bases: Sequence[_Base]) -> list[tuple[_Base, list[Setting]]]:
+    axes = list(_axes(loaded))
+    count = len(bases) * math.prod(map(len, axes))
+    if count > MOST_CELLS:
+        raise RecipeError(f"{loaded.source}: {count} cells, more than {MOST_CELLS}; use random samples or fewer values")
+    return [
+        (base, [setting for choice in chosen for setting in choice])
+        for base in bases
+        for chosen in itertools.product(*axes)
+    ]
+
+
+def _told_apart_by(combinations: Sequence[tuple[_Base, list[Setting]]]) -> set[str]:
+    """The keys that have more than one value."""
+    values: dict[str, set[str]] = {}
+    for _, settings in combinations:
+        given = {key: json.dumps(node.plain()) for key, node in settings}
+        for key in values.keys() | given.keys():
+            values.setdefault(key, set()).add(given.get(key, "not set"))
+    return {key for key, found in values.items() if len(found) > 1}
+
+
+def _axes(loaded: LoadedSweep) -> Iterator[list[list[Setting]]]:
+    """Each axis as a list of choices; a choice sets one key or several."""
+    tree, sweep = loaded.tree, loaded.sweep
+    for key in sweep.grid:
+        yield [[(key, node)] for node in tree.nearest(("grid", key)).value]
+    if sweep.zip:
+        columns = [[(key, node) for node in tree.nearest(("zip", key)).value] for key in sweep.zip]
+        yield [list(row) for row in zip(*columns, strict=True)]
+    if sweep.listed:
+        yield [list(node.value.items()) for node in tree.nearest(("list",)).value]
+    if sweep.random is not None:
+        yield _samples(sweep.random, tree)
+
+
+def _samples(settings: Random, tree: Node) -> list[list[Setting]]:
+    import numpy as np
+
+    random = np.random.Generator(np.random.Philox(settings.seed))
+    return [
+        [
+            (key, grow(_draw(draw, random), tree.nearest(("random", "keys", key)).place))
+            for key, draw in settings.keys.items()
+        ]
+        for _ in range(settings.samples)
+    ]
+
+
+def _draw(draw: Draw, random: Any) -> Any:
+    """One value; numbers are rounded to six significant digits, so that a person can write them down."""
+    if draw.choice is not None:
+        return draw.choice[int(random.integers(len(draw.choice)))]
+    if draw.integers is not None:
+        return int(random.integers(draw.integers[0], draw.integers[1] + 1))
+    if draw.uniform is not None:
+        return float(f"{random.uniform(*draw.uniform):.6g}")
+    assert draw.log_uniform is not None
+    return float(f"{math.exp(random.uniform(*map(math.log, draw.log_uniform))):.6g}")
+
+
+def _recipe(base: _Base, settings: Sequence[Setting], overrides: Sequence[str]) -> tuple[Recipe | None, list[Problem]]:
+    tree = base.tree.copy()
+    problems = []
+    for key, node in settings:
+        problem = write(tree, tuple(key.split(".")), node.copy())
+        problems += [problem] if problem is not None else []
+    problems += apply_overrides(tree, overrides)
+    recipe, wrong = validate(tree)
+    return recipe, problems + wrong
+
+
+def _with_own_seed(recipe: Recipe) -> Recipe:
+    """The recipe with a seed that no other recipe has: its own plus a multiple of 2^20 given by its content."""
+    if recipe.seed is None:
+        return recipe
+    content = json.dumps(resolved(recipe), sort_keys=True)
+    own = int.from_bytes(hashlib.sha256(content.encode()).digest()[:5], "big")
+    return recipe.model_copy(update={"seed": recipe.seed + (own << 20)})
+
+
+def _repeated(cell: Cell, count: int) -> Cell:
+    recipe = cell.loaded.recipe.model_copy(update={"repeats": count})
+    return Cell(cell.number, LoadedRecipe(recipe, cell.loaded.base, cell.loaded.source), cell.settings)

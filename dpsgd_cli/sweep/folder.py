@@ -1,0 +1,123 @@
+"""The files of a sweep beside its result directories: what it consists of, which cells failed and why, its tables.
+
+Several processes, and several sweeps, write into one folder without locks: every file is written whole under another
+name and moved into place, and its name depends on its content's owner (a cell, or a sweep with just these cells).
+Not here: result directories (`results/store.py`), what a table says (`report.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.results import store
+from dpsgd_cli.sweep.expansion import Cell
+
+FAILED = ".failed.json"
+INDEX = ".sweep.json"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where one sweep writes. `stem` names the sweep's own files; it is the same for all its shards."""
+
+    path: Path
+    stem: str
+
+    def file(self, ending: str) -> Path:
+        return self.path / f"{self.stem}{ending}"
+
+
+def folder_of(name: str, cells: Sequence[Cell], out: Path) -> Folder:
+    """The folder of a sweep with these cells."""
+    content = "\n".join(cell.directory for cell in cells)
+    return Folder(out, f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace `path` by `text`, at once. An OSError names the file and leaves the old one."""
+    temporary = path.with_name(f".{path.name}.writing-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_index(folder: Folder, source: str, cells: Sequence[Cell]) -> None:
+    """What the sweep consists of, for `status` and `compare`."""
+    rows = [{"directory": cell.directory, "trials": cell.trials, "settings": cell.settings} for cell in cells]
+    write_whole(folder.file(INDEX), store.to_json({"sweep": folder.stem, "source": source, "cells": rows}))
+
+
+def failure_place(cell: Cell, out: Path) -> Path:
+    """Where a cell's failure is recorded."""
+    return out / f"{cell.directory}{FAILED}"
+
+
+def record_failure(cell: Cell, out: Path, error: BaseException) -> None:
+    """Keep why a cell failed, beside where its result would lie."""
+    told = {"directory": cell.directory, "settings": cell.settings, "kind": type(error).__name__, "error": str(error)}
+    write_whole(failure_place(cell, out), store.to_json(told))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; DataError when it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: not what a sweep writes; remove it")
+    return content
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a sweep is."""
+
+    sweep: str
+    cells: int
+    trials: int
+    done: int
+    done_trials: int
+    failed: list[dict[str, Any]]
+
+    @property
+    def missing(self) -> int:
+        return self.cells - self.done - len(self.failed)
+
+
+def statuses(path: Path) -> list[Status]:
+    """Every sweep that was begun in a folder. DataError when there is none."""
+    indices = sorted(path.glob(f"*{INDEX}"))
+    if not indices:
+        raise DataError(f"{path}: no sweep was begun here (no *{INDEX} file)")
+    return [_status(path, read_json(index)) for index in indices]
+
+
+def _status(path: Path, index: dict[str, Any]) -> Status:
+    cells = index["cells"]
+    done = [cell for cell in cells if store.is_complete(path / cell["directory"])]
+    finished = {cell["directory"] for cell in done}
+    records = [path / f"{cell['directory']}{FAILED}" for cell in cells if cell["directory"] not in finished]
+    return Status(
+        sweep=index["sweep"],
+        cells=len(cells),
+        trials=sum(cell["trials"] for cell in cells),
+        done=len(done),
+        done_trials=sum(cell["trials"] for cell in done),
+        failed=[read_json(record) for record in records if record.is_file()],
+    )

@@ -1,0 +1,78 @@
+"""Which cells train together: those that share data, model and sampler, on one trials axis.
+
+Only what every method reads trial by trial may differ within a pack; everything else must be equal, so that a key
+that is added to a recipe keeps its cells apart until somebody lists it here. Not here: training (`experiment.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
+from dpsgd_cli.sweep.expansion import Cell
+
+MAY_DIFFER = (
+    *("name", "description", "seed", "repeats", "save_model", "epochs", "privacy.schedule", "privacy.budget"),
+    *("privacy.budget_covers", "privacy.delta", "privacy.accountant", "privacy.clipping.norm"),
+)
+GRADIENT_MAY_DIFFER = ("method.learning_rate", "method.weight_decay", "model.l2", "model.radius")
+LONGER = 1.5
+GRADIENT_METHODS = ("sgd", "dp-sgd", "gd", "dp-gd")
+
+
+@dataclass(frozen=True)
+class CellPack:
+    """Cells that train together."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def trials(self) -> int:
+        return sum(cell.trials for cell in self.cells)
+
+
+def shared(loaded: LoadedRecipe) -> str:
+    """What cells of one pack have in common: equal text, same pack."""
+    recipe = loaded.recipe
+    content = resolved(recipe)
+    may_differ: tuple[str, ...] = MAY_DIFFER
+    if recipe.method.kind in GRADIENT_METHODS and isinstance(getattr(recipe.method, "learning_rate", None), float):
+        may_differ += GRADIENT_MAY_DIFFER
+    if recipe.runtime.evaluate_every > 1 or recipe.method.kind not in GRADIENT_METHODS:
+        # the last epoch is always evaluated, so these must all end at once; other methods' lengths are not known here
+        may_differ = tuple(key for key in may_differ if key in ("name", "description", "seed", "repeats", "save_model"))
+    for key in may_differ:
+        _remove(content, key.split("."))
+    return json.dumps([content, str(loaded.base.resolve()), recipe.seed is None], sort_keys=True)
+
+
+def packs(cells: Sequence[Cell], most_trials: int, steps: Callable[[Cell], int]) -> list[CellPack]:
+    """The cells in packs of at most `most_trials` trials; a cell is never divided.
+
+    `steps` says how long a cell trains: a pack takes as long as its longest cell, so cells much shorter go elsewhere.
+    """
+    alike: dict[str, list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault(shared(cell.loaded), []).append(cell)
+    found = []
+    for group in alike.values():
+        pack: list[Cell] = []
+        for cell in sorted(group, key=steps):
+            full = sum(one.trials for one in pack) + cell.trials > most_trials
+            if pack and (full or steps(cell) > LONGER * steps(pack[0])):
+                found.append(CellPack(tuple(pack)))
+                pack = []
+            pack.append(cell)
+        found.append(CellPack(tuple(pack)))
+    return found
+
+
+def _remove(content: dict[str, Any], path: Sequence[str]) -> None:
+    here: Any = content
+    for key in path[:-1]:
+        here = here.get(key) if isinstance(here, dict) else None
+    if isinstance(here, dict):
+        here.pop(path[-1], None)

@@ -1,0 +1,143 @@
+"""Sweep files between disk and memory, with every problem at its line.
+
+Not here: the cells (`expansion.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+from pydantic import ValidationError
+
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.recipe.expected import similar
+from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_sweeps
+from dpsgd_cli.recipe.overrides import KEY, apply_overrides
+from dpsgd_cli.recipe.tree import Node, Path, Place, Problem, dotted, read_tree
+from dpsgd_cli.sweep.schema import Sweep
+
+# Below these, a key of the sweep file is a recipe key with dots of its own.
+_BLOCKS = ("grid", "zip")
+_OWN = ("recipes", "zip", "grid", "list", "random", "select", "seeds", "most_trials", "resources")
+
+
+@dataclass(frozen=True)
+class LoadedSweep:
+    """A valid sweep, its tree (every value knows its line), its folder, and the overrides meant for every recipe."""
+
+    sweep: Sweep
+    tree: Node
+    base: FilePath
+    source: str
+    overrides: tuple[str, ...]
+
+
+def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
+    """Read the sweep file, or the shipped sweep, `source`.
+
+    `KEY=VALUE` whose key begins with a block of the sweep (`grid.method.batch_size=[1, 2]`, `random.samples=3`)
+    changes the sweep; any other is meant for every recipe. Raises RecipeError that holds every problem.
+    """
+    path = find_recipe(source, shipped_sweeps())
+    tree, problems = read_tree(read_text(path, source), Place(source, 1))
+    if tree is None:
+        raise RecipeError([str(problem) for problem in problems])
+    if not isinstance(tree.value, dict):
+        raise RecipeError(f"{source}: not a sweep; see `dpsgd recipe show quickstart` and recipes/sweeps/ci.yaml")
+    mine = [text for text in overrides if text.split("=")[0].split(".")[0] in _OWN]
+    problems += _override(tree, mine)
+    sweep, wrong = _validate(tree)
+    problems += wrong
+    if sweep is None or problems:
+        raise RecipeError(in_order(problems))
+    return LoadedSweep(sweep, tree, path.parent, source, tuple(text for text in overrides if text not in mine))
+
+
+def is_sweep(path: FilePath) -> bool:
+    """Whether a YAML file is a sweep, not a recipe."""
+    tree, _ = read_tree(read_text(path, str(path)), Place(str(path), 1))
+    return tree is not None and isinstance(tree.value, dict) and "recipes" in tree.value
+
+
+def in_order(problems: Sequence[Problem]) -> list[str]:
+    """Problems as text, by file and line, each once, with how often it was met."""
+    ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))
+    counts: dict[str, int] = {}
+    for problem in ordered:
+        counts[str(problem)] = counts.get(str(problem), 0) + 1
+    return [text if count == 1 else f"{text} (in {count} cells)" for text, count in counts.items()]
+
+
+def _override(tree: Node, texts: Sequence[str]) -> list[Problem]:
+    """Overrides of the sweep itself; `grid.a.b=[1]` sets the key `a.b` of the grid."""
+    problems = []
+    for text in texts:
+        block, dot, rest = text.partition(".")
+        if block in _BLOCKS and dot:
+            key, _, value = rest.partition("=")
+            new, wrong = read_tree(value, Place(f"override {text}"))
+            problems += wrong
+            if new is not None:
+                section = tree.value.setdefault(block, Node({}, new.place))
+                section.value[key] = new
+        else:
+            problems += apply_overrides(tree, [text])
+    return problems
+
+
+def _validate(tree: Node) -> tuple[Sweep | None, list[Problem]]:
+    problems = [problem for block in _BLOCKS for problem in _bad_keys(tree.child(block), (block,))]
+    try:
+        sweep = Sweep.model_validate_json(json.dumps(tree.plain()), strict=True)
+    except ValidationError as error:
+        return None, problems + [found for detail in error.errors(include_url=False) for found in _told(tree, detail)]
+    return sweep, problems
+
+
+def _bad_keys(block: Node | None, path: Path) -> list[Problem]:
+    keys = block.value if block is not None and isinstance(block.value, dict) else {}
+    return [
+        Problem(node.place, (*path, key), "not a recipe key; write for example method.batch_size")
+        for key, node in keys.items()
+        if not KEY.match(key)
+    ]
+
+
+def _told(tree: Node, detail: object) -> list[Problem]:
+    """One of pydantic's reports in the user's words, at its line."""
+    assert isinstance(detail, dict)
+    path: Path = ()
+    here: Node | None = tree
+    for part in detail["loc"]:
+        child = here.child(part) if here is not None else None
+        # what is no key of the file is pydantic's label of a union's member, save a key that is missing
+        if child is not None or (detail["type"] == "missing" and part == detail["loc"][-1]):
+            path, here = (*path, part), child
+    place = tree.nearest(path).place
+    if detail["type"] == "extra_forbidden":
+        meant = similar(str(path[-1]), [field.alias or name for name, field in Sweep.model_fields.items()])
+        return [Problem(place, path, f"unknown key{f'; did you mean {meant}?' if meant else ''}")]
+    if detail["type"] == "missing":
+        return [Problem(place, path, "missing")]
+    if detail["type"] == "value_error":
+        return [_at(tree, path, line) for line in str(detail["ctx"]["error"]).splitlines()]
+    return [Problem(place, path, detail["msg"][:1].lower() + detail["msg"][1:])]
+
+
+def _at(tree: Node, path: Path, line: str) -> Problem:
+    """A rule's message at the key that it begins with; keys of a block keep their dots."""
+    name, colon, rest = line.partition(": ")
+    block, _, inner = name.partition(".")
+    parts: list[Path] = [
+        (*path, block, inner),
+        (*path, block, int(inner) if inner.isdecimal() else inner),
+        (*path, name),
+    ]
+    for found in parts if colon else []:
+        node = tree.nearest(found)
+        if node is not tree.nearest(found[:-1]):
+            return Problem(node.place, tuple(dotted(found).split(".")), rest)
+    return Problem(tree.nearest(path).place, path, line)

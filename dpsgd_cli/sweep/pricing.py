@@ -1,0 +1,197 @@
+"""What a sweep costs in privacy, said in three ways: each trial, all of them together, and the private choice of one.
+
+all together    The releases of all trials compose, adaptively, if each trial's noise is its own (`seeds: distinct`,
+                or no seed). Trials that share a seed share noise: two noisy sums with the same noise at two scales
+                give the exact sums away, so nothing is stated about several of them.
+random stopping The number of runs is random and each run is a cell drawn uniformly; only the best is published. A
+                run is a mixture over cells with public weights whose label is published too, so its Renyi divergence
+                is at most the largest of the cells', order by order (quasi-convexity: van Erven and Harremoes 2014,
+                Theorem 13). The theorem on the best run is that of `privacy/selection.py`; it needs a score that
+                costs nothing (public test records).
+exponential     All cells compose, and the exponential mechanism's epsilon on top; a count of correctly classified
+                training records moves by at most 1 with one record.
+
+Not here: which cell is chosen (`choosing.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
+from dpsgd_cli.privacy import accountants, conversions
+from dpsgd_cli.privacy.accountants.rdp import Profile
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release, merge
+from dpsgd_cli.privacy.selection import BestOfTrials, Choice
+from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+
+# Cheapest last: all are upper bounds, so the least is the one to state.
+_ACCOUNTANTS = ("gaussian", "pld", "rdp", "zcdp", "basic-composition")
+_FEW = 8
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What ONE trial released, and how many trials released just that; `epsilon` is what is stated of one."""
+
+    releases: tuple[Release, ...]
+    trials: int
+    delta: float
+    epsilon: float | None = None
+    bound: str = "upper"
+
+    @property
+    def adjacency(self) -> str:
+        return self.releases[0].mechanism.adjacency if self.releases else "any"
+
+
+def statement(
+    spent: Sequence[Spent | None], sweep: Sweep, cells: Sequence[Sequence[Release]] | None = None
+) -> dict[str, Any]:
+    """The three ways, for the result file.
+
+    `spent` has one entry a ledger; None is a trial without privacy. `cells` holds what one run of EVERY cell would
+    release, drawn or not, which random stopping needs; None where only running it can tell.
+    """
+    private = [one for one in spent if one is not None]
+    trials = sum(one.trials for one in private)
+    told: dict[str, Any] = {"each_trial": _each(private), "all_trials": None, "choice": None, "warnings": []}
+    if len(private) < len(spent):
+        told["warnings"].append("some cells have no privacy at all; nothing protects the data once they are published")
+        return told
+    told["all_trials"] = _together(private, trials, sweep)
+    told["choice"] = _choice(private, sweep, told["all_trials"], cells)
+    if sweep.select is None and trials > 1:
+        told["warnings"].append(
+            "choosing among these trials is not covered by what is stated of each: whoever publishes the best of them"
+            " owes the epsilon of all_trials, or declares `select:` in the sweep; choosing by a nonprivate_ column"
+            " has no guarantee at all"
+        )
+    return told
+
+
+def _each(spent: Sequence[Spent]) -> list[dict[str, Any]]:
+    """The largest epsilon of a single trial, by adjacency, delta and kind of bound."""
+    found: dict[tuple[str, float, str], float | None] = {}
+    for one in spent:
+        key = (one.adjacency, one.delta, one.bound)
+        before = found.get(key, 0.0)
+        found[key] = None if before is None or one.epsilon is None else max(before, one.epsilon)
+    return [
+        {"adjacency": adjacency, "delta": delta, "bound": bound, "epsilon": epsilon}
+        for (adjacency, delta, bound), epsilon in found.items()
+    ]
+
+
+def _together(spent: Sequence[Spent], trials: int, sweep: Sweep) -> dict[str, Any]:
+    nothing = {"epsilon": None, "trials": trials}
+    adjacencies = sorted({one.adjacency for one in spent})
+    if len(adjacencies) > 1:
+        return {**nothing, "note": f"trials are stated for different adjacencies ({', '.join(adjacencies)})"}
+    if sweep.seeds == "shared" and trials > 1:
+        return {**nothing, "note": "cells share seeds and thus noise, so nothing holds of several together"}
+    if not spent:
+        return {**nothing, "note": "no trial"}
+    delta = min(one.delta for one in spent)
+    releases = merge([Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)])
+    epsilon, accountant = least_epsilon(releases, delta)
+    return {"epsilon": _finite(epsilon), "delta": delta, "adjacency": adjacencies[0], "trials": trials,
+            "accountant": accountant, "bound": "upper"}  # fmt: skip
+
+
+def _choice(
+    spent: Sequence[Spent], sweep: Sweep, together: dict[str, Any], cells: Sequence[Sequence[Release]] | None
+) -> dict[str, Any] | None:
+    select = sweep.select
+    if select is None or together["epsilon"] is None:
+        return None if select is None else {"kind": select.kind, "epsilon": None, "note": together["note"]}
+    if isinstance(select, RandomStopping):
+        return _random_stopping(cells, select, together)
+    return _exponential(spent, select, together)
+
+
+def _random_stopping(
+    cells: Sequence[Sequence[Release]] | None, select: RandomStopping, together: dict[str, Any]
+) -> dict[str, Any]:
+    told = {"kind": select.kind, "law": select.law, "mean": select.mean, "delta": together["delta"]}
+    if cells is None:
+        return {
+            **told,
+            "epsilon": None,
+            "note": "an adaptive method's releases are not known for cells that did not run",
+        }
+    try:
+        accountant = BestOfCells(Choice(select.mean, select.law))
+        epsilon = accountant.epsilon_of_any([unscaled(releases) for releases in cells], together["delta"])
+    except PrivacyError as error:
+        return {**told, "epsilon": None, "note": str(error)}
+    note = (
+        "holds if only the best run and its settings are published; the score is measured on test records, which are"
+        " declared public; the number of runs is drawn with select.seed, which must stay secret"
+    )
+    return {**told, "adjacency": together["adjacency"], "epsilon": _finite(epsilon), "bound": "upper", "note": note}
+
+
+def _exponential(spent: Sequence[Spent], select: ExponentialChoice, together: dict[str, Any]) -> dict[str, Any]:
+    adjacency = together["adjacency"]
+    releases = [Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)]
+    releases.append(Release(PureDP(select.epsilon, adjacency, "exponential", "choice")))
+    epsilon, accountant = least_epsilon(merge(releases), together["delta"])
+    return {"kind": select.kind, "adjacency": adjacency, "delta": together["delta"], "epsilon": _finite(epsilon),
+            "accountant": accountant, "bound": "upper",
+            "note": f"everything trained, and the choice itself at epsilon {select.epsilon:g}"}  # fmt: skip
+
+
+def least_epsilon(releases: Sequence[Release], delta: float) -> tuple[float, str]:
+    """The least upper bound that any accountant which covers all releases states, and whose it is."""
+    found = []
+    for name in _ACCOUNTANTS:
+        if name == "pld" and len(releases) > _FEW:
+            continue
+        try:
+            found.append((accountants.get(name).epsilon(releases, delta), name))
+        except UnsupportedMechanism:
+            continue
+    return min(found, default=(math.inf, "none"))
+
+
+def unscaled(releases: Sequence[Release]) -> list[Release]:
+    """Releases in units of their sensitivity, which no price depends on."""
+    return [
+        Release(dataclasses.replace(r.mechanism, sensitivity=1.0), r.count)
+        if isinstance(r.mechanism, GaussianSum)
+        else r
+        for r in releases
+    ]
+
+
+class BestOfCells(BestOfTrials):
+    """The same theorem for runs that are a uniformly drawn cell: the worst cell, order by order."""
+
+    def epsilon_of_any(self, cells: Sequence[Sequence[Release]], delta: float) -> float:
+        """Epsilon at `delta` of publishing the best run, `cells` holding the releases of one run of each cell."""
+        for releases in cells:
+            self.check(releases)
+        divergence = self._divergence(_Worst(cells))
+        by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
+        return max(0.0, min(by_order, max(self._pure(releases) for releases in cells)))
+
+
+class _Worst(Profile):
+    """The largest total of several profiles, order by order."""
+
+    def __init__(self, cells: Sequence[Sequence[Release]]) -> None:
+        distinct = {tuple(merge(list(releases))) for releases in cells}
+        self._profiles = [Profile(releases) for releases in sorted(distinct, key=repr)]
+        super().__init__([release for releases in distinct for release in releases])
+
+    def total(self, order: float) -> float:
+        return max(profile.total(order) for profile in self._profiles)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

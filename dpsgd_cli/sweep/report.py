@@ -1,0 +1,145 @@
+"""What a sweep writes when it ends, and what it prints: one row a cell, and the cost of it all.
+
+Nothing in the table depends on when, where or beside whom a cell ran. Not here: files (`folder.py`), prices
+(`pricing.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from dpsgd_cli.errors import DpsgdError
+from dpsgd_cli.privacy.ledger import read_ledgers
+from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.results import store
+from dpsgd_cli.results.result import Row
+from dpsgd_cli.sweep import choosing, folder, pricing
+from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.sweep.folder import Folder
+from dpsgd_cli.sweep.planning import Planned
+from dpsgd_cli.sweep.schema import Sweep
+
+
+def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Planned]) -> dict[str, Any]:
+    """Write the table and the result of a sweep as far as it is; returns the result.
+
+    `cells` are all that run, in every shard; `every` has the plans of all cells of the file, drawn or not.
+    """
+    rows = [row_of(cell, place) for cell in cells]
+    finished = [cell for cell in cells if store.is_complete(place.path / cell.directory)]
+    priced = [one for cell in finished for one in _spent(cell, place)]
+    records = next((one.outline.train_records for one in every if one.outline is not None), 0)
+    result = {
+        "sweep": place.stem,
+        "cells": len(cells),
+        "finished": len(finished),
+        "failed": sum(row["status"] == "failed" for row in rows),
+        "privacy": pricing.statement(priced, sweep, planned_releases(every)),
+        "chosen": choosing.choose(sweep, place, cells, records),
+    }
+    folder.write_whole(place.file(".table.csv"), store.to_csv(rows))
+    folder.write_whole(place.file(".table.md"), to_markdown(rows))
+    folder.write_whole(place.file(".result.json"), store.to_json(result))
+    return result
+
+
+def row_of(cell: Cell, place: Folder) -> Row:
+    """A cell's line of the table."""
+    row: Row = {"cell": cell.number, **cell.settings}
+    directory = place.path / cell.directory
+    if not store.is_complete(directory):
+        failure = folder.failure_place(cell, place.path)
+        if not failure.exists():
+            return {**row, "status": "missing"}
+        return {**row, "status": "failed", "error": folder.read_json(failure)["error"].splitlines()[0]}
+    document = store.read_document(directory)
+    row |= {"status": "done", "trials": len(document["trials"])}
+    for name, metric in document["metrics"].items():
+        row |= {name: metric["mean"], f"{name}_ci95": metric["ci95"]}
+    privacy = document["privacy"]
+    row |= {key: privacy[key] for key in ("epsilon", "delta", "adjacency", "accountant", "bound")}
+    return {**row, "directory": cell.directory}
+
+
+def _spent(cell: Cell, place: Folder) -> list[pricing.Spent | None]:
+    """What each trial of a finished cell released, equal trials together."""
+    directory = place.path / cell.directory
+    privacy = store.read_document(directory)["privacy"]
+    if privacy["accountant"] is None:
+        return [None] * cell.trials
+    counts: dict[tuple[Release, ...], int] = {}
+    for releases in read_ledgers(directory / "ledger.jsonl").values():
+        counts[tuple(releases)] = counts.get(tuple(releases), 0) + 1
+    return [
+        pricing.Spent(releases, count, privacy["delta"], privacy["epsilon"], privacy["bound"])
+        for releases, count in counts.items()
+    ]
+
+
+def planned_spending(planned: Sequence[Planned]) -> list[pricing.Spent | None]:
+    """The same before anything ran; cells that cannot run are left out."""
+    found: list[pricing.Spent | None] = []
+    for one in planned:
+        if one.error is not None:
+            continue
+        if one.plan is None:
+            found.append(None)
+            continue
+        told = one.plan.guarantee()
+        releases = tuple(one.plan.releases)
+        found.append(pricing.Spent(releases, one.cell.trials, one.plan.delta, told.epsilon, told.bound))
+    return found
+
+
+def planned_releases(every: Sequence[Planned]) -> list[list[Release]] | None:
+    """What one run of each cell would release; None when an adaptive method decides that while it runs."""
+    plans = [one.plan for one in every if one.plan is not None]
+    return [plan.releases for plan in plans] if all(plan.epochs for plan in plans) else None
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """The table for people: settings, status and the metrics on test records, rounded."""
+    left_out = ("nonprivate_", "directory", "accountant")
+    columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith(left_out)))
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [f"| {' | '.join(_cell(row.get(column)) for column in columns)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value.replace("|", "\\|") if isinstance(value, str) else json.dumps(value)
+
+
+def privacy_lines(privacy: dict[str, Any]) -> list[str]:
+    """The three statements in words."""
+    lines = [
+        f"{'each trial':<25} epsilon {_epsilon(one)} at delta {one['delta']:g} ({one['adjacency']}, {one['bound']})"
+        for one in privacy["each_trial"]
+    ]
+    for name, title in (("all_trials", "all trials together"), ("choice", "publishing the chosen")):
+        told = privacy[name]
+        if told is None:
+            continue
+        if told["epsilon"] is None:
+            lines.append(f"{title:<25} no statement: {told.get('note', 'no accountant covers it')}")
+        else:
+            extra = f"; {told['kind']}" if "kind" in told else f", {told['trials']} trials; {told['accountant']}"
+            lines.append(
+                f"{title:<25} epsilon {told['epsilon']:.4f} at delta {told['delta']:g} ({told['adjacency']}{extra})"
+            )
+    return [*lines, *(f"warning: {warning}" for warning in privacy["warnings"])]
+
+
+def _epsilon(one: dict[str, Any]) -> str:
+    return "none" if one["epsilon"] is None else f"{one['epsilon']:.4f}"
+
+
+def problems(planned: Sequence[Planned]) -> list[tuple[Cell, DpsgdError]]:
+    """Cells that cannot run, and why."""
+    return [(one.cell, one.error) for one in planned if one.error is not None]

@@ -1,0 +1,114 @@
+"""One pack of a sweep from beginning to end: what is finished is left, what fails is cut in halves until it is found.
+
+A pack is independent of every other, so any process of any machine that sees the same folder may run it. Not here:
+which packs there are (`grouping.py`), where they run (`launchers/`).
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpsgd_cli import experiment
+from dpsgd_cli.errors import DpsgdError, RunError
+from dpsgd_cli.results import store
+from dpsgd_cli.sweep import folder
+from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.sweep.planning import shared_planner
+from dpsgd_cli.trials import Member
+
+
+@dataclass(frozen=True)
+class Job:
+    """A pack, ready to run anywhere: its cells, their folder, and whether failed cells are tried again."""
+
+    cells: tuple[Cell, ...]
+    out: Path
+    retry_failed: bool = False
+    fail_fast: bool = False
+
+    @property
+    def trials(self) -> int:
+        return sum(cell.trials for cell in self.cells)
+
+
+@dataclass
+class Outcome:
+    """What became of a pack's cells."""
+
+    done: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    trials: int = 0
+    seconds: float = 0.0
+
+
+def is_open(cell: Cell, out: Path, retry_failed: bool) -> bool:
+    """Whether a cell still has to run."""
+    if store.is_complete(out / cell.directory):
+        return False
+    return retry_failed or not folder.failure_place(cell, out).exists()
+
+
+def run_job(job: Job) -> Outcome:
+    """Run the cells of a job that are still open; results and failures are in the folder when it returns.
+
+    Raises RunError when it is interrupted or when nothing can be written: then no other pack would do better.
+    """
+    begun, outcome = time.perf_counter(), Outcome()
+    _run(job, [cell for cell in job.cells if is_open(cell, job.out, job.retry_failed)], outcome)
+    outcome.seconds = time.perf_counter() - begun
+    return outcome
+
+
+def _run(job: Job, cells: Sequence[Cell], outcome: Outcome) -> None:
+    members: list[Member] = []
+    planned: list[Cell] = []
+    for cell in cells:
+        found = shared_planner().plan(cell)
+        if found.error is not None:
+            _fail(job, cell, found.error, outcome)
+            continue
+        members.append(Member(cell.loaded, found.plan))
+        planned.append(cell)
+    if members:
+        _train(job, planned, members, outcome)
+
+
+def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: Outcome) -> None:
+    """Train cells together; where that fails, each half alone, down to the cell that is at fault."""
+    place = experiment.checkpoint_place(members, job.out)
+    try:
+        experiment.run_pack(members, experiment.Options(job.out, resume=place.exists()))
+    except Exception as error:
+        if isinstance(error, OSError) or stops_everything(error):
+            raise
+        place.unlink(missing_ok=True)
+        if len(cells) == 1:
+            _fail(job, cells[0], error, outcome)
+            return
+        half = len(cells) // 2
+        for part in (slice(0, half), slice(half, None)):
+            left = [i for i, c in enumerate(cells) if c in cells[part] and not store.is_complete(job.out / c.directory)]
+            if left:
+                _train(job, [cells[i] for i in left], [members[i] for i in left], outcome)
+        return
+    for cell in cells:
+        folder.failure_place(cell, job.out).unlink(missing_ok=True)
+        outcome.done.append(cell.directory)
+        outcome.trials += cell.trials
+
+
+def _fail(job: Job, cell: Cell, error: Exception, outcome: Outcome) -> None:
+    if job.fail_fast:
+        raise RunError(f"{cell.label}: {error}; stopped because of --fail-fast") from error
+    told = error if isinstance(error, DpsgdError) else RunError("".join(traceback.format_exception(error)))
+    folder.record_failure(cell, job.out, told)
+    outcome.failed[cell.directory] = str(error)
+
+
+def stops_everything(error: BaseException) -> bool:
+    """Whether an error says that no other pack can be run either: an interruption, or a place that takes no files."""
+    return isinstance(error, RunError) and isinstance(error.__cause__, KeyboardInterrupt | OSError)
