@@ -33,7 +33,7 @@ from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import ConvexModel
-from dpsgd_cli.results import assemble, checkpoint, origin, store
+from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store
 from dpsgd_cli.trials import Member, Snapshot, Trials, feature_bound, make_pack, start
 
 Progress = Callable[[int, int], None]
@@ -57,8 +57,7 @@ class Options:
 def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     """The plan (None for a method without privacy) and what is known of the data, before any value is used."""
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
-        found = _plan(loaded)
-    return found
+        return _plan(loaded)
 
 
 def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
@@ -133,13 +132,27 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
             trials.restore(earlier, keeper.path)
             options.say(f"Continuing after epoch {trials.done} of {trials.method.epochs}.")
         _train(trials, keeper, options.progress)
-        final = _final(trials)
+        _write(trials, directories)
+    keeper.path.unlink(missing_ok=True)
+    for directory in directories:
+        publishing.sweep_up(directory, keeper.path)
+    return directories
+
+
+def _write(trials: Trials, directories: Sequence[Path]) -> None:
+    """Write the results of all members, and let them appear together."""
+    final = _final(trials)
+    staged: list[publishing.Staged] = []
+    try:
         for (member, span), directory in zip(trials.spans(), directories, strict=True):
             model = _weights(trials, span) if member.loaded.recipe.save_model else None
             result = assemble.result(_finished(trials, member, span, final))
-            store.write_result(directory, result, dump_recipe(member.loaded.recipe), model)
-    keeper.path.unlink(missing_ok=True)
-    return directories
+            text = dump_recipe(member.loaded.recipe)
+            staged.append((store.stage_result(directory, result, text, model), directory))
+    except BaseException:
+        publishing.discard(staged)
+        raise
+    publishing.publish(staged)
 
 
 def checkpoint_place(members: Sequence[Member], out: Path) -> Path:

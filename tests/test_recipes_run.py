@@ -17,16 +17,11 @@ from dpsgd_cli import experiment
 from dpsgd_cli.data import catalog, readers
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.data.dataset import Part, Source
-from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
 from dpsgd_cli.recipe.schema import Gradient, Recipe
-from dpsgd_cli.resources import shipped
 
-FILES = sorted(shipped("recipes").rglob("*.yaml"))
+RECIPES = shipped_recipes()
 RECORDS = 24
-
-
-def named(file: Path) -> str:
-    return file.relative_to(shipped("recipes")).with_suffix("").as_posix()
 
 
 def stand_in(card: Card) -> Source:
@@ -68,7 +63,7 @@ def shrink(recipe: Recipe, has_test: bool) -> Recipe:
     return Recipe.model_validate(content)
 
 
-@pytest.mark.parametrize("file", FILES, ids=named)
+@pytest.mark.parametrize("file", RECIPES.values(), ids=RECIPES)
 def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(str(file)).recipe
     assert recipe.data.name is not None
@@ -88,4 +83,4 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_there_are_recipes_to_train() -> None:
-    assert len(FILES) >= 6
+    assert len(RECIPES) >= 6
