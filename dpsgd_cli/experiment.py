@@ -134,8 +134,6 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
         _train(trials, keeper, options.progress)
         _write(trials, directories)
     keeper.path.unlink(missing_ok=True)
-    for directory in directories:
-        publishing.sweep_up(directory, keeper.path)
     return directories
 
 
@@ -186,6 +184,8 @@ class _Keeper:
         content = checkpoint.load(self.path)
         if content is None:
             options.say(f"There is no checkpoint {self.path}; training starts from the beginning.")
+        else:
+            self._on_disk = content["done"]
         return content
 
     def note(self, trials: Trials) -> None:
@@ -206,14 +206,14 @@ class _Keeper:
         """Save the last finished epoch of a run that was stopped, and say what is kept. Never raises."""
         if self._trials is None or self._snapshot is None or self._snapshot.done == 0:
             return "nothing was written"
+        if self._on_disk < self._snapshot.done:
+            try:
+                self._save()
+            except (OSError, RuntimeError, MemoryError, KeyboardInterrupt):
+                if self._on_disk == 0:
+                    return "no checkpoint could be written, so nothing is kept"
         total = self._trials.method.epochs
-        try:
-            self._save()
-        except (OSError, RuntimeError, MemoryError, KeyboardInterrupt):
-            if self._on_disk == 0:
-                return "no checkpoint could be written, so nothing is kept"
-            return f"{self._on_disk} of {total} epochs are kept: the same command with --resume continues there"
-        return f"{self._snapshot.done} of {total} epochs are kept: the same command with --resume continues there"
+        return f"{self._on_disk} of {total} epochs are kept: the same command with --resume continues there"
 
 
 def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:

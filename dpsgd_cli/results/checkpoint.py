@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 
 from dpsgd_cli import __version__
 from dpsgd_cli.errors import RunError
+from dpsgd_cli.results.leftovers import hidden_name
 
 VERSION = f"2, dpsgd {__version__}"
 
@@ -29,7 +29,7 @@ def place(directory: Path) -> Path:
 
 def save(path: Path, content: dict[str, Any]) -> None:
     """Replace the checkpoint at `path`. A failure, which is an OSError that names it, leaves the old one in place."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    temporary = hidden_name(path)
     # in memory first: where a file cannot grow, torch's own writer ends with an error about itself
     packed = io.BytesIO()
     torch.save({"version": VERSION, **content}, packed)

@@ -11,7 +11,6 @@ import io
 import json
 import math
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.errors import DataError, RunError
+from dpsgd_cli.results.leftovers import hidden_name
 from dpsgd_cli.results.result import Result, Row
 
 FILES = ("recipe.yaml", "result.json", "trials.csv", "history.csv", "ledger.jsonl")
@@ -67,7 +67,16 @@ def write_result(directory: Path, result: Result, recipe_text: str, model: dict[
     `model` is what goes to `model.safetensors` (name -> torch tensor), or None. An OSError (a full disk) names the
     file, leaves nothing behind and is passed on. A finished result that came first is left as it is.
     """
-    staging = directory.with_name(f".{directory.name}.writing-{secrets.token_hex(4)}")
+    staging = stage_result(directory, result, recipe_text, model)
+    try:
+        put_in_place(staging, directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def stage_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None) -> Path:
+    """Write every file of `result` under a hidden name beside `directory`, which is returned; see `write_result`."""
+    staging = hidden_name(directory)
     files: dict[str, bytes] = {
         "recipe.yaml": recipe_text.encode(),
         "trials.csv": to_csv(result.trials).encode(),
@@ -83,18 +92,21 @@ def write_result(directory: Path, result: Result, recipe_text: str, model: dict[
         staging.mkdir(parents=True)
         for name, content in files.items():
             _write(staging / name, content)
-        _replace(staging, directory)
-    finally:
+    except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return staging
 
 
-def _replace(staging: Path, directory: Path) -> None:
+def put_in_place(staging: Path, directory: Path) -> None:
+    """Rename a staged result; where a finished one came first, that is left and this one removed."""
     try:
         staging.rename(directory)
     except OSError:
         # another run of the same recipe finished first: its result is as good, and complete
         if not is_complete(directory):
             raise
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import store
+from dpsgd_cli.results.leftovers import hidden_name
 from dpsgd_cli.sweep.expansion import Cell
 
 FAILED = ".failed.json"
@@ -43,7 +43,7 @@ def folder_of(name: str, cells: Sequence[Cell], out: Path) -> Folder:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace `path` by `text`, at once. An OSError names the file and leaves the old one."""
-    temporary = path.with_name(f".{path.name}.writing-{secrets.token_hex(4)}")
+    temporary = hidden_name(path)
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.results import store
+from dpsgd_cli.results import leftovers, publishing, store
 from dpsgd_cli.sweep import expansion, folder, grouping, planning, pricing, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.loading import load_sweep
@@ -59,6 +59,8 @@ class Session:
         """See that the folder can be written, and say there what the sweep consists of."""
         store.prepare_place(self.folder.file(folder.INDEX).with_suffix(".probe"))
         folder.write_index(self.folder, self.source, self.running)
+        publishing.roll_forward(self.out)
+        leftovers.sweep_up(self.out)
 
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[Job]:
         """What is left to run. Packs are made of all cells, so that a pack that was stopped finds its checkpoint."""
