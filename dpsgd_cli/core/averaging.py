@@ -26,12 +26,20 @@ class Average(ABC):
         """Take in the weights (R, P) after step `step` (0, 1, ...)."""
 
 
-class TailAverage(Average):
-    """Mean of the iterates after steps `first` (R, 1), first + 1, ...; until then, the latest iterate.
+class StartAverage(Average):
+    """Mean of the weights that the steps started from, w_0 to w_(T-1): the lectures' output."""
 
-    With first = 0 it is the mean of all of them. (The lectures average what each step started from, w_0 to w_(T-1);
-    this averages what each step led to, w_1 to w_T.)
-    """
+    def __init__(self, values: Tensor) -> None:
+        self.average = values.clone()
+        self.previous = values.clone()
+
+    def add(self, values: Tensor, step: int) -> None:
+        self.average.lerp_(self.previous, 1.0 / (step + 1))
+        self.previous.copy_(values)
+
+
+class TailAverage(Average):
+    """Mean of the weights after steps `first` (R, 1), first + 1, ...; until then, the latest."""
 
     def __init__(self, values: Tensor, first: Tensor) -> None:
         self.first = first
@@ -56,9 +64,10 @@ def make_average(settings: schema.Averaging | None, values: Tensor, steps: Seque
         return None
     if isinstance(settings, schema.Ema):
         return Ema(settings.decay, values)
-    fraction = settings.fraction if isinstance(settings, schema.TailIterates) else 1.0
-    first = [first_of_tail(fraction, own) for own in steps]
+    if isinstance(settings, schema.AllIterates):
+        return StartAverage(values)
+    first = [first_of_tail(settings.fraction, own) for own in steps]
     return TailAverage(values, torch.tensor(first, dtype=values.dtype, device=values.device).unsqueeze(1))
 
 
-__all__ = ["Average", "Ema", "TailAverage", "first_of_tail", "make_average"]
+__all__ = ["Average", "Ema", "StartAverage", "TailAverage", "first_of_tail", "make_average"]

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from dpsgd_cli.core.streams import Streams
+
+_SINGLE_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,29 @@ class PoissonSampler(Sampler):
             size = stream.binomial("poisson", step, self._records, self.rate)
             drawn.append(stream.distinct("poisson", step, self._records, size))
         return _padded(drawn)
+
+
+class SingleSampler(Sampler):
+    """One record a step, uniform over all of them, independent of other steps (Lecture 15, Algorithm 3).
+
+    Indices come from normals through their distribution function, in blocks; an epoch is as many steps as records.
+    """
+
+    def __init__(self, streams: Sequence[Streams], records: int) -> None:
+        self._streams = streams
+        self._records = records
+        self.steps_per_epoch = records
+        self._block = -1
+        self._rows = np.empty((0, 0), dtype=np.int64)
+
+    def batch(self, step: int) -> Batch:
+        number, place = divmod(step, _SINGLE_BLOCK)
+        if number != self._block:
+            drawn = [s.normal("single", number, torch.empty(_SINGLE_BLOCK, dtype=torch.float64)) for s in self._streams]
+            uniform = torch.special.ndtr(torch.stack(drawn)).numpy()
+            self._rows = np.minimum((uniform * self._records).astype(np.int64), self._records - 1)
+            self._block = number
+        return Batch(rows=self._rows[:, place : place + 1])
 
 
 class ShuffleSampler(Sampler):

@@ -10,6 +10,7 @@ from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.methods.dp_gd import DpGd
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.gd import Gd
+from dpsgd_cli.methods.lecture_sgd import LectureSgd
 from dpsgd_cli.methods.majority import Majority
 from dpsgd_cli.methods.non_private import NonPrivate
 from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation
@@ -41,6 +42,8 @@ METHODS: dict[str, type[Method]] = {
 def create(context: Context) -> Method:
     """The method that the recipes name, ready for its first epoch."""
     settings = context.recipes[0].method
+    if settings.kind == "dp-sgd" and settings.batching == "single":
+        return LectureSgd(context)
     if not isinstance(settings, schema.PythonMethod):
         return METHODS[settings.kind](context)
     factory = load_attribute(context.base / settings.file, settings.factory)

@@ -64,7 +64,7 @@ class DpAgd(Method):
 
     @property
     def epochs(self) -> int:
-        """An upper bound: blocks of `refresh` rounds, were no gradient paid for, and a round that finds nothing left."""
+        """An upper bound: blocks of `refresh` rounds, were gradients free, and a round that finds nothing left."""
         most = max(rates.most_selections for rates in self.rates)
         return -(-(most + 1) // self.steps)
 

@@ -55,7 +55,9 @@ class DpSgd(GradientMethod):
     def _check_priced(self) -> None:
         """Refuse to run anything else than what the plans priced."""
         table, settings = self.context.table, section_of(self.context.recipes[0])
-        runs = (settings.batching, len(table), settings.batch_size or len(table))
+        runs: tuple[str, int, int] = (settings.batching, len(table), settings.batch_size or len(table))
+        if settings.batching == "single":
+            runs = ("fixed", len(table), 1)
         for plan, bound in zip(self.plans, self.bounds.sensitivities, strict=True):
             sampling = plan.sampling
             priced = (sampling.batching, sampling.records, sampling.batch_size)

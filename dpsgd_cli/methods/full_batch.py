@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.problems.build import linear_risk
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
+from dpsgd_cli.privacy.lectures import excess_risk_of_average
 from dpsgd_cli.recipe import schema
 
 
@@ -35,6 +38,31 @@ class FullBatchMethod(GradientMethod):
         norms = clipping.norms[0] if clipping is not None else pack.values.new_full((pack.trials,), math.inf)
         wanted = (epoch + 1) % self.context.recipes[0].runtime.evaluate_every == 0 or epoch + 1 == self.epochs
         pack.sums.copy_(self.risk.gradient_sums_at(pack.values, norms, seen if wanted else None))
+
+    def theory(self) -> list[dict[str, Any]] | None:
+        """Lecture 9, Theorem 1 for the average of all iterates, at any constant rate without momentum."""
+        if self.risk is None:
+            return None
+        return report(self.context, self.output, [self._claim(trial) for trial in range(self.context.trials)])
+
+    def _claim(self, trial: int) -> Claim | None:
+        settings, clipping = section_of(self.context.recipes[trial]), self.clipping()
+        clip = math.inf if clipping is None else clipping.sensitivities[trial]
+        problem = problem_of(self.context, trial, clip)
+        plain = isinstance(settings.optimizer, schema.Sgd) and settings.optimizer.momentum == 0
+        averaged = isinstance(settings.averaging, schema.AllIterates)
+        if problem is None or self.rate_changes or not plain or not averaged or settings.weight_decay:
+            return None
+        steps, rate = self.lengths[trial], float(self.learning_rate[trial])
+        bound = excess_risk_of_average(problem, self.noise_of_mean(trial), steps, rate)
+        return Claim("Lecture 9, Theorem 1", bound)
+
+    def noise_of_mean(self, trial: int) -> float:
+        """Largest standard deviation of the noise on the mean gradient, per coordinate."""
+        plan = self.context.plans[trial]
+        if plan is None:
+            return 0.0
+        return max(plan.noise_multipliers) * plan.sensitivity / len(self.context.table)
 
     def theorem_rates(self, epoch: int, second_moments: list[float]) -> list[float]:
         """What `method.learning_rate` says of `epoch`; for `theorem`, R / (B sqrt T).

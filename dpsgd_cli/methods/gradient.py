@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.averaging import make_average
+from dpsgd_cli.core.averaging import StartAverage, make_average
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
-from dpsgd_cli.core.sampling import FullSampler, PoissonSampler, Sampler, ShuffleSampler
+from dpsgd_cli.core.sampling import FullSampler, PoissonSampler, Sampler, ShuffleSampler, SingleSampler
 from dpsgd_cli.core.updates import make_update
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
@@ -119,6 +119,8 @@ class GradientMethod(Method):
         found = {"values": self.context.pack.values, **{f"update.{k}": v for k, v in self.update.state.items()}}
         if self.average is not None:
             found["average"] = self.average.average
+        if isinstance(self.average, StartAverage):
+            found["previous"] = self.average.previous
         return found
 
     def state(self) -> dict[str, Any]:
@@ -158,6 +160,8 @@ class _Held:
 
 def _sampler(context: Context) -> Sampler:
     settings, records = section_of(context.recipes[0]), len(context.table)
+    if settings.batching == "single":
+        return SingleSampler(context.streams, records)
     if settings.batching == "full" or settings.batch_size is None:
         return FullSampler()
     kind = PoissonSampler if settings.batching == "poisson" else ShuffleSampler

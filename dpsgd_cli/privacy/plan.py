@@ -11,6 +11,7 @@ may be replaced; the noise has standard deviation z S):
   record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
   partition itself would change: refused.
 - full (all three): one Gaussian a step.
+- single (replace-one): each step is a Gaussian on one record drawn uniformly, a batch of fixed size 1.
 - `as-published` per-layer noise adds z C_l to layer l: M Gaussians of multiplier z on the parts of one vector, which
   together are one Gaussian of multiplier z / sqrt(M), and are recorded as that.
 
@@ -34,7 +35,12 @@ from dpsgd_cli.privacy.schedule_solver import solve_schedule
 from dpsgd_cli.recipe import schema
 
 MOST_EPOCHS = 100_000
-DEFAULT_ADJACENCY: dict[str, Adjacency] = {"poisson": "add-remove", "shuffle": "zero-out", "full": "add-remove"}
+DEFAULT_ADJACENCY: dict[str, Adjacency] = {
+    "poisson": "add-remove",
+    "shuffle": "zero-out",
+    "full": "add-remove",
+    "single": "replace-one",
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Sampling:
 
     @property
     def rate(self) -> float:
-        return self.batch_size / self.records if self.batching == "poisson" else 1.0
+        return self.batch_size / self.records if self.batching in ("poisson", "fixed") else 1.0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -115,10 +121,10 @@ def make_plan(recipe: schema.Recipe, records: int, before: Sequence[Release] = (
             f"method {method.kind} releases nothing under differential privacy: there is nothing to plan"
         )
     adjacency = privacy.adjacency or DEFAULT_ADJACENCY[method.batching]
-    batch = records if method.batch_size is None else method.batch_size
+    batch = (1 if method.batching == "single" else records) if method.batch_size is None else method.batch_size
     if batch > records:
         raise PrivacyError(f"method.batch_size is {batch}, more than the {records} training records; make it smaller")
-    sampling = Sampling(method.batching, records, batch, adjacency)
+    sampling = Sampling("fixed" if method.batching == "single" else method.batching, records, batch, adjacency)
     _check_supported(sampling)
     draft = _Draft(recipe, privacy, sampling, tuple(before), groups)
     if isinstance(privacy.schedule, schema.Validation):
@@ -137,6 +143,11 @@ def _check_supported(sampling: Sampling) -> None:
         raise PrivacyError(
             "shuffled batches have no guarantee under add-remove: adding a record moves the others to other batches;"
             " state privacy.adjacency zero-out or replace-one, or use method.batching poisson"
+        )
+    if sampling.batching == "fixed" and sampling.adjacency != "replace-one":
+        raise PrivacyError(
+            f"method.batching: single has no guarantee under {sampling.adjacency}: amplification for a record drawn"
+            " uniformly is proved for privacy.adjacency: replace-one; state that, or use method.batching: poisson"
         )
     if sampling.batching == "poisson" and sampling.adjacency == "replace-one":
         raise PrivacyError(
@@ -218,7 +229,7 @@ class _Draft:
     def accountant(self) -> Accountant:
         name = self.privacy.accountant
         if name == "auto":
-            name = "pld" if self.sampling.batching == "poisson" else "gaussian"
+            return accountants.get({"poisson": "pld", "fixed": "rdp"}.get(self.sampling.batching, "gaussian"))
         return accountants.get(name)
 
     @property

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dpsgd_cli.core.averaging import Ema, TailAverage, first_of_tail, make_average
+from dpsgd_cli.core.averaging import Ema, StartAverage, TailAverage, first_of_tail, make_average
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.recipe import schema
 
@@ -27,6 +27,14 @@ def test_a_tail_average_is_the_mean_of_the_last_iterates_of_each_trial() -> None
     assert torch.allclose(average.average[1], iterates[6:, 1].mean(dim=0))
 
 
+def test_the_lectures_average_what_steps_started_from() -> None:
+    iterates = torch.arange(5.0).reshape(5, 1, 1) + 1
+    average = StartAverage(torch.zeros(1, 1))
+    for step, values in enumerate(iterates):
+        average.add(values, step)
+    assert average.average.item() == (0 + 1 + 2 + 3 + 4) / 5
+
+
 def test_averages_by_name() -> None:
     values = torch.zeros(2, 3)
     assert make_average(None, values, [4, 4]) is None
@@ -35,8 +43,7 @@ def test_averages_by_name() -> None:
         make_average(schema.AllIterates(), values, [4, 8]),
         make_average(schema.TailIterates(), values, [4, 8]),
     )
-    assert isinstance(every, TailAverage)
+    assert isinstance(every, StartAverage)
     assert isinstance(tail, TailAverage)
-    assert every.first.tolist() == [[0.0], [0.0]]
     assert tail.first.tolist() == [[2.0], [4.0]]
     assert first_of_tail(0.5, 1) == 0

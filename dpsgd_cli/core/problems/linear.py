@@ -22,6 +22,7 @@ from dpsgd_cli.core.problems.losses import Logistic, MarginLoss
 from dpsgd_cli.core.problems.risk import Risk
 
 _CHUNK_ELEMENTS = 1 << 16
+_ROW_ELEMENTS = 1 << 18
 _LOG_LARGEST = 80.0
 
 
@@ -96,8 +97,9 @@ class LinearRisk(Risk):
         margins = self.rows.z @ values.T
         return margins if self.rows.offset is None else margins.add_(self.rows.offset.unsqueeze(1))
 
-    def _chunks(self, trials: int, share: int = 1) -> Iterator[slice]:
-        size = max(256, _CHUNK_ELEMENTS // max(1, trials * share))
+    def _chunks(self, trials: int) -> Iterator[slice]:
+        # numbers of a chunk, and its rows, are to stay in cache between two passes over them
+        size = max(256, min(_CHUNK_ELEMENTS // max(1, trials), _ROW_ELEMENTS // self.rows.z.shape[1]))
         for start in range(0, len(self.rows), size):
             yield slice(start, min(start + size, len(self.rows)))
 

@@ -8,7 +8,7 @@ Not here: what the minimiser is for (`methods/objective_perturbation.py`, `metho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,6 +71,32 @@ def minimise(problem: Tilted, start: Tensor, tolerance: float, most_steps: int) 
         values -= lengths.unsqueeze(1) * step
         margins = _margins(problem.rows, z, values)
     return Found(values, torch.linalg.vector_norm(problem.gradient(z, margins, values), dim=1))
+
+
+def minimise_on_ball(problem: Tilted, radii: Tensor, tolerance: float, most_steps: int = 100) -> Found:
+    """The minimiser over |w| <= radius of each trial: a multiplier of |w|^2 / 2, by bisection, where the ball binds.
+
+    Lagrange: on the sphere the minimiser is that of the objective plus m/2 |w|^2 for the one m > 0 that puts it there,
+    and its norm falls as m grows. The answer lies inside the ball, to 1e-6 of its radius.
+    """
+    free = minimise(problem, torch.zeros_like(problem.tilt), tolerance, most_steps)
+    outside = torch.linalg.vector_norm(free.values, dim=1) > radii
+    if not bool(outside.any()):
+        return free
+    low, high = torch.full_like(radii, -30.0), torch.full_like(radii, 30.0)
+    found, best = free, free
+    for _ in range(60):
+        middle = (low + high) / 2
+        extra = torch.where(outside, middle.exp(), 0.0)
+        tilted = replace(problem, curvature=problem.curvature + extra)
+        found = minimise(tilted, found.values, tolerance, most_steps)
+        norms = torch.linalg.vector_norm(found.values, dim=1)
+        inside = norms <= radii
+        low, high = torch.where(inside, low, middle), torch.where(inside, middle, high)
+        best = Found(torch.where(inside.unsqueeze(1), found.values, best.values), found.gradient_norms)
+        if bool((~outside | (inside & (norms >= radii * (1 - 1e-6)))).all()):
+            break
+    return best
 
 
 def _margins(rows: Rows, z: Tensor, values: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Ema(Section):
 
 
 class AllIterates(Section):
-    """The mean of the weights after every step."""
+    """The mean of the weights that every step started from, as in the lectures."""
 
     kind: Literal["all"] = "all"
 

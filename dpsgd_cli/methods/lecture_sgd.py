@@ -1,0 +1,99 @@
+"""`dp-sgd` with `batching: single`: one record a step (Lecture 15, Algorithm 3).
+
+Released at each step: the clipped gradient of one record drawn uniformly, plus noise N(0, s^2). Sensitivity 2 C under
+replace-one, s = z 2 C. Price: a Gaussian on a batch of fixed size 1 of n, by Renyi DP without replacement (Wang, Balle
+and Kasiviswanathan 2019; accountant rdp), or by Lemma 15.5 where its proof holds (accountant lemma-15.5).
+
+The mini-batch Algorithm 4 of the same lecture is `batching: poisson`. Its noise 4 s^2 C^2 is written relative to C and
+replaced records; here a noise multiplier is relative to the sensitivity, which is C where records come and go.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.problems.build import linear_risk
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.base import Context
+from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
+from dpsgd_cli.methods.gradient import section_of
+from dpsgd_cli.privacy.lectures import excess_risk_of_last
+from dpsgd_cli.recipe import schema
+
+
+class LectureSgd(DpSgd):
+    """For convex models, whose single gradients need no packed pass."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.divisor = 1.0
+        risk = linear_risk(context)
+        self.rows, self.loss = risk.rows, risk.loss
+        theory = [section_of(recipe).learning_rate == "theorem" for recipe in context.recipes]
+        self.by_theorem = torch.tensor(theory, device=context.pack.values.device).unsqueeze(1)
+        self.leads = context.column([self._lead(trial) for trial in range(context.trials)])
+        self.powers = context.column([0.5 if _l2(recipe) == 0 else 1.0 for recipe in context.recipes])
+
+    def learning_rates(self, epoch: int) -> list[float]:
+        constant = [section_of(recipe).learning_rate == "theorem" for recipe in self.context.recipes]
+        return [1.0] * len(constant) if all(constant) else super().learning_rates(epoch)
+
+    def _lead(self, trial: int) -> float:
+        """The rates of Lemmas 15.6 and 15.7 at step t are this over sqrt(t), 2R/G, or over t, 1/lambda."""
+        recipe = self.context.recipes[trial]
+        if section_of(recipe).learning_rate != "theorem":
+            return 0.0
+        if _l2(recipe) > 0:
+            return 1 / _l2(recipe)
+        model = recipe.model
+        if not isinstance(model, schema.ConvexModel) or model.radius is None:
+            raise RecipeError("method.learning_rate: theorem needs model.radius, or model.l2 above 0; give a number")
+        return 2 * model.radius / math.sqrt(self.second_moment(trial))
+
+    def second_moment(self, trial: int) -> float:
+        """Bound on E|z_t|^2 of a noisy gradient: C^2 + P s^2 (equation 15.5)."""
+        plan = self.plans[trial]
+        noise = plan.noise_multipliers[0] * plan.sensitivity
+        return (plan.sensitivity / 2) ** 2 + self.context.pack.size * noise**2
+
+    def _step(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        if bool(self.by_theorem.any()):
+            rate = self.leads / (step + 1) ** self.powers
+            self.learning_rate = torch.where(self.by_theorem, rate, self.learning_rate)
+        super()._step(epoch, step, seen)
+
+    def theory(self) -> list[dict[str, Any]] | None:
+        """Lemmas 15.6 and 15.7 for the last iterate at their rates."""
+        return report(self.context, self.output, [self._claim(trial) for trial in range(self.context.trials)])
+
+    def _claim(self, trial: int) -> Claim | None:
+        settings, plan = section_of(self.context.recipes[trial]), self.plans[trial]
+        problem = problem_of(self.context, trial, plan.sensitivity / 2)
+        if problem is None or settings.learning_rate != "theorem" or settings.averaging is not None:
+            return None
+        noise = plan.noise_multipliers[0] * plan.sensitivity
+        lemma = "Lecture 15, Lemma 15.7" if problem.strong_convexity > 0 else "Lecture 15, Lemma 15.6"
+        return Claim(lemma, excess_risk_of_last(problem, noise, self.lengths[trial] * self.steps))
+
+    def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        del epoch, seen
+        drawn = torch.from_numpy(self.sampler.batch(step).rows).to(self.rows.z.device)
+        if self.context.table.own is not None:
+            drawn = self.context.table.own.gather(1, drawn)
+        index = drawn.squeeze(1)
+        z, pack = self.rows.z.index_select(0, index), self.context.pack
+        margins = (z * pack.values).sum(dim=1)
+        if self.rows.offset is not None:
+            margins = margins + self.rows.offset[index]
+        most = self.bounds.norms[0] / self.rows.norms[index]
+        slopes = torch.maximum(torch.minimum(self.loss.slope(margins), most), -most).nan_to_num(nan=0.0)
+        torch.mul(z, slopes.unsqueeze(1), out=pack.sums)
+
+
+def _l2(recipe: schema.Recipe) -> float:
+    return recipe.model.l2 if isinstance(recipe.model, schema.ConvexModel) else 0.0

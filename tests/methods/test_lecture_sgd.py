@@ -1,0 +1,127 @@
+"""Lecture 15, Algorithm 3, against a loop over its steps; and the theorems beside the practice."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpsgd_cli.core.noise import NoiseSource
+from dpsgd_cli.core.sampling import SingleSampler
+from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods import create
+from dpsgd_cli.methods.lecture_sgd import LectureSgd
+from dpsgd_cli.privacy import accountants
+from dpsgd_cli.recipe import schema
+from tests.methods.small_problem import Silent, context, points, recipe, run, signed
+
+
+def made(model: dict[str, Any] | None = None, **changes: Any) -> schema.Recipe:
+    method = {"kind": "dp-sgd", "batching": "single", "learning_rate": "theorem", **changes.pop("method", {})}
+    problem = {"kind": "convex", "radius": 1.5, **(model or {})}
+    clipping = {"kind": "flat", "norm": math.sqrt(5)}
+    privacy = {"budget": {"epsilon": 5.0, "delta": 1e-5}, "clipping": clipping, **changes.pop("privacy", {})}
+    return recipe(method, **{"model": problem, "privacy": privacy, "epochs": 3, **changes})
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_with_the_same_draws_it_is_the_algorithm(l2: float) -> None:
+    one = made({"l2": l2}, repeats=2)
+    method = create(context(one))
+    assert isinstance(method, LectureSgd)
+    run(method)
+    plan = method.plans[1]
+    scale = plan.noise_multipliers[0] * 2 * math.sqrt(5)
+    noise = NoiseSource([SeededStreams(1)], 5, torch.device("cpu"), torch.float64)
+    picks = SingleSampler([SeededStreams(1)], 60)
+    z, w = signed(one), np.zeros(5)
+    lead = 1 / l2 if l2 else 2 * 1.5 / math.sqrt(5 + 5 * scale**2)
+    for t in range(3 * 60):
+        row = z[int(picks.batch(t).rows[0, 0])]
+        g = -row / (1 + math.exp(row @ w)) + noise.draw(t)[0].numpy() * scale + l2 * w
+        w = w - lead / ((t + 1) ** (1.0 if l2 else 0.5)) * g
+        w = w / max(1, np.linalg.norm(w) / 1.5)
+    assert np.allclose(method.output[1].numpy(), w)
+
+
+def test_every_step_is_charged_as_a_record_drawn_from_all() -> None:
+    method = create(context(made()))
+    run(method)
+    releases = method.context.ledgers[0].releases
+    assert [(r.count, r.mechanism.batching, r.mechanism.sampling_rate) for r in releases] == [(180, "fixed", 1 / 60)]  # type: ignore[union-attr]
+    assert accountants.get("rdp").epsilon(releases, 1e-5) == pytest.approx(5.0, rel=1e-3)
+
+
+def test_other_adjacencies_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="replace-one"):
+        context(made(privacy={"adjacency": "add-remove"}))
+
+
+def test_single_draws_are_uniform() -> None:
+    """Chi-square over 10 records, 40,960 draws; fixed seed, fails falsely once in a million."""
+    from scipy.stats import chisquare
+
+    sampler = SingleSampler([SeededStreams(3)], 10)
+    counts = np.bincount([int(sampler.batch(t).rows[0, 0]) for t in range(40960)], minlength=10)
+    assert chisquare(counts).pvalue > 1e-6
+    assert chisquare(counts, np.array([1.2] + [8.8 / 9] * 9) * 4096).pvalue < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["gd", "dp-gd"])
+def test_the_bound_of_lecture_9_holds_for_what_was_measured(kind: str) -> None:
+    privacy = (
+        None if kind == "gd" else {"budget": {"epsilon": 5.0, "delta": 1e-5}, "clipping": {"kind": "flat", "norm": 3}}
+    )
+    one = recipe(
+        {"kind": kind, "learning_rate": "theorem", "averaging": {"kind": "all"}},
+        model={"kind": "convex", "radius": 1.5},
+        privacy=privacy,
+        epochs=50,
+        repeats=20,
+    )
+    method = create(context(one))
+    run(method)
+    rows = method.theory()
+    assert rows is not None
+    gaps = [row["nonprivate_excess_risk"] for row in rows]
+    assert {row["theorem"] for row in rows} == {"Lecture 9, Theorem 1"}
+    assert min(gaps) >= -1e-9
+    assert np.mean(gaps) <= rows[0]["excess_risk_bound"]
+
+
+def test_a_theorem_is_not_claimed_where_its_conditions_fail() -> None:
+    clipped = recipe(
+        {"kind": "dp-gd", "learning_rate": "theorem", "averaging": {"kind": "all"}},
+        model={"kind": "convex", "radius": 1.5},
+        privacy={"budget": {"epsilon": 5.0, "delta": 1e-5}, "clipping": {"kind": "flat", "norm": 1.0}},
+        epochs=5,
+    )
+    method = create(context(clipped))
+    run(method)
+    assert method.theory() is None
+    last = recipe({"kind": "gd"}, model={"kind": "convex", "radius": 1.5}, privacy=None, epochs=5)
+    assert create(context(last)).theory() is None
+
+
+def test_the_measured_excess_risk_is_over_the_optimum_in_the_ball() -> None:
+    from scipy.optimize import minimize
+
+    one = recipe(
+        {"kind": "gd", "averaging": {"kind": "all"}}, model={"kind": "convex", "radius": 0.5}, privacy=None, epochs=4
+    )
+    method = create(context(one, streams=[Silent(0)]))
+    run(method)
+    z = signed(one, points())
+
+    def risk(w: np.ndarray) -> float:
+        return float(np.log1p(np.exp(-z @ w)).mean())
+
+    ball = {"type": "ineq", "fun": lambda w: 0.25 - w @ w}
+    best = minimize(risk, np.full(5, 0.1), constraints=[ball], method="SLSQP", options={"ftol": 1e-12}).fun
+    rows = method.theory()
+    assert rows is not None
+    assert rows[0]["nonprivate_excess_risk"] == pytest.approx(risk(method.output[0].numpy()) - best, abs=1e-6)
