@@ -260,7 +260,15 @@ def _evaluate(trials: Trials, table: Table) -> dict[str, list[float]]:
     return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
 
-def _final(trials: Trials) -> dict[str, list[float]]:
+@dataclass(frozen=True)
+class _Final:
+    """Metrics of all trials of a pack, and rows of theory beside practice where there is one."""
+
+    metrics: dict[str, list[float]]
+    theory: list[dict[str, Any]] | None
+
+
+def _final(trials: Trials) -> _Final:
     """Metrics of the published weights; those on training rows are named non-private."""
     on_train = _evaluate(trials, trials.context.table)
     last = trials.history[-1].metrics if trials.history else {}
@@ -270,10 +278,10 @@ def _final(trials: Trials) -> dict[str, list[float]]:
         l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
         pairs = zip(on_train["loss"], l2, squares, strict=True)
         final["nonprivate_train_objective"] = [loss + c / 2 * square for loss, c, square in pairs]
-    return final
+    return _Final(final, trials.method.theory())
 
 
-def _finished(trials: Trials, member: Member, span: slice, final: dict[str, list[float]]) -> assemble.Finished:
+def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> assemble.Finished:
     """What one member of the pack leaves. The pack's time is shared out by trials."""
     whole = trials.context
     context = dataclasses.replace(
@@ -287,8 +295,9 @@ def _finished(trials: Trials, member: Member, span: slice, final: dict[str, list
     length = wanted if member.plan is None and isinstance(wanted, int) else len(trials.history)
     history = [assemble.part(record, span) for record in trials.history[:length]]
     timing = _timing(trials, context.trials, len(history))
-    own = {name: values[span] for name, values in final.items()}
-    return assemble.Finished(member.loaded, member.plan, context, trials.dataset, history, timing, own)
+    own = {name: values[span] for name, values in final.metrics.items()}
+    theory = None if final.theory is None else final.theory[span]
+    return assemble.Finished(member.loaded, member.plan, context, trials.dataset, history, timing, own, theory)
 
 
 def _timing(trials: Trials, own: int, epochs: int) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Finished:
     history: list[EpochRecord]
     timing: Row
     final: dict[str, list[float]]
+    theory: list[Row] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def result(finished: Finished) -> Result:
         history=_history(finished, seeds, spendings),
         ledger=[line for i, ledger in enumerate(ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
         warnings=[*finished.dataset.warnings, *_warnings(finished, trials)],
+        theory=finished.theory,
     )
 
 

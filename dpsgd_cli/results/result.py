@@ -16,7 +16,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """One finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`."""
+    """One finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`.
+
+    `theory` has a row a trial where a theorem covers the method: its bound on the excess risk, and what was measured.
+    """
 
     name: str
     privacy: Row
@@ -27,13 +30,16 @@ class Result:
     history: list[Row]
     ledger: list[str]
     warnings: list[str] = field(default_factory=list)
+    theory: list[Row] | None = None
 
     def document(self) -> Row:
         """The content of `result.json`."""
+        theory = {} if self.theory is None else {"theory": self.theory}
         return {
             "name": self.name,
             "privacy": self.privacy,
             "metrics": self.metrics,
+            **theory,
             "timing": self.timing,
             "warnings": self.warnings,
             "provenance": self.provenance,
