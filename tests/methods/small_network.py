@@ -1,0 +1,84 @@
+"""Gradient methods on a small network and thirty records, without files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpsgd_cli.core.losses import LOSSES
+from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.streams import SeededStreams, Streams
+from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.methods import Context, create
+from dpsgd_cli.methods.gradient import GradientMethod
+from dpsgd_cli.privacy.ledger import Ledger
+from dpsgd_cli.privacy.plan import make_plan
+from dpsgd_cli.recipe import schema
+
+RECORDS = 30
+Data = tuple[np.ndarray, np.ndarray]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def records(count: int = RECORDS) -> Data:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 4)) * 2, rng.integers(0, 3, count)
+
+
+def recipe(**changes: Any) -> schema.Recipe:
+    """DP-SGD on shuffled batches of 7 for 4 epochs, but for `changes`; `None` leaves a section out."""
+    base: dict[str, Any] = {
+        "name": "small",
+        "data": {"path": "small.csv", "target": "y"},
+        "model": {"kind": "mlp"},
+        "method": {"kind": "dp-sgd", "batching": "shuffle", "batch_size": 7, "learning_rate": 0.5},
+        "privacy": {"schedule": {"kind": "uniform", "initial": 1.5}, "delta": 1e-5},
+        "epochs": 4,
+        "seed": 0,
+    }
+    for key, value in changes.items():
+        base[key] = {**base[key], **value} if isinstance(value, dict) else value
+    return schema.Recipe.model_validate({key: value for key, value in base.items() if value is not None})
+
+
+def context(
+    recipes: Sequence[schema.Recipe],
+    data: Data | None = None,
+    streams: Sequence[Streams] | None = None,
+    dtype: torch.dtype = torch.float64,
+    most_rows: int = 1000,
+) -> Context:
+    """One trial for each recipe, with the recipe's seed."""
+    x, y = records() if data is None else data
+    place = Place(torch.device("cpu"), dtype)
+    streams = [SeededStreams(one.seed or 0) for one in recipes] if streams is None else streams
+    pack = Pack(network, [stream.integer("init") for stream in streams], place, shares_input=True)
+    plans = tuple(None if one.privacy is None else make_plan(one, len(y), groups=len(pack.layers)) for one in recipes)
+    return Context(
+        recipes=tuple(recipes),
+        plans=plans,
+        ledgers=tuple(Ledger() if plan is None else plan.ledger() for plan in plans),
+        streams=tuple(streams),
+        pack=pack,
+        table=Table.load(x, y, False, place.device, place.dtype),
+        loss=LOSSES["classification"],
+        most_rows=most_rows,
+        base=Path(),
+    )
+
+
+def train(context: Context) -> GradientMethod:
+    """The context's method after its last epoch."""
+    method = create(context)
+    assert isinstance(method, GradientMethod)
+    for epoch in range(method.epochs):
+        method.run_epoch(epoch)
+    return method
