@@ -17,6 +17,8 @@ def command() -> None:
     """List, fetch and verify data sets.
 
     Files lie in $DPSGD_DATA/<data set>/, or in the user's cache directory when DPSGD_DATA is not set.
+
+    Example: dpsgd data fetch mnist
     """
 
 
