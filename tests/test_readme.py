@@ -46,9 +46,9 @@ def test_installers_are_known_commands() -> None:
 def test_every_other_command_works_as_written(tmp_path: Path) -> None:
     for language, text in BLOCKS:
         if language == "yaml":
-            name = re.match(r"# (\S+\.yaml):", text)
-            assert name is not None, "a YAML block of the README must begin with its file name"
-            (tmp_path / name[1]).write_text(text, encoding="utf-8")
+            header = re.match(r"# (\S+\.yaml):", text)
+            assert header is not None, "a YAML block of the README must begin with its file name"
+            (tmp_path / header[1]).write_text(text, encoding="utf-8")
     shim = tmp_path / "bin"
     shim.mkdir()
     for name, arguments in (("dpsgd", "-m dpsgd_cli"), ("python", "")):

@@ -36,7 +36,7 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
 
 
 def write(root: Node, path: tuple[str, ...], new: Node) -> Problem | None:
-    """Put `new` at `path` of `root`, which is changed; returns why it could not be (`root` may then be half changed)."""
+    """Put `new` at `path` of `root`, which is changed; returns why it could not be (`root` is then half changed)."""
     here = root
     for depth, key in enumerate(path):
         above = path[:depth]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, recipe_hash, resolved, shipped_recipes
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema import DpSgdMethod, Recipe
 
 TEXT = """\
 name: x
@@ -39,6 +39,7 @@ def problems(source: Path | str, *overrides: str) -> list[str]:
 def test_a_file_is_read_with_its_folder_as_base(file: Path) -> None:
     loaded = load_recipe(str(file))
     assert (loaded.base, loaded.source) == (file.parent, str(file))
+    assert isinstance(loaded.recipe.method, DpSgdMethod)
     assert loaded.recipe.method.learning_rate == 1e-3
 
 
