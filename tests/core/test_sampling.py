@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpsgd_cli.core.sampling import Batch, FullSampler, PoissonSampler, Sampler, ShuffleSampler
+from dpsgd_cli.core.sampling import Batch, FullSampler, PoissonSampler, Sampler, ShuffleSampler, SingleSampler
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 
 LEAST = 1e-6
@@ -164,3 +164,16 @@ def test_full_batches_are_everything() -> None:
     sampler = FullSampler()
     assert sampler.steps_per_epoch == 1
     assert sampler.batch(0).rows is None and sampler.batch(7).mask is None
+
+
+def test_single_records_are_uniform_and_independent(make: MakeStreams) -> None:
+    """6000 steps of 7 records: one record, two steps in a row, two trials; one that stands for two is found."""
+    sampler = SingleSampler(make(2), 7)
+    assert sampler.steps_per_epoch == 7
+    drawn = np.concatenate([sampler.batch(step).rows for step in range(6000)], axis=1)  # type: ignore[arg-type]
+    assert drawn.shape == (2, 6000) and drawn.dtype == np.int64
+    for rows in (drawn[0], drawn[1], 7 * drawn[0, 0::2] + drawn[0, 1::2], 7 * drawn[0] + drawn[1]):
+        cells = 7 if rows.max() < 7 else 49
+        assert stats.chisquare(np.bincount(rows, minlength=cells)).pvalue > LEAST
+    merged = np.bincount(np.where(drawn[0] == 6, 5, drawn[0]), minlength=6)
+    assert stats.chisquare(merged).pvalue < LEAST
