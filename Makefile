@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test lint types check bench clean
+.PHONY: help venv train test lint types check bench reproduce-yu2019 clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
 
 venv: $(INSTALLED) ## Make .venv with the package and all tools, at the versions of constraints.txt
 
@@ -31,6 +31,9 @@ check: lint types test ## Everything that CI runs
 bench: venv ## Run the benchmarks against their peers (minutes)
 	$(PIP) --quiet --editable '.[bench]'
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+reproduce-yu2019: venv ## Reproduce Yu et al. 2019 (needs mnist, breast-cancer-wisconsin and cifar10; about an hour)
+	$(BIN)/python benchmarks/yu2019/reproduce.py
 
 clean: ## Remove the virtual environment, builds and caches; results stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
