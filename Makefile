@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test lint types check bench reproduce-yu2019 clean
+.PHONY: help venv train test lint types check bench reproduce-yu2019 clean test-kill test-slurm test-ray test-browser
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -18,6 +18,20 @@ train: venv ## Train the quickstart recipe: a private classifier of scikit-learn
 
 test: venv ## Run the tests (with real data where DPSGD_DATA names it)
 	$(BIN)/python -m pytest
+
+test-kill: venv ## Kill a sweep 20 times and resume it (minutes)
+	DPSGD_KILLS=20 $(BIN)/python -m pytest tests/sweep/test_kills.py
+
+test-slurm: venv ## Run a sweep on a real Slurm of one node (Linux, root, apt install slurm-wlm munge)
+	$(PIP) --quiet --editable '.[slurm]'
+	DPSGD_SLURM=1 $(BIN)/python -m pytest tests/sweep/test_slurm.py
+
+test-ray: venv ## Run a sweep on a Ray cluster of two nodes, one of which is lost
+	$(PIP) --quiet --editable '.[ray]'
+	DPSGD_RAY=1 $(BIN)/python -m pytest tests/sweep/test_ray.py
+
+test-browser: venv ## Read a report in a real browser without a screen (apt install chromium)
+	DPSGD_BROWSER=1 $(BIN)/python -m pytest tests/results/test_report_browser.py
 
 lint: venv ## Check style and formatting
 	$(BIN)/ruff check .

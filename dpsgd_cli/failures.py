@@ -67,3 +67,8 @@ def _own_line(error: BaseException, own_code: Sequence[Path]) -> str | None:
     own = {path.resolve() for path in own_code}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() in own]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+
+def stops_everything(error: BaseException) -> bool:
+    """Whether an error says that no other run would do better: an interruption, or a place that takes no files."""
+    return isinstance(error, RunError) and isinstance(error.__cause__, KeyboardInterrupt | OSError)

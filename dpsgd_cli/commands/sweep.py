@@ -119,8 +119,11 @@ def _run(session: Session, launcher: str, fail_fast: bool, retry_failed: bool) -
     finished = len(session.cells) - sum(len(job.cells) for job in jobs)
     if finished:
         click.echo(f"{finished} of {len(session.cells)} cells were run before and are left as they are", err=True)
-    for outcome in launch(jobs, session.sweep.resources):
-        progress.note(outcome)
+    try:
+        for outcome in launch(jobs, session.sweep.resources):
+            progress.note(outcome)
+    except RunError as error:
+        raise RunError(str(error).replace(" with --resume", "")) from error
     result = session.finish()
     for line in report.privacy_lines(result["privacy"]):
         click.echo(line)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dpsgd_cli import data, experiment
+from dpsgd_cli import data, experiment, failures
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.tensors import Table
@@ -54,6 +54,8 @@ class Planner:
             try:
                 self._plans[key] = Planned(cell, *experiment.plan_recipe(cell.loaded))
             except DpsgdError as error:
+                if failures.stops_everything(error):
+                    raise
                 self._plans[key] = Planned(cell, error=error)
         known = self._plans[key]
         found = Planned(cell, known.plan, known.outline, known.error)

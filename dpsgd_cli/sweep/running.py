@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpsgd_cli import experiment
+from dpsgd_cli import experiment, failures
 from dpsgd_cli.errors import DpsgdError, RunError
 from dpsgd_cli.results import publishing, store
 from dpsgd_cli.sweep import folder
@@ -84,7 +84,7 @@ def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: 
     try:
         experiment.run_pack(members, experiment.Options(job.out, resume=place.exists()))
     except Exception as error:
-        if isinstance(error, OSError) or stops_everything(error):
+        if isinstance(error, OSError) or failures.stops_everything(error):
             raise
         place.unlink(missing_ok=True)
         if len(cells) == 1:
@@ -108,8 +108,3 @@ def _fail(job: Job, cell: Cell, error: Exception, outcome: Outcome) -> None:
     told = error if isinstance(error, DpsgdError) else RunError("".join(traceback.format_exception(error)))
     folder.record_failure(cell, job.out, told)
     outcome.failed[cell.directory] = str(error)
-
-
-def stops_everything(error: BaseException) -> bool:
-    """Whether an error says that no other pack can be run either: an interruption, or a place that takes no files."""
-    return isinstance(error, RunError) and isinstance(error.__cause__, KeyboardInterrupt | OSError)

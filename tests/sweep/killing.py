@@ -1,0 +1,66 @@
+"""Runs `dpsgd sweep` again and again in processes that are killed at random moments; used by `test_kills.py`.
+
+    python killing.py KILLS SEED LONGEST ARGUMENT...
+
+The parent only imports and forks, so that a run costs no interpreter start and torch's threads are never forked. After
+each kill it prints a JSON line: how the child ended, and the identity of every result file that can be seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main(kills: int, seed: int, longest: float, arguments: list[str]) -> None:
+    import dpsgd_cli.commands.sweep
+    import dpsgd_cli.sweep.session
+    from dpsgd_cli.main import main as dpsgd
+
+    del dpsgd_cli
+    out = Path(arguments[arguments.index("--out") + 1])
+    source = random.Random(seed)
+    killed = 0
+    while killed < kills:
+        child = os.fork()
+        if child == 0:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+                os.dup2(nowhere.fileno(), 2)
+            dpsgd(arguments)
+            os._exit(0)
+        end = wait(child, source.uniform(0, longest))
+        killed += end == "killed"
+        print(json.dumps({"end": end, "seen": seen(out)}), flush=True)
+        if end != "killed":
+            break
+
+
+def wait(child: int, seconds: float) -> str:
+    """Kill a process after so many seconds, unless it ends before."""
+    stop = time.monotonic() + seconds
+    while time.monotonic() < stop:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return f"exit {os.waitstatus_to_exitcode(status)}"
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "killed"
+
+
+def seen(out: Path) -> dict[str, list[int]]:
+    """Every visible file below `out`, by path: inode, size, and time of the last change."""
+    files = [path for path in out.rglob("*") if path.is_file() and not path.relative_to(out).parts[0].startswith(".")]
+    return {
+        str(path.relative_to(out)): [path.stat().st_ino, path.stat().st_size, path.stat().st_mtime_ns] for path in files
+    }
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])

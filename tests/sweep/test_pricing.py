@@ -1,0 +1,91 @@
+"""The three statements about a sweep, against compositions written out."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
+from dpsgd_cli.privacy.selection import BestOfTrials, Choice
+from dpsgd_cli.sweep.pricing import BestOfCells, Spent, statement
+from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+
+SWEEP = Sweep(name="x", recipes=["quickstart"])
+
+
+def release(multiplier: float, count: int = 1, adjacency: str = "add-remove", sensitivity: float = 1.0) -> Release:
+    return Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity), count)  # type: ignore[arg-type]
+
+
+def spent(*releases: Release, trials: int = 1) -> Spent:
+    return Spent(releases, trials, 1e-5, accountants.get("gaussian").epsilon(releases, 1e-5))
+
+
+def test_all_together_is_the_composition_of_every_trial() -> None:
+    told = statement([spent(release(8, 3, sensitivity=0.1), trials=2), spent(release(5, sensitivity=7.0))], SWEEP)
+    everything = [release(8)] * 6 + [release(5)]
+    assert told["all_trials"]["epsilon"] == pytest.approx(
+        accountants.get("gaussian").epsilon(everything, 1e-5), rel=1e-9
+    )
+    assert told["all_trials"]["trials"] == 3
+    assert told["each_trial"][0]["epsilon"] == max(spent(release(8, 3)).epsilon or 0, spent(release(5)).epsilon or 0)
+
+
+def test_no_choice_is_told_as_such() -> None:
+    assert (
+        "choosing among these trials is not covered" in statement([spent(release(8), trials=2)], SWEEP)["warnings"][0]
+    )
+    assert statement([spent(release(8))], SWEEP)["warnings"] == []
+
+
+def test_shared_noise_has_no_statement_together() -> None:
+    shared = SWEEP.model_copy(update={"seeds": "shared"})
+    told = statement([spent(release(8)), spent(release(5))], shared)["all_trials"]
+    assert told["epsilon"] is None and "share seeds" in told["note"]
+
+
+def test_different_adjacencies_have_no_statement_together() -> None:
+    told = statement([spent(release(8)), spent(release(5, adjacency="zero-out"))], SWEEP)
+    assert told["all_trials"]["epsilon"] is None
+    assert [one["adjacency"] for one in told["each_trial"]] == ["add-remove", "zero-out"]
+
+
+def test_a_trial_without_privacy_leaves_nothing_to_state() -> None:
+    told = statement([spent(release(8)), None], SWEEP)
+    assert told["all_trials"] is None
+    assert "no privacy at all" in told["warnings"][0]
+
+
+def test_the_exponential_choice_composes_with_everything() -> None:
+    sweep = SWEEP.model_copy(update={"select": ExponentialChoice(epsilon=0.5)})
+    told = statement([spent(release(8), trials=4)], sweep)["choice"]
+    everything = [release(8, 4), Release(PureDP(0.5, "add-remove", "exponential"))]
+    assert told["epsilon"] <= accountants.get("rdp").epsilon(everything, 1e-5) * (1 + 1e-9)
+    assert told["epsilon"] > accountants.get("gaussian").epsilon([release(8, 4)], 1e-5)
+
+
+@pytest.mark.parametrize("law", ["geometric", "logarithmic", "poisson"])
+def test_the_best_of_equal_cells_costs_what_the_theorem_says(law: str) -> None:
+    choice = Choice(10, law)
+    one = BestOfTrials(choice).epsilon([release(8)], 1e-5)
+    assert BestOfCells(choice).epsilon_of_any([[release(8)]] * 3, 1e-5) == one
+
+
+@pytest.mark.parametrize("law", ["geometric", "poisson"])
+def test_the_best_of_unequal_cells_costs_at_least_that_of_the_worst(law: str) -> None:
+    choice = Choice(10, law)
+    mixed = BestOfCells(choice).epsilon_of_any([[release(8)], [release(4)], [release(100)]], 1e-5)
+    assert mixed == pytest.approx(BestOfTrials(choice).epsilon([release(4)], 1e-5), rel=1e-12)
+    crossing = [[release(4)], [Release(PureDP(1.2, "add-remove"))]]
+    alone = [BestOfTrials(choice).epsilon(releases, 1e-5) for releases in crossing]
+    assert BestOfCells(choice).epsilon_of_any(crossing, 1e-5) >= min(alone)
+
+
+def test_random_stopping_is_stated_for_all_cells_not_for_those_drawn() -> None:
+    sweep = SWEEP.model_copy(update={"select": RandomStopping(mean=10)})
+    drawn = [spent(release(8))]
+    narrow, wide = (
+        statement(drawn, sweep, cells)["choice"]["epsilon"] for cells in ([[release(8)]], [[release(8)], [release(4)]])
+    )
+    assert wide > narrow > (drawn[0].epsilon or 0)
+    assert statement(drawn, sweep, None)["choice"]["epsilon"] is None

@@ -1,0 +1,272 @@
+"""`dpsgd sweep` from end to end: what is finished stays, what fails is told and tried again, nothing is corrupted."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpsgd_cli import experiment
+from dpsgd_cli.errors import ModelError
+from dpsgd_cli.results import store
+from tests.sweep.conftest import FAST, Sweep
+
+GRID = "grid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
+
+
+DRAWN = 2  # runs that a Poisson number of mean 6 gives at seed 1
+
+
+def table(out: Path) -> list[dict[str, str]]:
+    (file,) = out.glob("*.table.csv")
+    with file.open(newline="") as content:
+        return list(csv.DictReader(content))
+
+
+def result(out: Path) -> dict[str, Any]:
+    (file,) = out.glob("*.result.json")
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def test_a_sweep_writes_every_cell_a_table_and_what_it_cost(sweep: Sweep, out: Path) -> None:
+    done = sweep(GRID)
+    assert done.exit_code == 0, done.output
+    assert "pack 1/1: 4 cells, 4 trials" in done.stderr
+    rows = table(out)
+    assert [(row["method.learning_rate"], row["privacy.clipping.norm"]) for row in rows] == [
+        ("1", "0.5"), ("1", "1"), ("2", "0.5"), ("2", "1"),
+    ]  # fmt: skip
+    assert {row["status"] for row in rows} == {"done"}
+    assert all(store.is_complete(out / row["directory"]) for row in rows)
+    privacy = result(out)["privacy"]
+    assert privacy["all_trials"]["epsilon"] > privacy["each_trial"][0]["epsilon"]
+    assert "choosing among these trials is not covered" in done.stdout
+
+
+def test_a_finished_cell_is_never_run_again(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep("grid: {method.learning_rate: [1]}\n")
+    trained: list[int] = []
+    run_pack = experiment.run_pack
+
+    def counted(members: Any, options: Any) -> Any:
+        trained.append(len(members))
+        return run_pack(members, options)
+
+    monkeypatch.setattr(experiment, "run_pack", counted)
+    assert "1 of 2 cells were run before" in sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n").stderr
+    assert trained == [1]
+    sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n")
+    assert trained == [1]
+
+
+def test_a_dry_run_prices_every_cell_and_writes_nothing(sweep: Sweep, out: Path) -> None:
+    done = sweep(GRID, "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("noise 4, epsilon ") == 4
+    assert "pack 1: 4 cells, 4 trials, about" in done.stdout
+    assert "all trials together" in done.stdout
+    assert not out.exists()
+
+
+def test_a_dry_run_tells_every_cell_that_cannot_run(sweep: Sweep) -> None:
+    done = sweep("grid: {method.batch_size: [100, 5000], privacy.adjacency: [add-remove, replace-one]}\n", "--dry-run")
+    assert done.exit_code == 2
+    assert done.stdout.count("ERROR, see below") == 3
+    assert done.stderr.count("method.batch_size is 5000, more than the 1438 training records") == 2
+    assert done.stderr.count("poisson batches are accounted for add-remove and zero-out only") == 1
+
+
+def break_cells(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
+    """Packs that hold a cell of this learning rate fail."""
+    run_pack = experiment.run_pack
+
+    def run(members: Any, options: Any) -> Any:
+        if any(member.loaded.recipe.method.learning_rate == rate for member in members):
+            raise ModelError("broken for this test")
+        return run_pack(members, options)
+
+    monkeypatch.setattr(experiment, "run_pack", run)
+
+
+def test_a_failed_cell_is_recorded_and_the_others_go_on(
+    sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = "grid: {method.learning_rate: [1, 2, 3, 4, 5]}\n"
+    with monkeypatch.context() as patch:
+        break_cells(patch, 2.0)
+        failed = sweep(blocks)
+    assert (failed.exit_code, "1 of 5 cells failed; --retry-failed" in failed.stderr) == (1, True)
+    assert [row["status"] for row in table(out)] == ["done", "failed", "done", "done", "done"]
+    (record,) = out.glob("*.failed.json")
+    assert json.loads(record.read_text())["error"] == "broken for this test"
+    again = sweep(blocks)
+    assert again.exit_code == 1 and "pack" not in again.stderr
+    retried = sweep(blocks, "--retry-failed")
+    assert retried.exit_code == 0, retried.output
+    assert {row["status"] for row in table(out)} == {"done"}
+    assert list(out.glob("*.failed.json")) == []
+
+
+def test_fail_fast_stops_at_the_first(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_cells(monkeypatch, 1.0)
+    done = sweep("grid: {method.learning_rate: [1, 2]}\nmost_trials: 1\n", "--fail-fast")
+    assert (done.exit_code, "broken for this test; stopped because of --fail-fast" in done.stderr) == (1, True)
+    assert not [path for path in out.iterdir() if path.is_dir()]
+
+
+def test_shards_write_one_union(sweep: Sweep, tmp_path: Path) -> None:
+    for shard in ("1/3", "3/3", "2/3"):
+        assert sweep(GRID, "--shard", shard, out="shards").exit_code == 0
+    assert sweep(GRID, "most_trials=1", out="whole").exit_code == 0
+    keep = ("method.learning_rate", "privacy.clipping.norm", "status", "test_accuracy", "epsilon", "directory")
+    ours, theirs = ([{key: row[key] for key in keep} for row in table(tmp_path / name)] for name in ("shards", "whole"))
+    assert ours == theirs
+
+
+def test_status_says_what_is_done_failed_and_missing(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_cells(monkeypatch, 2.0)
+    sweep(GRID, "--shard", "1/2")
+    from click.testing import CliRunner
+
+    from dpsgd_cli.main import main
+
+    done = CliRunner().invoke(main, ["sweep", "status", str(tmp_path / "out")])
+    assert "1 of 4 cells done (1 of 4 trials), 1 failed, 2 missing" in done.stdout
+    assert "broken for this test" in done.stdout
+    (tmp_path / "empty").mkdir()
+    nothing = CliRunner().invoke(main, ["sweep", "status", str(tmp_path / "empty")])
+    assert (nothing.exit_code, "no sweep was begun here" in nothing.stderr) == (1, True)
+
+
+def test_an_interrupt_stops_and_the_same_command_goes_on(
+    sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_pack, calls = experiment.run_pack, []
+
+    def interrupted(members: Any, options: Any) -> Any:
+        calls.append(len(members))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return run_pack(members, options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "run_pack", interrupted)
+        stopped = sweep(GRID, "most_trials=2")
+    assert stopped.exit_code == 1 and "interrupted" in stopped.stderr
+    assert len([path for path in out.iterdir() if path.is_dir()]) == 2
+    assert list(out.glob("*.failed.json")) == []
+    assert sweep(GRID, "most_trials=2").exit_code == 0
+    assert {row["status"] for row in table(out)} == {"done"}
+
+
+def test_a_full_disk_is_told_and_nothing_half_written_stays(
+    sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, synced = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) > 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    done = sweep(GRID)
+    assert done.exit_code == 1
+    assert "No space left on device" in done.stderr and "free some space" in done.stderr
+    assert "Traceback" not in done.output
+    assert [path.name for path in out.iterdir() if path.is_dir() or ".failed" in path.name] == []
+
+
+def test_a_read_only_folder_is_told(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere, so the refusal is the file system's, by its number."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    done = sweep(GRID)
+    assert (done.exit_code, "results cannot be written here (Read-only file system)" in done.stderr) == (1, True)
+
+
+def test_a_place_that_is_no_folder_is_told(sweep: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = sweep(GRID, out="file/out")
+    assert (done.exit_code, "results cannot be written here (Not a directory)" in done.stderr) == (1, True)
+
+
+def test_two_sweeps_at_once_agree(sweep: Sweep, tmp_path: Path) -> None:
+    """Both run every cell into one folder; each ends well, and what lies there is whole and the same as from one."""
+    alone = sweep(GRID, "most_trials=1", out="alone")
+    assert alone.exit_code == 0
+    command = [
+        sys.executable,
+        "-m",
+        "dpsgd_cli",
+        "sweep",
+        str(tmp_path / "sweep.yaml"),
+        "most_trials=1",
+        "--out",
+        str(tmp_path / "both"),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    running = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in running:
+        _, told = process.communicate(timeout=120)
+        assert process.returncode == 0, told
+    assert table(tmp_path / "both") == table(tmp_path / "alone")
+    assert sorted(p.name for p in (tmp_path / "both").iterdir()) == sorted(
+        p.name for p in (tmp_path / "alone").iterdir()
+    )
+
+
+def test_random_stopping_publishes_the_best_run(sweep: Sweep, out: Path) -> None:
+    done = sweep(GRID + "select: {kind: random-stopping, law: poisson, mean: 6, seed: 1}\n")
+    assert done.exit_code == 0, done.output
+    rows, told = table(out), result(out)
+    assert told["privacy"]["choice"]["kind"] == "random-stopping"
+    assert told["privacy"]["choice"]["epsilon"] > told["privacy"]["each_trial"][0]["epsilon"]
+    best = max(
+        (trial["test_accuracy"], row["directory"]) for row in rows
+        for trial in store.read_document(out / row["directory"])["trials"]
+    )  # fmt: skip
+    assert told["chosen"]["directory"] == best[1]
+    assert sum(int(row["trials"]) for row in rows) == DRAWN
+
+
+def test_an_exponential_choice_is_made_once(sweep: Sweep, out: Path) -> None:
+    blocks = GRID + "select: {kind: exponential, epsilon: 1.0e-9}\n"
+    first = result(out)["chosen"] if sweep(blocks).exit_code == 0 else None
+    again = [result(out)["chosen"] for _ in range(5) if sweep(blocks).exit_code == 0]
+    assert first is not None and again == [first] * 5
+
+
+def test_the_exponential_choice_follows_the_counts(sweep: Sweep, out: Path) -> None:
+    """At epsilon 20 the best of counts hundreds apart wins but with probability below 1e-100."""
+    noisy = FAST.replace("initial: 4", "initial: 4000")
+    assert sweep(f"list:\n{noisy}{FAST}select: {{kind: exponential, epsilon: 20}}\n").exit_code == 0
+    assert result(out)["chosen"]["settings"]["privacy.schedule"]["initial"] == 4
+
+
+def test_a_sweep_over_lists_is_made_of_what_they_say(sweep: Sweep, out: Path) -> None:
+    assert sweep(f"list:\n{FAST}{FAST.replace('epochs: 1', 'epochs: 2')}").exit_code == 0
+    assert [row["epochs"] for row in table(out)] == ["1", "2"]
