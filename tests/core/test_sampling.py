@@ -170,7 +170,7 @@ def test_single_records_are_uniform_and_independent(make: MakeStreams) -> None:
     """6000 steps of 7 records: one record, two steps in a row, two trials; one that stands for two is found."""
     sampler = SingleSampler(make(2), 7)
     assert sampler.steps_per_epoch == 7
-    drawn = np.concatenate([sampler.batch(step).rows for step in range(6000)], axis=1)  # type: ignore[arg-type]
+    drawn = np.concatenate([sampler.batch(step).rows for step in range(6000)], axis=1)
     assert drawn.shape == (2, 6000) and drawn.dtype == np.int64
     for rows in (drawn[0], drawn[1], 7 * drawn[0, 0::2] + drawn[0, 1::2], 7 * drawn[0] + drawn[1]):
         cells = 7 if rows.max() < 7 else 49
