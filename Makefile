@@ -47,7 +47,7 @@ bench: venv ## Run the benchmarks against their peers (minutes)
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 reproduce-yu2019: venv ## Reproduce Yu et al. 2019 (needs mnist, breast-cancer-wisconsin and cifar10; about an hour)
-	$(BIN)/python benchmarks/yu2019/reproduce.py
+	$(BIN)/python -m benchmarks.yu2019.reproduce
 
 clean: ## Remove the virtual environment, builds and caches; results stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

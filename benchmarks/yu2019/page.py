@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pictures
-from cases import DECAYS, EPOCHS, SCHEDULES, cases
-
-from results import Found, Results, interval
+from benchmarks.yu2019 import pictures
+from benchmarks.yu2019.cases import DECAYS, EPOCHS, SCHEDULES, cases
+from benchmarks.yu2019.runs import Found, Results, interval
 
 PUBLISHED = {
     "uniform": 0.919,
@@ -112,8 +111,8 @@ def _table_2(results: Results) -> Section:
     said = [
         "",
         "Ours clip the whole gradient at 1, whiten the 60 directions by the released covariance, and learn at .15, so",
-        "that all noise is accounted for within rho 0.78125. Where the PCA (rho 0.001953125) does not fit beside the paper's",
-        "epochs it is outside the budget, as in the paper, and in the total that is shown.",
+        "that all noise is accounted for within rho 0.78125. Where the PCA (rho 0.001953125) does not fit beside the",
+        "paper's epochs it is outside the budget, as in the paper, and in the total that is shown.",
     ]
     return Section("Table II: schedules at rho = 0.78125 on MNIST", [*_rows(header, rows), *said])
 
@@ -149,8 +148,8 @@ def _as_published(results: Results) -> Section:
     header = ("schedule", "paper", "ours, as published", "its rho", "its epsilon", "ours at rho 0.78125")
     said = [
         "",
-        "The published code clips each of the two layers at 4 and adds noise 4 sigma to each, but accounts for one Gaussian",
-        "of multiplier sigma. The two layers together are one of sigma / sqrt(2), so its rho is twice what the paper says.",
+        "The published code clips each of the two layers at 4 and adds noise 4 sigma to each, but accounts for one",
+        "Gaussian of multiplier sigma. The two layers together are one of sigma / sqrt(2): twice the rho it states.",
     ]
     return Section("The published noise, and what it honestly costs", [*_rows(header, rows), *said])
 
@@ -196,7 +195,7 @@ def _cifar(results: Results) -> Section:
     ]
     said = [
         "",
-        "The paper's features are those of VGG16 trained on ImageNet; ours are a wavelet scattering transform, which needs",
-        "no data. The test set here is the first 1,000 records where only those are on disk.",
+        "The paper's features are those of VGG16 trained on ImageNet; ours are a wavelet scattering transform, which",
+        "needs no data. The test set here is the first 1,000 records where only those are on disk.",
     ]
     return Section("CIFAR-10, frozen features", [*_rows(("schedule", "paper", "ours", "epochs"), rows), *said])

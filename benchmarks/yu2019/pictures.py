@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from cases import DECAYS, LENGTHS, SCHEDULES, SOLVED
 
+from benchmarks.yu2019.cases import DECAYS, LENGTHS, SCHEDULES, SOLVED
+from benchmarks.yu2019.runs import Found, Results, numbers
 from dpsgd_cli.privacy.plan import make_plan
 from dpsgd_cli.recipe.loading import load_recipe
-from results import Found, Results, numbers
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -55,7 +55,7 @@ def solved(kind: str, epochs: int) -> float:
     plan = make_plan(recipe, 60_000)
     answer = solve_schedule(recipe.privacy.schedule, epochs, lambda z: sum(0.5 / x**2 for x in z) <= 0.78125, 1e-9)
     assert len(plan.epochs) == epochs
-    return float(answer.decay)  # type: ignore[union-attr, arg-type]
+    return float(answer.decay)  # type: ignore[union-attr]
 
 
 def _curves(results: Results, axes: Any, column: str, kinds: tuple[str, ...]) -> bool:

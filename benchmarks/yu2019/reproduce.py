@@ -1,6 +1,6 @@
 """Reproduce Yu et al. 2019, "Differentially Private Model Publishing for Deep Learning", end to end.
 
-    DPSGD_DATA=... make reproduce-yu2019            (or: python benchmarks/yu2019/reproduce.py --help)
+    DPSGD_DATA=... make reproduce-yu2019            (or: python -m benchmarks.yu2019.reproduce --help)
 
 Trains every case of `cases.py` and writes `results/yu2019/README.md` with its pictures. A case that is finished is not
 trained again, so the same command continues after a stop. `--page-only` writes the page from what there is.
@@ -17,9 +17,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
-
-from cases import Case, cases  # noqa: E402
+from benchmarks.yu2019.cases import Case, cases
 
 
 def train(case: Case, out: Path) -> tuple[str, float, str]:
@@ -62,7 +60,7 @@ def main() -> int:
     chosen = [case for case in cases(settings.repeats) if case.name.startswith(settings.only)]
     failed = [] if settings.page_only else train_all(chosen, settings.out / "runs", settings.workers)
 
-    import page
+    from benchmarks.yu2019 import page
 
     page.write(settings.out, settings.repeats)
     print(f"wrote {settings.out / 'README.md'}")

@@ -20,7 +20,7 @@ def feature_norm_bound(data: schema.Data, base: Path) -> float | None:
     unit-norm the whole row is at most 1, and a projection makes no row longer.
     """
     layout = catalog.load_card(data.name).layout if data.name is not None else own_file.read(data, base).layout
-    steps = preparation._steps(data, "add-remove")
+    steps = preparation._steps(data, "add-remove", base)
     layouts = preparation._plan(steps, layout)
     whole: float | None = None
     constants = 0.0
@@ -30,7 +30,8 @@ def feature_norm_bound(data: schema.Data, base: Path) -> float | None:
         elif isinstance(step, preprocess.AppendConstant):
             constants += step.value**2
         elif isinstance(step, preprocess.Project):
-            whole, constants = _length(whole, before, constants), 0.0
+            # whitening stretches some directions
+            whole, constants = None if step.whiten else _length(whole, before, constants), 0.0
         elif isinstance(step, preprocess.Rescale):
             whole = None
     return _length(whole, layouts[-1], constants)

@@ -18,6 +18,7 @@ import numpy as np
 
 from dpsgd_cli.data import catalog, own_file, preprocess, readers
 from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Source
+from dpsgd_cli.data.features import Extract, extractor
 from dpsgd_cli.data.splits import count_test, cut, pool, validation_split
 from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
@@ -35,7 +36,7 @@ def outline(data: schema.Data, base: Path) -> Outline:
 
     Raises DataError or UsageError for what `prepare` would refuse for the same reason.
     """
-    steps = _steps(data, "add-remove")
+    steps = _steps(data, "add-remove", base)
     if data.name is None:
         source = own_file.read(data, base)
         train, test = len(source.train), len(source.test) if source.test else 0
@@ -75,7 +76,7 @@ def prepare(
     Raises DataError naming the file, column or step that is at fault.
     """
     source = own_file.read(data, base) if data.name is None else readers.read(catalog.load_card(data.name))
-    steps = _steps(data, adjacency)
+    steps = _steps(data, adjacency, base)
     layouts = _plan(steps, source.layout)
     train, test = _parts(source, data)
     train, validation = (train, None) if data.validation is None else cut(train, validation_split(data.validation))
@@ -98,7 +99,7 @@ def prepare(
             *_validation_declarations(data, len(beside) - len(test)),
         ),
         nonprivate=nonprivate,
-        sha256=source.sha256,
+        sha256=source.sha256 | _weights(steps),
         warnings=(*source.warnings, *nonprivate),
         released=pipeline.released,
         validation_x=None if validation is None else validation_x,
@@ -169,11 +170,12 @@ def _float32(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x, np.float32)
 
 
-def _steps(data: schema.Data, adjacency: Adjacency) -> list[Step]:
+def _steps(data: schema.Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
     chosen: Sequence[schema.PreprocessStep] | None = data.preprocess
     if chosen is None:
         chosen = DEFAULT_STEPS if data.name is None else catalog.load_card(data.name).preprocess
-    return preprocess.build(chosen, adjacency)
+    first: list[Step] = [] if data.features is None else [extractor(data.features, base)]
+    return [*first, *preprocess.build(chosen, adjacency)]
 
 
 def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
@@ -226,3 +228,9 @@ def _validation_declarations(data: schema.Data, records: int) -> tuple[str, ...]
         f"The {records} validation records, cut from the training data, are declared public: the statement does not"
         " protect whoever is in them.",
     )
+
+
+def _weights(steps: Sequence[Step]) -> dict[str, str]:
+    """SHA-256 of what frozen extractors were loaded from."""
+    loaded = [step for step in steps if isinstance(step, Extract) and step.declaration is not None]
+    return {"features": loaded[0].identity} if loaded else {}

@@ -33,6 +33,13 @@ from dpsgd_cli.recipe.schema.data import (
     UnitNorm,
     ValidationSet,
 )
+from dpsgd_cli.recipe.schema.features import (
+    Extractor,
+    Features,
+    PretrainedFeatures,
+    ScatteringFeatures,
+    TorchvisionFeatures,
+)
 from dpsgd_cli.recipe.schema.method import (
     Adam,
     AllIterates,
@@ -81,6 +88,7 @@ from dpsgd_cli.recipe.schema.schedule import (
 )
 
 __all__ = [
+    "PREPROCESS",
     "Adam",
     "AllIterates",
     "Auto",
@@ -101,6 +109,8 @@ __all__ = [
     "Ema",
     "EpsilonBudget",
     "ExponentialDecay",
+    "Extractor",
+    "Features",
     "FlatClipping",
     "FullBatch",
     "FullGradient",
@@ -119,13 +129,13 @@ __all__ = [
     "OneHot",
     "Optimizer",
     "OutputPerturbationMethod",
-    "PREPROCESS",
     "Pca",
     "PerLayerClipping",
     "Piecewise",
     "PolynomialDecay",
     "Positive",
     "PreprocessStep",
+    "PretrainedFeatures",
     "PrivGeneMethod",
     "Privacy",
     "PythonMethod",
@@ -135,6 +145,7 @@ __all__ = [
     "RhoBudget",
     "Runtime",
     "Scale",
+    "ScatteringFeatures",
     "Schedule",
     "Section",
     "Sgd",
@@ -146,6 +157,7 @@ __all__ = [
     "StepRate",
     "TailIterates",
     "TimeDecay",
+    "TorchvisionFeatures",
     "Uniform",
     "UnitNorm",
     "Validation",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from dpsgd_cli.recipe.schema.base import Count, Interval, Positive, Section, Values
+from dpsgd_cli.recipe.schema.features import Features
 
 
 class OneHot(Section):
@@ -132,6 +133,7 @@ class Data(Section):
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
+    features: Features | None = Field(None, description="A frozen extractor, before any preprocessing.")
     validation: ValidationSet | None = Field(None, description="Rows of the training part to validate on.")
     preprocess: list[PreprocessStep] | None = Field(
         None, description="Steps in order; left out, the card's own default (a file: scale by bounds, then one-hot)."

@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cases import Case
-
+from benchmarks.yu2019.cases import Case
 from dpsgd_cli.experiment import result_directory
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store

@@ -1,0 +1,1 @@
+"""Measurements beside peers and papers. Never imported by the package."""

@@ -1,0 +1,131 @@
+"""The wavelet scattering transform of images, to order 2: features that need no training, no weights and no data.
+
+Bruna and Mallat 2013, "Invariant scattering convolution networks"; filters and padding are those of Kymatio
+(Andreux et al. 2020, JMLR 21(60)), so that published settings mean the same. Differentiable, but used frozen.
+Not here: what is done with the coefficients (`data/features.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_WIDTH = 0.8
+_FREQUENCY = 3 * math.pi / 4
+
+
+@dataclass(frozen=True)
+class Scattering:
+    """Scattering of (B, C, side, side) images: J = `scales`, L = `orientations`.
+
+    Coefficients of one channel: 1 average, L J of order 1, L^2 J (J - 1) / 2 of order 2, each on a grid of
+    side / 2^J points a side. They are scaled as the image is, and move by at most as much as it (in L2, to rounding).
+    """
+
+    side: int
+    scales: int = 2
+    orientations: int = 8
+
+    @property
+    def paths(self) -> int:
+        """Coefficients of one channel at one place."""
+        second = self.orientations**2 * self.scales * (self.scales - 1) // 2
+        return 1 + self.orientations * self.scales + second
+
+    @property
+    def grid(self) -> int:
+        """Places a side."""
+        return self.side // 2**self.scales
+
+    @property
+    def padded(self) -> int:
+        """Side of the image with at least 2^J reflected pixels around it."""
+        unit = 2**self.scales
+        return ((self.side + unit) // unit + 1) * unit
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, C, side, side) -> (B, C * paths, grid, grid), order 0, then 1, then 2 within each channel."""
+        batch, channels = images.shape[:2]
+        flat = images.reshape(batch * channels, 1, self.side, self.side)
+        before = (self.padded - self.side) // 2
+        after = self.padded - self.side - before
+        x = torch.nn.functional.pad(flat, (before, after, before, after), mode="reflect").squeeze(1)
+        found = [self._average(x, 0)[:, None], *self._higher(x)]
+        return torch.cat(found, dim=1).reshape(batch, channels * self.paths, self.grid, self.grid)
+
+    def _higher(self, x: Tensor) -> list[Tensor]:
+        first: list[Tensor] = []
+        second: list[Tensor] = []
+        spectrum = torch.fft.fft2(x)
+        for j in range(self.scales):
+            envelope = self._envelope(spectrum[:, None], j, 0)
+            first.append(self._average(envelope, j))
+            inner = torch.fft.fft2(envelope)
+            for k in range(j + 1, self.scales):
+                deeper = self._envelope(inner[:, :, None], k, j)
+                second.append(self._average(deeper, k).flatten(1, 2))
+        return [*first, *second]
+
+    def _envelope(self, spectrum: Tensor, scale: int, at: int) -> Tensor:
+        """|x * psi_scale| of every orientation on every 2^scale-th pixel, from the spectrum of x at scale `at`."""
+        filters = _wavelets(self.padded, scale, self.orientations, at).to(spectrum.device)
+        return torch.fft.ifft2(_fold(spectrum * filters, 2 ** (scale - at))).abs()
+
+    def _average(self, x: Tensor, at: int) -> Tensor:
+        """The low-pass of x, given at scale `at`, on the grid: the Gaussian is separable, so two matrix products."""
+        rows = _low_pass(self, at).to(x)
+        return rows @ x @ rows.T
+
+
+def _fold(spectrum: Tensor, step: int) -> Tensor:
+    """The spectrum of every `step`-th point: the mean of the spectrum's aliases."""
+    if step == 1:
+        return spectrum
+    *front, height, width = spectrum.shape
+    return spectrum.reshape(*front, step, height // step, step, width // step).mean(dim=(-4, -2))
+
+
+@functools.lru_cache(maxsize=64)
+def _wavelets(side: int, scale: int, orientations: int, at: int) -> Tensor:
+    """Fourier transforms (L, side / 2^at, side / 2^at), real, of the Morlet wavelets of one scale."""
+    width, frequency = _WIDTH * 2**scale, _FREQUENCY / 2**scale
+    made = []
+    for index in range(orientations):
+        angle = (orientations - orientations // 2 - 1 - index) * math.pi / orientations
+        slant = 4.0 / orientations
+        wave, bump = (_gabor(side, width, angle, f, slant) for f in (frequency, 0.0))
+        made.append(np.fft.fft2(wave - wave.sum() / bump.sum() * bump).real)
+    filters = _fold(torch.from_numpy(np.stack(made)), 2**at) * 4**at if at else torch.from_numpy(np.stack(made))
+    return filters.to(torch.float32)
+
+
+def _gabor(side: int, width: float, angle: float, frequency: float, slant: float) -> np.ndarray:
+    """An elongated Gaussian times a plane wave, wrapped around the (side, side) torus; complex."""
+    wrapped = np.zeros((side, side), complex)
+    for down, right in itertools.product(range(-2, 3), repeat=2):
+        y, x = np.mgrid[down * side : (down + 1) * side, right * side : (right + 1) * side].astype(float)
+        along = y * math.cos(angle) + x * math.sin(angle)
+        across = -y * math.sin(angle) + x * math.cos(angle)
+        wrapped += np.exp(-(along**2 + (slant * across) ** 2) / (2 * width**2) + 1j * frequency * along)
+    return np.asarray(wrapped * slant / (2 * math.pi * width**2))
+
+
+@functools.lru_cache(maxsize=16)
+def _low_pass(shape: Scattering, at: int) -> Tensor:
+    """(grid, padded / 2^at): periodic smoothing with the widest Gaussian, then every 2^(J - at)-th point, cropped."""
+    side, step = shape.padded, 2**shape.scales
+    width = _WIDTH * 2 ** (shape.scales - 1)
+    distance = np.arange(side) + side * np.arange(-2, 3)[:, None]
+    kernel = np.exp(-(distance**2) / (2 * width**2)).sum(axis=0) / math.sqrt(2 * math.pi * width**2)
+    spectrum = np.fft.fft(kernel).real
+    small = np.fft.ifft(spectrum.reshape(2**at, -1).mean(axis=0) * 2**at if at else spectrum).real
+    points = len(small)
+    places = (np.arange(side // step) * (step // 2**at))[1 : 1 + shape.grid]
+    matrix = small[(places[:, None] - np.arange(points)) % points]
+    return torch.from_numpy(matrix).to(torch.float32)

@@ -1,0 +1,304 @@
+"""Frozen feature extractors, as a first preprocessing step that acts on each record alone.
+
+Guarantee: the extractor is fixed before the training rows are read, so what it makes of a record depends on that
+record only, neighbouring data sets stay neighbouring, and the features cost nothing. That holds because what it was
+made from is public: nothing at all (scattering), ImageNet (torchvision), or data that the recipe declares public
+(pretrained). The last two are listed among the result's declarations.
+
+Features of data that do not change are kept in the user's cache, by the content of the rows and of the extractor.
+Not here: the scattering transform itself (`core/scattering.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpsgd_cli.data.dataset import Layout
+from dpsgd_cli.data.step import Draw, Step, Transform
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe import schema
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS_AT_ONCE = 16
+MOST_KEPT_BYTES = 2_000_000_000
+VERSION = 1
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Network = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
+class Extract(Step):
+    """Rows (N, C, side, side) or (N, D) to features. Subclasses bring the network."""
+
+    rows_at_once = ROWS_AT_ONCE
+
+    def __init__(self, settings: schema.Extractor, base: Path) -> None:
+        self.settings = settings
+        self.base = base
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """What tells this extractor from any other, beside the settings: the SHA-256 of its weights."""
+
+    @abstractmethod
+    def network(self, shape: tuple[int, ...]) -> Network:
+        """The frozen network for inputs of `shape`; DataError when it does not take them."""
+
+    def plan(self, layout: Layout) -> Layout:
+        import torch
+
+        if layout.columns is not None and layout.categorical:
+            raise DataError(f"data.features: {self.settings.kind} takes numbers, not categories")  # type: ignore[attr-defined]
+        probe = torch.zeros(1, *layout.shape)
+        return Layout(tuple(self._run(self.network(layout.shape), probe).shape[1:]))
+
+    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+        del rows
+        network: list[Network] = []
+
+        def transform(x: np.ndarray) -> np.ndarray:
+            kept = self._place(x)
+            if kept.is_file():
+                return np.asarray(np.load(kept))
+            if not network:
+                network.append(self.network(layout.shape))
+            out = self._extract(network[0], x)
+            _keep(kept, out)
+            return out
+
+        return lambda draw: transform
+
+    def _extract(self, network: Network, x: np.ndarray) -> np.ndarray:
+        import torch
+
+        found = []
+        for start in range(0, len(x), self.rows_at_once):
+            block = torch.from_numpy(np.ascontiguousarray(x[start : start + self.rows_at_once], np.float32))
+            found.append(self._run(network, block).numpy())
+        if not found:
+            return np.zeros((0, *self.plan(Layout(x.shape[1:])).shape), np.float32)
+        return np.concatenate(found)
+
+    def _run(self, network: Network, block: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        with torch.inference_mode():
+            try:
+                maps = network(block)
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise DataError(
+                    f"data.features: the network does not take inputs of shape {tuple(block.shape[1:])}: {error}"
+                ) from error
+            return _normalised(_pooled(maps, self.settings.pool), self.settings.groups)
+
+    def _place(self, x: np.ndarray) -> Path:
+        import pooch
+
+        told = json.dumps([VERSION, self.settings.model_dump(), self.identity, x.shape], sort_keys=True, default=str)
+        name = hashlib.sha256(told.encode())
+        name.update(np.ascontiguousarray(x).data)
+        return Path(pooch.os_cache("dpsgd")) / "features" / f"{name.hexdigest()[:32]}.npy"
+
+
+class Scatter(Extract):
+    """Wavelet scattering coefficients of square images."""
+
+    settings: schema.ScatteringFeatures
+
+    @property
+    def identity(self) -> str:
+        return "scattering"
+
+    def network(self, shape: tuple[int, ...]) -> Network:
+        from dpsgd_cli.core.scattering import Scattering
+
+        if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 2 ** (self.settings.scales + 1):
+            least = 2 ** (self.settings.scales + 1)
+            raise DataError(
+                f"data.features: scattering takes square images (channels, side, side) of side {least} or more, but a"
+                f" record is {shape}"
+            )
+        return Scattering(shape[1], self.settings.scales, self.settings.orientations)
+
+
+class Torchvision(Extract):
+    """A torchvision network with weights from a file or torch's cache; nothing is downloaded."""
+
+    settings: schema.TorchvisionFeatures
+
+    def __init__(self, settings: schema.TorchvisionFeatures, base: Path) -> None:
+        super().__init__(settings, base)
+        self.declaration = (
+            f"The features are those of torchvision's {settings.network}, whose training data (ImageNet) are public."
+        )
+
+    @property
+    def identity(self) -> str:
+        return _sha256(self._file())
+
+    def _file(self) -> Path:
+        """Where the weights lie."""
+        import torch
+
+        if self.settings.weights is not None:
+            path = self.base / self.settings.weights
+            if not path.is_file():
+                raise DataError(f"data.features.weights: {path} does not exist")
+            return path
+        folder = Path(torch.hub.get_dir()) / "checkpoints"
+        found = sorted(folder.glob(f"{self.settings.network}-*.pth"))
+        if not found:
+            raise DataError(
+                f"data.features: no weights of {self.settings.network} in {folder}; fetch them once with `python -c"
+                f" \"import torchvision; torchvision.models.get_model('{self.settings.network}', weights='DEFAULT')\"`,"
+                " or give data.features.weights"
+            )
+        return found[0]
+
+    def network(self, shape: tuple[int, ...]) -> Network:
+        import torch
+
+        try:
+            import torchvision  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise DataError("data.features: torchvision is not installed; pip install torchvision") from None
+        if len(shape) != 3 or shape[0] != 3:
+            raise DataError(f"data.features: torchvision networks take colour images (3, height, width), not {shape}")
+        try:
+            whole = torchvision.models.get_model(self.settings.network, weights=None)
+            state = torch.load(self._file(), map_location="cpu", weights_only=True)
+            whole.load_state_dict(state)
+            part = whole.get_submodule(self.settings.part)
+        except (ValueError, RuntimeError, AttributeError, KeyError, OSError) as error:
+            raise DataError(f"data.features: {self.settings.network}.{self.settings.part}: {error}") from error
+        part.eval().requires_grad_(False)
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+
+        def run(images: torch.Tensor) -> torch.Tensor:
+            x = (images - mean) / std
+            if self.settings.side is not None:
+                side = (self.settings.side, self.settings.side)
+                x = torch.nn.functional.interpolate(x, side, mode="bilinear", antialias=True)
+            out: torch.Tensor = part(x)
+            return out
+
+        return run
+
+
+class Pretrained(Extract):
+    """The network of a finished result, without its last layer with parameters."""
+
+    settings: schema.PretrainedFeatures
+    rows_at_once = 256
+
+    def __init__(self, settings: schema.PretrainedFeatures, base: Path) -> None:
+        super().__init__(settings, base)
+        self.declaration = f"The features are those of the network in {settings.result}; its training data are declared public."
+
+    @property
+    def folder(self) -> Path:
+        return self.base / self.settings.result
+
+    @property
+    def identity(self) -> str:
+        return _sha256(self.folder / "model.safetensors")
+
+    def network(self, shape: tuple[int, ...]) -> Network:
+        import torch
+        from safetensors.torch import load_file
+
+        from dpsgd_cli.core import models
+        from dpsgd_cli.recipe.loading import load_recipe
+
+        if not (self.folder / "model.safetensors").is_file():
+            raise DataError(
+                f"data.features.result: {self.folder} holds no model.safetensors; train that recipe with"
+                " save_model: true first"
+            )
+        loaded = load_recipe(str(self.folder / "recipe.yaml"))
+        state = load_file(self.folder / "model.safetensors")
+        own = {name.removeprefix("trial-0/"): value for name, value in state.items() if not _of_later_trial(name)}
+        outputs = len(list(own.values())[-1])
+        whole = models.builder(loaded.recipe.model, shape, outputs, loaded.base)()
+        try:
+            whole.load_state_dict(own)
+        except RuntimeError as error:
+            raise DataError(
+                f"data.features.result: {self.folder}: the network does not fit {shape}: {error}"
+            ) from error
+        if not isinstance(whole, torch.nn.Sequential):
+            raise DataError(
+                f"data.features.result: {self.folder}: only built-in models can be cut before their last layer"
+            )
+        return whole[:-1].eval().requires_grad_(False)
+
+
+EXTRACTORS: dict[str, Callable[[Any, Path], Extract]] = {
+    "scattering": Scatter,
+    "torchvision": Torchvision,
+    "pretrained": Pretrained,
+}
+
+
+def extractor(settings: schema.Features, base: Path) -> Extract:
+    """The step of `data.features`; relative paths start from `base`."""
+    return EXTRACTORS[settings.kind](settings, base)
+
+
+def _of_later_trial(name: str) -> bool:
+    return name.startswith("trial-") and not name.startswith("trial-0/")
+
+
+def _pooled(maps: torch.Tensor, places: int | None) -> torch.Tensor:
+    if places is None:
+        return maps
+    if maps.dim() != 4:
+        raise DataError(f"data.features.pool: one record gives {tuple(maps.shape[1:])}, which has no places to pool")
+    import torch
+
+    return torch.nn.functional.adaptive_avg_pool2d(maps, places)
+
+
+def _normalised(maps: torch.Tensor, groups: int | None) -> torch.Tensor:
+    """Each record's channels, in groups of neighbours, shifted and scaled to mean 0 and variance 1."""
+    if groups is None:
+        return maps
+    if maps.shape[1] % groups:
+        raise DataError(f"data.features.groups: {maps.shape[1]} channels cannot be cut into {groups} equal groups")
+    grouped = maps.reshape(len(maps), groups, math.prod(maps.shape[1:]) // groups)
+    grouped = grouped - grouped.mean(dim=2, keepdim=True)
+    return (grouped / (grouped.square().mean(dim=2, keepdim=True) + 1e-5).sqrt()).reshape(maps.shape)
+
+
+def _keep(path: Path, out: np.ndarray) -> None:
+    """Keep features for the next run; a cache that cannot be written is no error."""
+    if out.nbytes > MOST_KEPT_BYTES:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{secrets.token_hex(8)}.npy")
+        np.save(temporary, out)
+        os.replace(temporary, path)
+    except OSError:
+        return
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"data.features: {path}: {error.strerror}") from None
