@@ -206,7 +206,9 @@ class Pretrained(Extract):
 
     def __init__(self, settings: schema.PretrainedFeatures, base: Path) -> None:
         super().__init__(settings, base)
-        self.declaration = f"The features are those of the network in {settings.result}; its training data are declared public."
+        self.declaration = (
+            f"The features are those of the network in {settings.result}, trained on data that are declared public."
+        )
 
     @property
     def folder(self) -> Path:
