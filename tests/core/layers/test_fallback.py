@@ -55,6 +55,7 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", BUILDS)
 @settings(max_examples=6)
 @given(data=st.data())
