@@ -184,6 +184,7 @@ class DpAgd(Method):
         pace, settings = self.paces[trial], self.settings[trial]
         pace.rejected = choice == 0
         if choice == 0:
+            pace.reach *= settings.alpha_shrink
             return
         pace.recent.append(length)
         if len(pace.recent) == settings.refresh:

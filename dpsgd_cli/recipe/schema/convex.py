@@ -39,6 +39,9 @@ class DpAgdMethod(FullBatch):
     alpha_max: Positive = Field(2.0, description="Longest step tried at first.")
     refresh: Count = Field(10, description="Steps after which the longest step is set anew.")
     alpha_growth: Positive = Field(0.1, description="It becomes (1 + this) times the longest step taken since.")
+    alpha_shrink: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Factor on the longest step tried after a choice to stay; 1 as published."
+    )
     objective_clip: Positive = Field(3.0, description="C_obj, bound on one record's loss in a selection.")
     gradient_clip: Positive = Field(3.0, description="C_grad, L2 bound on one record's gradient.")
     selection: Literal["laplace", "exponential"] = Field(
