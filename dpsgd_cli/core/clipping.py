@@ -48,6 +48,13 @@ class Diagnostics:
         self._pending: list[tuple[Tensor, Tensor | None, Tensor | None, Clipping | None]] = []
         self._held = 0
 
+    @classmethod
+    def of(cls, totals: dict[str, Tensor]) -> Diagnostics:
+        """Diagnostics that hold these sums, (R,) each."""
+        made = cls(len(totals["loss"]), totals["loss"].device)
+        made._totals = totals
+        return made
+
     def add(self, losses: Tensor, squares: Tensor | None, mask: Tensor | None, clipping: Clipping | None) -> None:
         """Losses (R, B), squared norms (M, R, B) or None when nothing is clipped, mask (R, B) or None."""
         self._pending.append((losses, squares, mask, clipping))
@@ -102,6 +109,9 @@ def add_clipped_sums(
     if clipping is None:
         squares = None
         weights = torch.ones_like(losses) if mask is None else mask.to(losses.dtype)
+        if mask is not None and not math.isfinite(losses.sum()):
+            for layer in pack.layers:
+                layer.erase(~mask)
         factors = [weights] * len(pack.layers)
     else:
         none = torch.zeros_like(losses)

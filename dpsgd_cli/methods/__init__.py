@@ -15,6 +15,7 @@ from dpsgd_cli.methods.majority import Majority
 from dpsgd_cli.methods.non_private import NonPrivate
 from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation
 from dpsgd_cli.methods.output_perturbation import OutputPerturbation
+from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.privgene import PrivGene
 from dpsgd_cli.methods.sgd import Sgd
 from dpsgd_cli.methods.sgd_baselines import SgdAdv, SgdMa
@@ -34,6 +35,7 @@ METHODS: dict[str, type[Method]] = {
     "privgene": PrivGene,
     "sgd-adv": SgdAdv,
     "sgd-ma": SgdMa,
+    "private-selection": PrivateSelection,
     "non-private": NonPrivate,
     "majority": Majority,
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, largest_rho
+from dpsgd_cli.privacy.candidates import plan_selection
 from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling, make_plan
 from dpsgd_cli.privacy.stability import sensitivity_of_descent
@@ -102,6 +103,10 @@ def _one_release(recipe: schema.Recipe, facts: Facts, release: Release) -> Plan:
     )  # fmt: skip
 
 
+def _private_selection(recipe: schema.Recipe, facts: Facts) -> Plan:
+    return plan_selection(recipe, facts.records, facts.before, facts.groups)
+
+
 def _output_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:
     """One Gaussian on the last iterate, of sensitivity that the problem's public constants give."""
     privacy = _privacy(recipe)
@@ -116,6 +121,7 @@ PLANNERS: dict[str, Callable[[schema.Recipe, Facts], Plan]] = {
     "objective-perturbation": _objective_perturbation,
     "output-perturbation": _output_perturbation,
     "majority": _majority,
+    "private-selection": _private_selection,
     # the moments accountant at all orders: its 32 integers cannot state an epsilon below log(1/delta)/32
     "sgd-ma": _by_accountant("rdp-markov"),
     "sgd-adv": _by_accountant("strong-composition"),

@@ -28,6 +28,11 @@ def _validation(recipe: Recipe) -> list[str]:
     cut, privacy = recipe.data.validation, recipe.privacy
     follows = privacy is not None and privacy.schedule.kind == "validation"
     problems = []
+    if recipe.method.kind == "private-selection":
+        if privacy is not None and "schedule" in privacy.model_fields_set:
+            problems.append("privacy.schedule: method private-selection has candidates instead; leave this out")
+        if recipe.data.task != "classification":
+            problems.append("method.kind: private-selection counts wrong predictions; it is for classification")
     if follows and cut is None:
         problems.append("privacy.schedule: validation needs data.validation, say {records: 1000, public: true}")
     if follows and recipe.data.task != "classification":

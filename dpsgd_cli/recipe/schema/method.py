@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Positive, Section
 from dpsgd_cli.recipe.schema.convex import ConvexMethod
-from dpsgd_cli.recipe.schema.schedule import Rate
+from dpsgd_cli.recipe.schema.schedule import Decay, Rate
 
 
 class Sgd(Section):
@@ -88,6 +88,16 @@ class DpSgdMethod(Gradient):
     kind: Literal["dp-sgd"] = "dp-sgd"
 
 
+class PrivateSelectionMethod(Gradient):
+    """Yu et al. 2019, IV-A3: train every candidate on a part of its own, publish one, chosen on the last part."""
+
+    kind: Literal["private-selection"] = "private-selection"
+    candidates: Annotated[list[Decay], Field(min_length=2)] = Field(
+        description="Schedules, each a section as under privacy.schedule; a part of the records for each, and one more."
+    )
+    epsilon: Positive = Field(1.0, description="Of the exponential mechanism that chooses: rho epsilon^2 / 8.")
+
+
 class FullGradient(Gradient):
     """Full-batch descent."""
 
@@ -132,6 +142,14 @@ class PythonMethod(Gradient):
 
 
 Method = Annotated[
-    SgdMethod | DpSgdMethod | GdMethod | DpGdMethod | SgdMaMethod | SgdAdvMethod | ConvexMethod | PythonMethod,
+    SgdMethod
+    | DpSgdMethod
+    | PrivateSelectionMethod
+    | GdMethod
+    | DpGdMethod
+    | SgdMaMethod
+    | SgdAdvMethod
+    | ConvexMethod
+    | PythonMethod,
     Field(discriminator="kind"),
 ]

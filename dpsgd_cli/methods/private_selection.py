@@ -1,0 +1,196 @@
+"""Private choice among schedules (Yu et al. 2019, IV-A3; Gupta et al. 2010): train k candidates, publish one.
+
+The training records are cut into k + 1 parts of N // (k + 1) (the last takes what is left over), by a permutation that
+depends on the seed and on N only. Candidate i is trained with DP-SGD on part i; on the last part its wrong predictions
+z_i are counted; index i is drawn with probability proportional to exp(-eps z_i / D), and its weights are published.
+D is 1 under zero-out (a null record is predicted wrong by nobody, so all counts move one way) and 2 under
+replace-one; the paper's exponent, eps z_i / 2, is the second.
+
+Proof. Under zero-out and replace-one N is the same in neighbouring data sets, hence so is the partition, and they
+differ in one part. (a) In part i: all trainings but that of candidate i have the same law, the last part is the same,
+and what is published is post-processing of candidate i's weights, other weights and the last part: rho_i-zCDP, rho_i
+being what training candidate i costs. (b) In the last part: all weights have the same law, and given them the choice is
+an exponential mechanism, whose loss has range eps: eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2; the paper says
+eps^2/2). So the whole is max(max_i rho_i, eps^2/8)-zCDP; the ledger records the dearest candidate's training AND the
+choice, whose sum is more than that maximum. Under add-remove the partition itself would move: refused.
+
+Not here: what candidates cost (`privacy/planning.py`), the draw itself (`core/selection.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core import models
+from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
+from dpsgd_cli.core.streams import Streams
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.privacy.candidates import SelectionPlan
+from dpsgd_cli.recipe import schema
+
+
+class CandidateStreams:
+    """A trial's streams under purposes of one candidate's own."""
+
+    def __init__(self, streams: Streams, name: str) -> None:
+        self.streams = streams
+        self.name = name
+        self.reproducible = streams.reproducible
+
+    def normal(self, purpose: str, counter: int, out: Tensor) -> Tensor:
+        return self.streams.normal(f"{self.name}/{purpose}", counter, out)
+
+    def binomial(self, purpose: str, counter: int, n: int, rate: float) -> int:
+        return self.streams.binomial(f"{self.name}/{purpose}", counter, n, rate)
+
+    def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
+        return self.streams.distinct(f"{self.name}/{purpose}", counter, n, size)
+
+    def permutation(self, purpose: str, counter: int, n: int) -> np.ndarray:
+        return self.streams.permutation(f"{self.name}/{purpose}", counter, n)
+
+    def integer(self, purpose: str) -> int:
+        return self.streams.integer(f"{self.name}/{purpose}")
+
+
+class PrivateSelection(Method):
+    """R trials of k candidates each train as one pack of R k."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        settings = context.recipes[0].method
+        assert isinstance(settings, schema.PrivateSelectionMethod)
+        self.settings = settings
+        self.plans = [_selection_plan(plan) for plan in context.plans]
+        self.candidates = len(settings.candidates)
+        self.parts = [self._part(trial) for trial in range(context.trials)]
+        self.inner = DpSgd(self._inner_context())
+        self.chosen: list[int] = []
+
+    def _part(self, trial: int) -> Tensor:
+        """The part (N,) of each record, 0 to k - 1 for the candidates and k for the judges."""
+        rows = self.context.table.rows
+        size = rows // (self.candidates + 1)
+        order = torch.from_numpy(self.context.streams[trial].permutation("parts", 0, rows))
+        part = torch.full((rows,), self.candidates)
+        for index in range(self.candidates):
+            part[order[index * size : (index + 1) * size]] = index
+        return part
+
+    def _inner_context(self) -> Context:
+        context, k = self.context, self.candidates
+        streams = tuple(CandidateStreams(own, f"candidate-{i}") for own in context.streams for i in range(k))
+        table = context.table
+        if table.own is not None:
+            raise PrivacyError("method private-selection cuts the records into parts of its own; leave folds out")
+        held_out = torch.stack([part != i for part in self.parts for i in range(k)], dim=1)
+        if table.per_trial:
+            table = replace(table, x=table.x.repeat_interleave(k, dim=0))
+        plans = tuple(one for plan in self.plans for one in plan.candidates)
+        return replace(
+            context,
+            recipes=tuple(one for plan in self.plans for one in plan.recipes),
+            plans=plans,
+            ledgers=tuple(plan.ledger() for plan in plans),
+            streams=streams,
+            pack=self._inner_pack(streams),
+            table=table.with_folds(held_out),
+        )
+
+    def _inner_pack(self, streams: tuple[CandidateStreams, ...]) -> Pack:
+        context, pack = self.context, self.context.pack
+        shape = context.table.input_shape
+        with torch.no_grad():
+            outputs = pack(pack.values.new_zeros(1, 1, *shape)).shape[-1]
+        build = models.builder(context.recipes[0].model, shape, outputs, context.base)
+        place = Place(pack.values.device, pack.values.dtype)
+        return Pack(build, [one.integer("init") for one in streams], place, pack.shares_input)
+
+    @property
+    def epochs(self) -> int:
+        return max(len(plan.epochs) for plan in self.plans)
+
+    @property
+    def steps(self) -> int:
+        return self.inner.steps
+
+    @property
+    def output(self) -> Tensor:
+        return self.context.pack.values
+
+    def run_epoch(self, epoch: int) -> Diagnostics:
+        for ledger, plan in zip(self.context.ledgers, self.plans, strict=True):
+            for release in plan.epochs[epoch] if epoch < len(plan.epochs) else ():
+                ledger.spend(release, epoch)
+        seen = self.inner.run_epoch(epoch)
+        if epoch + 1 == self.epochs:
+            self._choose()
+        return _by_trial(seen, self.context, self.candidates)
+
+    def _choose(self) -> None:
+        """Publish one candidate of each trial."""
+        trials, k = self.context.trials, self.candidates
+        wrong = self._wrong().view(trials, k)
+        normals = torch.stack(
+            [
+                stream.normal("choice", 0, torch.empty(k, NORMALS_PER_SCORE["exponential"], dtype=torch.float64))
+                for stream in self.context.streams
+            ]
+        )
+        doubled = [2.0 if plan.sampling.adjacency == "replace-one" else 1.0 for plan in self.plans]
+        epsilon = torch.full((trials,), self.settings.epsilon, dtype=torch.float64)
+        chosen = select_least(wrong, epsilon, torch.tensor(doubled, dtype=torch.float64), "exponential", normals)
+        self.chosen = chosen.tolist()
+        weights = self.inner.output.view(trials, k, -1)
+        self.context.pack.values.copy_(weights[torch.arange(trials), chosen.to(weights.device)])
+
+    def _wrong(self) -> Tensor:
+        """Wrong predictions (R k,) on the last part, float64; every one where the weights are not finite."""
+        pack, table, k = self.inner.context.pack, self.inner.context.table, self.candidates
+        judges = torch.stack([part == k for part in self.parts for _ in range(k)])
+        kept, total = pack.values.clone(), torch.zeros(pack.trials, dtype=torch.float64)
+        pack.values.copy_(self.inner.output)
+        with torch.no_grad():
+            for start in range(0, table.rows, self.context.most_rows):
+                stop = min(start + self.context.most_rows, table.rows)
+                x, y, _ = table.every(start, stop)
+                outputs = pack(x)
+                hit = (outputs.argmax(dim=-1) == y) & torch.isfinite(outputs).all(dim=-1)
+                total += (~hit.cpu() & judges[:, start:stop]).sum(dim=1)
+        pack.values.copy_(kept)
+        return total
+
+    def theory(self) -> list[dict[str, Any]] | None:
+        return [{"chosen_candidate": index} for index in self.chosen] or None
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "inner": self.inner.state(), "chosen": list(self.chosen)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self.inner.load_state(state["inner"])
+        self.chosen = list(state["chosen"])
+
+
+def _selection_plan(plan: object) -> SelectionPlan:
+    if not isinstance(plan, SelectionPlan):
+        raise PrivacyError("private-selection was started without its plan")
+    return plan
+
+
+def _by_trial(seen: Diagnostics, context: Context, candidates: int) -> Diagnostics:
+    """The candidates' diagnostics added up by trial."""
+    totals = {
+        name: torch.tensor(values, dtype=torch.float64).view(context.trials, candidates).sum(dim=1)
+        for name, values in seen.sums().items()
+    }
+    return Diagnostics.of(totals)

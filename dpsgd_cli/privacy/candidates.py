@@ -1,0 +1,89 @@
+"""The plan of a private choice among schedules: one plan for each candidate's part, and what the whole is charged.
+
+Guarantee: `methods/private_selection.py` proves that training all candidates on disjoint parts and choosing one costs
+the larger of the dearest training and the choice; the ledger is charged their sum. Not here: training, choosing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho, total_rho
+from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.mechanism import PureDP, Release
+from dpsgd_cli.privacy.plan import Plan, adjacency_of, make_plan
+from dpsgd_cli.recipe import schema
+
+
+@dataclass(frozen=True)
+class SelectionPlan(Plan):
+    """`candidates[i]` plans the training of recipe `recipes[i]` on its part; `epochs` are what the whole is charged."""
+
+    candidates: tuple[Plan, ...] = ()
+    recipes: tuple[schema.Recipe, ...] = ()
+
+
+def plan_selection(
+    recipe: schema.Recipe, records: int, before: Sequence[Release] = (), groups: int | None = None
+) -> SelectionPlan:
+    """The plan of a `private-selection` recipe on `records` training records; a budget in rho, preprocessing included.
+
+    Raises PrivacyError under add-remove, where the partition depends on who is in the data, and InfeasibleBudget when
+    the choice leaves nothing for training.
+    """
+    method, privacy = recipe.method, recipe.privacy
+    assert isinstance(method, schema.PrivateSelectionMethod) and privacy is not None
+    if not isinstance(privacy.budget, schema.RhoBudget):
+        raise PrivacyError("method private-selection divides a budget between training and choice: give budget: {rho}")
+    adjacency = adjacency_of(recipe)
+    if adjacency == "add-remove":
+        raise PrivacyError(
+            "method private-selection cuts the records into parts, which one record more or less would move; state"
+            " privacy.adjacency zero-out or replace-one"
+        )
+    choice = Release(PureDP(method.epsilon, adjacency, "exponential", "choice"))
+    counted = [*before] if privacy.budget_covers == "total" else []
+    left = (privacy.budget.rho - mechanism_rho(choice.mechanism)) * (1 - 1e-12) - total_rho(counted)
+    if left <= 0:
+        raise InfeasibleBudget(
+            f"a choice at method.epsilon {method.epsilon:g} costs rho {method.epsilon**2 / 8:g}, which leaves nothing"
+            f" of the budget {privacy.budget.rho:g} for training; lower epsilon"
+        )
+    part = records // (len(method.candidates) + 1)
+    recipes = tuple(_candidate(recipe, privacy, schedule, left) for schedule in method.candidates)
+    plans = tuple(make_plan(one, part, (), groups) for one in recipes)
+    dearest = max(plans, key=lambda plan: rho_of(plan.releases) or 0.0)
+    longest = max(len(plan.epochs) for plan in plans)
+    epochs = [*dearest.epochs, *[()] * (longest - len(dearest.epochs))]
+    epochs[-1] = (*epochs[-1], choice)
+    accountant = "zcdp-tight" if privacy.accountant == "auto" else privacy.accountant
+    return SelectionPlan(
+        sampling=replace(dearest.sampling, records=records),
+        noise_multipliers=dearest.noise_multipliers,
+        sensitivity=dearest.sensitivity,
+        groups=dearest.groups,
+        before=tuple(before),
+        epochs=tuple(epochs),
+        accountant=accountant,
+        delta=dearest.delta,
+        budget=privacy.budget,
+        covers_before=privacy.budget_covers == "total",
+        candidates=plans,
+        recipes=recipes,
+    )
+
+
+def _candidate(recipe: schema.Recipe, privacy: schema.Privacy, schedule: schema.Schedule, rho: float) -> schema.Recipe:
+    """The recipe that trains one candidate alone."""
+    settings = recipe.method.model_dump(exclude={"kind", "candidates", "epsilon"})
+    own = privacy.model_copy(
+        update={
+            "schedule": schedule,
+            "budget": schema.RhoBudget(rho=rho),
+            "accountant": "auto",
+            "budget_covers": "total",
+        }
+    )
+    return recipe.model_copy(update={"method": schema.DpSgdMethod(**settings), "privacy": own})
