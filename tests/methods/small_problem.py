@@ -30,7 +30,7 @@ def points(records: int = 60, features: int = 4, seed: int = 0) -> tuple[np.ndar
     """Features in [0, 1] and classes 0 and 1 that a plane roughly separates."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(size=(records, features))
-    y = (x @ rng.normal(size=features) + 0.2 * rng.normal(size=records) > 0).astype(np.int64)
+    y = ((x - 0.5) @ rng.normal(size=features) + 0.1 * rng.normal(size=records) > 0).astype(np.int64)
     return x, y
 
 

@@ -1,0 +1,51 @@
+"""The public bound on a record's norm, against rows drawn to be as long as they can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpsgd_cli.data import prepare
+from dpsgd_cli.data.bounds import feature_norm_bound
+from dpsgd_cli.recipe.schema import Data
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rows = pd.DataFrame(
+        {"a": [-2.0, 4.0, 0.0] * 4, "b": [0.0, 10.0, 10.0] * 4, "c": ["x", "y", "z"] * 4, "y": [0, 1, 1] * 4}
+    )
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("steps", "bound"),
+    [
+        ([{"scale": {}}, {"one-hot": {}}], np.sqrt(3)),
+        ([{"scale": {"to": [-0.5, 2]}}, {"one-hot": {}}], np.sqrt(4 + 4 + 1)),
+        ([{"one-hot": {}}], np.sqrt(16 + 100 + 1)),
+        ([{"scale": {}}, {"one-hot": {}}, {"bias": {"value": 3}}], np.sqrt(3 + 9)),
+        ([{"scale": {}}, {"one-hot": {}}, {"unit-norm": {}}], 1.0),
+        ([{"scale": {}}, {"one-hot": {}}, {"unit-norm": {}}, {"bias": {}}], np.sqrt(2)),
+        ([{"scale": {}}, {"one-hot": {}}, {"pca": {"components": 2, "public": True}}], np.sqrt(3)),
+        ([{"scale": {"by": "standard"}}, {"one-hot": {}}], None),
+    ],
+)
+def test_no_record_is_longer_than_the_bound(table: Path, steps: list[dict[str, Any]], bound: float | None) -> None:
+    columns = {"bounds": {"a": [-2, 4], "b": [0, 10]}, "categorical": {"c": ["x", "y", "z"]}}
+    data = Data.model_validate({"path": "t.csv", "target": "y", **columns, "preprocess": steps})
+    found = feature_norm_bound(data, table)
+    if bound is None:
+        assert found is None
+        return
+    assert found == pytest.approx(bound)
+    made = prepare(data, table, 1, lambda trial, purpose, shape: np.zeros(shape), "add-remove")
+    longest = np.linalg.norm(np.concatenate([made.train_x, made.test_x]), axis=1).max()
+    assert longest <= bound * (1 + 1e-6)
+    if "pca" not in str(steps):
+        assert longest >= bound * 0.99

@@ -1,0 +1,110 @@
+"""Plans of every method: what is refused, what is spent, and budgets that are never passed (Hypothesis)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.adaptive import AdaptivePlan, largest_rho
+from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.planning import PLANNERS, Facts, plan_for
+from dpsgd_cli.recipe import schema
+
+FACTS = Facts(records=1000, feature_bound=2.0)
+
+
+def recipe(kind: str, privacy: dict[str, Any] | None = None, **changes: Any) -> schema.Recipe:
+    base: dict[str, Any] = {
+        "name": "planned",
+        "data": {"path": "d.csv", "target": "y"},
+        "model": {"kind": "convex", "l2": 0.01},
+        "method": {"kind": kind, **changes.pop("method", {})},
+        "privacy": {"budget": {"epsilon": 1.0, "delta": 1e-6}, **(privacy or {})},
+        "seed": 1,
+    }
+    if kind in ("dp-gd", "dp-sgd", "sgd-ma", "sgd-adv"):
+        base["epochs"] = 4
+    if kind.startswith("sgd"):
+        base["method"]["batch_size"] = 100
+    return schema.Recipe.model_validate(base | changes)
+
+
+@given(st.floats(1e-3, 100), st.floats(1e-12, 0.4), st.sampled_from(["zcdp", "zcdp-tight"]))
+def test_the_largest_rho_meets_epsilon_and_hardly_more_does_not(epsilon: float, delta: float, accountant: str) -> None:
+    convert = bun_steinke_epsilon if accountant == "zcdp" else tight_zcdp_epsilon
+    rho = largest_rho(epsilon, delta, accountant)
+    assert convert(rho, delta) <= epsilon
+    if rho < epsilon * (1 - 1e-9):
+        assert convert(rho * (1 + 1e-6) + 1e-12, delta) > epsilon * (1 - 1e-6)
+
+
+@given(
+    kind=st.sampled_from(["dp-gd", "sgd-ma", "sgd-adv", "output-perturbation", "objective-perturbation", "majority"]),
+    epsilon=st.floats(0.05, 8),
+)
+def test_planned_methods_stay_within_the_budget_by_their_own_accountant(kind: str, epsilon: float) -> None:
+    plan = plan_for(recipe(kind, {"budget": {"epsilon": epsilon, "delta": 1e-6}}), FACTS)
+    assert accountants.get(plan.accountant).epsilon(plan.releases, 1e-6) <= epsilon
+    ledger = plan.ledger()
+    for releases in plan.epochs:
+        for release in releases:
+            ledger.spend(release)
+
+
+@pytest.mark.parametrize("kind", ["dp-agd", "privgene"])
+@pytest.mark.parametrize("accountant", ["auto", "zcdp"])
+def test_adaptive_methods_get_a_filter_of_the_whole_budget(kind: str, accountant: str) -> None:
+    plan = plan_for(recipe(kind, {"accountant": accountant}), FACTS)
+    assert isinstance(plan, AdaptivePlan)
+    name = "zcdp-tight" if accountant == "auto" else "zcdp"
+    assert (plan.accountant, plan.rho_total) == (name, largest_rho(1.0, 1e-6, name))
+    ledger = plan.ledger()
+    half = Release(GaussianSum(plan.rho_total**-0.5 * (1 + 1e-9), "add-remove"))
+    ledger.spend(half)
+    ledger.spend(half)
+    with pytest.raises(Exception, match="rho"):
+        ledger.spend(half)
+
+
+def test_a_rho_budget_is_the_filter() -> None:
+    plan = plan_for(recipe("dp-agd", {"budget": {"rho": 0.01}, "delta": 1e-6}), FACTS)
+    assert isinstance(plan, AdaptivePlan)
+    assert plan.rho_total == 0.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "privacy", "message"),
+    [
+        ("dp-agd", {"accountant": "gaussian"}, "zcdp"),
+        ("objective-perturbation", {"budget": {"rho": 0.1}, "delta": 1e-6}, "epsilon"),
+        ("objective-perturbation", {"adjacency": "replace-one"}, "add-remove"),
+        ("majority", {"adjacency": "zero-out"}, "add-remove"),
+        ("dp-agd", {"budget": {"rho": 0.1}}, "no delta"),
+        ("dp-agd", {"budget": {"epsilon": 1, "delta": 1e-6}, "delta": 1e-5}, "give one"),
+    ],
+)
+def test_what_has_no_guarantee_is_refused(kind: str, privacy: dict[str, Any], message: str) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        plan_for(recipe(kind, privacy), FACTS)
+
+
+def test_other_refusals() -> None:
+    with pytest.raises(PrivacyError, match="public bound"):
+        plan_for(recipe("output-perturbation"), Facts(1000))
+    before = (Release(GaussianSum(10.0, "add-remove", label="pca")),)
+    with pytest.raises(PrivacyError, match="whole budget"):
+        plan_for(recipe("objective-perturbation"), Facts(1000, before, feature_bound=1.0))
+    with pytest.raises(InfeasibleBudget, match="splits"):
+        plan_for(recipe("dp-agd", method={"splits": 0.3}), FACTS)
+
+
+def test_every_planner_belongs_to_a_method() -> None:
+    from dpsgd_cli.methods import METHODS
+
+    assert set(PLANNERS) <= set(METHODS)
