@@ -162,6 +162,7 @@ def start(members: Sequence[Member], earlier: dict[str, Any] | None = None) -> T
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
     place = Place(_device(recipe.runtime.device), getattr(torch, recipe.runtime.dtype))
+    _full_precision(place.device)
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
     alone = [(member, stream) for member in members for stream in _streams(member.loaded.recipe)]
@@ -278,6 +279,13 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"runtime.device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
     return device
+
+
+def _full_precision(device: torch.device) -> None:
+    """Keep sums as precise as the norms they were clipped by: cuDNN would round a convolution's products to 10 bits."""
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def _streams(recipe: Recipe) -> tuple[Streams, ...]:

@@ -56,7 +56,7 @@ def command(
         else:
             experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say))
     document = store.read_document(directory)
-    for warning in document["warnings"]:
+    for warning in [*document["warnings"], *document.get("nonprivate_warnings", [])]:
         if f"warning: {warning}" not in told:
             click.echo(f"warning: {warning}", err=True)
     click.echo(summary.result_text(document, directory))

@@ -16,6 +16,23 @@ _BLOCK_ELEMENTS = 1 << 19
 _PARTS = 4  # each block of a trial is drawn as this many streams, which cores fill side by side
 
 
+def noise_precision(streams: Sequence[Streams], dtype: torch.dtype) -> torch.dtype:
+    """float64 for secure noise, whose low bits must not show before it is added; the training's own otherwise."""
+    return dtype if all(stream.reproducible for stream in streams) else torch.float64
+
+
+def add_noise(sums: torch.Tensor, noise: torch.Tensor, scale: torch.Tensor) -> None:
+    """sums += scale * noise, all (R, P) or broadcastable, in the precision of `noise`, rounded to that of `sums` once.
+
+    Rounding after the addition is post-processing; noise that was rounded before it would have gaps that betray
+    the sum's low bits (Mironov 2012).
+    """
+    if noise.dtype == sums.dtype:
+        sums.addcmul_(noise, scale)
+    else:
+        sums.copy_(sums.to(noise.dtype).addcmul_(noise, scale.to(noise.dtype)))
+
+
 class NoiseSource:
     """Standard normals of shape (R, P) by step number.
 

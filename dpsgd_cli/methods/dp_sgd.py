@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.averaging import TailAverage
 from dpsgd_cli.core.clipping import Clipping, Diagnostics
-from dpsgd_cli.core.noise import NoiseSource
+from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
@@ -47,7 +47,8 @@ class DpSgd(GradientMethod):
         self.sections = [_section(recipe.privacy) for recipe in context.recipes]
         pack = context.pack
         self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
-        self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
+        precision = noise_precision(context.streams, pack.values.dtype)
+        self.noise = NoiseSource(context.streams, pack.size, pack.values.device, precision)
         self._scale: tuple[int, Tensor] | None = None
         self._done = 0
         self._check_priced()
@@ -102,7 +103,7 @@ class DpSgd(GradientMethod):
     def privatise(self, epoch: int, step: int) -> None:
         if self._scale is None or self._scale[0] != epoch:
             self._scale = (epoch, self._noise_scale(epoch))
-        self.context.pack.sums.addcmul_(self.noise.draw(step), self._scale[1])
+        add_noise(self.context.pack.sums, self.noise.draw(step), self._scale[1])
 
     def _noise_scale(self, epoch: int) -> Tensor:
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""

@@ -92,6 +92,7 @@ def result(finished: Finished) -> Result:
         history=_history(finished, seeds, spendings),
         ledger=[line for i, ledger in enumerate(ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
         warnings=[*finished.dataset.warnings, *_warnings(finished, trials)],
+        nonprivate_warnings=_nonprivate_warnings(finished),
         theory=finished.theory,
     )
 
@@ -110,10 +111,13 @@ def _warnings(finished: Finished, trials: list[Row]) -> list[str]:
             f"{several if len(trials) > 1 else 'the training diverged'}: weights or losses are not finite, so there is"
             " no metric; lower method.learning_rate"
         )
-    bad = sum(sum(record.counts["nonfinite"]) for record in finished.history)
-    if bad:
-        told.append(f"{int(bad)} per-example gradients were not finite and were replaced by zero (a non-private count)")
     return told
+
+
+def _nonprivate_warnings(finished: Finished) -> list[str]:
+    """The same, where saying it tells something of the training rows."""
+    bad = sum(sum(record.counts["nonfinite"]) for record in finished.history)
+    return [f"{int(bad)} per-example gradients were not finite and were replaced by zero"] if bad else []
 
 
 def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[Spending]:
@@ -230,7 +234,9 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 def _noise_source(finished: Finished) -> str:
     seeded = all(stream.reproducible for stream in finished.context.streams)
-    return "seeded (experiment: whoever knows the seed can take the noise away)" if seeded else "secure"
+    if not seeded:
+        return "secure"
+    return "seeded (experiment: the seed takes the noise away, and runs with one seed share their noise)"
 
 
 def _own_code(loaded: LoadedRecipe) -> list[str]:

@@ -30,6 +30,7 @@ class Result:
     history: list[Row]
     ledger: list[str]
     warnings: list[str] = field(default_factory=list)
+    nonprivate_warnings: list[str] = field(default_factory=list)
     theory: list[Row] | None = None
 
     def document(self) -> Row:
@@ -42,6 +43,7 @@ class Result:
             **theory,
             "timing": self.timing,
             "warnings": self.warnings,
+            "nonprivate_warnings": self.nonprivate_warnings,
             "provenance": self.provenance,
             "trials": self.trials,
         }

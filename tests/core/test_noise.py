@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpsgd_cli.core.noise import NoiseSource
+from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 
 CPU = torch.device("cpu")
@@ -105,3 +105,15 @@ def test_secure_noise_differs_between_trials_steps_and_runs() -> None:
         noise = NoiseSource([SecureStreams(), SecureStreams()], 9, CPU, torch.float64)
         values += [noise.draw(step).clone() for step in range(70)]
     assert len(torch.stack(values).unique()) == 2 * 70 * 2 * 9
+
+
+def test_secure_noise_meets_the_sum_before_it_is_rounded() -> None:
+    """Half an ulp and a little more moves a sum up; rounded first, the little is lost and nothing moves."""
+    sums = torch.full((1, 1), 2.0**24)
+    add_noise(sums, torch.full((1, 1), 0.5 + 2.0**-26, dtype=torch.float64), torch.full((1, 1), 2.0))
+    assert float(sums) == 2.0**24 + 2
+    rounded_before = torch.full((1, 1), 2.0**24)
+    add_noise(rounded_before, torch.full((1, 1), 0.5 + 2.0**-26), torch.full((1, 1), 2.0))
+    assert float(rounded_before) == 2.0**24
+    assert noise_precision([SeededStreams(0)], torch.float32) == torch.float32
+    assert noise_precision([SeededStreams(0), SecureStreams()], torch.float32) == torch.float64

@@ -128,16 +128,26 @@ class Layer(nn.Module, ABC):
                 self.inputs[index] = a.masked_fill(_stretch(rows, a), 0.0)
 
 
-def gram_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
+def least_square(x: Tensor) -> float:
+    """What underflow can have hidden of a sum of squares over the last axis of `x`: one least number a term."""
+    return x.shape[-1] * torch.finfo(x.dtype).tiny
+
+
+def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
     """Squared norms (...) of sums over t of d_t a_t^T, from the Gram matrices (..., T, T) of the a_t and of the d_t.
+
+    `width` is the larger of the lengths of an a_t and a d_t.
 
     Guarantee: no less than the true squared norm. Terms of the sum may cancel and leave rounding errors larger
     than what remains, even below zero; those of matrix products and of the sum were measured to stay within 3 machine
     epsilons of (sum_t |a_t| |d_t|)^2, and 8 are added. Where nothing cancels this is far below one part in 1000.
+    Squares that underflow hide at most `width` least numbers in an entry of either matrix, and are added too.
     """
-    lengths = (inputs.diagonal(dim1=-2, dim2=-1) * outputs.diagonal(dim1=-2, dim2=-1)).sqrt().sum(dim=-1)
-    margin = lengths.square() * (8 * torch.finfo(inputs.dtype).eps)
-    return (inputs * outputs).sum(dim=(-1, -2)).clamp_min_(0.0) + margin
+    ours, theirs = inputs.diagonal(dim1=-2, dim2=-1).sqrt(), outputs.diagonal(dim1=-2, dim2=-1).sqrt()
+    numbers = torch.finfo(inputs.dtype)
+    margin = (ours * theirs).sum(dim=-1).square() * (8 * numbers.eps)
+    hidden = (ours.sum(dim=-1).square() + theirs.sum(dim=-1).square()) * (width * numbers.tiny)
+    return (inputs * outputs).sum(dim=(-1, -2)).clamp_min_(0.0) + margin + hidden
 
 
 def _stretch(flags: Tensor, like: Tensor) -> Tensor:

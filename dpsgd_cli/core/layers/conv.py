@@ -103,7 +103,7 @@ class Conv(Layer):
         inputs, outputs, positions = u.shape[-2], d.shape[-2], d.shape[-1]
         kept = None
         if positions * (inputs + outputs) <= inputs * outputs:
-            norms = gram_squares(torch.matmul(u.transpose(-1, -2), u), torch.matmul(d.transpose(-1, -2), d)).sum(dim=-1)
+            norms = gram_squares(u.transpose(-1, -2) @ u, d.transpose(-1, -2) @ d, max(inputs, outputs)).sum(dim=-1)
         else:
             gradients = torch.matmul(d, u.transpose(-1, -2))
             norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()

@@ -48,7 +48,7 @@ class Embedding(Layer):
     def square_norms(self) -> Tensor:
         tokens, d = self._flat()
         same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
-        return gram_squares(same.to(d.dtype), torch.matmul(d, d.transpose(-1, -2)))
+        return gram_squares(same.to(d.dtype), torch.matmul(d, d.transpose(-1, -2)), self.width)
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         tokens, d = self._flat()

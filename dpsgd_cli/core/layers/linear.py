@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, gram_squares
+from dpsgd_cli.core.layers.base import Layer, Session, gram_squares, least_square
 
 
 class Linear(Layer):
@@ -50,7 +50,7 @@ class Linear(Layer):
         positions, inputs = a.shape[-2:]
         if positions * (inputs + self.outputs) <= inputs * self.outputs:
             gram = torch.matmul(a, a.transpose(-1, -2)) + float(self.has_bias)
-            return gram_squares(gram, torch.matmul(d, d.transpose(-1, -2)))
+            return gram_squares(gram, torch.matmul(d, d.transpose(-1, -2)), max(inputs + 1, self.outputs))
         norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
         return norms + _square(d.sum(dim=-2)) if self.has_bias else norms
 
@@ -89,5 +89,8 @@ class Linear(Layer):
 
 
 def _square(x: Tensor) -> Tensor:
-    """Squared L2 norm over the last axis."""
-    return torch.linalg.vector_norm(x, dim=-1).square_()
+    """Squared L2 norm over the last axis, no less than the true one: tiny numbers whose squares vanish are counted.
+
+    They matter because norms are multiplied: a huge input times a vanishing gradient is no small product.
+    """
+    return torch.linalg.vector_norm(x, dim=-1).square_().add_(least_square(x))

@@ -121,7 +121,16 @@ def test_gram_squares_bound_the_true_norm_from_above(dtype: torch.dtype) -> None
     d = torch.randn(200, 1, 32, generator=generator, dtype=torch.float64).to(dtype)
     d = torch.cat([d, -d], dim=1)
     for outputs, cancels in ((d, True), (d.abs(), False)):
-        squares = gram_squares(a @ a.transpose(1, 2), outputs @ outputs.transpose(1, 2)).double()
+        squares = gram_squares(a @ a.transpose(1, 2), outputs @ outputs.transpose(1, 2), 32).double()
         true = torch.einsum("nti,nto->noi", a.double(), outputs.double()).square().sum(dim=(1, 2))
         assert bool((squares >= true * (1 - 1e-12)).all())
         assert cancels or bool((squares <= 1.001 * true).all())
+
+
+def test_gram_squares_count_what_underflows() -> None:
+    a = torch.full((1, 2, 8), 1e15)
+    d = torch.full((1, 2, 8), 1e-24)
+    squares = gram_squares(a @ a.transpose(1, 2), d @ d.transpose(1, 2), 8)
+    true = torch.einsum("nti,nto->noi", a.double(), d.double()).square().sum(dim=(1, 2))
+    assert bool((squares >= true).all())
+    assert float(true) > 0

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dpsgd_cli.core.layers import Linear, Session
+
 Compare = Callable[..., dict[str, Tensor]]
 
 
@@ -94,3 +96,11 @@ def test_rounding_in_a_gram_form_never_lets_an_example_pass_its_bound(
     assert float(made.fast()["layer.weight"].norm()) <= 1.01
     unclipped = case(Difference, x.double(), torch.zeros(1, 1), loss=linear_loss, clips=False).slow()
     assert float(unclipped["layer.weight"].norm()) > 1.01
+
+
+def test_a_huge_input_times_a_vanishing_gradient_is_not_taken_for_nothing() -> None:
+    """The squares of 2e-23 vanish in float32, but the gradient's norm, 1.5e19 * 2e-23 * sqrt(1000), does not."""
+    layer = Linear(nn.Linear(1, 1000), Session(1, torch.zeros(())))
+    layer.inputs.append(torch.full((1, 1, 1), 1.5e19))
+    layer.gradients.append(torch.full((1, 1, 1000), 2e-23))
+    assert float(layer.square_norms()) >= (1.5e19 * 2e-23) ** 2 * 1000
