@@ -45,8 +45,8 @@ def _integer_log_moments(rates: Floats, noises: Floats, alpha: int) -> Floats:
 
 
 def _integration(noises: Floats, orders: Floats) -> tuple[Floats, int]:
-    half_widths = np.pi * noises
-    steps = np.minimum(0.5, 2 * np.pi * half_widths / (60 + half_widths**2 / 2))
+    heights = np.minimum(np.pi * noises, np.sqrt(120))
+    steps = np.minimum(0.5, 2 * np.pi * heights / (60 + heights**2 / 2))
     return steps, int(np.max((2 * TAIL + orders / noises) / steps)) + 1
 
 

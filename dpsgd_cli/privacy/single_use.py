@@ -59,6 +59,8 @@ def use_epsilon(mechanism: Mechanism, delta: float, lemma: GaussianLemma, linear
     if rate == 0:
         return 0.0
     before = min(delta / rate, 1.0)
+    if before == 0:
+        return math.inf
     epsilon = lemma(mechanism.noise_multiplier, before) if before < 1 else 0.0
     return rate * epsilon if linear else amplified(epsilon, rate)
 

@@ -72,9 +72,22 @@ class Accountant(ABC):
         """Raise UnsupportedMechanism unless every release is covered and all share one adjacency."""
         common_adjacency(releases)
         for release in releases:
-            reason = self.refusal(release.mechanism)
+            reason = _out_of_range(release.mechanism) or self.refusal(release.mechanism)
             if reason is not None:
                 raise UnsupportedMechanism(f"{self.name} does not cover this: {reason}")
+
+
+def _out_of_range(mechanism: Mechanism) -> str | None:
+    """Numbers whose squares floats cannot hold."""
+    if isinstance(mechanism, GaussianSum):
+        noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
+        if noise != 0 and not 1e-100 <= noise <= 1e100:
+            return f"noise multiplier {noise:g} is outside [1e-100, 1e100]"
+        if rate != 0 and rate < 1e-100:
+            return f"sampling rate {rate:g} is below 1e-100"
+    elif mechanism.epsilon > 1e100:
+        return f"epsilon {mechanism.epsilon:g} is above 1e100"
+    return None
 
 
 def common_adjacency(releases: Sequence[Release]) -> Adjacency | None:

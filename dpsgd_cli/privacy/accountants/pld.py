@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 _RELATIVE_WIDTH = 0.02
 """Cell width over the standard deviation of an average step: inflates the total's by about width^2/12, 3e-5 of it."""
+_LEAST_WIDTH = 1e-9
+"""Narrower cells would lose their split of masses in rounding."""
+_LEAST_NOISE = 0.01
+"""Below it sampled Gaussians are priced as unsampled ones, which dominate them."""
+_LEAST_RATE = 1e-12
+"""Smaller sampling rates are priced as this one, which dominates them (hockey-stick divergences are convex)."""
 _MOST_CELLS = 1 << 22
 """Wider cells, and a looser bound, before more memory than this takes (about 300 MB)."""
 
@@ -88,10 +94,11 @@ def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
         noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
         if rate == 0:
             continue
-        if noise**2 == 0:
+        if noise == 0:
             return None
-        if mechanism.batching == "poisson" and rate < 1:
-            kept.append(Release(GaussianSum(noise, mechanism.adjacency, "poisson", rate), count))
+        if mechanism.batching == "poisson" and rate < 1 and noise >= _LEAST_NOISE:
+            sampled = GaussianSum(noise, mechanism.adjacency, "poisson", max(rate, _LEAST_RATE))
+            kept.append(Release(sampled, count))
         else:
             precision += count / noise**2
             adjacency = mechanism.adjacency
@@ -140,7 +147,7 @@ def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False)
 
     counts = np.array([float(release.count) for release in releases])
     variance = float(sum(r.count * loss_variance(r.mechanism) for r in releases))
-    width = math.sqrt(variance / float(counts.sum())) * _RELATIVE_WIDTH
+    width = max(math.sqrt(variance / float(counts.sum())) * _RELATIVE_WIDTH, _LEAST_WIDTH)
     directions = ("remove", "add") if _needs_sampling(releases) else ("remove",)
     while True:
         pairs = [discretise(release.mechanism, width) for release in releases]
