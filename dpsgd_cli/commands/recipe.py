@@ -9,6 +9,7 @@ import json
 
 import click
 
+from dpsgd_cli.commands import batching
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe.expected import recipe_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, shipped_recipes
@@ -91,3 +92,6 @@ def schema() -> None:
       dpsgd recipe schema > recipe.schema.json
     """
     click.echo(json.dumps(recipe_schema(), indent=2))
+
+
+command.add_command(batching.command)

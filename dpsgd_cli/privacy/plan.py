@@ -126,6 +126,7 @@ def make_plan(recipe: schema.Recipe, records: int, before: Sequence[Release] = (
         raise PrivacyError(f"method.batch_size is {batch}, more than the {records} training records; make it smaller")
     sampling = Sampling("fixed" if method.batching == "single" else method.batching, records, batch, adjacency)
     _check_supported(sampling)
+    _check_sampler(sampling, privacy.accountant)
     draft = _Draft(recipe, privacy, sampling, tuple(before), groups)
     if isinstance(privacy.schedule, schema.Validation):
         return draft.paced(privacy.schedule)
@@ -153,6 +154,18 @@ def _check_supported(sampling: Sampling) -> None:
         raise PrivacyError(
             "poisson batches are accounted for add-remove and zero-out only; under replace-one a pair of sampled"
             " records moves the sum in both directions. State one of those, or use method.batching full or shuffle"
+        )
+
+
+def _check_sampler(sampling: Sampling, accountant: str) -> None:
+    """Refuse shuffled batches where the accountant's theorem needs sampled ones."""
+    if sampling.batching != "shuffle" or accountant == "auto":
+        return
+    reason = accountants.get(accountant).refusal(GaussianSum(1.0, sampling.adjacency, "shuffle"))
+    if reason is not None:
+        raise PrivacyError(
+            f"privacy.accountant {accountant} does not cover {reason}. `dpsgd recipe batching` shows what shuffled and"
+            " Poisson batches look like; method.batching: poisson is the sampler that it needs"
         )
 
 
