@@ -54,10 +54,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/yu2019"), help="where the page and runs/ go")
     parser.add_argument("--repeats", type=int, default=3, help="trials of each training (the paper: 10)")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="trainings side by side")
-    parser.add_argument("--only", default="", help="only figures whose name begins so")
+    parser.add_argument("--only", default="", help="only cases whose name begins so, as table2 or cancer/uniform")
+    parser.add_argument("--skip", default=" ", help="no cases whose name begins so")
     parser.add_argument("--page-only", action="store_true", help="train nothing")
     settings = parser.parse_args()
     chosen = [case for case in cases(settings.repeats) if case.name.startswith(settings.only)]
+    chosen = [case for case in chosen if not case.name.startswith(settings.skip)]
     failed = [] if settings.page_only else train_all(chosen, settings.out / "runs", settings.workers)
 
     from benchmarks.yu2019 import page
