@@ -14,9 +14,11 @@ from typing import Any
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.sweep.expansion import Cell
 
+ALWAYS_MAY_DIFFER = ("name", "description", "seed", "repeats", "save_model")
 MAY_DIFFER = (
-    *("name", "description", "seed", "repeats", "save_model", "epochs", "privacy.schedule", "privacy.budget"),
-    *("privacy.budget_covers", "privacy.delta", "privacy.accountant", "privacy.clipping.norm"),
+    *ALWAYS_MAY_DIFFER,
+    *("epochs", "privacy.schedule", "privacy.budget", "privacy.budget_covers"),
+    *("privacy.delta", "privacy.accountant", "privacy.clipping.norm"),
 )
 GRADIENT_MAY_DIFFER = ("method.learning_rate", "method.weight_decay", "model.l2", "model.radius")
 LONGER = 1.5
@@ -41,9 +43,12 @@ def shared(loaded: LoadedRecipe) -> str:
     may_differ: tuple[str, ...] = MAY_DIFFER
     if recipe.method.kind in GRADIENT_METHODS and isinstance(getattr(recipe.method, "learning_rate", None), float):
         may_differ += GRADIENT_MAY_DIFFER
-    if recipe.runtime.evaluate_every > 1 or recipe.method.kind not in GRADIENT_METHODS:
-        # the last epoch is always evaluated, so these must all end at once; other methods' lengths are not known here
-        may_differ = tuple(key for key in may_differ if key in ("name", "description", "seed", "repeats", "save_model"))
+    if recipe.method.kind not in GRADIENT_METHODS:
+        may_differ = ALWAYS_MAY_DIFFER
+    elif recipe.runtime.evaluate_every > 1:
+        # the last epoch is always evaluated, so all must end at once
+        known = isinstance(recipe.epochs, int)
+        may_differ = tuple(key for key in may_differ if key != "epochs") if known else ALWAYS_MAY_DIFFER
     for key in may_differ:
         _remove(content, key.split("."))
     return json.dumps([content, str(loaded.base.resolve()), recipe.seed is None], sort_keys=True)

@@ -1,0 +1,102 @@
+"""Is one method better than another? Differences of trials with intervals, and what may be called significant.
+
+Trials with the same seeds (and folds) are compared in pairs, which takes away what they share: initial weights,
+batches, the split. Others are compared by Welch's test. Trials of one cross-validation share training rows; their
+variance is widened as Nadeau and Bengio 2003 ("corrected resampled t-test") do: by test over training records.
+Several differences of one table are judged together by Holm's 1979 procedure at 5%.
+
+Not here: which entries are compared (`comparison.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One metric of the trials of one entry. `folds` is K for cross-validation, else None."""
+
+    values: tuple[float, ...]
+    seeds: tuple[int | None, ...]
+    folds: int | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of a less mean of b: half-width of its 95% interval, p-value, and how it was found.
+
+    `ci95` and `p` are None where a single trial tells nothing; `adjusted` is p after Holm's correction.
+    """
+
+    mean: float
+    ci95: float | None
+    p: float | None
+    kind: str
+    n: int
+    adjusted: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """`significant`, `not significant`, or `unknown` for single trials."""
+        if self.adjusted is None:
+            return "unknown"
+        return "significant" if self.adjusted < LEVEL else "not significant"
+
+
+def difference(a: Sample, b: Sample) -> Difference:
+    """Compare two samples, in pairs where their seeds and folds agree.
+
+    >>> difference(Sample((0.9, 0.8, 0.85), (0, 1, 2)), Sample((0.88, 0.79, 0.82), (0, 1, 2))).kind
+    'paired'
+    """
+    if a.seeds == b.seeds and None not in a.seeds and a.folds == b.folds:
+        return _paired(a, b)
+    return _welch(a.values, b.values)
+
+
+def _paired(a: Sample, b: Sample) -> Difference:
+    gaps = [x - y for x, y in zip(a.values, b.values, strict=True)]
+    n = len(gaps)
+    if n < 2:
+        return Difference(statistics.fmean(gaps), None, None, "single trials", n)
+    overlap = 1 / (a.folds - 1) if a.folds else 0.0
+    error = statistics.stdev(gaps) * math.sqrt(1 / n + overlap)
+    kind = "paired, corrected for shared folds" if a.folds else "paired"
+    return _by_student(statistics.fmean(gaps), error, n - 1, kind, n)
+
+
+def _welch(a: Sequence[float], b: Sequence[float]) -> Difference:
+    mean = statistics.fmean(a) - statistics.fmean(b)
+    n = min(len(a), len(b))
+    if n < 2:
+        return Difference(mean, None, None, "single trials", n)
+    parts = [statistics.variance(values) / len(values) for values in (a, b)]
+    total = sum(parts)
+    if total == 0:
+        return _by_student(mean, 0.0, len(a) + len(b) - 2, "unpaired", n)
+    freedom = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True))
+    return _by_student(mean, math.sqrt(total), freedom, "unpaired", n)
+
+
+def _by_student(mean: float, error: float, freedom: float, kind: str, n: int) -> Difference:
+    from scipy.special import stdtr, stdtrit
+
+    half = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
+    p = (1.0 if mean == 0 else 0.0) if error == 0 else 2 * float(stdtr(freedom, -abs(mean) / error))
+    return Difference(mean, half, p, kind, n)
+
+
+def judge_together(found: Sequence[Difference]) -> list[Difference]:
+    """Holm's procedure: the i-th smallest of m p-values counts m - i times, and never less than the one before."""
+    known = sorted((d.p, i) for i, d in enumerate(found) if d.p is not None)
+    judged, worst = list(found), 0.0
+    for rank, (p, index) in enumerate(known):
+        worst = max(worst, min(1.0, p * (len(known) - rank)))
+        judged[index] = replace(found[index], adjusted=worst)
+    return judged

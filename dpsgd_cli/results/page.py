@@ -1,0 +1,132 @@
+"""A comparison as one HTML page that needs nothing else: tables, pictures, privacy statements, recipes.
+
+Pictures are inside the page; its only script sorts tables; everything that comes from a recipe or a result is escaped.
+Not here: what is compared (`comparison.py`), pictures (`pictures.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli import __version__
+from dpsgd_cli.results.comparison import Comparison, Entry, notes
+
+TITLES = {
+    "metric-by-epsilon": "What each budget buys",
+    "objective-by-epsilon": "Training objective by budget (computed without privacy: do not publish)",
+    "metric-by-epoch": "By epoch",
+    "noise-by-epoch": "Noise multiplier by epoch",
+    "budget-by-epoch": "Budget spent by epoch",
+}
+STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid #ccc}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
+th,td{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
+th:first-child,td:first-child,td.text,th.text{text-align:left}
+th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid #0072B2}
+th[aria-sort=ascending] button::after{content:" \\25B2"}th[aria-sort=descending] button::after{content:" \\25BC"}
+figure{margin:1rem 0}img{max-width:100%;height:auto}
+pre{background:#f5f5f5;padding:.8rem;overflow-x:auto;font-size:.85rem}dt{font-weight:600}dd{margin:0 0 .4rem 1rem}
+"""
+SCRIPT = """
+for (const head of document.querySelectorAll("table.sortable th")) {
+  head.querySelector("button").addEventListener("click", () => {
+    const table = head.closest("table"), column = head.cellIndex, down = head.ariaSort === "ascending";
+    const key = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
+    const order = (a, b) => {
+      const x = key(a), y = key(b), numeric = x !== "" && y !== "" && !isNaN(x) && !isNaN(y);
+      if (x === "" || y === "") return (x === "") - (y === "");
+      return (numeric ? x - y : x.localeCompare(y)) * (down ? -1 : 1);
+    };
+    table.tBodies[0].append(...[...table.tBodies[0].rows].sort(order));
+    for (const other of table.querySelectorAll("th")) other.removeAttribute("aria-sort");
+    head.ariaSort = down ? "descending" : "ascending";
+  });
+}
+"""
+
+
+def page(comparison: Comparison, pictures: dict[str, Path]) -> str:
+    """The whole page as text."""
+    methods = list(dict.fromkeys(entry.method for entry in comparison.entries))
+    title = f"{', '.join(methods[:4])}{' and others' if len(methods) > 4 else ''}: {comparison.metric}"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        *(f"<p>{escape(note)}</p>" for note in notes(comparison)),
+        _table(comparison),
+        *(_figure(name, file) for name, file in pictures.items()),
+        "<h2>What is guaranteed</h2>",
+        *(_statement(entry) for entry in comparison.entries),
+        "<h2>Recipes</h2>",
+        *(_recipe(entry) for entry in comparison.entries),
+        f"<footer><p>Made by dpsgd {escape(__version__)}.</p></footer>",
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
+        + "\n".join(parts)
+        + f"\n</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _table(comparison: Comparison) -> str:
+    rows = comparison.rows
+    left_out = {"target_epsilon", "adjacency", "directory", "batching", "accountant"}
+    columns = [key for key in rows[0] if key not in left_out] if rows else []
+    renamed = {"difference": f"difference from {comparison.baseline}", "ci95": "95% +-", "p_holm": "p (Holm)",
+               "difference_ci95": "95% +- of the difference"}  # fmt: skip
+    head = "".join(
+        f'<th scope="col"><button type="button">{escape(renamed.get(column, column))}</button></th>'
+        for column in columns
+    )
+    body = "\n".join(f"<tr>{''.join(_cell(row[column]) for column in columns)}</tr>" for row in rows)
+    table = f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
+    return f'<div class="wide">{table}</div>'
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "<td></td>"
+    if isinstance(value, float):
+        return f'<td data-value="{value!r}">{value:.4g}</td>'
+    if isinstance(value, str):
+        return f'<td class="text">{escape(value)}</td>'
+    return f"<td>{value}</td>"
+
+
+def _figure(name: str, file: Path) -> str:
+    content = base64.b64encode(file.read_bytes()).decode()
+    title = escape(TITLES.get(name, name))
+    return f'<h2>{title}</h2><figure><img alt="{title}" src="data:image/png;base64,{content}"></figure>'
+
+
+def _statement(entry: Entry) -> str:
+    privacy = entry.privacy
+    if privacy["accountant"] is None:
+        return f"<h3>{escape(_name(entry))}</h3><p>No privacy: nothing protects the training data.</p>"
+    relation = {"upper": "at most", "estimate": "about"}[privacy["bound"]]
+    epsilon = "not finite" if privacy["epsilon"] is None else f"{relation} {privacy['epsilon']:.4g}"
+    said = [
+        ("epsilon", f"{epsilon} at delta {privacy['delta']:g}, by {privacy['accountant']} ({privacy['bound']} bound)"),
+        ("neighbouring data sets", f"{privacy['adjacency']}; batches: {privacy['batching']}"),
+        ("noise", str(privacy["noise_source"])),
+        ("scope", str(privacy.get("scope", "each trial on its own"))),
+        *(("declared public", text) for text in privacy["declarations"]),
+        *(("read without privacy", text) for text in privacy.get("nonprivate_steps", [])),
+    ]
+    items = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in said)
+    return f"<h3>{escape(_name(entry))}</h3><dl>{items}</dl>"
+
+
+def _recipe(entry: Entry) -> str:
+    text = (entry.directory / "recipe.yaml").read_text(encoding="utf-8")
+    return f"<details><summary>{escape(_name(entry))}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _name(entry: Entry) -> str:
+    return entry.method if entry.target is None else f"{entry.method} at epsilon {entry.target:g}"

@@ -1,0 +1,80 @@
+"""Differences and their intervals, against scipy's own tests and against what they promise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together
+
+SEEDS = tuple(range(8))
+
+
+def sample(values: np.ndarray, seeds: tuple[int | None, ...] | None = None, folds: int | None = None) -> Sample:
+    return Sample(tuple(values.tolist()), seeds or tuple(range(len(values))), folds)
+
+
+def test_pairs_are_the_paired_t_test() -> None:
+    random = np.random.default_rng(0)
+    a, b = random.normal(0.9, 0.02, 8), random.normal(0.88, 0.03, 8)
+    found, expected = difference(sample(a), sample(b)), stats.ttest_rel(a, b)
+    assert found.kind == "paired"
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+    interval = expected.confidence_interval(0.95)
+    assert (found.mean - (found.ci95 or 0), found.mean + (found.ci95 or 0)) == pytest.approx(tuple(interval), rel=1e-9)
+
+
+@pytest.mark.parametrize("seeds", [tuple(range(9, 17)), (None,) * 8])
+def test_other_seeds_are_compared_by_welch(seeds: tuple[int | None, ...]) -> None:
+    random = np.random.default_rng(1)
+    a, b = random.normal(0.9, 0.02, 8), random.normal(0.88, 0.05, 8)
+    found, expected = difference(sample(a), sample(b, seeds)), stats.ttest_ind(a, b, equal_var=False)
+    assert found.kind == "unpaired"
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+
+
+def test_folds_widen_the_interval_by_nadeau_and_bengio() -> None:
+    random = np.random.default_rng(2)
+    a, b = random.normal(0.9, 0.02, 10), random.normal(0.88, 0.03, 10)
+    plain, folded = difference(sample(a), sample(b)), difference(sample(a, folds=5), sample(b, folds=5))
+    assert (folded.ci95 or 0) / (plain.ci95 or 1) == pytest.approx(math.sqrt((1 / 10 + 1 / 4) / (1 / 10)), rel=1e-12)
+
+
+def test_a_95_percent_interval_covers_as_often_as_it_says() -> None:
+    """4,000 repetitions: 95% within 5 standard errors (false failure below 1e-6); 2/3 and 3/2 of the width are not."""
+    random = np.random.default_rng(3)
+    found = [difference(sample(random.normal(0, 1, 6)), sample(random.normal(0.5, 1, 6))) for _ in range(4000)]
+
+    def coverage(factor: float) -> float:
+        return float(np.mean([abs(d.mean + 0.5) <= factor * (d.ci95 or 0) for d in found]))
+
+    error = 5 * math.sqrt(0.95 * 0.05 / 4000)
+    assert abs(coverage(1) - 0.95) < error
+    assert abs(coverage(2 / 3) - 0.95) > error and abs(coverage(3 / 2) - 0.95) > error
+
+
+def test_equal_trials_do_not_differ_and_constant_gaps_do() -> None:
+    a = np.array([0.5, 0.625, 0.75])
+    assert (difference(sample(a), sample(a)).p, difference(sample(a + 0.125), sample(a)).p) == (1.0, 0.0)
+
+
+def test_a_single_trial_says_nothing() -> None:
+    found = judge_together([difference(sample(np.array([0.9])), sample(np.array([0.5])))])
+    assert (found[0].ci95, found[0].p, found[0].verdict) == (None, None, "unknown")
+
+
+def test_holm_is_what_its_definition_says() -> None:
+    """Reject the i-th smallest as long as p_(i) <= 5% / (m - i), for i from 0."""
+    random = np.random.default_rng(4)
+    for _ in range(200):
+        p = random.uniform(0, 0.08, 6)
+        judged = judge_together([Difference(0.0, 0.1, float(value), "paired", 5) for value in p])
+        rejected, order = set(), np.argsort(p)
+        for rank, index in enumerate(order):
+            if p[index] > 0.05 / (6 - rank):
+                break
+            rejected.add(int(index))
+        assert {i for i, one in enumerate(judged) if one.verdict == "significant"} == rejected
