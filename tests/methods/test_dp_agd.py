@@ -152,7 +152,7 @@ def test_repeated_rejections_average_all_measurements_by_inverse_variance() -> N
         second = (method.averaged[0] * (rho + extra) - before * rho) / extra - method.exact[0]
         weights.append(extra)
         measured.append(second)
-    expected = sum(w * m for w, m in zip(weights, measured, strict=True)) / sum(weights)
+    expected = torch.stack([w * m for w, m in zip(weights, measured, strict=True)]).sum(dim=0) / sum(weights)
     assert torch.allclose(method.averaged[0] - method.exact[0], expected)
     assert method.paces[0].rho == pytest.approx(weights[0] * 1.5**3)
 

@@ -20,6 +20,12 @@ from dpsgd_cli.recipe import schema
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 
+def picked(sampler: SingleSampler, step: int) -> int:
+    rows = sampler.batch(step).rows
+    assert rows is not None
+    return int(rows[0, 0])
+
+
 def made(model: dict[str, Any] | None = None, **changes: Any) -> schema.Recipe:
     method = {"kind": "dp-sgd", "batching": "single", "learning_rate": "theorem", **changes.pop("method", {})}
     problem = {"kind": "convex", "radius": 1.5, **(model or {})}
@@ -41,7 +47,7 @@ def test_with_the_same_draws_it_is_the_algorithm(l2: float) -> None:
     z, w = signed(one), np.zeros(5)
     lead = 1 / l2 if l2 else 2 * 1.5 / math.sqrt(5 + 5 * scale**2)
     for t in range(3 * 60):
-        row = z[int(picks.batch(t).rows[0, 0])]
+        row = z[picked(picks, t)]
         g = -row / (1 + math.exp(row @ w)) + noise.draw(t)[0].numpy() * scale + l2 * w
         w = w - lead / ((t + 1) ** (1.0 if l2 else 0.5)) * g
         w = w / max(1, np.linalg.norm(w) / 1.5)
@@ -66,7 +72,7 @@ def test_single_draws_are_uniform() -> None:
     from scipy.stats import chisquare
 
     sampler = SingleSampler([SeededStreams(3)], 10)
-    counts = np.bincount([int(sampler.batch(t).rows[0, 0]) for t in range(40960)], minlength=10)
+    counts = np.bincount([picked(sampler, t) for t in range(40960)], minlength=10)
     assert chisquare(counts).pvalue > 1e-6
     assert chisquare(counts, np.array([1.2] + [8.8 / 9] * 9) * 4096).pvalue < 1e-12
 

@@ -39,7 +39,7 @@ def test_the_hinge_has_no_curvature_to_give() -> None:
 
 @pytest.mark.parametrize("name", ["logistic", "hinge", "huber-svm"])
 def test_published_constants_bound_slopes_and_curvatures_and_are_nearly_reached(name: str) -> None:
-    known = constants_of(ConvexModel(loss=name, huber_width=0.3), feature_bound=1.0)  # type: ignore[arg-type]
+    known = constants_of(ConvexModel(loss=name, huber_width=0.3), feature_bound=1.0)
     loss = margin_loss(name, 0.3)
     steepest = float(loss.slope(GRID).abs().max())
     assert 0.99 * known.lipschitz <= steepest <= known.lipschitz
