@@ -6,6 +6,7 @@ which packs there are (`grouping.py`), where they run (`launchers/`).
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -82,7 +83,7 @@ def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: 
     """Train cells together; where that fails, each half alone, down to the cell that is at fault."""
     place = experiment.checkpoint_place(members, job.out)
     try:
-        experiment.run_pack(members, experiment.Options(job.out, resume=place.exists()))
+        experiment.run_pack(members, experiment.Options(job.out, resume=place.exists(), say=_tell))
     except Exception as error:
         if isinstance(error, OSError) or failures.stops_everything(error):
             raise
@@ -100,6 +101,11 @@ def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: 
         folder.failure_place(cell, job.out).unlink(missing_ok=True)
         outcome.done.append(cell.directory)
         outcome.trials += cell.trials
+
+
+def _tell(text: str) -> None:
+    """What a pack says goes to stderr, which on a cluster is its log."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _fail(job: Job, cell: Cell, error: Exception, outcome: Outcome) -> None:

@@ -1,10 +1,13 @@
 """Packs as jobs of a Slurm cluster, through submitit: requeued on preemption and at the time limit, then resumed.
 
-Nodes must see the sweep's folder, the recipes and the data under the same paths. Not here: what a job does.
+Nodes must see the sweep's folder, the recipes and the data under the same paths. Whether a job is still known to Slurm
+is asked of `squeue`, because many clusters keep no accounts, without which submitit waits for lost jobs for ever.
+Not here: what a job does.
 """
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +20,8 @@ from dpsgd_cli.sweep.running import Job, Outcome, run_job
 from dpsgd_cli.sweep.schema import Resources
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+# A result may be seen later than the end of its job where the folder is on a network.
+_LOOKS_BEFORE_LOST = 20
 
 
 class ResumableJob:
@@ -33,7 +38,31 @@ def launch(jobs: Sequence[Job], resources: Resources) -> Iterator[Outcome]:
     """Submit every job and give outcomes as they finish. RunError at the end names the jobs that were lost."""
     if not jobs:
         return
-    executor = submitit.SlurmExecutor(folder=jobs[0].out / ".slurm", max_num_timeout=1000)
+    try:
+        executor = submitit.SlurmExecutor(folder=jobs[0].out / ".slurm", max_num_timeout=1000)
+        executor.update_parameters(**_options(resources))
+        running = {one.job_id: one for one in executor.map_array(ResumableJob(), list(jobs))}
+    except (RuntimeError, submitit.core.utils.FailedJobError) as error:
+        raise RunError(f"Slurm takes no jobs here: {error}") from error
+    absent = dict.fromkeys(running, 0)
+    lost: list[str] = []
+    while running:
+        queued = _queued()
+        for name, one in list(running.items()):
+            absent[name] = 0 if name in queued else absent[name] + 1
+            if not one.paths.result_pickle.exists() and absent[name] < _LOOKS_BEFORE_LOST:
+                continue
+            del running[name]
+            outcome = _outcome(one, lost)
+            if outcome is not None:
+                yield outcome
+        if running:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    if lost:
+        raise RunError("\n".join([*lost, "the same command runs their cells again"]))
+
+
+def _options(resources: Resources) -> dict[str, Any]:
     options: dict[str, Any] = {
         "job_name": "dpsgd",
         "cpus_per_task": resources.cpus,
@@ -43,19 +72,30 @@ def launch(jobs: Sequence[Job], resources: Resources) -> Iterator[Outcome]:
         "signal_delay_s": 30,
     }
     options |= {"gpus_per_node": resources.gpus} if resources.gpus else {}
-    options |= {"partition": resources.partition} if resources.partition is not None else {}
-    executor.update_parameters(**options)
-    running = executor.map_array(ResumableJob(), list(jobs))
-    lost = []
-    while running:
-        finished = [one for one in running if one.done()]
-        for one in finished:
-            try:
-                yield one.result()
-            except (FailedJobError, UncompletedJobError) as error:
-                lost.append(f"Slurm job {one.job_id} ({one.state}): {str(error).strip().splitlines()[-1]}")
-        running = [one for one in running if one not in finished]
-        if running and not finished:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-    if lost:
-        raise RunError("\n".join([*lost, "the same command runs their cells again"]))
+    return options | ({"partition": resources.partition} if resources.partition is not None else {})
+
+
+def _queued() -> set[str]:
+    """The jobs of this user that Slurm runs or will run."""
+    command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RunError(
+            f"squeue failed: {done.stderr.strip()}; the jobs go on, and the same command finds their results"
+        )
+    return set(done.stdout.split())
+
+
+def _outcome(job: Any, lost: list[str]) -> Outcome | None:
+    if not job.paths.result_pickle.exists():
+        lost.append(f"Slurm job {job.job_id} ended without a result; its log is {job.paths.stderr}")
+        return None
+    try:
+        found: Outcome = job.result()
+    except (FailedJobError, UncompletedJobError) as error:
+        told = [line for line in str(error).splitlines() if line.strip(" -")]
+        lost.append(
+            f"Slurm job {job.job_id} failed ({told[-3] if len(told) > 3 else told[-1]}); see {job.paths.stderr}"
+        )
+        return None
+    return found
