@@ -1,4 +1,4 @@
-"""Solve for what is left free: the noise, a schedule's parameter, the number of epochs. Never overshoots the budget.
+"""Search for the least parameter that a budget affords, a noise multiplier above all. Never overshoots the budget.
 
 Not here: what anything costs (`accountants/`). Every answer was checked against the accountant itself, on the safe
 side.
@@ -63,38 +63,6 @@ def calibrate_rho(build: Build, rho: float, within: Range = NOISE) -> float:
         )
 
     return _least_affordable(lambda value: total_rho(build(value)), rho, within, problem)
-
-
-def most_epochs(
-    epochs: Callable[[int], Sequence[Release]], cost: Callable[[Sequence[Release]], float], budget: float
-) -> int:
-    """How many epochs fit: the largest E whose first E epochs cost at most `budget` (0 when not even one does).
-
-    Args: epochs maps an index from 0 to that epoch's releases; cost prices all releases so far and never falls.
-    Raises InfeasibleBudget when ten million epochs still fit: the noise is so large that nothing is spent.
-    """
-    limit = 10_000_000
-    known: list[Release] = []
-    ends = [0]
-
-    def fits(count: int) -> bool:
-        while len(ends) <= count:
-            known.extend(epochs(len(ends) - 1))
-            ends.append(len(known))
-        return cost(known[: ends[count]]) <= budget
-
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-        if high > limit:
-            raise InfeasibleBudget(f"more than {limit} epochs fit the budget {budget:g}; give the number of epochs")
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _least_affordable(

@@ -15,7 +15,7 @@ TAIL = 9.0
 """Standard deviations beyond the extreme peaks of an integrand where integration stops (relative loss below 1e-17)."""
 
 
-LEAST_NOISE = 0.05
+LEAST_NOISE = 0.1
 
 
 def gaussian_divergence(noise_multiplier: float, order: float) -> float:
@@ -27,7 +27,7 @@ def gaussian_divergence(noise_multiplier: float, order: float) -> float:
 def poisson_gaussian_divergence(sampling_rate: float, noise_multiplier: float, order: float) -> float:
     """D_alpha((1-q) p0 + q p1 || p0), in which Poisson sampling attains the larger of its two directions.
 
-    Guarantee: the exact Renyi divergence of a Poisson-sampled Gaussian sum, to 1e-11 relative; below z = 0.05, where
+    Guarantee: the exact Renyi divergence of a Poisson-sampled Gaussian sum, to 1e-11 relative; below z = 0.1, where
     sampling hardly helps, that of the unsampled one, which is never smaller (divergences are quasi-convex).
     Source: Mironov, Talwar and Zhang 2019, Theorem 5 (direction), section 3.3 (integer orders).
     """

@@ -22,12 +22,12 @@ _RELATIVE_WIDTH = 0.02
 """Cell width over the standard deviation of an average step: inflates the total's by about width^2/12, 3e-5 of it."""
 _LEAST_WIDTH = 1e-9
 """Narrower cells would lose their split of masses in rounding."""
-_LEAST_NOISE = 0.01
+_LEAST_NOISE = 0.1
 """Below it sampled Gaussians are priced as unsampled ones, which dominate them."""
 _LEAST_RATE = 1e-12
 """Smaller sampling rates are priced as this one, which dominates them (hockey-stick divergences are convex)."""
-_MOST_CELLS = 1 << 22
-"""Wider cells, and a looser bound, before more memory than this takes (about 300 MB)."""
+_MOST_CELLS = 1 << 21
+"""Wider cells, and a looser bound, before more memory than this takes (about 150 MB)."""
 
 
 class Pld(Accountant):
