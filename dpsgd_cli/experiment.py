@@ -25,16 +25,16 @@ import torch
 from dpsgd_cli import data, failures
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.evaluation import evaluate
-from dpsgd_cli.core.folds import training_records
 from dpsgd_cli.core.packing import Place
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.facts import feature_bound, training_records
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import ConvexModel
 from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store
-from dpsgd_cli.trials import Member, Snapshot, Trials, feature_bound, make_pack, start
+from dpsgd_cli.trials import Member, Snapshot, Trials, make_pack, start
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -63,9 +63,7 @@ def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
 def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     recipe = loaded.recipe
     outline = data.outline(recipe.data, loaded.base)
-    records = outline.train_records
-    if recipe.folds is not None:
-        records = training_records(outline.train_records + outline.test_records, recipe.folds)
+    records = training_records(recipe, outline)
     if recipe.privacy is None:
         if recipe.method.batch_size is not None and recipe.method.batch_size > records:
             raise UsageError(
@@ -78,7 +76,7 @@ def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     if recipe.privacy.clipping.kind == "per-layer":
         pack = make_pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
         groups = len(pack.layers)
-    return plan_for(recipe, Facts(records, before, groups, feature_bound(loaded))), outline
+    return plan_for(recipe, Facts(records, before, groups, feature_bound(recipe, loaded.base))), outline
 
 
 def result_directory(loaded: LoadedRecipe, out: Path) -> Path:

@@ -17,7 +17,6 @@ Not here: the loop over epochs and what becomes of a finished run (`experiment.p
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +34,7 @@ from dpsgd_cli.core.packing import Pack, Place, elements_per_row
 from dpsgd_cli.core.problems.build import output_loss
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.bounds import feature_norm_bound
+from dpsgd_cli.data.facts import feature_bound
 from dpsgd_cli.data.preparation import sizes_declared
 from dpsgd_cli.errors import ModelError, RunError, UsageError
 from dpsgd_cli.methods import Context, Method, create
@@ -181,7 +180,7 @@ def start(members: Sequence[Member], earlier: dict[str, Any] | None = None) -> T
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
-    bound = feature_bound(loaded)
+    bound = feature_bound(recipe, loaded.base)
     held = _validation(dataset, place)
     loss = loss_of_outputs(recipe)
     context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base, bound, held)
@@ -191,15 +190,6 @@ def start(members: Sequence[Member], earlier: dict[str, Any] | None = None) -> T
 def loss_of_outputs(recipe: Recipe) -> Loss:
     """One example's loss as a function of the model's outputs."""
     return output_loss(recipe.model) if isinstance(recipe.model, ConvexModel) else LOSSES[recipe.data.task]
-
-
-def feature_bound(loaded: LoadedRecipe) -> float | None:
-    """Public bound on the norm of a convex model's features, its constant column included; None where there is none."""
-    model = loaded.recipe.model
-    if not isinstance(model, ConvexModel):
-        return None
-    bound = feature_norm_bound(loaded.recipe.data, loaded.base)
-    return None if bound is None else math.hypot(bound, float(model.bias))
 
 
 def _outputs(recipe: Recipe, dataset: data.Dataset) -> int:

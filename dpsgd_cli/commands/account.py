@@ -41,6 +41,7 @@ class Asked:
     solve: str | None
     at_epsilon: float | None
     max_epsilon: float | None
+    excess_risk: float | None
     trials: str
     best_of: float | None
     law: str
@@ -85,6 +86,9 @@ class Asked:
 )
 @click.option("--at-epsilon", type=float, metavar="E", help="State delta at this epsilon instead.")
 @click.option("--max-epsilon", type=float, metavar="E", help="Exit with 1 unless some bound proves at most this.")
+@click.option(
+    "--excess-risk", type=float, metavar="A", help="Of a convex recipe: the T and n that Lecture 9 asks for at error A."
+)
 @click.option("--trials", default="1", metavar="N|all", help="Price N trials (all: the source's) as one.")
 @click.option("--best-of", type=float, metavar="K", help="Publish only the best of K trials, K random.")
 @click.option("--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), default="geometric", help="Of K.")
@@ -108,6 +112,7 @@ def command(**given: Any) -> None:
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --epochs 60
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --noise-multiplier 1
       dpsgd account yu2019/mnist-exponential --solve decay --epochs 60
+      dpsgd account lectures/adult-dp-gd --excess-risk 0.1
     Curves and gates
       dpsgd account yu2019/mnist-uniform yu2019/mnist-time --accountant zcdp --curve --plot curve.png
       dpsgd account --sampling-rate 0.01 --noise-multiplier 4 --over order=2:256:1
@@ -116,6 +121,9 @@ def command(**given: Any) -> None:
     asked = Asked(**given)
     if asked.delta is not None and not 0 < asked.delta < 1:
         raise UsageError(f"--delta is {asked.delta:g}, but must be above 0 and below 1")
+    if asked.excess_risk is not None:
+        _show_demand(asked)
+        return
     cases = _cases(asked)
     if asked.curve or asked.over is not None:
         _show_series(asked, _series(asked, cases))
@@ -128,6 +136,29 @@ def command(**given: Any) -> None:
         from dpsgd_cli.privacy.answers import check_gate
 
         check_gate(rows, asked.max_epsilon)
+
+
+def _show_demand(asked: Asked) -> None:
+    """Steps and records of Lecture 9, section 7, for each recipe."""
+    import json
+
+    from dpsgd_cli.privacy.demand import demand_of
+    from dpsgd_cli.recipe.loading import load_recipe
+
+    overrides = [text for text in asked.arguments if "=" in text and not Path(text).exists()]
+    sources = [text for text in asked.arguments if text not in overrides]
+    if not sources:
+        raise UsageError("--excess-risk is about a convex recipe: name one")
+    assert asked.excess_risk is not None
+    rows = [demand_of(load_recipe(source, overrides), asked.excess_risk) for source in sources]
+    if asked.format == "json":
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        click.echo(
+            f"{row['recipe']}: at an expected excess risk of {row['excess_risk']:g}, Lecture 9 asks for"
+            f" T = {row['steps']:,} steps and n = {row['records']:,} records (it has {row['records_available']:,})"
+        )
 
 
 def _cases(asked: Asked) -> list[Case]:

@@ -27,8 +27,3 @@ def held_out(records: int, folds: int, repeats: int, seed: int = 0) -> Tensor:
         for fold in range(folds):
             out[order[fold * size : (fold + 1) * size], repeat * folds + fold] = True
     return out
-
-
-def training_records(records: int, folds: int) -> int:
-    """Records that each trial of `held_out` trains on."""
-    return records - records // folds

@@ -72,6 +72,7 @@ class RecipeCase(Case):
     def plan(self) -> Plan:
         """What would be released. Raises as planning does."""
         from dpsgd_cli import data
+        from dpsgd_cli.data.facts import feature_bound, training_records
         from dpsgd_cli.privacy.plan import adjacency_of
         from dpsgd_cli.privacy.planning import Facts, plan_for
 
@@ -80,7 +81,8 @@ class RecipeCase(Case):
             raise UsageError(f"{self.label}: without a budget its length is open; give --epochs")
         outline = data.outline(self.recipe.data, self.loaded.base)
         before = data.private_releases(self.recipe.data, adjacency_of(self.recipe))
-        return plan_for(self.recipe, Facts(outline.train_records, before, _layers(self.recipe)))
+        records, bound = training_records(self.recipe, outline), feature_bound(self.recipe, self.loaded.base)
+        return plan_for(self.recipe, Facts(records, before, _layers(self.recipe), bound))
 
     def trials(self) -> list[list[Release]]:
         if not self.plan.epochs:

@@ -1,0 +1,29 @@
+"""What is public of a recipe's data before any value is used: records a trial trains on, and how long a record can be.
+
+Needs no torch, so that prices can be asked without it. Not here: plans made of it (`privacy/planning.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from dpsgd_cli.data.bounds import feature_norm_bound
+from dpsgd_cli.data.dataset import Outline
+from dpsgd_cli.recipe import schema
+
+
+def training_records(recipe: schema.Recipe, outline: Outline) -> int:
+    """Records of each trial: the training part, or with K folds all N but floor(N / K)."""
+    if recipe.folds is None:
+        return outline.train_records
+    records = outline.train_records + outline.test_records
+    return records - records // recipe.folds
+
+
+def feature_bound(recipe: schema.Recipe, base: Path) -> float | None:
+    """Public bound on the norm of a convex model's features, its constant column included; None where there is none."""
+    if not isinstance(recipe.model, schema.ConvexModel):
+        return None
+    bound = feature_norm_bound(recipe.data, base)
+    return None if bound is None else math.hypot(bound, float(recipe.model.bias))
