@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.privacy.schedule import LEAST, SCHEDULES, allows, noise_multiplier
+from dpsgd_cli.privacy.schedule import LEAST, SCHEDULES, allows, free_numbers, noise_multiplier, with_number
 from dpsgd_cli.recipe import schema
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(schema.Schedule)
@@ -33,6 +33,27 @@ CASES: list[tuple[dict[str, Any], list[float]]] = [
         {"kind": "polynomial", "initial": 10, "final": 2, "decay": 3, "period": 100},
         [10, 2 + 8 * 0.99**3, 2 + 8 * 0.91**3, 2 + 8 * 0.9**3, 2, 2],
     ),
+    ({"kind": "time", "initial": 10, "decay": 0.05, "period": 10}, [10, 10, 10, 10 / 1.05, 10 / 1.5, 10 / 1.75]),
+    (
+        {"kind": "exponential", "initial": 10, "decay": 0.1, "period": 10},
+        [10, 10, 10, 9.048374180359595, 3.6787944117144233, 2.231301601484298],
+    ),
+    (
+        {"kind": "polynomial", "initial": 10, "final": 2, "decay": 1, "period": 100, "every": 4},
+        [10, 10, 10 - 8 * 0.08, 10 - 8 * 0.08, 2, 2],
+    ),
+    (
+        {
+            "kind": "piecewise",
+            "parts": [
+                {"epochs": 9, "schedule": {"kind": "uniform", "initial": 12}},
+                {"epochs": 1, "schedule": {"kind": "time", "initial": 5, "decay": 1}},
+                {"schedule": {"kind": "step", "initial": 8, "decay": 0.5, "period": 90}},
+            ],
+        },
+        [12, 12, 5, 8, 4, 4],
+    ),
+    ({"kind": "validation", "initial": 9, "decay": 0.5}, [9] * 6),
 ]
 
 
@@ -43,7 +64,7 @@ def test_published_values(settings: dict[str, Any], expected: list[float]) -> No
 
 
 def test_every_schedule_of_the_schema_has_its_formula() -> None:
-    assert {settings["kind"] for settings, _ in CASES} | {"piecewise", "validation"} == set(SCHEDULES)
+    assert {settings["kind"] for settings, _ in CASES} == set(SCHEDULES)
 
 
 def test_noise_too_small_to_protect_is_refused_with_its_epoch() -> None:
@@ -58,3 +79,28 @@ def test_noise_too_small_to_protect_is_refused_with_its_epoch() -> None:
 def test_auto_has_no_value_of_its_own() -> None:
     with pytest.raises(PrivacyError, match="auto"):
         noise_multiplier(schedule(kind="uniform", initial="auto"), 0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([{"epochs": 3, "schedule": {"kind": "uniform", "initial": 1}}], "leave it out of the last part"),
+        ([{"schedule": {"kind": "uniform", "initial": 1}}] * 2, "only the last part lasts to the end"),
+    ],
+)
+def test_only_the_last_part_is_open(parts: list[Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        schedule(kind="piecewise", parts=parts)
+
+
+def test_free_numbers_are_named_and_set() -> None:
+    free = schedule(
+        kind="piecewise",
+        parts=[
+            {"epochs": 3, "schedule": {"kind": "uniform", "initial": 1}},
+            {"schedule": {"kind": "time", "initial": "auto", "decay": 1}},
+        ],
+    )
+    assert free_numbers(free) == ["parts.1.initial"]
+    assert noise_multiplier(with_number(free, "parts.1.initial", 4.0), 3) == 4
+    assert free_numbers(schedule(kind="step", initial=1, decay="auto", period="auto")) == ["decay", "period"]

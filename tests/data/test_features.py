@@ -1,0 +1,186 @@
+"""Frozen extractors: per record, public, kept, and refused with advice."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dpsgd_cli import data
+from dpsgd_cli.data import features
+from dpsgd_cli.data.dataset import Layout
+from dpsgd_cli.data.step import Transform
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.loading import load_recipe
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
+
+
+def no_noise(shape: tuple[int, ...]) -> np.ndarray:
+    raise AssertionError("an extractor draws nothing")
+
+
+def transform_of(step: features.Extract, shape: tuple[int, ...]) -> Transform:
+    return step.fit(np.zeros((0, *shape), np.float32), Layout(shape))(no_noise)
+
+
+def images(count: int, channels: int = 3, side: int = 8) -> np.ndarray:
+    return np.random.default_rng(0).random((count, channels, side, side), np.float32)
+
+
+def test_features_act_on_each_record_alone_and_fit_the_planned_layout() -> None:
+    step = features.extractor(schema.ScatteringFeatures(orientations=2, pool=1, groups=3), Path())
+    rows = images(40)
+    transform = transform_of(step, rows.shape[1:])
+    found = transform(rows)
+    assert found.shape[1:] == step.plan(Layout(rows.shape[1:])).shape == (27, 1, 1)
+    assert np.allclose(found[17:20], transform(rows[17:20]), atol=1e-5)
+    grouped = found.reshape(40, 3, 9)
+    assert np.abs(grouped.mean(axis=2)).max() < 1e-5
+    assert np.allclose(grouped.std(axis=2), 1, atol=0.05)
+    assert transform(rows[:0]).shape == (0, 27, 1, 1)
+
+
+def test_features_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = images(3)
+    step = features.extractor(schema.ScatteringFeatures(orientations=2), Path())
+    first = transform_of(step, rows.shape[1:])(rows)
+    assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
+    monkeypatch.setattr(features.Scatter, "network", lambda *_: pytest.fail("made again"))
+    assert (transform_of(step, rows.shape[1:])(rows) == first).all()
+    other = features.extractor(schema.ScatteringFeatures(orientations=4), Path())
+    with pytest.raises(pytest.fail.Exception, match="made again"):
+        transform_of(other, rows.shape[1:])(rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "said"),
+    [
+        (schema.ScatteringFeatures(), (3, 8, 6), "square images"),
+        (schema.ScatteringFeatures(), (20,), "square images"),
+        (schema.ScatteringFeatures(groups=7), (3, 8, 8), "243 channels cannot be cut into 7"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_data_is_read(
+    settings: schema.Features, shape: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        features.extractor(settings, Path()).plan(Layout(shape))
+
+
+class TinyNetwork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.classifier = nn.Linear(4, 10)
+
+
+@pytest.fixture
+def fake_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torchvision with one network, `tiny`."""
+
+    def get_model(name: str, weights: None) -> nn.Module:
+        if name != "tiny":
+            raise ValueError(f"Unknown model {name}")
+        return TinyNetwork()
+
+    fake: Any = types.ModuleType("torchvision")
+    fake.models = types.SimpleNamespace(get_model=get_model)
+    monkeypatch.setitem(sys.modules, "torchvision", fake)
+
+
+@pytest.mark.usefixtures("fake_torchvision")
+def test_a_torchvision_network_is_loaded_frozen_from_its_file(tmp_path: Path) -> None:
+    source = TinyNetwork()
+    torch.save(source.state_dict(), tmp_path / "tiny.pth")
+    step = features.extractor(schema.TorchvisionFeatures(network="tiny", weights="tiny.pth"), tmp_path)
+    rows = images(5)
+    found = transform_of(step, rows.shape[1:])(rows)
+    mean, std = (np.array(v, np.float32)[:, None, None] for v in (features.IMAGENET_MEAN, features.IMAGENET_STD))
+    with torch.no_grad():
+        expected = source.eval().features(torch.from_numpy((rows - mean) / std)).numpy()
+    assert found.shape == (5, 4, 6, 6)
+    assert np.allclose(found, expected, atol=1e-6)
+    assert "ImageNet" in (step.declaration or "")
+    bigger = schema.TorchvisionFeatures(network="tiny", weights="tiny.pth", side=16, pool=1)
+    assert features.extractor(bigger, tmp_path).plan(Layout((3, 8, 8))).shape == (4, 1, 1)
+
+
+@pytest.mark.usefixtures("fake_torchvision")
+def test_weights_come_from_the_users_cache_when_no_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    step = features.extractor(schema.TorchvisionFeatures(network="tiny"), Path())
+    with pytest.raises(DataError, match=r"no weights of tiny in .*checkpoints; fetch them once"):
+        step.plan(Layout((3, 8, 8)))
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(TinyNetwork().state_dict(), tmp_path / "checkpoints" / "tiny-12345678.pth")
+    assert step.plan(Layout((3, 8, 8))).shape == (4, 6, 6)
+
+
+@pytest.mark.usefixtures("fake_torchvision")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"network": "huge"}, "huge.features: Unknown model huge"),
+        ({"part": "head"}, "tiny.head"),
+        ({"weights": "other.pth"}, "Missing key"),
+        ({"weights": "none.pth"}, "none.pth does not exist"),
+    ],
+)
+def test_a_network_that_cannot_be_loaded_says_why(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    torch.save(TinyNetwork().state_dict(), tmp_path / "tiny.pth")
+    torch.save({}, tmp_path / "other.pth")
+    settings = schema.TorchvisionFeatures.model_validate({"network": "tiny", "weights": "tiny.pth"} | changes)
+    with pytest.raises(DataError, match=said):
+        features.extractor(settings, tmp_path).plan(Layout((3, 8, 8)))
+
+
+def test_without_torchvision_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(DataError, match="pip install torchvision"):
+        features.extractor(schema.TorchvisionFeatures(), Path()).plan(Layout((3, 8, 8)))
+
+
+def test_a_network_of_another_recipe_is_cut_before_its_last_layer(
+    tmp_path: Path, write_recipe: Callable[..., Path], train: Callable[..., Path]
+) -> None:
+    public = write_recipe(
+        model={"kind": "mlp", "hidden": [5]},
+        method={"kind": "sgd", "batching": "full"},
+        privacy=None,
+        save_model=True,
+    )
+    first = train(public)
+    result = str(first.relative_to(tmp_path))
+    section = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2], "preprocess": [{"unit-norm": {}}]}
+    second = write_recipe(data=section | {"features": {"kind": "pretrained", "result": result, "public": True}})
+    recipe = load_recipe(str(second)).recipe
+    found = data.prepare(recipe.data, tmp_path, 1, lambda *_: pytest.fail("no noise"), "add-remove")
+    from safetensors.numpy import load_file
+
+    weights = load_file(first / "model.safetensors")
+    raw = np.load(tmp_path / "tiny.npz")["x"].astype(np.float32)
+    hidden = np.maximum(raw @ weights["trial-0/1.weight"].T + weights["trial-0/1.bias"], 0)
+    expected = hidden / np.maximum(np.linalg.norm(hidden, axis=1, keepdims=True), 1e-30)
+    assert np.allclose(found.train_x, expected, atol=1e-5)
+    assert any(result in said and "declared public" in said for said in found.declarations)
+    assert "features" in found.sha256
+    train(second)
+
+
+def test_a_private_network_is_no_free_extractor() -> None:
+    with pytest.raises(ValueError, match="trained on private data is no free extractor"):
+        schema.PretrainedFeatures(result="somewhere")

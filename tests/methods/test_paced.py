@@ -1,0 +1,125 @@
+"""Trials that follow their validation accuracy: own noise, own length, own ledger, alone or in company."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.results import store
+
+Train = Callable[..., Path]
+WriteRecipe = Callable[..., Path]
+
+OWN: dict[str, Any] = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}
+PACED: dict[str, Any] = {
+    "data": OWN | {"validation": {"records": 20, "public": True, "seed": 3}},
+    "method": {"kind": "dp-sgd", "batching": "shuffle", "batch_size": 7, "learning_rate": 0.5},
+    "privacy": {
+        "budget": {"rho": 0.5},
+        "delta": 1e-3,
+        "schedule": {"kind": "validation", "initial": 5, "decay": 0.8, "threshold": 0.03, "period": 2, "average": 2},
+    },
+    "epochs": "until-budget",
+    "repeats": 4,
+}
+
+
+def table(directory: Path, name: str) -> list[dict[str, str]]:
+    with (directory / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_trial_goes_its_own_way_and_none_passes_the_budget(train: Train, write_recipe: WriteRecipe) -> None:
+    directory = train(write_recipe(**PACED))
+    trials, history = table(directory, "trials.csv"), table(directory, "history.csv")
+    assert len({row["epochs"] for row in trials}) > 1
+    for row in trials:
+        own = [line for line in history if line["trial"] == row["trial"]]
+        assert len(own) == int(row["epochs"])
+        noise = [float(line["noise_multiplier"]) for line in own]
+        assert float(row["rho"]) == pytest.approx(sum(0.5 / z**2 for z in noise))
+        assert float(row["rho"]) <= 0.5 < float(row["rho"]) + 0.5 / (0.8 * noise[-1]) ** 2
+        # the rule, applied to the accuracies that were written down
+        accuracy, last, expected = [float(line["validation_accuracy"]) for line in own], 0.0, 5.0
+        for epoch in range(len(own)):
+            assert noise[epoch] == pytest.approx(expected)
+            if epoch % 2 == 1:
+                mean = (accuracy[epoch] + accuracy[epoch - 1]) / 2
+                expected, last = (0.8 * expected if mean - last <= 0.03 + 1e-12 else expected), mean
+
+
+def test_a_trial_is_the_same_alone_and_in_a_pack(train: Train, write_recipe: WriteRecipe) -> None:
+    together = table(train(write_recipe(**PACED)), "trials.csv")
+    alone = table(train(write_recipe(**PACED | {"seed": 2, "repeats": 1})), "trials.csv")[0]
+    for name in alone.keys() - {"trial"}:
+        assert float(alone[name]) == pytest.approx(float(together[2][name]), rel=1e-4), name
+
+
+def test_public_validation_is_declared_and_private_validation_is_charged(
+    train: Train, write_recipe: WriteRecipe
+) -> None:
+    public = store.read_document(train(write_recipe(**PACED)))
+    assert any("20 validation records" in said and "public" in said for said in public["privacy"]["declarations"])
+    assert set(public["privacy"]["parts"]) == {"gradient"}
+    charged = PACED | {"data": OWN | {"validation": {"fraction": 0.25, "noise_multiplier": 9}}}
+    directory = train(write_recipe(**charged))
+    document = store.read_document(directory)
+    lines = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
+    looks = [line for line in lines if line["label"] == "validation" and line["trial"] == 0]
+    assert len(looks) == int(table(directory, "trials.csv")[0]["epochs"])
+    assert {(line["noise_multiplier"], line["sensitivity"]) for line in looks} == {(9, 1)}
+    parts = document["privacy"]["parts"]
+    assert parts["validation"]["rho"] == pytest.approx(max(row["epochs"] for row in document["trials"]) / (2 * 9**2))
+    assert document["privacy"]["rho"] <= 0.5
+    assert "validation_accuracy" not in table(directory, "history.csv")[0]
+
+
+def test_the_cut_takes_the_records_out_of_training(train: Train, write_recipe: WriteRecipe) -> None:
+    document = store.read_document(train(write_recipe(**PACED)))
+    assert "The number of training records is public: 28." in document["privacy"]["declarations"]
+
+
+def test_an_average_that_counts_from_the_end_is_refused(train: Train, write_recipe: WriteRecipe) -> None:
+    method = PACED["method"] | {"averaging": {"kind": "tail"}}
+    with pytest.raises(PrivacyError, match="cannot count from the end"):
+        train(write_recipe(**PACED | {"method": method}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"data": OWN}, r"privacy\.schedule: validation needs data\.validation"),
+        ({"data": OWN | {"validation": {"records": 5}}}, "declare them with public: true, or give noise_multiplier"),
+        ({"data": OWN | {"validation": {"public": True}}}, "give either records or fraction"),
+        (
+            {
+                "data": OWN | {"validation": {"records": 5, "noise_multiplier": 3}},
+                "privacy": {"budget": {"rho": 1}, "delta": 1e-3},
+                "epochs": 2,
+            },
+            "nothing looks at these private records",
+        ),
+    ],
+)
+def test_a_validation_set_that_is_neither_public_nor_paid_for_is_refused(
+    train: Train, write_recipe: WriteRecipe, sections: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Exception, match=said):
+        train(write_recipe(**PACED | sections))
+
+
+def test_learning_rates_change_by_epoch(train: Train, write_recipe: WriteRecipe) -> None:
+    """Two epochs at 0.5 and 0.25 by a schedule, and by hand with a constant rate for the first of them."""
+    base = {"method": {"kind": "sgd", "batching": "full"}, "privacy": None, "epochs": 2, "repeats": 1}
+    falling = {"kind": "linear", "initial": 0.5, "final": 0.25, "epochs": 1}
+    changed = train(write_recipe(**base | {"method": base["method"] | {"learning_rate": falling}}))  # type: ignore[operator]
+    constant = train(write_recipe(**base | {"method": base["method"] | {"learning_rate": 0.5}}))  # type: ignore[operator]
+    losses = [[float(row["test_loss"]) for row in table(d, "history.csv")] for d in (changed, constant)]
+    assert losses[0][0] == losses[1][0]
+    assert losses[0][1] > losses[1][1]
