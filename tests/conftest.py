@@ -130,6 +130,25 @@ WAYS: dict[str, dict[str, Any]] = {
         },
         "epochs": 4,
     },
+    "shuffle-validation": {
+        "data": OWN | {"validation": {"records": 12, "noise_multiplier": 8}},
+        "method": GRADIENT | {"batching": "shuffle", "learning_rate": {"kind": "cosine", "initial": 0.5}},
+        "privacy": {
+            "budget": {"rho": 0.5},
+            "delta": 1e-3,
+            "schedule": {"kind": "validation", "initial": 4, "decay": 0.5, "threshold": 0.1, "period": 2},
+        },
+        "epochs": "until-budget",
+    },
+    "private-selection": {
+        "method": {
+            "kind": "private-selection",
+            "batching": "shuffle",
+            "batch_size": 4,
+            "candidates": [UNIFORM, {"kind": "exponential", "initial": 4, "decay": 0.2}],
+        },
+        "privacy": {"budget": {"rho": 0.5}, "delta": 1e-3},
+    },
 }
 """Sections for `write_recipe`: every batching with its accountants, preprocessing, updates and clipping."""
 
