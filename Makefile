@@ -2,11 +2,12 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+REPEATS ?= 4
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test lint types check bench reproduce-yu2019 clean test-kill test-slurm test-ray test-browser
+.PHONY: help venv train test lint types check bench reproduce-lee2018 reproduce-yu2019 clean test-kill test-slurm test-ray test-browser
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -45,6 +46,9 @@ check: lint types test ## Everything that CI runs
 bench: venv ## Run the benchmarks against their peers (minutes)
 	$(PIP) --quiet --editable '.[bench]'
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+reproduce-lee2018: venv ## Reproduce Lee and Kifer 2018 (needs adult, bank, kddcup99 and ipums; REPEATS=20 as published)
+	$(BIN)/python -m benchmarks.lee2018.reproduce --repeats $(REPEATS)
 
 reproduce-yu2019: venv ## Reproduce Yu et al. 2019 (needs mnist, breast-cancer-wisconsin and cifar10; about an hour)
 	$(BIN)/python -m benchmarks.yu2019.reproduce

@@ -4,7 +4,7 @@
 
 Prints milliseconds of one clipped full-batch logistic gradient on 48,842 x 108 rows: record by record in NumPy as
 DP-AGD's published code does it, factored in NumPy, and ours for 1, 8 and 32 trials; then seconds a trial of DP-AGD at
-epsilon 0.8 on Bank in a pack of 20. Wall and processor time are both given: on a shared machine only the second is ours.
+epsilon 0.8 on Bank in a pack of 20. Wall and processor time: on a shared machine only the second is ours.
 
 Not here: correctness (tests/core/problems, tests/methods).
 """

@@ -1,6 +1,6 @@
 """Lee and Kifer 2018, Figures 1 to 4, with every method that they compared and what came after.
 
-    python benchmarks/lee2018/reproduce.py --data adult bank --repeats 4
+    python -m benchmarks.lee2018.reproduce --data adult bank --repeats 4
 
 Writes `results/lee2018/README.md` with tables and pictures. Each cell is a recipe of `recipes/lee2018/` with overrides,
 run by the same code as `dpsgd train`; all budgets of a method train as one pack. Finished cells are kept, so a

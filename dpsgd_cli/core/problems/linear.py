@@ -21,7 +21,7 @@ from dpsgd_cli.core.clipping import Clipping, Diagnostics
 from dpsgd_cli.core.problems.losses import Logistic, MarginLoss
 from dpsgd_cli.core.problems.risk import Risk
 
-_CHUNK_ELEMENTS = 1 << 16
+_CHUNK_ELEMENTS = 1 << 15
 _ROW_ELEMENTS = 1 << 18
 _LOG_LARGEST = 80.0
 
