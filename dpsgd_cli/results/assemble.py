@@ -7,8 +7,6 @@ Not here: training (`experiment.py`), files (`store.py`), versions and hashes (`
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +17,10 @@ from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.results import origin
+from dpsgd_cli.results import origin, prices
 from dpsgd_cli.results.parts import parts
 from dpsgd_cli.results.result import Result, Row, summarise_trials
 
@@ -150,8 +148,8 @@ def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]])
             noise.setdefault(entry.epoch, entry.release.mechanism.noise_multiplier)
     rho: ExactSum | None = ExactSum()
     epochs: list[Row] = []
-    epsilon, curve = _priced(plan.accountant, plan.delta, tuple(tuple(map(_unscaled, epoch)) for epoch in released))
-    for epoch, spent in enumerate(curve):
+    epsilon = prices.epsilon(plan.accountant, ledger.releases, plan.delta)
+    for epoch, spent in enumerate(prices.curve(plan.accountant, released, plan.delta)):
         cost = rho_of(released[epoch])
         if rho is not None and cost is not None:
             rho.add(cost)
@@ -160,22 +158,6 @@ def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]])
         total = None if rho is None else _cell(rho.total())
         epochs.append({"noise_multiplier": noise.get(epoch), "rho": total, "epsilon": _cell(spent)})
     return Spending(_cell(epsilon), plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
-
-
-def _unscaled(release: Release) -> Release:
-    """The same release in units of its sensitivity, which is all that a price depends on."""
-    mechanism = release.mechanism
-    if not isinstance(mechanism, GaussianSum) or mechanism.sensitivity == 1.0:
-        return release
-    return Release(dataclasses.replace(mechanism, sensitivity=1.0), release.count)
-
-
-@functools.lru_cache(maxsize=64)
-def _priced(accountant: str, delta: float, epochs: tuple[tuple[Release, ...], ...]) -> tuple[float, list[float]]:
-    """Epsilon of everything, and after each epoch. Remembered, because the cells of a sweep release alike."""
-    pricing = accountants.get(accountant)
-    everything = merge([release for releases in epochs for release in releases])
-    return pricing.epsilon(everything, delta), pricing.curve(epochs, delta)
 
 
 def _history(finished: Finished, seeds: Sequence[int | None], spendings: Sequence[Spending]) -> list[Row]:

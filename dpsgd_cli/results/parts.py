@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import Release, merge
+from dpsgd_cli.results import prices
 from dpsgd_cli.results.result import Row
 
 
@@ -29,7 +29,7 @@ def parts(ledgers: Sequence[Ledger], accountant: str, delta: float) -> Row:
         for label, releases in by_label.items():
             key = tuple(merge(releases))
             if key not in known:
-                epsilon = accountants.get(accountant).epsilon(list(key), delta)
+                epsilon = prices.epsilon(accountant, key, delta)
                 known[key] = (epsilon if math.isfinite(epsilon) else None, rho_of(key))
             found.setdefault(label, []).append(known[key])
     return {

@@ -16,7 +16,6 @@ Not here: which cell is chosen (`choosing.py`).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +24,9 @@ from typing import Any
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants, conversions
 from dpsgd_cli.privacy.accountants.rdp import Profile
-from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release, merge
+from dpsgd_cli.privacy.mechanism import PureDP, Release, merge
 from dpsgd_cli.privacy.selection import BestOfTrials, Choice
+from dpsgd_cli.results import prices
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 
 # Cheapest last: all are upper bounds, so the least is the one to state.
@@ -160,13 +160,8 @@ def least_epsilon(releases: Sequence[Release], delta: float) -> tuple[float, str
 
 
 def unscaled(releases: Sequence[Release]) -> list[Release]:
-    """Releases in units of their sensitivity, which no price depends on."""
-    return [
-        Release(dataclasses.replace(r.mechanism, sensitivity=1.0), r.count)
-        if isinstance(r.mechanism, GaussianSum)
-        else r
-        for r in releases
-    ]
+    """Releases in units of their sensitivity, so that more of them are equal."""
+    return [prices.unscaled(release) for release in releases]
 
 
 class BestOfCells(BestOfTrials):
