@@ -46,7 +46,9 @@ class Composer:
     ) -> None:
         self.width, self._counts = width, counts
         self._log_missable = aim.log_delta + _NEGLIGIBLE
-        self.tilt, self._kinds = _gentle_tilt(kinds, width, aim.tilt, counts)
+        plain = [_Tilted(kind, 0.0) for kind in kinds]
+        self._plain_mean = float(sum(n * kind.mean for n, kind in zip(counts, plain, strict=True)))
+        self.tilt, self._kinds = _gentle_tilt(kinds, plain, width, aim.tilt, counts)
         self._log_mgfs = np.array([kind.log_mgf for kind in self._kinds])
         self._log_finite = np.log1p(-np.array([kind.infinite for kind in kinds]))
         self.start, self.size, self._overflow = self._window(shorter_too)
@@ -107,8 +109,9 @@ class Composer:
         right, step = self._reach(1 / deviation, log_scale)
         # What leaves on the left comes back from the right end on, where it weighs as little as what is there.
         left, _ = self._reach(-1 / deviation, log_scale - self.tilt * self.width * right)
-        start = min(mean, 0.0) if shorter_too else mean
-        low, high = max(lowest, int(start - left) - 1), min(highest, int(mean + right) + 1)
+        # Every epsilon worth asking for lies above the mean of the untilted sum.
+        start = min(mean - left, self._plain_mean, -left if shorter_too else np.inf)
+        low, high = max(lowest, int(start) - 1), min(highest, int(mean + right) + 1)
         overflow = 0.0
         if high < highest:
             slope = step + self.tilt * self.width
@@ -137,9 +140,10 @@ class Composer:
         return float(sum(n * kind.central_log_mgf(step) for n, kind in zip(self._counts, self._kinds, strict=True)))
 
 
-def _gentle_tilt(kinds: Sequence[LossMasses], width: float, tilt: float, counts: Floats) -> tuple[float, list[_Tilted]]:
+def _gentle_tilt(
+    kinds: Sequence[LossMasses], plain: list[_Tilted], width: float, tilt: float, counts: Floats
+) -> tuple[float, list[_Tilted]]:
     """The largest of tilt, tilt/2, ... (or 0) that does not widen the sum: heavy tails would take it over."""
-    plain = [_Tilted(kind, 0.0) for kind in kinds]
     limit = 2 * sum(n * kind.variance for n, kind in zip(counts, plain, strict=True))
     for halvings in range(8):
         lesser = tilt / 2**halvings
@@ -153,11 +157,12 @@ class _Tilted:
     """One kind of loss under the tilt; unit of loss: one cell."""
 
     def __init__(self, kind: LossMasses, tilt: float) -> None:
-        exponents = tilt * kind.cells
-        top = float(exponents.max())
-        masses = kind.masses * np.exp(exponents - top)
+        held = kind.masses > 0
+        logs = tilt * kind.cells[held] + np.log(kind.masses[held])
+        top = float(logs.max())
+        masses = np.exp(logs - top)
         total = float(masses.sum())
-        self.cells, self.masses = kind.cells, masses / total
+        self.cells, self.masses = kind.cells[held], np.maximum(masses / total, 1e-300)
         self.log_mgf = top + float(np.log(total))
         self.mean = float((self.masses * self.cells).sum())
         self.variance = float((self.masses * (self.cells - self.mean) ** 2).sum())
@@ -165,10 +170,11 @@ class _Tilted:
     def central_log_mgf(self, step: float) -> float:
         """log E e^(step (cell - mean)), without cancellation where it is near zero."""
         exponents = step * (self.cells - self.mean)
-        top = float(exponents.max())
-        if top < 30:
+        if float(exponents.max()) < 30:
             return float(np.log1p((self.masses * (np.expm1(exponents) - exponents)).sum()))
-        return top + float(np.log((self.masses * np.exp(exponents - top)).sum()))
+        logs = exponents + np.log(self.masses)
+        top = float(logs.max())
+        return top + float(np.log(np.exp(logs - top).sum()))
 
     def spectrum(self, frequencies: Cells, size: int) -> Complexes:
         """Coefficients of the discrete Fourier transform over `size` cells, at some of the frequencies 0..size/2.
@@ -217,8 +223,9 @@ class ComposedLoss:
         return self._between(float(losses[j - 1]) if j else 0.0, float(losses[j]), delta)
 
     def _masses(self, first: int) -> Floats:
-        exponents = self.log_scale - self.tilt * self.losses[first:]
-        return self.tilted[first:] * np.exp(np.minimum(exponents, 700.0))
+        # No mass is above 1, whatever noise the tilt blows up far to the left.
+        logs = np.log(self.tilted[first:]) + self.log_scale - self.tilt * self.losses[first:]
+        return np.exp(np.minimum(logs, 0.0))
 
     def _between(self, low: float, high: float, delta: float) -> float:
         """Inside one cell delta(epsilon) = A - e^epsilon B: solve it, and never below the solution."""

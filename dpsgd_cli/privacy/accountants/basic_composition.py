@@ -34,6 +34,6 @@ class BasicComposition(Accountant):
         self.check(releases)
         if not noisy_uses(releases):
             kept, leak = without_leaks(releases)
-            total = math.fsum(r.count * use_epsilon(r.mechanism, 0.0, exact_gaussian) for r in kept)
+            total = math.fsum(r.count * use_epsilon(r.mechanism, 0.0, exact_gaussian) for r in kept if r.count)
             return leak if total <= epsilon else 1.0
         return smallest_delta(lambda delta: self.epsilon(releases, delta), epsilon)

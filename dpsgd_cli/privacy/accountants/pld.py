@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling
 from dpsgd_cli.privacy.accountants.rdp import Rdp
-from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum, Mechanism, Release, merge
+from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.loss_composition import Aim, Composer
@@ -88,7 +88,11 @@ def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
     kept: list[Release] = []
     for release in merge(list(releases)):
         mechanism, count = release.mechanism, release.count
-        if not isinstance(mechanism, GaussianSum):
+        if isinstance(mechanism, PureDP):
+            # Priced by randomised response, whatever its source.
+            kept.append(Release(PureDP(mechanism.epsilon, mechanism.adjacency), count))
+            continue
+        if isinstance(mechanism, ApproximateDP):
             kept.append(release)
             continue
         noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate

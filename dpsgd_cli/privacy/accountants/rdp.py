@@ -25,7 +25,9 @@ ORDERS: tuple[float, ...] = (
 )
 """From epsilon in the tens of thousands down to noise multipliers in the thousands."""
 
-_FIRST_ORDER = 16.0
+_ONE_START = (16.0,)
+_MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
+"""Where a divergence is the least of several bounds, the best order need not be the only local one."""
 _ARRAYS_FROM = 8
 
 
@@ -47,7 +49,7 @@ class Rdp(Accountant):
         if leak >= delta:
             return math.inf
         profile = Profile(kept)
-        return self._best_epsilon(profile.total, delta - leak) if profile.mechanisms else 0.0
+        return self._best_epsilon(profile.total, delta - leak, profile.starts) if profile.mechanisms else 0.0
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
         self.check(releases)
@@ -55,7 +57,7 @@ class Rdp(Accountant):
         profile = Profile(kept)
         if not profile.mechanisms:
             return leak
-        log_delta = self._least(lambda order: self._log_delta_at(order, profile.total(order), epsilon))
+        log_delta = self._least(lambda order: self._log_delta_at(order, profile.total(order), epsilon), profile.starts)
         smallest = self.orders[0]
         by_kl = math.sqrt(-math.expm1(-profile.total(smallest)))
         return min(1.0, leak + min(by_kl, math.exp(min(log_delta, 0.0))))
@@ -65,9 +67,9 @@ class Rdp(Accountant):
 
         flat = [release for releases in epochs for release in releases]
         self.check(flat)
-        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
-            return super().curve(epochs, delta)
         profile = Profile(flat)
+        if any(math.isinf(cost) for cost in profile.divergences(self.orders[0])):
+            return super().curve(epochs, delta)
         columns = {mechanism: i for i, mechanism in enumerate(profile.mechanisms)}
         counts = np.zeros((len(epochs), len(columns)))
         for row, releases in enumerate(epochs):
@@ -83,7 +85,7 @@ class Rdp(Accountant):
             return spent[order][epoch]
 
         return [
-            self._best_epsilon(lambda order, epoch=epoch: total(order, epoch), delta)  # type: ignore[misc]
+            self._best_epsilon(lambda order, epoch=epoch: total(order, epoch), delta, profile.starts)  # type: ignore[misc]
             if counts[epoch].any()
             else 0.0
             for epoch in range(len(epochs))
@@ -99,11 +101,11 @@ class Rdp(Accountant):
         profile = Profile(without_leaks(releases)[0])
         return self._argmin(lambda order: self._log_delta_at(order, profile.total(order), epsilon))
 
-    def _best_epsilon(self, total: Callable[[float], float], delta: float) -> float:
+    def _best_epsilon(self, total: Callable[[float], float], delta: float, starts: Sequence[float]) -> float:
         # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
         if -math.expm1(-total(self.orders[0])) <= delta * delta:
             return 0.0
-        return max(0.0, self._least(lambda order: self._epsilon_at(order, total(order), delta)))
+        return max(0.0, self._least(lambda order: self._epsilon_at(order, total(order), delta), starts))
 
     def _epsilon_at(self, order: float, divergence: float, delta: float) -> float:
         return conversions.renyi_epsilon(order, divergence, delta)
@@ -111,11 +113,11 @@ class Rdp(Accountant):
     def _log_delta_at(self, order: float, divergence: float, epsilon: float) -> float:
         return conversions.renyi_log_delta(order, divergence, epsilon)
 
-    def _least(self, objective: Callable[[float], float]) -> float:
-        return objective(self._argmin(objective))
+    def _least(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
+        return objective(self._argmin(objective, starts))
 
-    def _argmin(self, objective: Callable[[float], float]) -> float:
-        """The order where a quasi-convex objective is least: gallop from the middle, then bisect."""
+    def _argmin(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
+        """The order where a quasi-convex objective is least: gallop from `starts`, then bisect."""
         values: dict[int, float] = {}
 
         def at(index: int) -> float:
@@ -124,15 +126,15 @@ class Rdp(Accountant):
             return values[index]
 
         last = len(self.orders) - 1
-        start = min(range(last + 1), key=lambda i: abs(self.orders[i] - _FIRST_ORDER))
-        low, high = _bracket(at, start, last)
-        while low < high:
-            middle = (low + high) // 2
-            if at(middle) <= at(middle + 1):
-                high = middle
-            else:
-                low = middle + 1
-        at(low)
+        for start in starts:
+            low, high = _bracket(at, min(range(last + 1), key=lambda i: abs(self.orders[i] - start)), last)
+            while low < high:
+                middle = (low + high) // 2
+                if at(middle) <= at(middle + 1):
+                    high = middle
+                else:
+                    low = middle + 1
+            at(low)
         return self.orders[min(values, key=values.__getitem__)]
 
 
@@ -176,6 +178,11 @@ class Profile:
         self._sampled = [i for i, mechanism in enumerate(self.mechanisms) if _is_sampled(mechanism)]
         self._totals: dict[float, float] = {}
 
+    @property
+    def starts(self) -> Sequence[float]:
+        """Orders from which to look for the best one."""
+        return _MANY_STARTS if any(map(_is_least_of_several, self.mechanisms)) else _ONE_START
+
     def total(self, order: float) -> float:
         """Renyi divergence of everything together."""
         if order not in self._totals:
@@ -217,6 +224,12 @@ def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
     if mechanism.batching == "fixed":
         return renyi.fixed_size_gaussian_divergence(mechanism.sampling_rate, mechanism.noise_multiplier, order)
     return renyi.gaussian_divergence(mechanism.noise_multiplier, order)
+
+
+def _is_least_of_several(mechanism: Mechanism) -> bool:
+    if isinstance(mechanism, GaussianSum):
+        return mechanism.batching == "fixed"
+    return isinstance(mechanism, PureDP) and mechanism.source == "exponential"
 
 
 def _is_sampled(mechanism: Mechanism) -> bool:

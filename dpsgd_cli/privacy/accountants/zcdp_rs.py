@@ -64,6 +64,8 @@ class ZcdpRs(Accountant):
         if leak >= delta:
             return math.inf
         rho, order, left = _total_rho(kept), _smallest_order(kept), delta - leak
+        if rho == 0:
+            return 0.0
         # Yu et al. 2019, Theorem 3: the unconstrained best order 1 + sqrt(log(1/delta) / rho) may lie beyond.
         if left >= math.exp(-rho * (order - 1) ** 2):
             return conversions.bun_steinke_epsilon(rho, left)
@@ -73,9 +75,11 @@ class ZcdpRs(Accountant):
         self.check(releases)
         kept, leak = without_leaks([r for r in releases if r.count])
         rho, order = _total_rho(kept), _smallest_order(kept)
+        if rho == 0:
+            return leak
         if epsilon <= rho:
-            return min(1.0, leak + float(rho > 0))
-        if rho == 0 or (epsilon + rho) / (2 * rho) <= order:
+            return 1.0
+        if (epsilon + rho) / (2 * rho) <= order:
             return min(1.0, leak + conversions.bun_steinke_delta(rho, epsilon))
         return min(1.0, leak + math.exp(min(0.0, (order - 1) * (rho * order - epsilon))))
 

@@ -64,12 +64,11 @@ def test_composition_agrees_with_dp_accounting(rate: float, noise: float, steps:
 
 def test_unlike_mechanisms_agree_with_dp_accounting() -> None:
     releases = [poisson(0.02, 2.0, 300), poisson(0.05, 3.0, 100), Release(GaussianSum(10.0, "add-remove"), 2)]
-    first = oracle.from_gaussian_mechanism(2.0, sampling_prob=0.02, value_discretization_interval=1e-4).self_compose(
-        300
+    first, second, third = (
+        oracle.from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=1e-4)
+        for noise, rate in ((2.0, 0.02), (3.0, 0.05), (10 / math.sqrt(2), 1.0))
     )
-    second = oracle.from_gaussian_mechanism(3.0, sampling_prob=0.05, value_discretization_interval=1e-4)
-    third = oracle.from_gaussian_mechanism(10 / math.sqrt(2), value_discretization_interval=1e-4)
-    composed = first.compose(second.self_compose(100)).compose(third).get_epsilon_for_delta(1e-6)
+    composed = first.self_compose(300).compose(second.self_compose(100)).compose(third).get_epsilon_for_delta(1e-6)
     assert Pld().epsilon(releases, 1e-6) == pytest.approx(composed, rel=1e-3)
 
 

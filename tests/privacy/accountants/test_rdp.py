@@ -1,4 +1,4 @@
-"""The Renyi accountant against dp-accounting, against an exhaustive search over orders, and with itself epoch by epoch."""
+"""The Renyi accountant against dp-accounting and an exhaustive search over orders, and epoch by epoch."""
 
 from __future__ import annotations
 
