@@ -1,0 +1,86 @@
+"""Convex recipes from file to result: folds, packs of budgets, theory, and what is refused on the way."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpsgd_cli import experiment
+from dpsgd_cli.errors import ModelError, RecipeError
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
+from dpsgd_cli.trials import Member
+
+SMALL = ["data.name=breast-cancer", "data.preprocess=[{scale: {by: bounds}}]", "runtime.threads=1"]
+
+
+def loaded(recipe: str, *changes: str) -> LoadedRecipe:
+    return load_recipe(recipe, [*SMALL, *changes])
+
+
+def finished(directory: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    with (directory / "trials.csv").open(newline="") as file:
+        return json.loads((directory / "result.json").read_text()), list(csv.DictReader(file))
+
+
+def test_folds_train_side_by_side_and_are_tested_on_what_they_did_not_see(tmp_path: Path) -> None:
+    recipe = loaded("lee2018/dp-agd-better", "privacy.budget.epsilon=20", "repeats=2")
+    document, trials = finished(experiment.run(recipe, experiment.Options(tmp_path)))
+    assert [(row["fold"], row["repeat"]) for row in trials] == [(str(i % 5), str(i // 5)) for i in range(10)]
+    assert document["metrics"]["test_accuracy"]["n"] == 10
+    assert document["metrics"]["test_accuracy"]["mean"] > 0.9
+    assert document["metrics"]["nonprivate_train_objective"]["mean"] > 0
+    assert 0 < document["privacy"]["epsilon"] <= 20
+    said = " ".join(document["privacy"]["declarations"])
+    assert "training records is public: 456" in said
+    assert "113 test records" in said
+
+
+@pytest.mark.parametrize("name", ["dp-agd", "dp-gd-plain", "objective-perturbation", "sgd-ma"])
+def test_budgets_of_one_method_train_as_one_pack_to_what_each_gets_alone(name: str, tmp_path: Path) -> None:
+    more = ["method.batch_size=50"] if name == "sgd-ma" else []
+    recipes = [loaded(f"lee2018/{name}", f"privacy.budget.epsilon={e}", "folds=2", *more) for e in (2, 5)]
+    members = [Member(one, experiment.plan_recipe(one)[0]) for one in recipes]
+    together = experiment.run_pack(members, experiment.Options(tmp_path / "pack"))
+    for one, directory in zip(recipes, together, strict=True):
+        ours, theirs = finished(directory)[0], finished(experiment.run(one, experiment.Options(tmp_path / "alone")))[0]
+        assert ours["privacy"] == theirs["privacy"]
+        for metric in ours["metrics"]:
+            assert ours["metrics"][metric]["mean"] == pytest.approx(theirs["metrics"][metric]["mean"], rel=1e-3)
+    assert finished(together[0])[0]["metrics"] != finished(together[1])[0]["metrics"]
+
+
+def test_theory_stands_beside_practice(tmp_path: Path) -> None:
+    recipe = loaded("lectures/adult-dp-gd", "repeats=2", "epochs=20", "privacy.clipping.norm=6")
+    document, _ = finished(experiment.run(recipe, experiment.Options(tmp_path)))
+    rows = document["theory"]
+    assert len(rows) == 2
+    assert all(0 <= row["nonprivate_excess_risk"] < row["excess_risk_bound"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["method={kind: privgene}", "model={kind: linear}"], "kind: convex"),
+        (["privacy.clipping={kind: flat, norm: 2}"], "gradient_clip"),
+        (["epochs=3"], "own length"),
+        (["model.loss=squared"], "does not go with data.task"),
+        (["data.split={test: 0.5}"], "leave data.split"),
+        (["data.preprocess=[{scale: {by: standard}}]"], "holds out"),
+        (["privacy=null"], "needs a privacy section"),
+        (["method={kind: non-private}"], "no privacy"),
+        (["method={kind: dp-sgd, batch_size: 9, learning_rate: theorem}"], "theorem"),
+    ],
+)
+def test_recipes_that_make_no_sense_say_why(changes: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        loaded("lee2018/dp-agd", *changes)
+
+
+def test_a_convex_model_tells_two_classes_apart(tmp_path: Path) -> None:
+    recipe = load_recipe("lee2018/dp-agd", ["data.name=digits"])
+    with pytest.raises(ModelError, match="two classes"):
+        experiment.run(recipe, experiment.Options(tmp_path))
