@@ -20,7 +20,7 @@ TRIAL = [Release(GaussianSum(4.0, "add-remove", "poisson", 0.01), 1000)]
 @pytest.mark.parametrize("mean", [1.0, 3.0, 30.0])
 def test_agrees_with_dp_accounting(law: str, mean: float) -> None:
     profile = Profile(TRIAL)
-    orders = [order for order in ORDERS if order > 1.05]
+    orders = list(ORDERS)
     single = np.array([profile.total(order) for order in orders])
     theirs, _ = oracle.compute_epsilon(
         orders, oracle._compute_rdp_repeat_and_select(orders, single, mean, LAWS[law]), 1e-5
