@@ -1,6 +1,6 @@
 """How much a sweep gains by training its cells together: 64 cells of logistic regression on Adult.
 
-    DPSGD_DATA=... python benchmarks/sweep.py [--calls 64] [--epochs 3] [--cells 64] [--finished 10000]
+    DPSGD_DATA=... python benchmarks/sweep.py [--calls 64] [--epochs 5] [--cells 64] [--finished 10000]
 
 Measured, in this order: the sweep in packs; the same sweep one trial at a time in one process; `--calls` separate
 `dpsgd train` processes, scaled to all cells; the runner's own time a cell (everything in `run_job` but epochs, with
@@ -45,6 +45,8 @@ zip:
 
 def main() -> None:
     options = _options()
+    if not (Path(os.environ.get("DPSGD_DATA", "")) / "adult" / "adult.data").is_file():
+        sys.exit("needs the Adult data: `dpsgd data fetch adult`, and DPSGD_DATA set to where it lies")
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -75,7 +77,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--calls", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--cells", type=int, default=64)
     parser.add_argument("--finished", type=int, default=10_000)
     return parser.parse_args()
