@@ -12,6 +12,10 @@ When index 0 (stay) is chosen, the gradient's budget grows by the factor 1 + gam
 sum of the same clipped gradients, averaged with all earlier ones of this step by inverse variance. The L2 term of the
 objective reads no data, and enters direction and candidates exactly.
 
+With `sample`, an iteration (its gradients and selections) sees a Poisson sample instead of all records. It is charged
+as if it had seen all: given the samples of everybody else, the record at stake is in or out with a probability that
+does not depend on the data, and a mixture reveals no more than its worst part (Renyi divergence is quasi-convex).
+
 What is paid for each release is chosen after seeing earlier ones, so the budget is a zCDP filter (Feldman and Zrnic
 2021). A trial stops before the first gradient whose selection it could no longer pay.
 """
@@ -26,9 +30,10 @@ from torch import Tensor
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.paced_noise import PacedNoise
-from dpsgd_cli.core.problems.build import penalty_of, risk_of
+from dpsgd_cli.core.problems.build import linear_risk, penalty_of, risk_of
+from dpsgd_cli.core.problems.sampled import SampledRisk
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
@@ -47,6 +52,9 @@ class DpAgd(Method):
         self.values = context.pack.values
         self.penalty = penalty_of(context)
         self.risk = risk_of(context)
+        if self.settings[0].sample is not None:
+            self.risk = _sampled(context, self.settings[0].sample)
+            self.penalty = self.penalty * (self.settings[0].sample / len(context.table))
         self.risk.start(self.values)
         self.gradient_bound = context.column([s.gradient_clip for s in self.settings])
         self.loss_bound = context.column([s.objective_clip for s in self.settings])
@@ -121,6 +129,8 @@ class DpAgd(Method):
         if fresh:
             index = torch.tensor(fresh, device=self.values.device)
             everyone = index if len(fresh) < self.context.trials else None
+            if isinstance(self.risk, SampledRisk):
+                self.risk.sample(fresh)
             self.exact[index] = self.risk.gradient_sums(self.gradient_bound.squeeze(1), everyone)
             self.averaged[index] = self.exact[index] + self._noise(fresh, [self.paces[t].rho for t in fresh])
         if again:
@@ -198,6 +208,7 @@ class DpAgd(Method):
             "averaged": self.averaged.clone(),
             "paces": [pace.__dict__ | {"recent": list(pace.recent)} for pace in self.paces],
             "drawn": [list(self.gradient_noise.drawn), list(self.selection_noise.drawn)],
+            "samples": list(self.risk.drawn) if isinstance(self.risk, SampledRisk) else [],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -208,6 +219,8 @@ class DpAgd(Method):
             pace.__dict__.update(kept)
         self.gradient_noise.resume(state["drawn"][0])
         self.selection_noise.resume(state["drawn"][1])
+        if isinstance(self.risk, SampledRisk):
+            self.risk.resume(state["samples"])
 
 
 class _Pace:
@@ -228,6 +241,13 @@ class _Pace:
 
 def _gaussian(rho: float, adjacency: str, sensitivity: float) -> GaussianSum:
     return GaussianSum(1 / math.sqrt(2 * rho), adjacency, sensitivity=sensitivity)  # type: ignore[arg-type]
+
+
+def _sampled(context: Context, size: int) -> SampledRisk:
+    if size > len(context.table):
+        raise RecipeError(f"method.sample is {size}, more than the {len(context.table)} training records")
+    risk = linear_risk(context)
+    return SampledRisk(risk.rows, risk.loss, context.streams, context.table.own, size)
 
 
 def _settings(recipe: schema.Recipe) -> schema.DpAgdMethod:

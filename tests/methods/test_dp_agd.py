@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.core.paced_noise import PacedNoise
+from dpsgd_cli.core.problems.sampled import SampledRisk
 from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.core.streams import SeededStreams, Streams
-from dpsgd_cli.errors import InfeasibleBudget
+from dpsgd_cli.errors import InfeasibleBudget, RecipeError
 from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, largest_rho
@@ -181,6 +182,47 @@ def test_a_restored_run_goes_on_as_if_never_stopped() -> None:
     for epoch in range(2, rest.epochs):
         rest.run_epoch(epoch)
     assert torch.allclose(rest.output, whole.output, atol=1e-9)
+
+
+def test_a_sample_of_everything_is_everything() -> None:
+    """Poisson at rate 1 keeps every record: the same run but for the order of sums."""
+    whole, sampled = DpAgd(context(recipe(agd()))), DpAgd(context(recipe(agd(sample=60))))
+    run(whole)
+    run(sampled)
+    assert torch.allclose(whole.output, sampled.output, atol=1e-9)
+
+
+def test_an_iteration_sees_one_sample_of_its_own_fold_and_the_next_another() -> None:
+    made = recipe(agd(sample=15), folds=2)
+    method = DpAgd(context(made))
+    seen = []
+    for _ in range(4):
+        method._measure([0, 1], [])
+        assert isinstance(method.risk, SampledRisk)
+        seen.append([set(sample.tolist()) for sample in method.risk.samples])
+        rows = method.context.table.held_out
+        assert rows is not None
+        for trial in range(2):
+            assert not rows[method.risk.samples[trial], trial].any()
+            z = signed(made)[method.risk.samples[trial].numpy()]
+            assert np.allclose(method.exact[trial].numpy(), gradient(np.zeros(5), z, 3.0))
+    assert len({frozenset(sample) for samples in seen for sample in samples}) == 8
+
+
+def test_samples_survive_a_restart() -> None:
+    made = recipe(agd(sample=20, refresh=2), privacy={"budget": {"epsilon": 3.0, "delta": 1e-5}}, repeats=2)
+    whole, part, rest = DpAgd(context(made)), DpAgd(context(made)), DpAgd(context(made))
+    run(whole)
+    part.run_epoch(0)
+    rest.load_state(part.state())
+    for epoch in range(1, rest.epochs):
+        rest.run_epoch(epoch)
+    assert torch.allclose(rest.output, whole.output, atol=1e-9)
+
+
+def test_a_sample_is_no_larger_than_the_data() -> None:
+    with pytest.raises(RecipeError, match=r"method\.sample"):
+        DpAgd(context(recipe(agd(sample=61))))
 
 
 @settings(max_examples=25)

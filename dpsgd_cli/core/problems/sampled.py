@@ -1,0 +1,96 @@
+"""The empirical risk of a linear model on a Poisson sample of each trial's records, drawn anew when asked.
+
+Each record of a trial is in its sample with the same probability, independently. Work is in proportion to the sample.
+Not here: what sampling does to a price (the caller charges as if every record had been seen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.problems.linear import Rows
+from dpsgd_cli.core.problems.losses import MarginLoss
+from dpsgd_cli.core.problems.risk import Risk
+from dpsgd_cli.core.sampling import Batch, PoissonSampler
+from dpsgd_cli.core.streams import Streams
+
+
+class SampledRisk(Risk):
+    """Sums over the latest sample of each trial; `own` (R, M) lists a trial's rows where there are folds.
+
+    A trial's n-th sample is a function of its streams and n.
+    """
+
+    def __init__(self, rows: Rows, loss: MarginLoss, streams: Sequence[Streams], own: Tensor | None, size: int) -> None:
+        self.rows = rows
+        self.loss = loss
+        self.own = own
+        self.records = len(rows) if own is None else own.shape[1]
+        self.samplers = [PoissonSampler([stream], self.records, size) for stream in streams]
+        self.drawn = [0] * len(streams)
+        self.samples: list[Tensor] = [torch.empty(0, dtype=torch.long) for _ in streams]
+        self.values = torch.empty(0)
+        self.direction = torch.empty(0)
+
+    def start(self, values: Tensor) -> None:
+        self.values = values
+        self.direction = torch.zeros_like(values)
+
+    def sample(self, trials: Sequence[int]) -> None:
+        """Draw a new sample for each of `trials`."""
+        for trial in trials:
+            self._draw(trial, self.drawn[trial])
+            self.drawn[trial] += 1
+
+    def resume(self, drawn: Sequence[int]) -> None:
+        """Stand at the sample that followed `drawn` - 1 others in each trial."""
+        self.drawn = list(drawn)
+        for trial, count in enumerate(drawn):
+            if count:
+                self._draw(trial, count - 1)
+
+    def _draw(self, trial: int, number: int) -> None:
+        batch: Batch = self.samplers[trial].batch(number)
+        assert batch.rows is not None
+        index = torch.from_numpy(batch.rows[0]).to(self.rows.z.device)
+        self.samples[trial] = index if self.own is None else self.own[trial][index]
+
+    def _active(self, active: Tensor | None) -> list[int]:
+        return list(range(len(self.samples))) if active is None else active.tolist()
+
+    def _margins(self, trial: int) -> tuple[Tensor, Tensor]:
+        """The sample's rows and margins."""
+        z = self.rows.z[self.samples[trial]]
+        t = z @ self.values[trial]
+        return z, t if self.rows.offset is None else t + self.rows.offset[self.samples[trial]]
+
+    def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
+        sums = []
+        for trial in self._active(active):
+            z, t = self._margins(trial)
+            most = norms[trial] / self.rows.norms[self.samples[trial]]
+            slopes = torch.maximum(torch.minimum(self.loss.slope(t), most), -most).nan_to_num(nan=0.0)
+            sums.append(slopes @ z)
+        return torch.stack(sums)
+
+    def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
+        if active is None:
+            self.direction.copy_(direction)
+        else:
+            self.direction[active] = direction
+
+    def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
+        totals = []
+        for trial in self._active(active):
+            z, t = self._margins(trial)
+            lengths = spacing[trial] * torch.arange(count, device=t.device, dtype=t.dtype)
+            candidates = t.unsqueeze(1) - (z @ self.direction[trial]).unsqueeze(1) * lengths
+            losses = self.loss.value(candidates).nan_to_num(nan=0.0).clamp(max=float(bounds[trial]))
+            totals.append(losses.sum(dim=0, dtype=torch.float64))
+        return torch.stack(totals)
+
+    def advance(self, lengths: Tensor) -> None:
+        self.values.sub_(self.direction * lengths.unsqueeze(1))
