@@ -189,7 +189,7 @@ FIGURES: dict[str, Draw] = {
     "figure-08": _against("validation-decay", "factor", ("table2", "validation", "0.7")),
     "figure-09": _against("learning-rate", "final learning rate", None),
     "figure-10": _against("hidden", "hidden units", None),
-    "figure-11a": _against("initial-60", "first noise multiplier", None),
+    "figure-11a": _against("initial-60", "first noise multiplier", ("length", "exponential 60", "10")),
     "figure-11b": _against("initial-rate", "first noise multiplier", None),
     "figure-12": _accuracy_in_training,
     "figure-13": _privacy_in_training,
