@@ -287,8 +287,16 @@ def _rows(asked: Asked, cases: list[Case]) -> list[Row]:
         else:
             rows += afford(case, named, parameter, _target(asked, case))
     if all(row.epsilon is None for row in rows):
-        raise UnsupportedMechanism("\n".join(f"{row.accountant}: {row.note}" for row in rows))
+        raise UnsupportedMechanism(_reasons(rows))
     return ranked(rows, more_is_better)
+
+
+def _reasons(rows: list[Row]) -> str:
+    """Why nobody answers, each reason once."""
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        named.setdefault(row.note.removeprefix("refused: "), []).append(row.accountant)
+    return "\n".join(f"{', '.join(names)}: {reason}" for reason, names in named.items())
 
 
 def _free_parameter(asked: Asked, case: Case) -> str | None:

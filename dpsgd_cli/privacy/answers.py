@@ -60,7 +60,14 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
             epsilon, delta = at_epsilon, max(accountant.delta(releases, at_epsilon) for releases in trials)
         rhos = [rho_of(releases) for releases in trials]
     except UnsupportedMechanism as refusal:
-        return _refused(case, accountant, adjacency, refusal)
+        ceiling = None if at_epsilon is not None else case.ceiling(accountant)
+        if ceiling is None:
+            return _refused(case, accountant, adjacency, refusal)
+        note = "at most: it chooses its releases while it runs, within its budget"
+        stated = getattr(case, "adjacency", None)
+        return Row(
+            accountant.name, ceiling, case.delta, stated, case.batching, accountant.bound, note, case.label
+        )  # fmt: skip
     rho = None if None in rhos else max(value for value in rhos if value is not None)
     note = accountant.note if epsilon < math.inf else "no finite epsilon"
     return Row(

@@ -18,6 +18,7 @@ from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
 
 if TYPE_CHECKING:
+    from dpsgd_cli.privacy.accountants import Accountant
     from dpsgd_cli.privacy.solving import Target
 
 DEFAULT_ADJACENCY: dict[str, Adjacency] = {
@@ -76,6 +77,10 @@ class Case(ABC):
         from dpsgd_cli.privacy.solving import Target
 
         return Target()
+
+    def ceiling(self, accountant: Accountant) -> float | None:
+        """What a trial that chooses its releases while it runs may cost at most, where its budget says so."""
+        return None
 
     def remarks(self) -> list[str]:
         """What a reader should know besides the rows."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError, UnsupportedMechanism, UsageError
+from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.accountants.zcdp import Zcdp, total_rho
 from dpsgd_cli.privacy.cases import CHEAPER_UPWARDS, DEARER_UPWARDS, Case
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan
@@ -47,10 +49,8 @@ class RecipeCase(Case):
         except InfeasibleBudget as error:
             return f"{self.recipe.name}: as it stands, {error}"
         before = f", {len(plan.before)} private preprocessing release(s)" if plan.before else ""
-        return (
-            f"{self.recipe.name}: {len(plan.epochs)} epochs of {plan.sampling.steps_per_epoch} step(s),"
-            f" {plan.sampling.batching} batches{before}, delta {self.delta:g}"
-        )
+        length = f"{len(plan.epochs)} epochs of {plan.sampling.steps_per_epoch} step(s)" if plan.epochs else "adaptive"
+        return f"{self.recipe.name}: {length}, {plan.sampling.batching} batches{before}, delta {self.delta:g}"
 
     @property
     def delta(self) -> float:  # type: ignore[override]
@@ -61,7 +61,12 @@ class RecipeCase(Case):
     @property
     def batching(self) -> str:  # type: ignore[override]
         """How records reach a step."""
-        return self.recipe.method.batching
+        return "fixed" if self.recipe.method.batching == "single" else self.recipe.method.batching
+
+    @property
+    def adjacency(self) -> str:
+        """What the statement is for."""
+        return self.plan.sampling.adjacency
 
     @property
     def covers_before(self) -> bool:  # type: ignore[override]
@@ -87,10 +92,22 @@ class RecipeCase(Case):
     def trials(self) -> list[list[Release]]:
         if not self.plan.epochs:
             raise UnsupportedMechanism(
-                f"{self.label}: method {self.recipe.method.kind} chooses what to release as it goes; its ledger can be"
-                " accounted after training, and before it only the budget is known"
+                f"{self.label} chooses what to release while it runs; before it has run only its budget is known, and"
+                " what polices that"
             )
         return [self.plan.releases]
+
+    def ceiling(self, accountant: Accountant) -> float | None:
+        """By the filter that polices the budget: in rho for the zCDP accountants, in epsilon for the plan's own."""
+        plan, budget = self.plan, self._privacy.budget
+        if plan.epochs:
+            return None
+        if isinstance(budget, schema.EpsilonBudget) and accountant.name == plan.accountant:
+            return budget.epsilon if plan.covers_before and self.delta == budget.delta else None
+        rho = getattr(plan, "rho_total", None) or getattr(budget, "rho", None)
+        if rho is None or not isinstance(accountant, Zcdp):
+            return None
+        return accountant.epsilon_of_rho(rho + (0.0 if plan.covers_before else total_rho(plan.before)), self.delta)
 
     def by_epoch(self) -> list[list[Release]]:
         epochs = [list(releases) for releases in self.plan.epochs]

@@ -68,7 +68,7 @@ class Zcdp(Accountant):
         kept, leak = without_leaks(releases)
         if leak >= delta:
             return math.inf
-        return self._epsilon(total_rho(kept), delta - leak)
+        return self.epsilon_of_rho(total_rho(kept), delta - leak)
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         flat = [release for releases in epochs for release in releases]
@@ -79,7 +79,7 @@ class Zcdp(Accountant):
         for releases in epochs:
             for release in releases:
                 spent.add(release.count * mechanism_rho(release.mechanism) if release.count else 0.0)
-            result.append(self._epsilon(spent.total(), delta))
+            result.append(self.epsilon_of_rho(spent.total(), delta))
         return result
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
@@ -87,7 +87,8 @@ class Zcdp(Accountant):
         kept, leak = without_leaks(releases)
         return min(1.0, leak + self._delta(total_rho(kept), epsilon))
 
-    def _epsilon(self, rho: float, delta: float) -> float:
+    def epsilon_of_rho(self, rho: float, delta: float) -> float:
+        """Epsilon at `delta` of whatever is rho-zCDP."""
         return conversions.bun_steinke_epsilon(rho, delta)
 
     def _delta(self, rho: float, epsilon: float) -> float:
@@ -100,7 +101,7 @@ class TightZcdp(Zcdp):
     name = "zcdp-tight"
     note = "best Renyi order"
 
-    def _epsilon(self, rho: float, delta: float) -> float:
+    def epsilon_of_rho(self, rho: float, delta: float) -> float:
         return conversions.tight_zcdp_epsilon(rho, delta)
 
     def _delta(self, rho: float, epsilon: float) -> float:
