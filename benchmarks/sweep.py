@@ -46,7 +46,8 @@ zip:
 def main() -> None:
     options = _options()
     if not (Path(os.environ.get("DPSGD_DATA", "")) / "adult" / "adult.data").is_file():
-        sys.exit("needs the Adult data: `dpsgd data fetch adult`, and DPSGD_DATA set to where it lies")
+        print("left out: needs the Adult data (`dpsgd data fetch adult`, and DPSGD_DATA set to where it lies)")
+        return
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
