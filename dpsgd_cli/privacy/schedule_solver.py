@@ -15,6 +15,7 @@ from dpsgd_cli.recipe import schema
 
 Fits = Callable[[list[float]], bool]
 _MOST = 1e9
+_MUCH_NOISE, _HARDLY_ANY_DECAY, _STEP = 64.0, 1e4, 2.0
 _MOST_WHOLE = 1 << 40
 
 
@@ -103,15 +104,18 @@ def _best(affordable: Callable[[float], bool], search: Search, precision: float)
     def good(x: float) -> bool:
         return 0 < number(x) < (1 if search.below_one else math.inf) and affordable(number(x))
 
-    low, high = 1.0, 1.0
+    # from the cheap side in small steps: an accountant may not know what next to no noise costs
+    noise = search.cheaper_upwards and not search.below_one
+    high = _MUCH_NOISE if noise else _HARDLY_ANY_DECAY
     while not good(high):
-        low, high = high, 4 * high
+        high *= _STEP
         if high > _MOST:
             return math.nan
-    while low == high or good(low):
+    low = high / _STEP
+    while good(low):
         if low < 1 / _MOST:
             return number(low)
-        low, high = low / 4, low
+        low, high = low / _STEP, low
     while high - low > precision * high:
         middle = (low + high) / 2
         if not low < middle < high:
