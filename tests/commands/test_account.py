@@ -1,0 +1,403 @@
+"""`dpsgd account`: prices, solutions, curves, the gate, and the errors of its command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dpsgd_cli.main import main
+from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.ledger import Ledger, to_lines
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+
+ABADI = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "10000"]
+SHUFFLED = ["--batching", "shuffle", "--noise-multiplier", "6", "--epochs", "400"]
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, ["account", *args])
+
+
+def rows(*args: str) -> dict[str, dict[str, Any]]:
+    """The JSON answer by accountant."""
+    result = run(*args, "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    return {row["accountant"]: row for row in json.loads(result.stdout)}
+
+
+def table(*args: str) -> list[dict[str, str]]:
+    """A CSV answer."""
+    result = run(*args)
+    assert result.exit_code == 0, result.stderr
+    return list(csv.DictReader(io.StringIO(result.stdout)))
+
+
+def recipe(tmp_path: Path, schedule: str, extra: str = "") -> str:
+    """A recipe on MNIST's public sizes; nothing of the data is read."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"""\
+name: shuffled
+data: {{name: mnist}}
+model: {{kind: mlp, hidden: [10]}}
+method: {{kind: dp-sgd, batching: shuffle, batch_size: 600}}
+privacy:
+  schedule: {schedule}
+  budget: {{rho: 0.78125}}
+  delta: 1e-5
+{extra}""")
+    return str(path)
+
+
+SCHEDULES = {
+    "time": "{kind: time, initial: 10, decay: 0.05}",
+    "step": "{kind: step, initial: 10, decay: 0.6, period: 10}",
+    "exponential": "{kind: exponential, initial: 10, decay: 0.01}",
+    "polynomial": "{kind: polynomial, initial: 10, final: 2, decay: 3, period: 100}",
+    "uniform": "{kind: uniform, initial: 8}",
+}
+
+
+def test_every_usual_accountant_answers_or_says_why_not() -> None:
+    found = rows(*ABADI)
+    assert set(found) == set(accountants.USUAL)
+    assert found["moments"]["epsilon"] == pytest.approx(1.2586, abs=5e-5)
+    assert found["moments"]["adjacency"] == "add-remove"
+    assert found["moments"]["batching"] == "poisson"
+    assert found["moments"]["delta"] == 1e-5
+    assert found["moments"]["bound"] == "upper"
+    assert found["zcdp-rs"]["bound"] == "estimate"
+    assert found["gaussian"]["epsilon"] is None
+    assert "not Gaussian" in found["gaussian"]["note"]
+
+
+def test_the_table_is_sorted_and_ends_with_the_refusals() -> None:
+    result = run(*ABADI)
+    assert result.exit_code == 0
+    priced, refused = result.stdout.split("no statement:")
+    names = [line.split()[0] for line in priced.splitlines()[2:] if line]
+    assert names == ["pld", "rdp", "moments", "zcdp-rs", "strong-composition", "basic-composition"]
+    assert "zcdp: poisson batches" in refused
+    assert "0.9469" in priced
+
+
+def test_shuffled_batches() -> None:
+    found = rows(*SHUFFLED)
+    assert found["zcdp"]["epsilon"] == pytest.approx(21.5506, abs=5e-5)
+    assert found["zcdp"]["adjacency"] == "zero-out"
+    assert found["zcdp"]["rho"] == pytest.approx(400 / 72)
+    assert "not Poisson sampling" in found["moments"]["note"]
+
+
+def test_shuffled_steps_are_counted_as_whole_epochs() -> None:
+    flags = ["--batching", "shuffle", "--noise-multiplier", "6", "--sampling-rate", "0.01", "--accountant", "zcdp"]
+    by_steps = rows(*flags, "--steps", "201")["zcdp"]["epsilon"]
+    assert by_steps == rows(*flags, "--epochs", "3")["zcdp"]["epsilon"]
+
+
+def test_the_lower_bound_of_shuffling_is_told() -> None:
+    result = run("--batching", "shuffle", "--noise-multiplier", "0.5", "--sampling-rate", "1e-4", "--epochs", "1",
+                 "--delta", "1e-6")  # fmt: skip
+    assert "at least epsilon 10.99" in result.stdout
+
+
+def test_delta_at_an_epsilon() -> None:
+    epsilon = rows(*ABADI, "--accountant", "rdp")["rdp"]["epsilon"]
+    found = rows(*ABADI, "--accountant", "rdp", "--at-epsilon", repr(epsilon))
+    assert found["rdp"]["delta"] == pytest.approx(1e-5, rel=1e-6)
+
+
+def test_csv_has_a_line_per_accountant() -> None:
+    found = table(*ABADI, "--format", "csv", "--accountant", "rdp", "--accountant", "gaussian")
+    assert [row["accountant"] for row in found] == ["rdp", "gaussian"]
+    assert float(found[0]["epsilon"]) == pytest.approx(1.0355, abs=5e-5)
+    assert found[1]["epsilon"] == ""
+
+
+@pytest.mark.parametrize("name", ["rdp", "pld", "moments"])
+def test_least_noise_for_an_epsilon(name: str) -> None:
+    target = ["--sampling-rate", "0.01", "--epochs", "60", "--accountant", name]
+    solved = rows(*target, "--target-epsilon", "3")[name]
+    assert solved["epsilon"] <= 3
+    assert solved["epsilon"] == pytest.approx(3, abs=1e-4)
+    quieter = rows(*target, "--noise-multiplier", repr(solved["noise-multiplier"] * 0.999))[name]
+    assert quieter["epsilon"] > 3
+
+
+def test_most_steps_for_an_epsilon() -> None:
+    flags = ["--sampling-rate", "0.01", "--noise-multiplier", "1", "--accountant", "rdp"]
+    steps = rows(*flags, "--target-epsilon", "3")["rdp"]["steps"]
+    assert rows(*flags, "--steps", str(int(steps)))["rdp"]["epsilon"] <= 3
+    assert rows(*flags, "--steps", str(int(steps) + 1))["rdp"]["epsilon"] > 3
+
+
+def test_noise_for_a_rho_is_exact() -> None:
+    found = rows("--batching", "shuffle", "--epochs", "100", "--target-rho", "0.78125")
+    assert found["zcdp"]["noise-multiplier"] == 8
+    assert found["gaussian"]["epsilon"] == pytest.approx(5.68, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("kind", "epochs"), [("uniform", 100), ("time", 38), ("step", 31), ("exponential", 71), ("polynomial", 44)]
+)
+def test_table_two(tmp_path: Path, kind: str, epochs: int) -> None:
+    result = run(recipe(tmp_path, SCHEDULES[kind]), "--accountant", "zcdp")
+    assert f"shuffled: {epochs} epochs of 100 step(s)" in result.stdout
+    free = rows(recipe(tmp_path, SCHEDULES[kind]), "--solve", "epochs", "--accountant", "zcdp")
+    assert free["zcdp"]["epochs"] == epochs
+
+
+@pytest.mark.parametrize(
+    ("kind", "published"),
+    [
+        ("time", {30: 0.0760, 60: 0.0190, 100: 0.0048}),
+        ("step", {40: 0.7008, 70: 0.8910, 100: 0.9560}),
+        ("exponential", {30: 0.0442, 60: 0.0138, 90: 0.0056}),
+        ("polynomial", {30: 6.2077, 60: 1.4317, 80: 0.6382, 100: 0.1626}),
+    ],
+)
+def test_table_three(tmp_path: Path, kind: str, published: dict[int, float]) -> None:
+    path = recipe(tmp_path, SCHEDULES[kind])
+    for epochs, decay in published.items():
+        stated = rows(path, "--solve", "epochs", f"privacy.schedule.decay={decay}", "--accountant", "zcdp")
+        assert stated["zcdp"]["epochs"] == epochs
+        solved = rows(path, "--solve", "decay", "--epochs", str(epochs), "--accountant", "zcdp")["zcdp"]
+        assert 0.78125 * (1 - 1e-5) < solved["rho"] <= 0.78125
+        again = rows(path, "--solve", "epochs", f"privacy.schedule.decay={solved['decay']!r}", "--accountant", "zcdp")
+        assert again["zcdp"]["epochs"] == epochs
+
+
+def test_other_numbers_of_a_schedule(tmp_path: Path) -> None:
+    path = recipe(tmp_path, SCHEDULES["polynomial"])
+    for name in ("initial", "final"):
+        solved = rows(path, "--solve", name, "--epochs", "50", "--accountant", "zcdp")["zcdp"]
+        assert 0.78125 * (1 - 1e-5) < solved["rho"] <= 0.78125
+    result = run(path, "--solve", "period", "--epochs", "50")
+    assert result.exit_code == 2
+    assert "one of: initial, epochs, decay, final" in result.stderr
+
+
+def test_epsilon_targets_go_by_each_accountant(tmp_path: Path) -> None:
+    path = recipe(tmp_path, SCHEDULES["exponential"])
+    names = ["--accountant", "zcdp", "--accountant", "gaussian"]
+    found = rows(path, "--solve", "decay", "--epochs", "60", "--target-epsilon", "5", *names)
+    assert found["gaussian"]["decay"] > found["zcdp"]["decay"]
+    assert found["gaussian"]["epsilon"] <= 5
+    assert found["gaussian"]["epsilon"] == pytest.approx(5, abs=1e-5)
+
+
+def test_curve_is_epsilon_epoch_by_epoch(tmp_path: Path) -> None:
+    found = table(recipe(tmp_path, SCHEDULES["exponential"]), "--curve", "--accountant", "zcdp")
+    assert len(found) == 71
+    assert [row["epochs"] for row in found[:3]] == ["1", "2", "3"]
+    assert float(found[0]["noise multiplier"]) == 10
+    assert float(found[0]["rho"]) == pytest.approx(1 / 200)
+    last = rows(recipe(tmp_path, SCHEDULES["exponential"]), "--accountant", "zcdp")["zcdp"]
+    assert float(found[-1]["zcdp"]) == pytest.approx(last["epsilon"], rel=1e-9)
+
+
+def test_figures_two_and_three_in_one_command_each(tmp_path: Path) -> None:
+    names = [f"--accountant={name}" for name in ("zcdp@shuffle", "zcdp-rs@poisson", "moments@poisson")]
+    both = ["--batching", "shuffle", "--batching", "poisson", *names]
+    picture = tmp_path / "figure2.png"
+    curve = table("--noise-multiplier", "6", "--sampling-rate", "0.01", "--epochs", "20", *both, "--curve",
+                  "--plot", str(picture))  # fmt: skip
+    assert list(curve[0]) == ["epochs", "shuffle zcdp", "poisson zcdp-rs", "poisson moments"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    rates = table("--noise-multiplier", "6", "--epochs", "200", *both, "--over", "sampling-rate=0.005:0.015:0.005")
+    assert [float(row["shuffle zcdp"]) for row in rates] == pytest.approx([14.0880] * 3, abs=5e-5)
+    assert float(rates[1]["poisson zcdp-rs"]) == pytest.approx(1.6551, abs=5e-5)
+    assert rates[2]["poisson zcdp-rs"] == ""  # outside the estimate's region
+    noises = table("--sampling-rate", "0.01", "--epochs", "200", *both, "--over", "noise-multiplier=5:7:1")
+    assert len(noises) == 3
+
+
+def test_figure_sixteen_shows_the_conjectured_bound() -> None:
+    found = table("--noise-multiplier", "1", "--sampling-rate", "0.06", "--over", "order=1.5:3.5:1")
+    assert [row["order"] for row in found] == ["1.5", "2.5", "3.5"]
+    assert float(found[2]["sampled"]) > float(found[2]["conjectured bound"])
+    assert float(found[2]["unsampled"]) == pytest.approx(1.75)
+
+
+def test_several_recipes_in_one_figure(tmp_path: Path) -> None:
+    first = recipe(tmp_path, SCHEDULES["uniform"])
+    second = str(Path(first).rename(tmp_path / "first.yaml"))
+    other = recipe(tmp_path, SCHEDULES["time"])
+    Path(other).write_text(Path(other).read_text().replace("name: shuffled", "name: decaying"))
+    picture = tmp_path / "figure13.pdf"
+    found = table(second, other, "--accountant", "zcdp", "--curve", "--plot", str(picture))
+    assert list(found[0])[1:] == ["shuffled rho", "shuffled zcdp", "decaying rho", "decaying zcdp"]
+    assert found[-1]["decaying rho"] == ""
+    assert picture.stat().st_size > 1000
+
+
+def test_a_gate_fails_when_no_bound_is_below_it() -> None:
+    assert run(*ABADI, "--max-epsilon", "0.95").exit_code == 0
+    result = run(*ABADI, "--accountant", "rdp", "--max-epsilon", "0.95")
+    assert result.exit_code == 1
+    assert "epsilon 1.03549 (rdp) exceeds --max-epsilon 0.95" in result.stderr
+    assert "1.0355" in result.stdout
+    estimate = run(*ABADI, "--accountant", "zcdp-rs", "--max-epsilon", "100")
+    assert estimate.exit_code == 1
+    assert "no accountant asked proves a bound" in estimate.stderr
+
+
+def ledger(path: Path, epochs: list[int]) -> None:
+    """Trials of that many epochs each."""
+    lines: list[str] = []
+    for trial, count in enumerate(epochs):
+        made = Ledger()
+        made.spend(Release(GaussianSum(16.0, "zero-out")), phase="before")
+        for epoch in range(count):
+            made.spend(Release(GaussianSum(6.0, "zero-out", "shuffle")), epoch=epoch)
+        lines += to_lines(made.entries, trial, trial)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_a_ledger_is_priced_by_its_dearest_trial_or_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger(path, [10, 30])
+    single = rows(str(path), "--accountant", "zcdp")["zcdp"]
+    assert single["rho"] == pytest.approx(30 / 72 + 1 / 512)
+    assert single["batching"] == "shuffle"
+    whole = rows(str(path), "--accountant", "zcdp", "--trials", "all")["zcdp"]
+    assert whole["rho"] == pytest.approx(40 / 72 + 2 / 512)
+    curve = table(str(path), "--accountant", "gaussian", "--curve")
+    assert len(curve) == 30
+
+
+def test_a_result_directory_brings_its_own_delta(tmp_path: Path) -> None:
+    for name, epochs in (("one", [10]), ("two", [20, 5])):
+        folder = tmp_path / "sweep" / name
+        folder.mkdir(parents=True)
+        ledger(folder / "ledger.jsonl", epochs)
+        (folder / "result.json").write_text(json.dumps({"privacy": {"delta": 1e-6}}))
+    found = rows(str(tmp_path / "sweep" / "one"), "--accountant", "gaussian")["gaussian"]
+    assert found["delta"] == 1e-6
+    sweep = rows(str(tmp_path / "sweep"), "--accountant", "zcdp", "--trials", "all")["zcdp"]
+    assert sweep["rho"] == pytest.approx(35 / 72 + 3 / 512)
+
+
+def test_trials_of_flags_and_recipes(tmp_path: Path) -> None:
+    five = rows(*SHUFFLED, "--accountant", "zcdp", "--trials", "5")["zcdp"]
+    assert five["rho"] == pytest.approx(2000 / 72)
+    path = recipe(tmp_path, SCHEDULES["uniform"], "repeats: 3\n")
+    assert rows(path, "--accountant", "zcdp", "--trials", "all")["zcdp"]["rho"] == pytest.approx(3 * 0.78125)
+
+
+def test_the_best_of_some_trials_costs_less_than_all_of_them() -> None:
+    one = rows(*ABADI, "--accountant", "rdp")["rdp"]["epsilon"]
+    best = rows(*ABADI, "--best-of", "10")["rdp"]["epsilon"]
+    everything = rows(*ABADI, "--accountant", "rdp", "--trials", "10")["rdp"]["epsilon"]
+    assert one < best < everything
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "nothing to account for"),
+        (["--noise-multiplier", "4"], "nothing to account for"),
+        (["--noise-multiplier", "4", "--sampling-rate", "0.01"], "give --steps or --epochs"),
+        (["--sampling-rate", "0.01", "--steps", "5"], "give --noise-multiplier, or a budget"),
+        ([*ABADI, "--epochs", "5"], "--steps or --epochs, not both"),
+        ([*ABADI, "--delta", "0"], "--delta is 0"),
+        ([*ABADI, "--delta", "nan"], "--delta is nan"),
+        (["--noise-multiplier", "-1", "--sampling-rate", "0.01", "--steps", "5"], "--noise-multiplier is -1"),
+        (["--noise-multiplier", "1", "--sampling-rate", "1.5", "--steps", "5"], "--sampling-rate is 1.5"),
+        (["--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "0"], "--steps is 0"),
+        ([*ABADI, "--accountant", "pdl"], "unknown accountant 'pdl'"),
+        ([*ABADI, "--accountant", "rdp@posson"], "unknown batching 'posson'"),
+        ([*ABADI, "--accountant", "zcdp"], "not amplified by sampling"),
+        ([*SHUFFLED, "--accountant", "moments"], "not Poisson sampling"),
+        ([*SHUFFLED, "--adjacency", "add-remove"], "changes N"),
+        ([*ABADI, "--adjacency", "replace-one"], "add-remove and zero-out"),
+        ([*ABADI, "--target-epsilon", "1"], "leaves nothing to solve for"),
+        (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "-1"], "must be positive"),
+        (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "1", "--target-rho", "1"], "not both"),
+        ([*ABADI, "--over", "order"], "NAME=FROM:TO:STEP"),
+        ([*ABADI, "--over", "noise-multiplier=5:1:1"], "FROM must not be above TO"),
+        ([*ABADI, "--over", "order=1:5:1"], "orders are above 1"),
+        ([*ABADI, "--plot", "x.png"], "give --curve or --over"),
+        ([*ABADI, "privacy.delta=3"], "name one"),
+        ([*ABADI, "--trials", "0"], "--trials is '0'"),
+        ([*ABADI, "--trials", "all"], "no trials of their own"),
+        ([*ABADI, "--best-of", "0.2"], "at least 1"),
+        ([*ABADI, "--best-of", "5", "--accountant", "pld"], "Renyi divergences only"),
+        (["quickstart", "--steps", "5"], "says that already"),
+        (["no-such-recipe"], "no such file"),
+    ],
+)
+def test_wrong_usage_is_explained_with_exit_code_two(args: list[str], words: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"mechanism": "gaussian"}\n')
+    result = run(str(path))
+    assert result.exit_code == 1
+    assert f"{path}:1" in result.stderr
+    empty = run(str(tmp_path / "nothing.jsonl"))
+    assert empty.exit_code == 1
+    assert "cannot read" in empty.stderr
+    (tmp_path / "folder").mkdir()
+    assert "holds no ledger.jsonl" in run(str(tmp_path / "folder")).stderr
+
+
+def test_a_ledger_cannot_be_changed(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger(path, [3])
+    for change in (["privacy.delta=1e-6"], ["--epochs", "4"], ["--trials", "2"], ["--solve", "decay"]):
+        assert run(str(path), *change).exit_code == 2
+
+
+def test_infinite_epsilons_are_null_in_json() -> None:
+    result = run("--batching", "full", "--noise-multiplier", "1e-90", "--steps", "1", "--accountant", "zcdp",
+                 "--accountant", "gaussian", "--format", "json")  # fmt: skip
+    found = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert all(row["epsilon"] is None or row["epsilon"] > 1e80 for row in found)
+
+
+def test_help_shows_examples() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for words in ("What can I afford?", "--solve decay --epochs 60", "--max-epsilon"):
+        assert words in result.stdout
+
+
+def test_plain_numbers_load_neither_torch_nor_numpy_nor_pydantic() -> None:
+    script = (
+        "import sys; from dpsgd_cli.main import main\n"
+        f"sys.argv = ['dpsgd', 'account', *{ABADI!r}, *'--accountant moments --accountant rdp'.split()]\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'pandas', 'pydantic', 'sklearn', 'matplotlib', 'dp_accounting'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "1.2586" in done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+def test_recipes_and_loss_distributions_do_not_load_torch() -> None:
+    script = (
+        "import sys; from dpsgd_cli.main import main\n"
+        "sys.argv = ['dpsgd', 'account', 'quickstart']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "pld" in done.stdout
+    assert done.stderr.strip() == "False"
