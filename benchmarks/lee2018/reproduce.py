@@ -36,9 +36,11 @@ METHODS = {
     "sgd-ma": "SGD-MA",
     "majority": "Majority",
     "non-private": "NonPrivate",
+    "non-private:model.l2=0": "NonPrivate, no L2 term",
     "dp-agd-better": "DP-AGD, better split",
     "dp-gd-plain": "DP-GD, exact",
     "dp-gd": "DP-GD, exact, scaled features",
+    "dp-gd-momentum": "the same with momentum",
 }
 STUDIES: dict[str, tuple[Any, ...]] = {
     "splits": (10, 20, 40, 60, 80, 100),
@@ -59,16 +61,19 @@ class Cell:
 
 def overrides(method: str, data: str, loss: str, repeats: int) -> list[str]:
     """What turns the Adult logistic recipe of `method` into that of another data set or loss."""
-    changes = [f"repeats={repeats}", "save_model=false"]
+    changes = [f"repeats={repeats}", *method.split(":")[1:]]
     if data != "adult":
         changes.append(f"data.name={data}")
     if method == "dp-gd" and data == "bank":
         changes.append("method.learning_rate=10")
+    if method == "dp-gd-momentum" and data == "bank":
+        changes.append("method.learning_rate=2")
     if loss == "svm" and method != "majority":
         changes.append(f"model.loss={'huber-svm' if method in SMOOTH_SVM else 'hinge'}")
-        changes.append("model.l2=0.01" if not method.startswith("dp-gd") else "model.l2=0")
-    if method != "non-private":
-        changes += ["runtime.evaluate_every=100000"]
+        if not method.startswith("dp-gd") and "l2" not in method:
+            changes.append("model.l2=0.01")
+    if not method.startswith("non-private"):
+        changes.append("runtime.evaluate_every=100000")
     return changes
 
 
@@ -95,8 +100,8 @@ def figure(data: str, loss: str, repeats: int, out: Path) -> dict[str, dict[floa
         begun = time.monotonic()
         common = overrides(method, data, loss, repeats)
         try:
-            if method == "non-private":
-                cell = run([(f"lee2018/{method}", common)], out)[0]
+            if method.startswith("non-private"):
+                cell = run([("lee2018/non-private", common)], out)[0]
                 found[method] = dict.fromkeys(EPSILONS, cell)
             else:
                 names = [(f"lee2018/{method}", [*common, f"privacy.budget.epsilon={e}"]) for e in EPSILONS]
@@ -144,7 +149,7 @@ def picture(found: dict[str, dict[float, Cell]], title: str, path: Path) -> None
 
     _, axes = plt.subplots(2, 1, figsize=(7, 8), sharex=True)
     for method, cells in found.items():
-        style = {"ls": "--"} if method in ("non-private", "majority") else {"marker": "o"}
+        style = {"ls": "--"} if method.startswith(("non-private", "majority")) else {"marker": "o"}
         accuracy = [cells[e].accuracy for e in EPSILONS]
         margins = [cells[e].margin for e in EPSILONS]
         axes[0].errorbar(EPSILONS, accuracy, yerr=margins, label=METHODS[method], capsize=2, **style)

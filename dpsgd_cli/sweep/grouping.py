@@ -22,7 +22,9 @@ MAY_DIFFER = (
 )
 GRADIENT_MAY_DIFFER = ("method.learning_rate", "method.weight_decay", "model.l2", "model.radius")
 LONGER = 1.5
-GRADIENT_METHODS = ("sgd", "dp-sgd", "gd", "dp-gd")
+GRADIENT_METHODS = ("sgd", "dp-sgd", "gd", "dp-gd", "sgd-ma", "sgd-adv")
+CONVEX_METHODS = ("dp-agd", "objective-perturbation", "output-perturbation", "privgene", "majority")
+CONVEX_MAY_DIFFER = (*ALWAYS_MAY_DIFFER, "privacy.budget", "privacy.budget_covers", "privacy.delta")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ def shared(loaded: LoadedRecipe) -> str:
     may_differ: tuple[str, ...] = MAY_DIFFER
     if recipe.method.kind in GRADIENT_METHODS and isinstance(getattr(recipe.method, "learning_rate", None), float):
         may_differ += GRADIENT_MAY_DIFFER
-    if recipe.method.kind not in GRADIENT_METHODS:
+    if recipe.method.kind in CONVEX_METHODS:
+        may_differ = CONVEX_MAY_DIFFER
+    elif recipe.method.kind not in GRADIENT_METHODS:
         may_differ = ALWAYS_MAY_DIFFER
     elif recipe.runtime.evaluate_every > 1:
         # the last epoch is always evaluated, so all must end at once
