@@ -191,7 +191,10 @@ def to_markdown(comparison: Comparison) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to judge the table."""
-    told = ["Values are means over trials with 95% intervals (Student). Each epsilon is of one trial on its own."]
+    told = [
+        "Values are means over trials with 95% intervals (Student). Each epsilon is of one trial on its own: trials"
+        " that share a seed share noise, so nothing is stated of several published together."
+    ]
     if len(comparison.adjacencies) > 1:
         told.append(
             f"Epsilons for {' and '.join(comparison.adjacencies)} are different guarantees and stand in columns of"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpsgd_cli.results import store
@@ -30,10 +30,12 @@ def best_is_least(metric: str) -> bool:
     return metric.endswith(_LESS_IS_BETTER)
 
 
-def choose(sweep: Sweep, place: folder.Folder, cells: Sequence[Cell], records: int) -> dict[str, Any] | None:
+def choose(
+    sweep: Sweep, place: folder.Folder, cells: Sequence[Cell], records: Callable[[Cell], int]
+) -> dict[str, Any] | None:
     """The chosen trial and its settings; None without `select:` or while cells are missing.
 
-    `records` is the (public) number of training records.
+    `records` gives the (public) number of records that a cell trains on.
     """
     select = sweep.select
     if select is None or not all(store.is_complete(place.path / cell.directory) for cell in cells):
@@ -62,7 +64,7 @@ def _best(trials: Sequence[tuple[Cell, Any]], select: RandomStopping) -> tuple[C
 
 
 def _exponential(
-    trials: Sequence[tuple[Cell, Any]], select: ExponentialChoice, records: int
+    trials: Sequence[tuple[Cell, Any]], select: ExponentialChoice, records: Callable[[Cell], int]
 ) -> tuple[Cell, Any] | None:
     """P(trial) proportional to exp(epsilon / 2 * count), by Gumbel noise: epsilon-DP for counts of sensitivity 1.
 
@@ -70,8 +72,8 @@ def _exponential(
     """
     source: random.Random = random.SystemRandom() if select.seed is None else random.Random(select.seed)
     scores = []
-    for _, row in trials:
-        count = round((row.get("nonprivate_train_accuracy") or 0.0) * records)
+    for cell, row in trials:
+        count = round((row.get("nonprivate_train_accuracy") or 0.0) * records(cell))
         gumbel = -math.log(-math.log(source.random() or 5e-324))
         scores.append(select.epsilon / 2 * count + gumbel)
     return max(zip(scores, range(len(trials)), trials, strict=True))[2] if trials else None

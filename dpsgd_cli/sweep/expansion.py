@@ -22,7 +22,7 @@ from dpsgd_cli.recipe.overrides import apply_overrides, write
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.tree import Node, Place, Problem, grow, read_tree
 from dpsgd_cli.sweep.loading import LoadedSweep, in_order
-from dpsgd_cli.sweep.schema import Draw, Random, RandomStopping
+from dpsgd_cli.sweep.schema import Draw, ExponentialChoice, Random, RandomStopping
 
 MOST_CELLS = 100_000
 Setting = tuple[str, Node]
@@ -89,10 +89,14 @@ def drawn(loaded: LoadedSweep, cells: Sequence[Cell]) -> list[Cell]:
     The number of runs and what is run come from a seed and the number of cells, never from data.
     """
     select = loaded.sweep.select
+    if select is not None and any(cell.loaded.recipe.folds for cell in cells):
+        raise RecipeError(
+            f"{loaded.source}: select: {select.kind} chooses among runs on the same records; leave folds out"
+        )
+    if isinstance(select, ExponentialChoice) and any(c.loaded.recipe.data.task != "classification" for c in cells):
+        raise RecipeError(f"{loaded.source}: select: exponential counts correct classifications; data.task is another")
     if not isinstance(select, RandomStopping):
         return list(cells)
-    if any(cell.loaded.recipe.folds for cell in cells):
-        raise RecipeError(f"{loaded.source}: select: random-stopping draws single runs; leave folds out of the recipes")
     import numpy as np
 
     from dpsgd_cli.privacy.selection import Choice

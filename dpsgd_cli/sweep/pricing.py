@@ -92,7 +92,7 @@ def _together(spent: Sequence[Spent], trials: int, sweep: Sweep) -> dict[str, An
     adjacencies = sorted({one.adjacency for one in spent})
     if len(adjacencies) > 1:
         return {**nothing, "note": f"trials are stated for different adjacencies ({', '.join(adjacencies)})"}
-    if sweep.seeds == "shared" and trials > 1:
+    if sweep.seeds == "shared" and len(spent) > 1:
         return {**nothing, "note": "cells share seeds and thus noise, so nothing holds of several together"}
     if not spent:
         return {**nothing, "note": "no trial"}

@@ -18,7 +18,7 @@ from dpsgd_cli.results.result import Row
 from dpsgd_cli.sweep import choosing, folder, pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
-from dpsgd_cli.sweep.planning import Planned
+from dpsgd_cli.sweep.planning import Planned, shared_planner
 from dpsgd_cli.sweep.schema import Sweep
 
 
@@ -30,19 +30,24 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
     rows = [row_of(cell, place) for cell in cells]
     finished = [cell for cell in cells if store.is_complete(place.path / cell.directory)]
     priced = [one for cell in finished for one in _spent(cell, place)]
-    records = next((one.outline.train_records for one in every if one.outline is not None), 0)
     result = {
         "sweep": place.stem,
         "cells": len(cells),
         "finished": len(finished),
         "failed": sum(row["status"] == "failed" for row in rows),
         "privacy": pricing.statement(priced, sweep, planned_releases(every)),
-        "chosen": choosing.choose(sweep, place, cells, records),
+        "chosen": choosing.choose(sweep, place, cells, _records),
     }
     folder.write_whole(place.file(".table.csv"), store.to_csv(rows))
     folder.write_whole(place.file(".table.md"), to_markdown(rows))
     folder.write_whole(place.file(".result.json"), store.to_json(result))
     return result
+
+
+def _records(cell: Cell) -> int:
+    """How many records a private cell trains on; 0 without a plan, so that such a cell is chosen by chance alone."""
+    plan = shared_planner().plan(cell).plan
+    return 0 if plan is None else plan.sampling.records
 
 
 def row_of(cell: Cell, place: Folder) -> Row:

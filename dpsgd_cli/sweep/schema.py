@@ -46,7 +46,10 @@ class Random(Section):
 
 
 class RandomStopping(Section):
-    """Papernot and Steinke 2022: the best of a random number of cells drawn uniformly, with repetition."""
+    """Papernot and Steinke 2022: the best of a random number of cells drawn uniformly, with repetition.
+
+    A cell that is drawn n times runs n trials, whatever `repeats` says.
+    """
 
     kind: Literal["random-stopping"] = "random-stopping"
     law: Literal["geometric", "logarithmic", "poisson"] = Field(
@@ -55,7 +58,9 @@ class RandomStopping(Section):
     )
     mean: Annotated[float, Field(ge=1)] = Field(description="Expected number of runs.")
     seed: int = Field(0, ge=0, description="Seed of the number of runs and of the cells drawn.")
-    metric: str = Field("test_accuracy", description="What the best is best in; test records are declared public.")
+    metric: Annotated[str, Field(pattern=r"^test_[a-z_]+$")] = Field(
+        "test_accuracy", description="What the best is best in, on test records, which are declared public."
+    )
 
 
 class ExponentialChoice(Section):

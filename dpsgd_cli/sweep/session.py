@@ -84,8 +84,8 @@ class Session:
         return report.write(self.folder, self.sweep, self.running, every)
 
     def _planned_at_the_end(self) -> Sequence[Cell]:
-        """Random stopping is priced for all cells; otherwise ledgers say everything but the number of records."""
-        return self.every if isinstance(self.sweep.select, RandomStopping) else self.every[:1]
+        """Random stopping is priced for all cells; otherwise ledgers say everything."""
+        return self.every if isinstance(self.sweep.select, RandomStopping) else []
 
     def planned_privacy(self) -> dict[str, Any]:
         """The three statements, from plans alone."""

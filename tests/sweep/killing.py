@@ -1,14 +1,16 @@
 """Runs `dpsgd sweep` again and again in processes that are killed at random moments; used by `test_kills.py`.
 
-    python killing.py KILLS SEED LONGEST ARGUMENT...
+    python killing.py KILLS SEED LONGEST KILLED UNDISTURBED ARGUMENT...
 
-The parent only imports and forks, so that a run costs no interpreter start and torch's threads are never forked. After
-each kill it prints a JSON line: how the child ended, and the identity of every result file that can be seen.
+The parent only imports and forks, so that a run costs no interpreter start and torch's threads are never forked. The
+sweep goes to the folder KILLED until it was killed KILLS times, then there to its end, then once to UNDISTURBED. After
+each run it prints a JSON line: how it ended, and the identity of every file that can be seen.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -17,28 +19,30 @@ import time
 from pathlib import Path
 
 
-def main(kills: int, seed: int, longest: float, arguments: list[str]) -> None:
+def main(kills: int, source: random.Random, longest: float, folders: list[Path], arguments: list[str]) -> None:
     import dpsgd_cli.commands.sweep
     import dpsgd_cli.sweep.session
-    from dpsgd_cli.main import main as dpsgd
 
     del dpsgd_cli
-    out = Path(arguments[arguments.index("--out") + 1])
-    source = random.Random(seed)
-    killed = 0
-    while killed < kills:
-        child = os.fork()
-        if child == 0:
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), 1)
-                os.dup2(nowhere.fileno(), 2)
-            dpsgd(arguments)
-            os._exit(0)
-        end = wait(child, source.uniform(0, longest))
-        killed += end == "killed"
-        print(json.dumps({"end": end, "seen": seen(out)}), flush=True)
-        if end != "killed":
-            break
+    killed, undisturbed = folders
+    for _ in range(kills):
+        run(arguments, killed, source.uniform(0, longest))
+    run(arguments, killed, math.inf)
+    run(arguments, undisturbed, math.inf)
+
+
+def run(arguments: list[str], out: Path, seconds: float) -> None:
+    """One sweep in a process of its own, killed after so many seconds."""
+    from dpsgd_cli.main import main as dpsgd
+
+    child = os.fork()
+    if child == 0:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        dpsgd([*arguments, "--out", str(out)])
+        os._exit(0)
+    print(json.dumps({"end": wait(child, seconds), "seen": seen(out)}), flush=True)
 
 
 def wait(child: int, seconds: float) -> str:
@@ -63,4 +67,6 @@ def seen(out: Path) -> dict[str, list[int]]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
+    main(
+        int(sys.argv[1]), random.Random(sys.argv[2]), float(sys.argv[3]), [Path(p) for p in sys.argv[4:6]], sys.argv[6:]
+    )

@@ -182,6 +182,24 @@ def test_random_stopping_draws_the_law_it_is_priced_for(tmp_path: Path, law: str
     assert abs(mean - 4) > 5 * error
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("select: {kind: random-stopping, mean: 3}\ngrid: {folds: [2, 3]}\n", "leave folds out"),
+        ("select: {kind: exponential, epsilon: 1}\ngrid: {folds: [2, 3]}\n", "leave folds out"),
+        ("select: {kind: random-stopping, mean: 3, metric: nonprivate_train_accuracy}\n", "should match pattern"),
+        ("select: {kind: random-stopping, mean: 0.5}\n", "greater than or equal to 1"),
+    ],
+)
+def test_a_choice_without_a_proof_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    def open_and_draw() -> None:
+        base = loaded(tmp_path, HEAD + text)
+        drawn(base, expand(base))
+
+    with pytest.raises(RecipeError, match=message):
+        open_and_draw()
+
+
 @pytest.mark.parametrize("name", shipped_sweeps())
 def test_a_shipped_sweep_is_valid_and_its_header_asks_a_question_and_gives_its_command(name: str) -> None:
     text = shipped_sweeps()[name].read_text("utf-8")

@@ -148,10 +148,11 @@ def logs(out: Path) -> str:
     return "".join(path.read_text(errors="replace") for path in (out / ".slurm").glob("*.err"))
 
 
-def soon() -> None:
-    """Slurm holds a requeued job back for two minutes; let it start now."""
+def resumed(out: Path) -> bool:
+    """Whether a job went on from a checkpoint. Slurm holds a requeued job back for two minutes; it may start now."""
     for job in tool("squeue", "-h", "--array", "-t", "PD", "-o", "%i").split():
         subprocess.run(["scontrol", "update", f"jobid={job}", "starttime=now"], capture_output=True, check=False)
+    return "Continuing after epoch" in logs(out)
 
 
 def test_preempted_jobs_are_requeued_and_go_on(slurm: Path, tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_preempted_jobs_are_requeued_and_go_on(slurm: Path, tmp_path: Path) -> N
     until(lambda: any(out.glob(".pack-*.checkpoint")))
     for job in running():
         tool("scancel", job, "--signal", "USR2")
-    until(lambda: "Continuing after epoch" in (soon() or logs(out)) or process.poll() is not None)
+    until(lambda: resumed(out) or process.poll() is not None)
     told = finish(process)
     assert "Continuing after epoch" in logs(out)
     assert "4 of 4 trials done, 0 cells failed" in told

@@ -267,6 +267,21 @@ def test_the_exponential_choice_follows_the_counts(sweep: Sweep, out: Path) -> N
     assert result(out)["chosen"]["settings"]["privacy.schedule"]["initial"] == 4
 
 
+def test_counts_are_of_the_records_that_a_cell_trains_on(sweep: Sweep, out: Path) -> None:
+    """Validation records are not trained on, and one record must not move a count by more than 1."""
+    blocks = "grid: {method.learning_rate: [1, 2]}\nselect: {kind: exponential, epsilon: 1}\n"
+    assert sweep(blocks, "data.validation={records: 400, public: true}").exit_code == 0
+    from dpsgd_cli.sweep.report import _records
+    from dpsgd_cli.sweep.session import Session
+
+    session = Session.open(str(out.parent / "sweep.yaml"), ["data.validation={records: 400, public: true}"], out)
+    cell = session.cells[0]
+    counts = [store.read_document(out / c.directory)["trials"][0]["nonprivate_train_accuracy"] for c in session.cells]
+    assert _records(cell) == 1438 - 400
+    for accuracy in counts:
+        assert accuracy * _records(cell) == pytest.approx(round(accuracy * _records(cell)), abs=1e-3)
+
+
 def test_a_sweep_over_lists_is_made_of_what_they_say(sweep: Sweep, out: Path) -> None:
     assert sweep(f"list:\n{FAST}{FAST.replace('epochs: 1', 'epochs: 2')}").exit_code == 0
     assert [row["epochs"] for row in table(out)] == ["1", "2"]
