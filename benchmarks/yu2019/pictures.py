@@ -116,7 +116,7 @@ def _fixed_length(results: Results, axes: Any) -> str | None:
     drawn = False
     for kind in (*DECAYS, "uniform"):
         points = [(float(n), found) for n in LENGTHS if (found := results.get("length", f"{kind} {n}")) is not None]
-        if kind == "uniform" and (whole := results.get("table2", "uniform")) is not None:
+        if points and kind == "uniform" and (whole := results.get("table2", "uniform")) is not None:
             points.append((100.0, whole))
         if points:
             _bars(axes, points, kind, COLOURS[kind])
