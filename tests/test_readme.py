@@ -28,7 +28,7 @@ def commands() -> list[str]:
             pending = ""
             for line in text.splitlines():
                 pending = f"{pending}\n{line}" if pending else line
-                if pending.count('"') % 2 == 0:
+                if pending.count('"') % 2 == 0 and not pending.endswith("\\"):
                     found.append(re.sub(r"\s{2,}#.*$", "", pending))
                     pending = ""
     return found
