@@ -35,7 +35,7 @@ def commands() -> list[str]:
 
 
 def test_the_readme_is_at_most_a_page_and_a_half() -> None:
-    assert len(README.splitlines()) <= 130
+    assert len(README.splitlines()) <= 115
 
 
 def test_installers_are_known_commands() -> None:
