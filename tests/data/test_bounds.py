@@ -33,6 +33,7 @@ def table(tmp_path: Path) -> Path:
         ([{"scale": {}}, {"one-hot": {}}, {"unit-norm": {}}], 1.0),
         ([{"scale": {}}, {"one-hot": {}}, {"unit-norm": {}}, {"bias": {}}], np.sqrt(2)),
         ([{"scale": {}}, {"one-hot": {}}, {"pca": {"components": 2, "public": True}}], np.sqrt(3)),
+        ([{"scale": {}}, {"one-hot": {}}, {"pca": {"components": 2, "public": True, "whiten": True}}], None),
         ([{"scale": {"by": "standard"}}, {"one-hot": {}}], None),
     ],
 )
