@@ -62,11 +62,11 @@ def _measured(context: Context, output: Tensor) -> list[float | None]:
     if not isinstance(model, schema.ConvexModel) or model.loss == "hinge":
         return [None] * context.trials
     risk, records = linear_risk(context), len(context.table)
-    l2 = torch.tensor([l2_of(recipe) for recipe in context.recipes], dtype=torch.float64)
+    l2 = context.column([l2_of(recipe) for recipe in context.recipes]).squeeze(1).double()
     # a trace of strong convexity, so that Newton's step exists where l2 is 0; it moves the optimum by next to nothing
     curvature = records * l2.clamp_min(1e-9)
-    problem = Tilted(risk.rows, risk.loss, curvature, torch.zeros(context.trials, context.pack.size).double())
-    radii = torch.tensor(radii_of(context.recipes), dtype=torch.float64)
+    problem = Tilted(risk.rows, risk.loss, curvature, torch.zeros_like(context.pack.values, dtype=torch.float64))
+    radii = context.column(radii_of(context.recipes)).squeeze(1).double()
     best = minimise_on_ball(problem, radii, _TOLERANCE * records).values
 
     def objective(values: Tensor) -> Tensor:

@@ -56,8 +56,9 @@ class ObjectivePerturbation(OneShot):
         context, settings = self.context, self.context.recipes[0].method
         assert isinstance(settings, schema.ObjectivePerturbationMethod)
         self.charge()
-        curvature = torch.tensor([self._curvature(trial) for trial in range(context.trials)], dtype=torch.float64)
-        tilt = torch.stack([self._tilt(trial) for trial in range(context.trials)])
+        trials, device = range(context.trials), self.rows.z.device
+        curvature = torch.tensor([self._curvature(trial) for trial in trials], dtype=torch.float64, device=device)
+        tilt = torch.stack([self._tilt(trial) for trial in trials]).to(device)
         problem = Tilted(self.rows, self.loss, curvature, tilt)
         records = len(context.table)
         found = minimise(problem, torch.zeros_like(tilt), settings.tolerance * records, settings.most_steps)
