@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.errors import RunError
@@ -58,7 +57,7 @@ def series_json(series: Series) -> str:
     return json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in body], indent=2)
 
 
-def plot(series: Series, path: Path) -> None:
+def plot(series: Series, path: str) -> None:
     """A line per column, epsilons and rhos apart, written to `path`; its suffix chooses the format."""
     import matplotlib as mpl
 
