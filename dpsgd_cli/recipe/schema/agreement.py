@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch
 from dpsgd_cli.recipe.schema.data import Pca, Scale
-from dpsgd_cli.recipe.schema.privacy import FlatClipping
 from dpsgd_cli.recipe.schema.schedule import Uniform
+from dpsgd_cli.recipe.schema.privacy import FlatClipping
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -29,7 +29,7 @@ def _validation(recipe: Recipe) -> list[str]:
     follows = privacy is not None and privacy.schedule.kind == "validation"
     problems = []
     if recipe.method.kind == "private-selection":
-        if privacy is not None and "schedule" in privacy.model_fields_set:
+        if privacy is not None and privacy.schedule != Uniform():
             problems.append("privacy.schedule: method private-selection has candidates instead; leave this out")
         if recipe.data.task != "classification":
             problems.append("method.kind: private-selection counts wrong predictions; it is for classification")
