@@ -44,7 +44,8 @@ def tight_zcdp_epsilon(rho: float, delta: float) -> float:
         return math.inf
 
     def at(log_order: float) -> float:
-        return renyi_epsilon(1 + math.exp(log_order), rho * (1 + math.exp(log_order)), delta)
+        excess = math.exp(log_order)
+        return _epsilon(excess, rho * (1 + excess), delta)
 
     # The Bun-Steinke order 1 + sqrt(log(1/delta) / rho) is near the best one.
     centre = math.log(math.log(1 / delta) / rho) / 2
@@ -71,8 +72,8 @@ def tight_zcdp_delta(rho: float, epsilon: float) -> float:
             high = middle
         if high - low < 1e-13:
             break
-    order = 1 + math.exp(high)
-    return min(1.0, math.exp(renyi_log_delta(order, order * rho, epsilon)))
+    excess = math.exp(high)
+    return math.exp(min(0.0, _log_delta(excess, rho * (1 + excess), epsilon)))
 
 
 def renyi_epsilon(order: float, divergence: float, delta: float) -> float:
@@ -80,14 +81,21 @@ def renyi_epsilon(order: float, divergence: float, delta: float) -> float:
 
     Source: Canonne, Kamath and Steinke 2020, Proposition 12.
     """
-    excess = order - 1
-    return divergence + math.log(excess / order) - math.log(delta * order) / excess
+    return _epsilon(order - 1, divergence, delta)
 
 
 def renyi_log_delta(order: float, divergence: float, epsilon: float) -> float:
     """log delta at `epsilon`; the inverse of `renyi_epsilon`. May be positive: delta = 1 then holds."""
-    excess = order - 1
-    return excess * (divergence - epsilon + math.log(excess / order)) - math.log(order)
+    return _log_delta(order - 1, divergence, epsilon)
+
+
+def _epsilon(excess: float, divergence: float, delta: float) -> float:
+    """In terms of alpha - 1, which keeps its digits where alpha comes near 1."""
+    return divergence + math.log(excess) - math.log1p(excess) - (math.log(delta) + math.log1p(excess)) / excess
+
+
+def _log_delta(excess: float, divergence: float, epsilon: float) -> float:
+    return excess * (divergence - epsilon + math.log(excess) - math.log1p(excess)) - math.log1p(excess)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

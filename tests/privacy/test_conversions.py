@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.privacy import conversions
 
-RHOS = [1e-8, 1e-3, 0.1, 0.78125, 5.0, 200.0]
+RHOS = [1e-8, 1e-3, 0.1, 0.78125, 5.0, 200.0, 1e14]
 DELTAS = [0.3, 1e-5, 1e-12, 1e-80]
 
 
