@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch
 from dpsgd_cli.recipe.schema.data import Pca, Scale
-from dpsgd_cli.recipe.schema.schedule import Uniform
 from dpsgd_cli.recipe.schema.privacy import FlatClipping
+from dpsgd_cli.recipe.schema.schedule import Uniform
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
