@@ -84,3 +84,16 @@ def test_a_convex_model_tells_two_classes_apart(tmp_path: Path) -> None:
     recipe = load_recipe("lee2018/dp-agd", ["data.name=digits"])
     with pytest.raises(ModelError, match="two classes"):
         experiment.run(recipe, experiment.Options(tmp_path))
+
+
+def test_a_dry_run_states_the_budget_and_the_records_of_a_fold() -> None:
+    from click.testing import CliRunner
+
+    from dpsgd_cli.commands.train import command
+
+    ran = CliRunner().invoke(command, ["lee2018/dp-agd", "--dry-run"])
+    assert ran.exit_code == 0
+    assert "dp-agd: until the budget is spent" in ran.output
+    assert "epsilon                   0.4000 at delta 1e-08 (zcdp, upper)" in ran.output
+    assert "training records is public: 39074" in ran.output
+    assert "32561" not in ran.output

@@ -38,6 +38,7 @@ def command(
     loaded = load_recipe(recipe, overrides)
 
     from dpsgd_cli import experiment
+    from dpsgd_cli.data.facts import declarations
     from dpsgd_cli.interrupts import kill_is_interrupt
     from dpsgd_cli.results import store, summary
 
@@ -46,7 +47,7 @@ def command(
         if plan is None:
             click.echo(f"{loaded.recipe.name}: {loaded.recipe.epochs} epochs without any privacy; nothing to price")
         else:
-            click.echo(summary.plan_text(plan, loaded.recipe.name, outline.declarations))
+            click.echo(summary.plan_text(plan, loaded.recipe.name, declarations(loaded.recipe, outline)))
         return
     directory = experiment.result_directory(loaded, out)
     told: set[str] = set()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dpsgd_cli.data.bounds import feature_norm_bound
 from dpsgd_cli.data.dataset import Outline
+from dpsgd_cli.data.preparation import sizes_declared
 from dpsgd_cli.recipe import schema
 
 
@@ -27,3 +28,13 @@ def feature_bound(recipe: schema.Recipe, base: Path) -> float | None:
         return None
     bound = feature_norm_bound(recipe.data, base)
     return None if bound is None else math.hypot(bound, float(recipe.model.bias))
+
+
+def declarations(recipe: schema.Recipe, outline: Outline) -> tuple[str, ...]:
+    """What the outline declares, with the numbers of records that folds make of it."""
+    if recipe.folds is None:
+        return outline.declarations
+    train = training_records(recipe, outline)
+    test = outline.train_records + outline.test_records - train
+    of_split = sizes_declared(outline.train_records, outline.test_records)
+    return (*(said for said in outline.declarations if said not in of_split), *sizes_declared(train, test))

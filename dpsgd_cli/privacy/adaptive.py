@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from dpsgd_cli.errors import InfeasibleBudget
+from dpsgd_cli.privacy.accountants import Guarantee
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.privacy.ledger import Filter, RhoFilter
 from dpsgd_cli.privacy.plan import Plan
@@ -24,6 +25,16 @@ class AdaptivePlan(Plan):
     """A plan whose releases are not known beforehand: `rho` is all that a trial may spend, preprocessing included."""
 
     rho_total: float = 0.0
+
+    def rho(self) -> float:
+        """All that may be spent."""
+        return self.rho_total if self.covers_before else self.rho_total + _rho_before(self)
+
+    def guarantee(self) -> Guarantee:
+        """The guarantee of a run that spends everything."""
+        convert = bun_steinke_epsilon if self.accountant == "zcdp" else tight_zcdp_epsilon
+        epsilon = convert(self.rho(), self.delta)
+        return Guarantee(self.accountant, epsilon, self.delta, self.sampling.adjacency, "upper", "the whole budget")
 
     def _filter(self) -> Filter:
         return RhoFilter(self.rho_total)
@@ -91,6 +102,10 @@ def agd_rates(settings: schema.DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
 
 def rho_for_training(plan: AdaptivePlan) -> float:
     """What private preprocessing leaves of the budget."""
+    return plan.rho_total - _rho_before(plan) if plan.covers_before else plan.rho_total
+
+
+def _rho_before(plan: AdaptivePlan) -> float:
     from dpsgd_cli.privacy.accountants.zcdp import total_rho
 
-    return plan.rho_total - total_rho(plan.before) if plan.covers_before else plan.rho_total
+    return total_rho(plan.before)

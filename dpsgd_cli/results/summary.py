@@ -65,7 +65,7 @@ def plan_text(plan: Plan, name: str, declarations: Sequence[str]) -> str:
     sampling, guarantee, rho = plan.sampling, plan.guarantee(), plan.rho()
     size = "all" if sampling.batching == "full" else str(sampling.batch_size)
     lines = [
-        f"{name}: {_planned_length(plan)} epochs of {sampling.steps_per_epoch} step(s)",
+        f"{name}: {_planned_length(plan)}",
         f"  sampler                   {sampling.batching}, {size} of {sampling.records} records"
         + (f", rate {sampling.rate:.6g}" if sampling.batching == "poisson" else ""),
         f"  adjacency                 {sampling.adjacency}",
@@ -76,7 +76,7 @@ def plan_text(plan: Plan, name: str, declarations: Sequence[str]) -> str:
         f"  budget                    {describe(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
         *[f"  before training           {_released(release)}" for release in plan.before],
         *[f"  declared public           {said}" for said in declarations],
-        "  noise multiplier by epoch",
+        *(["  noise multiplier by epoch"] if plan.noise_multipliers else []),
     ]
     return "\n".join([*lines, *_multiplier_lines(plan)])
 
@@ -89,8 +89,11 @@ def _released(release: Release) -> str:
 
 
 def _planned_length(plan: Plan) -> str:
-    """A plan that decides while it runs knows only the most."""
-    return str(len(plan.epochs)) if plan.epochs else f"at most {plan.most_epochs}"
+    """A plan that decides while it runs knows the most at best."""
+    steps = f"epochs of {plan.sampling.steps_per_epoch} step(s)"
+    if plan.epochs:
+        return f"{len(plan.epochs)} {steps}"
+    return f"at most {plan.most_epochs} {steps}" if plan.most_epochs else "until the budget is spent"
 
 
 def _multiplier_lines(plan: Plan) -> list[str]:

@@ -108,3 +108,16 @@ def test_every_planner_belongs_to_a_method() -> None:
     from dpsgd_cli.methods import METHODS
 
     assert set(PLANNERS) <= set(METHODS)
+
+
+@pytest.mark.parametrize("accountant", ["zcdp", "auto"])
+def test_an_adaptive_plan_states_the_whole_budget(accountant: str) -> None:
+    plan = plan_for(recipe("dp-agd", {"accountant": accountant}), FACTS)
+    assert plan.guarantee().epsilon == pytest.approx(1.0)
+    assert plan.guarantee().epsilon <= 1.0
+    before = (Release(GaussianSum(30.0, "add-remove", label="pca")),)
+    outside = plan_for(recipe("dp-agd", {"budget_covers": "training"}), Facts(1000, before, feature_bound=1.0))
+    rho = outside.rho()
+    assert rho is not None
+    assert rho == pytest.approx(largest_rho(1.0, 1e-6, "zcdp-tight") + 1 / 1800)
+    assert outside.guarantee().epsilon > 1.0
