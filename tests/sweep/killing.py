@@ -1,10 +1,11 @@
 """Runs `dpsgd sweep` again and again in processes that are killed at random moments; used by `test_kills.py`.
 
-    python killing.py KILLS SEED LONGEST KILLED UNDISTURBED ARGUMENT...
+    python killing.py KILLS SEED FOLDER ARGUMENT...
 
 The parent only imports and forks, so that a run costs no interpreter start and torch's threads are never forked. The
-sweep goes to the folder KILLED until it was killed KILLS times, then there to its end, then once to UNDISTURBED. After
-each run it prints a JSON line: how it ended, and the identity of every file that can be seen.
+sweep is run once to FOLDER/undisturbed, which takes T seconds. Then it is run to FOLDER/round-0, killed after a random
+part of T and run again, until it ends by itself; then to FOLDER/round-1, and so on, until there were KILLS kills. After
+each run a JSON line says where it ran, how it ended, and the identity of every file that can be seen.
 """
 
 from __future__ import annotations
@@ -19,20 +20,25 @@ import time
 from pathlib import Path
 
 
-def main(kills: int, source: random.Random, longest: float, folders: list[Path], arguments: list[str]) -> None:
+def main(kills: int, source: random.Random, folder: Path, arguments: list[str]) -> None:
     import dpsgd_cli.commands.sweep
     import dpsgd_cli.sweep.session
 
     del dpsgd_cli
-    killed, undisturbed = folders
-    for _ in range(kills):
-        run(arguments, killed, source.uniform(0, longest))
-    run(arguments, killed, math.inf)
-    run(arguments, undisturbed, math.inf)
+    begun = time.monotonic()
+    run(arguments, folder / "undisturbed", math.inf)
+    whole = time.monotonic() - begun
+    number = 0
+    while kills:
+        if run(arguments, folder / f"round-{number}", source.uniform(0, whole)) == "killed":
+            kills -= 1
+        else:
+            number += 1
+    run(arguments, folder / f"round-{number}", math.inf)
 
 
-def run(arguments: list[str], out: Path, seconds: float) -> None:
-    """One sweep in a process of its own, killed after so many seconds."""
+def run(arguments: list[str], out: Path, seconds: float) -> str:
+    """One sweep in a process of its own, killed after so many seconds; returns how it ended."""
     from dpsgd_cli.main import main as dpsgd
 
     child = os.fork()
@@ -42,7 +48,9 @@ def run(arguments: list[str], out: Path, seconds: float) -> None:
             os.dup2(nowhere.fileno(), 2)
         dpsgd([*arguments, "--out", str(out)])
         os._exit(0)
-    print(json.dumps({"end": wait(child, seconds), "seen": seen(out)}), flush=True)
+    end = wait(child, seconds)
+    print(json.dumps({"folder": out.name, "end": end, "seen": seen(out)}), flush=True)
+    return end
 
 
 def wait(child: int, seconds: float) -> str:
@@ -67,6 +75,4 @@ def seen(out: Path) -> dict[str, list[int]]:
 
 
 if __name__ == "__main__":
-    main(
-        int(sys.argv[1]), random.Random(sys.argv[2]), float(sys.argv[3]), [Path(p) for p in sys.argv[4:6]], sys.argv[6:]
-    )
+    main(int(sys.argv[1]), random.Random(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

@@ -6,18 +6,19 @@ does at them is not, so every assertion must hold at whatever moment.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dpsgd_cli.results import store
 
 KILLS = int(os.environ.get("DPSGD_KILLS", "2"))
-LONGEST = "1.5"  # seconds until a kill: about as long as half of the small sweep takes
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SWEEP = """\
@@ -26,12 +27,12 @@ recipes: [quickstart]
 grid:
   method.learning_rate: [0.5, 1, 2]
   privacy.clipping.norm: [0.3, 1]
-  epochs: [{epochs}]
+  epochs: [30, 40]
 zip:
   repeats: [1]
   runtime.checkpoint_seconds: [0]
   privacy.budget: [null]
-  privacy.schedule: [{{kind: uniform, initial: 4}}]
+  privacy.schedule: [{kind: uniform, initial: 4}]
   privacy.delta: [1.0e-5]
 most_trials: 2
 """
@@ -58,23 +59,33 @@ def whole(out: Path, files: list[str]) -> None:
 @pytest.fixture
 def sweep(tmp_path: Path) -> list[str]:
     file = tmp_path / "sweep.yaml"
-    file.write_text(SWEEP.format(epochs="2, 3" if KILLS <= 2 else ", ".join(map(str, range(2, 22)))))
+    file.write_text(SWEEP if KILLS > 2 else SWEEP.replace("[0.3, 1]", "[1]").replace("[30, 40]", "[8, 12]"))
     return ["sweep", str(file)]
 
 
 def test_kills_lose_nothing_and_repeat_nothing(sweep: list[str], tmp_path: Path) -> None:
-    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    lines = run(str(HERE / "killing.py"), str(KILLS), "7", LONGEST, str(killed), str(undisturbed), *sweep).stdout
-    *reports, end, other = [json.loads(line) for line in lines.splitlines()]
-    assert [report["end"] for report in reports] == ["killed"] * KILLS
-    assert (end["end"], other["end"]) == ("exit 0", "exit 0")
-    results: dict[str, list[int]] = {}
-    for report in [*reports, end]:
-        whole(killed, list(report["seen"]))
-        now = {name: identity for name, identity in report["seen"].items() if "/" in name}
-        assert {name: now.get(name) for name in results} == results
-        results = now
-    assert sorted(path.name for path in killed.iterdir()) == sorted(path.name for path in undisturbed.iterdir())
-    (table,) = killed.glob("*.table.csv")
-    assert table.read_bytes() == (undisturbed / table.name).read_bytes()
-    assert len(table.read_text().splitlines()) == 1 + sum(path.is_dir() for path in killed.iterdir())
+    lines = run(str(HERE / "killing.py"), str(KILLS), "7", str(tmp_path), *sweep).stdout
+    undisturbed, *reports = [json.loads(line) for line in lines.splitlines()]
+    assert sum(report["end"] == "killed" for report in reports) == KILLS
+    assert {report["end"] for report in reports} | {undisturbed["end"]} == {"killed", "exit 0"}
+    cells = results(undisturbed)
+    assert len(cells) == (12 if KILLS > 2 else 6) * len(store.FILES)
+    for name in dict.fromkeys(report["folder"] for report in reports):
+        seen = [report for report in reports if report["folder"] == name]
+        for before, after in itertools.pairwise(seen):
+            whole(tmp_path / name, list(before["seen"]))
+            assert results(before).items() <= results(after).items()
+        assert results(seen[-1]).keys() == cells.keys()
+        same_folders(tmp_path / name, tmp_path / "undisturbed")
+
+
+def results(report: dict[str, Any]) -> dict[str, list[int]]:
+    """Files of result directories, with their identity."""
+    return {name: identity for name, identity in report["seen"].items() if "/" in name}
+
+
+def same_folders(one: Path, other: Path) -> None:
+    """The same names, nothing hidden left over, and the same table to the byte."""
+    assert sorted(path.name for path in one.iterdir()) == sorted(path.name for path in other.iterdir())
+    (table,) = one.glob("*.table.csv")
+    assert table.read_bytes() == (other / table.name).read_bytes()

@@ -175,7 +175,7 @@ def test_a_job_that_is_lost_is_told_and_run_again_by_the_same_command(slurm: Pat
     out = tmp_path / "cluster"
     process = start(tmp_path, "--launcher", "slurm", "--out", str(out))
     until(lambda: any(out.glob(".pack-*.checkpoint")))
-    tool("scancel", running()[0])
+    tool("scancel", "--signal", "KILL", running()[0])
     _, told = process.communicate(timeout=200)
     assert (process.returncode, "ended without a result; its log is" in told) == (1, True), told
     assert "Continuing after epoch" in finish(start(tmp_path, "--out", str(out)))
