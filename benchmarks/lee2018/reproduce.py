@@ -148,14 +148,16 @@ def picture(found: dict[str, dict[float, Cell]], title: str, path: Path) -> None
     import matplotlib.pyplot as plt
 
     _, axes = plt.subplots(2, 1, figsize=(7, 8), sharex=True)
-    for method, cells in found.items():
-        style = {"ls": "--"} if method.startswith(("non-private", "majority")) else {"marker": "o"}
+    for number, (method, cells) in enumerate(found.items()):
+        flat = method.startswith(("non-private", "majority"))
+        style: dict[str, Any] = {"ls": "--"} if flat else {"marker": "osD^v<>pP*X"[number % 11]}
+        style["color"] = plt.colormaps["tab20"](number)
         accuracy = [cells[e].accuracy for e in EPSILONS]
         margins = [cells[e].margin for e in EPSILONS]
         axes[0].errorbar(EPSILONS, accuracy, yerr=margins, label=METHODS[method], capsize=2, **style)
         axes[1].plot(EPSILONS, [cells[e].objective for e in EPSILONS], **style)
     axes[0].set(ylabel="accuracy on held-out folds", title=title)
-    axes[0].legend(fontsize=7)
+    axes[0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     axes[1].set(xscale="log", xlabel="epsilon", ylabel="training objective", yscale="log")
     plt.savefig(path, dpi=110, bbox_inches="tight")
     plt.close()
