@@ -48,10 +48,7 @@ def command() -> None:
               help="Where packs run.")  # fmt: skip
 @click.option("--fail-fast", is_flag=True, help="Stop at the first cell that fails.")
 @click.option("--retry-failed", is_flag=True, help="Run cells again that failed before.")
-def run(
-    sweep: str, overrides: tuple[str, ...], out: Path, dry_run: bool, shard: str | None, launcher: str,
-    fail_fast: bool, retry_failed: bool,
-) -> None:  # fmt: skip
+def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dry_run: bool, **how: Any) -> None:
     """Train every cell of SWEEP that has no result yet.
 
     SWEEP is a YAML file or the name of a shipped sweep; KEY=VALUE replaces a recipe key in every cell, or, below
@@ -72,7 +69,7 @@ def run(
     from dpsgd_cli.interrupts import kill_is_interrupt
 
     with kill_is_interrupt():
-        failed = _run(session, launcher, fail_fast, retry_failed)
+        failed = _run(session, **how)
     if failed:
         raise RunError(f"{failed} of {len(session.cells)} cells failed; --retry-failed tries them again")
 
@@ -128,7 +125,7 @@ def _run(session: Session, launcher: str, fail_fast: bool, retry_failed: bool) -
     for line in report.privacy_lines(result["privacy"]):
         click.echo(line)
     if result["chosen"] is not None:
-        click.echo(f"chosen                    {result['chosen']}")
+        click.echo(f"{'chosen':<25} {report.chosen_line(result['chosen'])}")
     click.echo(f"results in {session.out}: {session.folder.stem}.table.csv, .table.md and .result.json")
     return session.failed()
 

@@ -141,6 +141,14 @@ def privacy_lines(privacy: dict[str, Any]) -> list[str]:
     return [*lines, *(f"warning: {warning}" for warning in privacy["warnings"])]
 
 
+def chosen_line(chosen: dict[str, Any]) -> str:
+    """The chosen trial in words."""
+    if chosen["directory"] is None:
+        return str(chosen["note"])
+    settings = ", ".join(f"{key}={json.dumps(value)}" for key, value in chosen["settings"].items())
+    return f"{settings} (trial {chosen['trial']} of {chosen['directory']})"
+
+
 def _epsilon(one: dict[str, Any]) -> str:
     return "none" if one["epsilon"] is None else f"{one['epsilon']:.4f}"
 
