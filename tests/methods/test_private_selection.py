@@ -128,7 +128,11 @@ def test_the_ledger_holds_the_dearest_training_and_the_choice(train: Train, writ
     [
         ({"budget": {"rho": 0.01}, "delta": 1e-3}, InfeasibleBudget, "leaves nothing of the budget"),
         ({"budget": {"epsilon": 1, "delta": 1e-3}}, PrivacyError, r"give budget: \{rho\}"),
-        ({"budget": {"rho": 1}, "delta": 1e-3, "schedule": {"kind": "uniform", "initial": 3}}, DpsgdError, "candidates instead"),
+        (
+            {"budget": {"rho": 1}, "delta": 1e-3, "schedule": {"kind": "uniform", "initial": 3}},
+            DpsgdError,
+            "candidates instead",
+        ),
         ({"budget": {"rho": 1}, "delta": 1e-3, "adjacency": "add-remove"}, PrivacyError, "one record more or less"),
     ],
 )
