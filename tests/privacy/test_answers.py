@@ -1,0 +1,69 @@
+"""Rows, series and the gate."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
+from dpsgd_cli.privacy import account_report, accountants, answers
+from dpsgd_cli.privacy.cases import FlagCase
+
+POISSON = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
+ROW = answers.Row("rdp", 2.0, 1e-5, "add-remove", "poisson", "upper", "a note")
+
+
+def test_refusals_carry_their_reason_and_no_number() -> None:
+    row = answers.price(POISSON, accountants.get("gaussian"))
+    assert row.epsilon is None
+    assert row.note.startswith("refused: poisson batches")
+
+
+def test_best_first_and_refusals_last() -> None:
+    refused = dataclasses.replace(ROW, accountant="zcdp", epsilon=None)
+    better = dataclasses.replace(ROW, accountant="pld", epsilon=1.0)
+    assert [row.accountant for row in answers.ranked([refused, ROW, better])] == ["pld", "rdp", "zcdp"]
+    many = [dataclasses.replace(ROW, solved={"steps": float(n)}, accountant=str(n)) for n in (5, 9, 7)]
+    assert [row.accountant for row in answers.ranked(many, more_is_better=True)] == ["9", "7", "5"]
+    assert [row.accountant for row in answers.ranked(many)] == ["5", "7", "9"]
+
+
+def test_the_gate_asks_for_a_bound_from_every_source() -> None:
+    answers.check_gate([ROW, dataclasses.replace(ROW, epsilon=9.0)], 2.0)
+    with pytest.raises(BudgetExceeded, match=r"epsilon 2 \(rdp\) exceeds"):
+        answers.check_gate([ROW], 1.9)
+    with pytest.raises(BudgetExceeded, match="other: epsilon 2"):
+        answers.check_gate([dataclasses.replace(ROW, epsilon=0.1), dataclasses.replace(ROW, source="other")], 1.0)
+    with pytest.raises(BudgetExceeded, match="no accountant asked proves a bound"):
+        answers.check_gate([dataclasses.replace(ROW, bound="estimate")], 5.0)
+    with pytest.raises(BudgetExceeded):
+        answers.check_gate([ROW], math.nan)
+
+
+def test_series_name_their_columns_by_what_differs() -> None:
+    shuffled = FlagCase("shuffle", "zero-out", 1e-5, 4.0, 0.01, epochs=2)
+    asked = [(POISSON, [accountants.get("rdp")]), (shuffled, [accountants.get("zcdp"), accountants.get("moments")])]
+    series = answers.epoch_curve(asked, with_rho=True)
+    assert list(series.columns) == ["poisson rdp", "shuffle rho", "shuffle zcdp"]
+    assert series.points == [1, 2, 3]
+    assert series.columns["shuffle zcdp"][2] is None
+    with pytest.raises(UnsupportedMechanism, match="no accountant covers this"):
+        answers.epoch_curve([(POISSON, [accountants.get("gaussian")])], with_rho=False)
+
+
+def test_points_of_an_axis_include_its_end() -> None:
+    assert list(answers.steps_between(0.1, 0.3, 0.1)) == [0.1, 0.2, 0.3]
+    assert list(answers.steps_between(5, 5, 1)) == [5]
+
+
+def test_numbers_that_json_does_not_have_become_null() -> None:
+    text = account_report.as_json([dataclasses.replace(ROW, epsilon=math.inf)])
+    assert json.loads(text)[0]["epsilon"] is None
+
+
+def test_csv_quotes_what_needs_it() -> None:
+    lines = account_report.as_csv([dataclasses.replace(ROW, note='says "no", twice')]).splitlines()
+    assert lines[1].endswith('"says ""no"", twice",')
