@@ -9,4 +9,4 @@ from dpsgd_cli.core.layers.linear import Linear
 
 RULES: tuple[type[Layer], ...] = (Linear, Conv, Embedding, Affine)
 
-__all__ = ["RULES", "Fallback", "Layer", "Session"]
+__all__ = ["RULES", "Affine", "Conv", "Embedding", "Fallback", "Layer", "Linear", "Session"]
