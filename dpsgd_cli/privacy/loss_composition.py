@@ -219,21 +219,21 @@ class ComposedLoss:
         above = np.cumsum(masses[::-1])[::-1]
         deltas = self.infinite + _shortfalls(above, float(decay))
         fits = np.flatnonzero(deltas <= delta)
-        j = int(fits[0]) if len(fits) else len(losses) - 1
-        return self._between(float(losses[j - 1]) if j else 0.0, float(losses[j]), delta)
+        if not len(fits):
+            return float(losses[-1])
+        j = int(fits[0])
+        low, at_low = (float(losses[j - 1]), float(deltas[j - 1])) if j else (0.0, self.delta(0.0))
+        return _between(low, float(losses[j]), (at_low - delta) / (at_low - float(deltas[j])))
 
     def _masses(self, first: int) -> Floats:
+        exponents = self.log_scale - self.tilt * self.losses[first:]
         # No mass is above 1, whatever noise the tilt blows up far to the left.
-        logs = np.log(self.tilted[first:]) + self.log_scale - self.tilt * self.losses[first:]
-        return np.exp(np.minimum(logs, 0.0))
+        return np.minimum(self.tilted[first:] * np.exp(np.minimum(exponents, 700.0)), 1.0)
 
-    def _between(self, low: float, high: float, delta: float) -> float:
-        """Inside one cell delta(epsilon) = A - e^epsilon B: solve it, and never below the solution."""
-        at_low, at_high = self.delta(low), self.delta(high)
-        if at_low <= at_high or at_low <= delta:
-            return high
-        share = min((at_low - delta) / (at_low - at_high), 1.0)
-        return min(high, low + float(np.log1p(share * np.expm1(high - low))) * (1 + 1e-9) + 1e-15)
+
+def _between(low: float, high: float, share: float) -> float:
+    """Inside a cell delta(epsilon) = A - e^epsilon B: where it has fallen by `share`, and never below that."""
+    return min(high, low + float(np.log1p(min(share, 1.0) * np.expm1(high - low))) * (1 + 1e-9) + 1e-15)
 
 
 def _shortfalls(above: Floats, decay: float) -> Floats:
