@@ -101,7 +101,7 @@ class Together(Case):
     def __post_init__(self) -> None:
         for name in ("delta", "label", "batching", "covers_before"):
             object.__setattr__(self, name, getattr(self.case, name))
-        object.__setattr__(self, "subject", f"{self.case.subject}; {self.count} trials together")
+        object.__setattr__(self, "subject", f"{self.case.subject.split('; ')[0]}; {self.count} trials together")
 
     def trials(self) -> list[list[Release]]:
         made = self.case.trials()
