@@ -13,6 +13,10 @@ from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.tensors import Table
 
 
+# On a CPU more rows at once only push activations out of the cache.
+_ROWS_IN_CACHE = 2048
+
+
 @torch.no_grad()
 def evaluate(
     pack: Pack, values: Tensor, table: Table, task: str, most: int, loss: Loss | None = None
@@ -39,6 +43,8 @@ def _totals(pack: Pack, table: Table, judge: tuple[str, Loss], most: int) -> dic
     task, loss_of = judge
     loss = torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64)
     other = torch.zeros_like(loss)
+    if not pack.values.is_cuda:
+        most = min(most, max(1, _ROWS_IN_CACHE // pack.trials))
     for start in range(0, table.rows, most):
         x, y, mask = table.every(start, min(start + most, table.rows))
         outputs = pack(x)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 
@@ -31,6 +32,12 @@ def add_noise(sums: torch.Tensor, noise: torch.Tensor, scale: torch.Tensor) -> N
         sums.addcmul_(noise, scale)
     else:
         sums.copy_(sums.to(noise.dtype).addcmul_(noise, scale.to(noise.dtype)))
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Threads that wait between blocks: starting some for every block costs more than the block."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="noise")
 
 
 class NoiseSource:
@@ -68,8 +75,7 @@ class NoiseSource:
             for job in jobs:
                 fill(job)
             return
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(fill, jobs))
+        list(_pool(workers).map(fill, jobs))
 
     def draw(self, step: int) -> torch.Tensor:
         """Noise of `step` (0, 1, 2, ...): a view (R, P) that stays valid until the next call."""
