@@ -12,7 +12,6 @@ from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.tensors import Table
 
-
 # On a CPU more rows at once only push activations out of the cache.
 _ROWS_IN_CACHE = 2048
 
