@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.noise import noise_precision
 from dpsgd_cli.core.paced_noise import PacedNoise
 from dpsgd_cli.core.problems.build import linear_risk, penalty_of, risk_of
 from dpsgd_cli.core.problems.sampled import SampledRisk
@@ -65,7 +66,8 @@ class DpAgd(Method):
         ]
         kind, candidates = self.settings[0].selection, self.settings[0].step_candidates + 1
         double = torch.empty(0, dtype=torch.float64)
-        self.gradient_noise = PacedNoise(context.streams, "agd-gradient", context.pack.size, self.values)
+        exactly = torch.empty(0, dtype=noise_precision(context.streams, self.values.dtype), device=self.values.device)
+        self.gradient_noise = PacedNoise(context.streams, "agd-gradient", context.pack.size, exactly)
         self.selection_noise = PacedNoise(
             context.streams, "agd-selection", candidates * NORMALS_PER_SCORE[kind], double
         )
@@ -132,12 +134,13 @@ class DpAgd(Method):
             if isinstance(self.risk, SampledRisk):
                 self.risk.sample(fresh)
             self.exact[index] = self.risk.gradient_sums(self.gradient_bound.squeeze(1), everyone)
-            self.averaged[index] = self.exact[index] + self._noise(fresh, [self.paces[t].rho for t in fresh])
+            first = self.exact[index] + self._noise(fresh, [self.paces[t].rho for t in fresh])
+            self.averaged[index] = first.to(self.values.dtype)
         if again:
             index = torch.tensor(again, device=self.values.device)
             before = [self.paces[t].rho for t in again]
             extra = [self.paces[t].price(self.settings[t].gamma) for t in again]
-            second = self.exact[index] + self._noise(again, extra)
+            second = (self.exact[index] + self._noise(again, extra)).to(self.values.dtype)
             weight = self.context.column([e / (b + e) for e, b in zip(extra, before, strict=True)])
             self.averaged[index] = self.averaged[index].lerp(second, weight)
             for trial, more in zip(again, extra, strict=True):

@@ -8,9 +8,7 @@ bounds on the features (enforced record by record). Source: Zhang, Zheng, Mou an
 
 from __future__ import annotations
 
-import torch
-
-from dpsgd_cli.core.noise import NoiseSource
+from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
 from dpsgd_cli.core.problems.build import linear_risk, penalty_of, radii_of
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.projection import project_to_ball
@@ -44,8 +42,9 @@ class OutputPerturbation(OneShot):
             gradient = self.risk.gradient_sums_at(values, bounds) + penalty * values
             project_to_ball(values.sub_(gradient * rates), radii)
         scale = context.column([self._scale(trial) for trial in range(context.trials)])
-        noise = NoiseSource(context.streams, context.pack.size, values.device, values.dtype).draw(0)
-        project_to_ball(values.add_(torch.mul(noise, scale)), radii)
+        precision = noise_precision(context.streams, values.dtype)
+        add_noise(values, NoiseSource(context.streams, context.pack.size, values.device, precision).draw(0), scale)
+        project_to_ball(values, radii)
 
     def _scale(self, trial: int) -> float:
         plan = self.context.plans[trial]
