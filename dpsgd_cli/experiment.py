@@ -12,6 +12,7 @@ assembled (`results/assemble.py`), Click.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -32,8 +33,8 @@ from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
-from dpsgd_cli.recipe.schema import ConvexModel
-from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store
+from dpsgd_cli.recipe.schema import ConvexModel, Runtime
+from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store, tensorboard
 from dpsgd_cli.trials import Member, Snapshot, Trials, make_pack, start
 
 Progress = Callable[[int, int], None]
@@ -62,6 +63,8 @@ def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
 
 def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     recipe = loaded.recipe
+    if recipe.runtime.tensorboard:
+        tensorboard.check_installed()
     outline = data.outline(recipe.data, loaded.base)
     records = training_records(recipe, outline)
     if recipe.privacy is None:
@@ -117,9 +120,9 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     None of the members is finished, and all may train together. Raises as `run` does.
     """
     directories = [result_directory(member.loaded, options.out) for member in members]
-    keeper = _Keeper(checkpoint_place(members, options.out), members[0].loaded.recipe.runtime.checkpoint_seconds)
+    keeper = _Keeper(checkpoint_place(members, options.out), members[0].loaded.recipe.runtime)
     own_code = [path for member in members for path in origin.own_code(member.loaded).values()]
-    with failures.explained(own_code, keeper.rescue):
+    with contextlib.closing(keeper), failures.explained(own_code, keeper.rescue):
         for directory in directories:
             store.prepare_place(directory)
         earlier = keeper.earlier(options)
@@ -129,9 +132,12 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
         if earlier is not None:
             trials.restore(earlier, keeper.path)
             options.say(f"Continuing after epoch {trials.done} of {trials.method.epochs}.")
+        for member in members if trials.recipe.runtime.tensorboard else ():
+            for text in tensorboard.left_out(member.loaded.recipe.trials):
+                options.say(text)
         _train(trials, keeper, options.progress)
         _write(trials, directories)
-    keeper.path.unlink(missing_ok=True)
+    forget(keeper.path)
     return directories
 
 
@@ -145,6 +151,9 @@ def _write(trials: Trials, directories: Sequence[Path]) -> None:
             result = assemble.result(_finished(trials, member, span, final))
             text = dump_recipe(member.loaded.recipe)
             staged.append((store.stage_result(directory, result, text, model), directory))
+            if trials.recipe.runtime.tensorboard:
+                times = [record.ended for record in trials.history]
+                tensorboard.write(staged[-1][0] / tensorboard.FOLDER, result.history, times)
     except BaseException:
         publishing.discard(staged)
         raise
@@ -159,12 +168,19 @@ def checkpoint_place(members: Sequence[Member], out: Path) -> Path:
     return checkpoint.place(out / f"pack-{hashlib.sha256(names.encode()).hexdigest()[:8]}")
 
 
+def forget(kept: Path) -> None:
+    """Remove a checkpoint, and what could be watched of its run."""
+    kept.unlink(missing_ok=True)
+    tensorboard.remove_live(kept)
+
+
 class _Keeper:
     """Keeps a run's checkpoint: now and then, and when the run is stopped."""
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    def __init__(self, path: Path, runtime: Runtime) -> None:
         self.path = path
-        self._seconds = seconds
+        self._seconds = runtime.checkpoint_seconds
+        self._watching = tensorboard.Watching(path) if runtime.tensorboard else None
         self._last_saved = time.monotonic()
         self._trials: Trials | None = None
         self._snapshot: Snapshot | None = None
@@ -172,6 +188,11 @@ class _Keeper:
 
     def earlier(self, options: Options) -> dict[str, Any] | None:
         """The checkpoint to continue from, if that is wanted and there is one."""
+        if tensorboard.remove_live(self.path) and not options.resume:
+            options.say(
+                "What TensorBoard showed of the run that was stopped was another training: this run's epsilon does not"
+                " cover it."
+            )
         if not options.resume:
             if self.path.exists():
                 options.say(
@@ -199,6 +220,21 @@ class _Keeper:
         checkpoint.save(self.path, self._trials.checkpoint(self._snapshot))
         self._on_disk = self._snapshot.done
         self._last_saved = time.monotonic()
+        self.show()
+
+    def show(self) -> None:
+        """Let the epochs that the checkpoint holds be watched, and no others."""
+        if self._watching is None or self._trials is None or self._on_disk == 0:
+            return
+        times = [record.ended for record in self._trials.history]
+        for member, span in self._trials.spans():
+            finished = _finished(self._trials, member, span, _Final({}, None))
+            rows = [row for row in assemble.history_so_far(finished) if row["epoch"] < self._on_disk]
+            self._watching.show(f"{member.loaded.recipe.name}-{member.hash}", rows, times)
+
+    def close(self) -> None:
+        if self._watching is not None:
+            self._watching.close()
 
     def rescue(self) -> str:
         """Save the last finished epoch of a run that was stopped, and say what is kept. Never raises."""
@@ -218,6 +254,7 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
     """Epoch by epoch, with a checkpoint now and then."""
     total, runtime = trials.method.epochs, trials.recipe.runtime
     keeper.note(trials)
+    keeper.show()
     for epoch in range(trials.done, 0 if trials.method.finished else total):
         begun = time.perf_counter()
         seen = trials.method.run_epoch(epoch)
@@ -247,7 +284,7 @@ def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> asse
     cut, rows = trials.recipe.data.validation, trials.context.validation
     if wanted and rows is not None and cut is not None and cut.public:
         named.update({f"validation_{k}": v for k, v in _evaluate(trials, rows).items()})
-    return assemble.EpochRecord(epoch, named, seen.sums())
+    return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
 
 
 def _evaluate(trials: Trials, table: Table) -> dict[str, list[float]]:

@@ -4,8 +4,9 @@ A pack is one recipe's trials, or those of several recipes that may train togeth
 
 What a checkpoint may drop, and why a resumed run is as private as an uninterrupted one. A process that is stopped
 after its last checkpoint may have trained further epochs. Nothing of them left the process: results are written at
-the end, progress is a count of epochs (data-independent), and weights and metrics live in memory only. So they are
-no releases, their charges die with the process, and training them again is the first time that they are released.
+the end, progress is a count of epochs (data-independent), weights and metrics live in memory only, and TensorBoard's
+files have no epoch that the checkpoint lacks. So they are no releases, their charges die with the process, and
+training them again is the first time that they are released.
 With seeded streams the repetition draws the same numbers; with secure streams it draws fresh ones.
 What did leave the process, into the checkpoint, stays: the ledgers are charged again for every release up to it
 (through the budget's filter), and what private preprocessing released is taken from it and not released anew; a
@@ -125,7 +126,7 @@ class Trials:
             "train_seconds": at.train_seconds,
             "method": at.method,
             "ledgers": [to_lines(one.entries[:end], i, seed) for i, (one, end, seed) in enumerate(ledgers)],
-            "history": [(r.epoch, r.metrics, r.counts) for r in self.history[: at.done]],
+            "history": [(r.epoch, r.metrics, r.counts, r.ended) for r in self.history[: at.done]],
         }
 
     def restore(self, content: dict[str, Any], saved: Path) -> None:

@@ -28,7 +28,10 @@ SWEEPS = "sweeps/"
 
 # What the result does not depend on beyond the order of floating-point sums: a run may be resumed with other
 # values of these and is still the same run. `dtype` and `evaluate_every` do change what is written.
-NOT_IN_HASH = ("description", "runtime.device", "runtime.threads", "runtime.micro_batch", "runtime.checkpoint_seconds")
+NOT_IN_HASH = (
+    "description",
+    *("runtime.device", "runtime.threads", "runtime.micro_batch", "runtime.checkpoint_seconds", "runtime.tensorboard"),
+)
 
 
 @dataclass(frozen=True)

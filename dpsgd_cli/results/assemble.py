@@ -27,11 +27,15 @@ from dpsgd_cli.results.result import Result, Row, summarise_trials
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What one epoch left: metrics by name, (R,) each (empty when not evaluated), and non-private sums, (R,) each."""
+    """What one epoch left: metrics by name, (R,) each (empty when not evaluated), and non-private sums, (R,) each.
+
+    `ended` is when it was over, in seconds since 1970.
+    """
 
     epoch: int
     metrics: dict[str, list[float]]
     counts: dict[str, list[float]]
+    ended: float = 0.0
 
 
 def part(record: EpochRecord, span: slice) -> EpochRecord:
@@ -40,6 +44,7 @@ def part(record: EpochRecord, span: slice) -> EpochRecord:
         record.epoch,
         {name: values[span] for name, values in record.metrics.items()},
         {name: values[span] for name, values in record.counts.items()},
+        record.ended,
     )
 
 
@@ -70,7 +75,7 @@ class Spending:
 def result(finished: Finished) -> Result:
     """The record of a finished run."""
     recipe, ledgers = finished.loaded.recipe, finished.context.ledgers
-    seeds = [None if recipe.seed is None else recipe.seed + i for i in range(len(ledgers))]
+    seeds = _seeds(finished)
     spendings = _spendings(finished.plan, ledgers, len(finished.history))
     trials = []
     for i, (seed, spent) in enumerate(zip(seeds, spendings, strict=True)):
@@ -87,12 +92,27 @@ def result(finished: Finished) -> Result:
         timing=finished.timing,
         provenance=origin.provenance(finished.loaded, finished.dataset, finished.context.pack.values.device),
         trials=trials,
-        history=_history(finished, seeds, spendings),
+        history=_history(finished, [spent.epochs for spent in spendings]),
         ledger=[line for i, ledger in enumerate(ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
         warnings=[*finished.dataset.warnings, *_warnings(finished, trials)],
         nonprivate_warnings=_nonprivate_warnings(finished),
         theory=finished.theory,
     )
+
+
+def history_so_far(finished: Finished) -> list[Row]:
+    """The rows of `history.csv` for the epochs that are over, while the trials still train."""
+    plan, ledgers = finished.plan, finished.context.ledgers
+    if plan is None:
+        return _history(finished, [[{}] * len(finished.history)] * len(ledgers))
+    # what a fixed plan will have spent is priced once for the whole run, and not anew at every look
+    planned = tuple((*(plan.before if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs))
+    return _history(finished, [_spent_by_epoch(plan, ledger, planned or _by_epoch(ledger)) for ledger in ledgers])
+
+
+def _seeds(finished: Finished) -> list[int | None]:
+    first = finished.loaded.recipe.seed
+    return [None if first is None else first + i for i in range(len(finished.context.ledgers))]
 
 
 def _cell(value: float) -> float | None:
@@ -142,13 +162,19 @@ def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
 
 
 def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> Spending:
+    epsilon = prices.epsilon(plan.accountant, ledger.releases, plan.delta)
+    epochs = _spent_by_epoch(plan, ledger, released)
+    return Spending(_cell(epsilon), plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
+
+
+def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> list[Row]:
+    """What `released` had cost by the end of each epoch, and the noise that `ledger` has of it."""
     noise: dict[int | None, float] = {}
     for entry in ledger.entries:
         if isinstance(entry.release.mechanism, GaussianSum):
             noise.setdefault(entry.epoch, entry.release.mechanism.noise_multiplier)
     rho: ExactSum | None = ExactSum()
     epochs: list[Row] = []
-    epsilon = prices.epsilon(plan.accountant, ledger.releases, plan.delta)
     for epoch, spent in enumerate(prices.curve(plan.accountant, released, plan.delta)):
         cost = rho_of(released[epoch])
         if rho is not None and cost is not None:
@@ -157,14 +183,15 @@ def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]])
             rho = None
         total = None if rho is None else _cell(rho.total())
         epochs.append({"noise_multiplier": noise.get(epoch), "rho": total, "epsilon": _cell(spent)})
-    return Spending(_cell(epsilon), plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
+    return epochs
 
 
-def _history(finished: Finished, seeds: Sequence[int | None], spendings: Sequence[Spending]) -> list[Row]:
+def _history(finished: Finished, spent: Sequence[Sequence[Row]]) -> list[Row]:
+    """A row a trial and epoch; `spent` has what each trial's epochs had cost by their ends."""
     rows = []
-    for i, (seed, spent) in enumerate(zip(seeds, spendings, strict=True)):
+    for i, (seed, by_epoch) in enumerate(zip(_seeds(finished), spent, strict=True)):
         # a trial whose own training was over before that of others has no more rows
-        for record, spending in zip(finished.history, spent.epochs, strict=False):
+        for record, spending in zip(finished.history, by_epoch, strict=False):
             row: Row = {"trial": i, "seed": seed, "epoch": record.epoch, **spending}
             row.update({name: _cell(values[i]) for name, values in record.metrics.items()})
             counts = {name: values[i] for name, values in record.counts.items()}

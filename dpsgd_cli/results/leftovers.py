@@ -26,10 +26,28 @@ def sweep_up(folder: Path) -> None:
     """Remove what killed processes left in the making: theirs of this machine at once, others' after a day."""
     for left in folder.glob(".*.writing-*"):
         if _is_abandoned(left):
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+            _remove(left)
+
+
+def remove(path: Path) -> bool:
+    """Remove what this process and killed ones named by `hidden_name(path)`; returns whether there was any."""
+    names = path.parent.glob(f".{path.name.lstrip('.')}.writing-*")
+    found = [left for left in names if _is_ours(left) or _is_abandoned(left)]
+    for left in found:
+        _remove(left)
+    return bool(found)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    mark = _MARK.search(path.name)
+    return mark is not None and (mark["host"], int(mark["pid"])) == (_host(), os.getpid())
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -192,6 +192,7 @@ def test_resolved_fills_in_defaults_uses_yaml_names_and_keeps_the_schemas_order(
         "runtime.threads=1",
         "runtime.micro_batch=9",
         "runtime.checkpoint_seconds=1",
+        "runtime.tensorboard=true",
     ],
 )
 def test_the_hash_ignores_what_cannot_change_a_result(file: Path, override: str) -> None:
