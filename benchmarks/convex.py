@@ -22,8 +22,9 @@ import torch
 
 from dpsgd_cli import experiment
 from dpsgd_cli.core.folds import held_out
-from dpsgd_cli.core.problems.linear import LinearRisk, Rows
+from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
+from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 
@@ -66,11 +67,11 @@ def gradients() -> None:
         wall, own = timed(work, 5)
         print(f"{name:<42}{wall:>10.2f}{own:>10.2f}")
     for trials in (1, 8, 32):
-        mask = None if trials == 1 else held_out(RECORDS, 4, trials // 4)
-        risk = LinearRisk(Rows(rows.z, None, rows.norms, mask), margin_loss("logistic"))
+        weights = None if trials == 1 else (~held_out(RECORDS, 4, trials // 4)).float()
+        risk = LinearRisk(Rows(rows.z, None, rows.norms, weights), margin_loss("logistic"))
         values, bounds = torch.zeros(trials, FEATURES + 1), torch.ones(trials)
         wall, own = timed(lambda risk=risk, v=values, b=bounds: risk.gradient_sums_at(v, b), 20)  # type: ignore[misc]
-        print(f"{f'dpsgd, {trials} trial(s)' + (' with folds' if mask is not None else ''):<42}", end="")
+        print(f"{f'dpsgd, {trials} trial(s)' + (' with folds' if weights is not None else ''):<42}", end="")
         print(f"{wall / trials:>10.2f}{own / trials:>10.2f}")
 
 

@@ -30,6 +30,12 @@ class FullBatchMethod(GradientMethod):
         convex = isinstance(context.recipes[0].model, schema.ConvexModel)
         return linear_risk(context) if convex and not context.table.per_trial else None
 
+    @cached_property
+    def merged(self) -> LinearRisk:
+        """The same sums from fewer rows, for steps that nothing is told of."""
+        assert self.risk is not None
+        return LinearRisk(self.risk.rows.merged(), self.risk.loss)
+
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         if self.risk is None:
             super().add_sums(epoch, step, seen)
@@ -37,7 +43,8 @@ class FullBatchMethod(GradientMethod):
         pack, clipping = self.context.pack, self.clipping()
         norms = clipping.norms[0] if clipping is not None else pack.values.new_full((pack.trials,), math.inf)
         wanted = (epoch + 1) % self.context.recipes[0].runtime.evaluate_every == 0 or epoch + 1 == self.epochs
-        pack.sums.copy_(self.risk.gradient_sums_at(pack.values, norms, seen if wanted else None))
+        sums = self.risk.gradient_sums_at(pack.values, norms, seen) if wanted else None
+        pack.sums.copy_(self.merged.gradient_sums_at(pack.values, norms) if sums is None else sums)
 
     def theory(self) -> list[dict[str, Any]] | None:
         """Lecture 9, Theorem 1 for the average of all iterates, at any constant rate without momentum."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dpsgd_cli.core.problems.build import l2_of, linear_risk
+from dpsgd_cli.core.problems.build import l2_of, merged_risk
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.methods.one_shot import OneShot
 from dpsgd_cli.recipe import schema
@@ -15,12 +15,12 @@ class NonPrivate(OneShot):
     """Releases weights computed from the data without any protection; one trial after the other."""
 
     def solve(self) -> None:
-        risk = linear_risk(self.context)
+        risk = merged_risk(self.context)
         known: dict[bytes, torch.Tensor] = {}
         for trial, recipe in enumerate(self.context.recipes):
             assert isinstance(recipe.method, schema.NonPrivateMethod)
             own = risk.rows.of_trial(trial)
-            key = b"" if own.held_out is None else own.held_out.cpu().numpy().tobytes()
+            key = b"" if own.weights is None else own.weights.cpu().numpy().tobytes()
             if key not in known:
                 known[key] = optimum(LinearRisk(own, risk.loss), l2_of(recipe), recipe.method.most_steps)
             self.context.pack.values[trial] = known[key]
@@ -31,8 +31,7 @@ def optimum(risk: LinearRisk, l2: float, most_steps: int = 1000) -> torch.Tensor
     from scipy.optimize import minimize
 
     z = risk.rows.z
-    held = 0 if risk.rows.held_out is None else int(risk.rows.held_out.sum())
-    records = len(risk.rows) - held
+    records = int(risk.rows.counts)
     unclipped = z.new_full((1,), torch.inf)
 
     def objective(w: np.ndarray) -> tuple[float, np.ndarray]:

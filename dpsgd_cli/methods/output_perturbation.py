@@ -9,7 +9,7 @@ bounds on the features (enforced record by record). Source: Zhang, Zheng, Mou an
 from __future__ import annotations
 
 from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
-from dpsgd_cli.core.problems.build import linear_risk, penalty_of, radii_of
+from dpsgd_cli.core.problems.build import merged_risk, penalty_of, radii_of
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.errors import PrivacyError
@@ -26,7 +26,7 @@ class OutputPerturbation(OneShot):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.constants = [problem_constants(recipe, context.feature_bound) for recipe in context.recipes]
-        risk = linear_risk(context)
+        risk = merged_risk(context)
         self.risk = LinearRisk(risk.rows.shrunk(self.constants[0].feature_bound), risk.loss)
 
     def solve(self) -> None:

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.problems.build import linear_risk, rows_of
+from dpsgd_cli.core.problems.build import merged_risk
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.errors import PrivacyError
@@ -29,11 +29,8 @@ class PrivGene(OneShot):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        linear_risk(context)
-        model = context.recipes[0].model
-        assert isinstance(model, schema.ConvexModel)
-        self.rows = rows_of(model, context.table)
-        self.loss = linear_risk(context).loss
+        risk = merged_risk(context)
+        self.rows, self.loss = risk.rows, risk.loss
         if self.loss.residual:
             raise PrivacyError("privgene counts misclassified records: it needs a classification loss")
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from dpsgd_cli.core.losses import Loss
-from dpsgd_cli.core.problems.linear import LinearRisk, Rows
+from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import MarginLoss, margin_loss
 from dpsgd_cli.core.problems.pack_risk import PackRisk
 from dpsgd_cli.core.problems.risk import Risk
+from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe import schema
@@ -62,10 +63,16 @@ def linear_risk(context: Context) -> LinearRisk:
     return LinearRisk(rows_of(model, context.table), loss_of(model))
 
 
+def merged_risk(context: Context) -> LinearRisk:
+    """The same sums over records, from fewer rows where many records are equal."""
+    risk = linear_risk(context)
+    return LinearRisk(risk.rows.merged(), risk.loss)
+
+
 def risk_of(context: Context) -> Risk:
     """The risk of any model."""
     if isinstance(context.recipes[0].model, schema.ConvexModel) and not context.table.per_trial:
-        return linear_risk(context)
+        return merged_risk(context)
     return PackRisk(context.pack, context.table, context.loss, context.most_rows)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.problems.linear import Rows
 from dpsgd_cli.core.problems.losses import MarginLoss
+from dpsgd_cli.core.problems.rows import Rows
 
 _SAMPLE = 40_000
 _HALVINGS = 40
@@ -39,15 +39,15 @@ class Tilted:
 
     def objective(self, margins: Tensor, values: Tensor) -> Tensor:
         losses = self.loss.value(margins)
-        if self.rows.held_out is not None:
-            losses = losses.masked_fill(self.rows.held_out, 0.0)
+        if self.rows.weights is not None:
+            losses = losses * self.rows.weights
         square = values.square().sum(dim=1)
         return losses.sum(dim=0) + self.curvature / 2 * square + (self.tilt * values).sum(dim=1)
 
     def gradient(self, z: Tensor, margins: Tensor, values: Tensor) -> Tensor:
         slopes = self.loss.slope(margins)
-        if self.rows.held_out is not None:
-            slopes.masked_fill_(self.rows.held_out, 0.0)
+        if self.rows.weights is not None:
+            slopes.mul_(self.rows.weights)
         return slopes.T @ z + self.curvature.unsqueeze(1) * values + self.tilt
 
 
@@ -108,8 +108,8 @@ def _hessians(problem: Tilted, margins: Tensor) -> Tensor:
     """(R, P, P) from evenly spaced rows, scaled to all of them."""
     rows, stride = problem.rows, -(-len(problem.rows) // _SAMPLE)
     z, curvature = rows.z[::stride], problem.loss.curvature(margins[::stride]).to(rows.z.dtype)
-    if rows.held_out is not None:
-        curvature = curvature.masked_fill(rows.held_out[::stride], 0.0)
+    if rows.weights is not None:
+        curvature = curvature * rows.weights[::stride]
     stacked = torch.stack([(z * column.unsqueeze(1)).T @ z for column in curvature.T]).double() * stride
     diagonal = torch.diag_embed(problem.curvature.unsqueeze(1).expand(-1, z.shape[1]))
     return stacked + diagonal

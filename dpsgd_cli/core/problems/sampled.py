@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.problems.linear import Rows
 from dpsgd_cli.core.problems.losses import MarginLoss
 from dpsgd_cli.core.problems.risk import Risk
+from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.core.sampling import Batch, PoissonSampler
 from dpsgd_cli.core.streams import Streams
 

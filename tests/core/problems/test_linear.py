@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.core.folds import held_out
-from dpsgd_cli.core.problems.linear import LinearRisk, Rows
+from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, MarginLoss, margin_loss
+from dpsgd_cli.core.problems.rows import Rows
 
 N, D, R = 37, 3, 4
 
@@ -28,7 +29,7 @@ def problem(loss: MarginLoss, folds: bool = True, seed: int = 0) -> tuple[Linear
 def slow_gradient(risk: LinearRisk, w: torch.Tensor, trial: int, norm: float) -> torch.Tensor:
     rows, total = risk.rows, torch.zeros_like(w)
     for i in range(len(rows)):
-        if rows.held_out is not None and rows.held_out[i, trial]:
+        if rows.weights is not None and not rows.weights[i, trial]:
             continue
         v = w.clone().requires_grad_()
         t = rows.z[i] @ v + (0 if rows.offset is None else rows.offset[i])
@@ -41,7 +42,7 @@ def slow_loss(risk: LinearRisk, w: torch.Tensor, trial: int, bound: float) -> fl
     rows = risk.rows
     t = rows.z @ w + (0 if rows.offset is None else rows.offset)
     losses = risk.loss.value(t).clamp(max=bound)
-    return float(losses[~rows.held_out[:, trial]].sum() if rows.held_out is not None else losses.sum())
+    return float((losses * rows.weights[:, trial]).sum() if rows.weights is not None else losses.sum())
 
 
 @pytest.mark.parametrize("name", MARGIN_LOSSES)
@@ -123,14 +124,19 @@ def test_extreme_weights_and_broken_records_stay_within_the_bounds(name: str) ->
     assert bool(((losses >= 0) & (losses <= 4.0)).all())
 
 
-def test_totals_split_into_trained_and_held_out() -> None:
+def test_counts_are_those_of_single_records() -> None:
     risk, values = problem(margin_loss("logistic"))
-    everything = LinearRisk(Rows(risk.rows.z, None, risk.rows.norms), risk.loss)
-    (inside, right), (outside, left) = risk.totals(values), risk.totals(values, held_out=True)
-    losses, hits = everything.totals(values)
-    assert torch.allclose(inside + outside, losses)
-    assert torch.equal(right + left, hits)
-    assert torch.equal(risk.misses(values) + right, torch.as_tensor(risk.rows.counts, dtype=torch.float64))
+    trained = ~held_out(N, 2, R // 2)
+    margins = risk.rows.z @ values.T
+    assert torch.allclose(risk.loss_sums(values), (risk.loss.value(margins) * trained).sum(dim=0))
+    assert torch.equal(risk.misses(values), ((margins <= 0) & trained).sum(dim=0).double())
+    assert torch.equal(torch.as_tensor(risk.rows.counts), trained.sum(dim=0))
+
+
+def test_the_loss_of_a_diverged_trial_is_not_hidden_by_its_fold() -> None:
+    risk, values = problem(margin_loss("logistic"))
+    values[1] = math.nan
+    assert torch.isnan(risk.loss_sums(values)).tolist() == [False, True, False, False]
 
 
 def test_rows_can_be_held_to_a_public_bound() -> None:

@@ -1,0 +1,111 @@
+"""The records of a linear model as signed rows, and how often each trial counts each of them.
+
+A record of label y in {-1, +1} is the row z = y x, so that its margin is t = z.w whatever the label. Trials share one
+matrix of rows and differ in weights: 0 for a record that a trial's fold holds out, 1 for one it trains on, n for n
+records that are equal and were merged into one.
+
+Not here: sums over rows (`linear.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_WORTH_MERGING = 1 << 16
+_MOST_KEPT = 0.7
+_HASHED_AT_ONCE = 1 << 15
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Signed rows z (N, P), offsets (N,) or None (t = z.w + offset), norms |z| (N,), and weights (N, R or 1) or None.
+
+    `copies` (N,), falling, says how many records were merged into each row; None where none were.
+    """
+
+    z: Tensor
+    offset: Tensor | None
+    norms: Tensor
+    weights: Tensor | None = None
+    copies: Tensor | None = None
+
+    @classmethod
+    def load(cls, x: Tensor, y: Tensor, residual: bool, bias: bool, held_out: Tensor | None = None) -> Rows:
+        """Features x (N, ...) and labels y (N,): classes 0 and 1 (or signs -1 and 1), or targets when `residual`.
+
+        `bias` appends a constant 1; `held_out` (N, R) marks what a trial does not train on. A record with a feature
+        that is not finite becomes a record that adds nothing.
+        """
+        rows = x.flatten(1)
+        if bias:
+            rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+        good = torch.isfinite(rows).all(dim=1, keepdim=True)
+        rows = torch.where(good, rows, 0.0)
+        if residual:
+            offset = -y.to(rows)
+        elif y.is_floating_point():
+            offset, rows = None, rows * y.sign().to(rows).unsqueeze(1)
+        else:
+            offset, rows = None, rows * ((y > 0).to(rows) * 2 - 1).unsqueeze(1)
+        weights = None if held_out is None else (~held_out).to(rows)
+        if not bool(good.all()):
+            weights = good.to(rows) if weights is None else weights * good
+        return cls(rows.contiguous(), offset, torch.linalg.vector_norm(rows, dim=1), weights)
+
+    def __len__(self) -> int:
+        return self.z.shape[0]
+
+    def shrunk(self, bound: float) -> Rows:
+        """The same rows, none longer than `bound`: what a public bound says, enforced record by record."""
+        factors = (bound / self.norms).clamp_(max=1.0).nan_to_num_(nan=1.0)
+        return replace(self, z=self.z * factors.unsqueeze(1), norms=self.norms * factors)
+
+    def of_trial(self, trial: int) -> Rows:
+        """The rows with one trial's weights."""
+        weights = self.weights
+        return self if weights is None or weights.shape[1] == 1 else replace(self, weights=weights[:, [trial]])
+
+    def merged(self) -> Rows:
+        """The same sums from fewer rows: equal records become one that counts as often.
+
+        Guarantee: every sum over records is the same number up to rounding, however single records are clipped or
+        bounded before they are added, because equal records are treated equally. Small tables, and those of few
+        equal records, are returned as they are.
+        """
+        if self.offset is not None or len(self) < _WORTH_MERGING:
+            return self
+        groups, place = _groups(self.z)
+        if groups > _MOST_KEPT * len(self):
+            return self
+        copies = torch.bincount(place, minlength=groups)
+        order = copies.argsort(descending=True, stable=True)
+        weights = self.z.new_ones(len(self), 1) if self.weights is None else self.weights
+        summed = weights.new_zeros(groups, weights.shape[1]).index_add_(0, place, weights)[order]
+        one_of_each = torch.empty_like(copies).scatter_(0, place, torch.arange(len(self), device=place.device))[order]
+        return Rows(self.z[one_of_each], None, self.norms[one_of_each], summed, copies[order])
+
+    def all_single(self, chunk: slice) -> bool:
+        """Whether no row of `chunk` stands for more than one record: its weights are 0 and 1."""
+        return self.copies is None or int(self.copies[chunk.start]) == 1
+
+    @property
+    def counts(self) -> Tensor | int:
+        """Records of each trial: (R,) with weights, else N. Public."""
+        return len(self) if self.weights is None else self.weights.sum(dim=0, dtype=torch.float64).long()
+
+
+def _groups(rows: Tensor) -> tuple[int, Tensor]:
+    """How many different rows there are, and which of them each row (N,) is. Exact: equal hashes are compared."""
+    bits = rows.view(torch.int32 if rows.dtype == torch.float32 else torch.int64)
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=generator).to(rows.device)
+    hashes = torch.cat([(part.long() * factors).sum(dim=1) for part in bits.split(_HASHED_AT_ONCE)])
+    different, place = torch.unique(hashes, return_inverse=True)
+    one_of_each = torch.empty_like(different).scatter_(0, place, torch.arange(len(rows), device=rows.device))
+    parts = zip(bits.split(_HASHED_AT_ONCE), one_of_each[place].split(_HASHED_AT_ONCE), strict=True)
+    if not all(torch.equal(part, bits[theirs]) for part, theirs in parts):
+        return len(rows), torch.arange(len(rows), device=rows.device)
+    return len(different), place
