@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.layers import RULES, Fallback, Layer, Session
 from dpsgd_cli.core.layers.conv import Conv
+from dpsgd_cli.core.pooling import vectorised
 from dpsgd_cli.errors import ModelError
 
 _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
@@ -77,7 +78,7 @@ class Pack(nn.Module):
         _refuse(module, name or "the model")
         if not any(p.requires_grad for p in module.parameters()):
             _refuse_inside(module, name)
-            return module
+            return vectorised(module) or module
         for rule in RULES:
             if rule.accepts(module):
                 return rule(module, self.session)
