@@ -28,6 +28,7 @@ from dpsgd_cli import experiment
 from dpsgd_cli.core import models
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.losses import cross_entropy
+from dpsgd_cli.core.memory import keep_freed_memory
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.streams import SeededStreams
@@ -245,7 +246,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--one", nargs=2, metavar=("MODE", "TASK"), help=argparse.SUPPRESS)
+    parser.add_argument("--return-memory", action="store_true", help="leave the C library's own way with freed memory")
     arguments = parser.parse_args()
+    if not arguments.return_memory:
+        keep_freed_memory()  # as a training does, and for the plain steps too
     if arguments.one:
         measure_memory(arguments.one[0], int(arguments.one[1]))
     elif arguments.memory:
