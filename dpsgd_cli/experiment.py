@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dpsgd_cli import data, failures
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.evaluation import evaluate
 from dpsgd_cli.core.packing import Place
+from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound, training_records
 from dpsgd_cli.errors import UsageError
@@ -47,12 +48,16 @@ def _silence(text: str) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """How to run, as opposed to what: nothing here can change a result. `say` is told what a user should know."""
+    """How to run, as opposed to what: nothing here can change a result. `say` is told what a user should know.
+
+    `team` are the processes that train together; only the first of them speaks and writes.
+    """
 
     out: Path = Path("results")
     resume: bool = False
     progress: Progress | None = None
     say: Say = _silence
+    team: Team = field(default_factory=Team)
 
 
 def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
@@ -106,7 +111,7 @@ def run(loaded: LoadedRecipe, options: Options) -> Path:
     becomes a RunError that says what was kept.
     """
     directory = result_directory(loaded, options.out)
-    if is_finished(loaded, directory, options.say):
+    if options.team.tell(lambda: is_finished(loaded, directory, options.say)):
         return directory
     plan, _ = plan_recipe(loaded)
     run_pack([Member(loaded, plan)], options)
@@ -120,13 +125,18 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     None of the members is finished, and all may train together. Raises as `run` does.
     """
     directories = [result_directory(member.loaded, options.out) for member in members]
+    if options.team.size == 1 and started_by_a_launcher():
+        raise UsageError("only `dpsgd train` works in several processes; start this without torchrun")
+    if not options.team.first:
+        _follow(members, options.team)
+        return directories
     keeper = _Keeper(checkpoint_place(members, options.out), members[0].loaded.recipe.runtime)
     own_code = [path for member in members for path in origin.own_code(member.loaded).values()]
     with contextlib.closing(keeper), failures.explained(own_code, keeper.rescue):
         for directory in directories:
             store.prepare_place(directory)
-        earlier = keeper.earlier(options)
-        trials = start(members, earlier)
+        earlier = options.team.tell(lambda: keeper.earlier(options))
+        trials = start(members, earlier, options.team)
         for warning in trials.dataset.warnings:
             options.say(f"warning: {warning}")
         if earlier is not None:
@@ -139,6 +149,18 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
         _write(trials, directories)
     forget(keeper.path)
     return directories
+
+
+def _follow(members: Sequence[Member], team: Team) -> None:
+    """Train along with process 0, which does everything else."""
+    own_code = [path for member in members for path in origin.own_code(member.loaded).values()]
+    with failures.explained(own_code, lambda: "process 0 keeps what can be kept"):
+        earlier: dict[str, Any] | None = team.tell(lambda: None)
+        trials = start(members, earlier, team)
+        if earlier is not None:
+            trials.restore(earlier, Path("the checkpoint of process 0"))
+        for epoch in range(trials.done, trials.method.epochs):
+            trials.method.run_epoch(epoch)
 
 
 def _write(trials: Trials, directories: Sequence[Path]) -> None:

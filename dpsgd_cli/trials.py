@@ -31,8 +31,10 @@ from dpsgd_cli.core import models
 from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.isolation import check_examples_stay_apart, check_outputs, stand_in_rows
 from dpsgd_cli.core.losses import LOSSES, Loss
+from dpsgd_cli.core.memory import keep_freed_memory
 from dpsgd_cli.core.packing import Pack, Place, elements_per_row
 from dpsgd_cli.core.problems.build import output_loss
+from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound
@@ -153,29 +155,35 @@ class Trials:
         return {k: v for member in self.members for k, v in origin.code_sha256(member.loaded).items()}
 
 
-def start(members: Sequence[Member], earlier: dict[str, Any] | None = None) -> Trials:
+def start(members: Sequence[Member], earlier: dict[str, Any] | None = None, team: Team | None = None) -> Trials:
     """Everything ready for the first epoch; private preprocessing is charged, then done.
 
     `members` may train together. `earlier` is a checkpoint's content: its initial weights and preprocessing are
-    taken, none are drawn.
+    taken, none are drawn. What private preprocessing releases is released once, on process 0 of `team`.
     """
+    team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
-    place = Place(_device(recipe.runtime.device), getattr(torch, recipe.runtime.dtype))
+    place = Place(team.device(_device(recipe.runtime.device)), getattr(torch, recipe.runtime.dtype))
     _full_precision(place.device)
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
     alone = [(member, stream) for member in members for stream in _streams(member.loaded.recipe)]
-    streams = tuple(stream for _, stream in alone)
+    streams = team.streams([stream for _, stream in alone])
     ledgers = tuple(_ledger(member.plan) for member, _ in alone)
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = adjacency_of(recipe)
-    dataset = data.prepare(recipe.data, loaded.base, len(streams), _normals(streams), adjacency, released)
+
+    def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
+        return data.prepare(recipe.data, loaded.base, len(streams), _normals(streams), adjacency, released)
+
+    dataset = _prepared(prepare, released, team) if plan is not None and plan.before else prepare(released)
     train, test = _tables(members, dataset, place)
     if recipe.folds is not None:
         dataset = _with_fold_sizes(dataset, len(train), len(test))
     if plan is not None and len(train) != plan.sampling.records:
         raise RunError(f"{dataset.name} has {len(train)} training rows, but {plan.sampling.records} were planned")
+    keep_freed_memory()
     outputs = _outputs(recipe, dataset)
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
@@ -184,8 +192,23 @@ def start(members: Sequence[Member], earlier: dict[str, Any] | None = None) -> T
     bound = feature_bound(recipe, loaded.base)
     held = _validation(dataset, place)
     loss = loss_of_outputs(recipe)
-    context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base, bound, held)
+    context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base, bound, held, team)
     return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
+
+
+def _prepared(
+    prepare: Callable[[dict[str, np.ndarray] | None], data.Dataset], released: dict[str, np.ndarray] | None, team: Team
+) -> data.Dataset:
+    """Process 0 releases; the others take what it released, and transform their rows by it."""
+    dataset = None
+
+    def first() -> dict[str, np.ndarray]:
+        nonlocal dataset
+        dataset = prepare(released)
+        return dataset.released
+
+    made = team.tell(first)
+    return prepare(made) if dataset is None else dataset
 
 
 def loss_of_outputs(recipe: Recipe) -> Loss:

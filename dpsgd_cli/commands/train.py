@@ -23,7 +23,8 @@ def command(
     """Train the model of RECIPE and state what it guarantees.
 
     RECIPE is a YAML file or the name of a shipped recipe; KEY=VALUE replaces single settings. A result that
-    exists already is shown, not made again.
+    exists already is shown, not made again. With `torchrun --nproc-per-node N -m dpsgd_cli train RECIPE`, N processes
+    train it together: the same batches, one draw of noise, the same guarantee.
 
     \b
     Examples:
@@ -31,6 +32,7 @@ def command(
       dpsgd train quickstart --dry-run privacy.budget.epsilon=1
       dpsgd train recipes/yu2019/mnist-exponential.yaml --repeats 3
     """
+    from dpsgd_cli.errors import DpsgdError, UsageError
     from dpsgd_cli.recipe.loading import load_recipe
 
     if repeats is not None:
@@ -38,11 +40,14 @@ def command(
     loaded = load_recipe(recipe, overrides)
 
     from dpsgd_cli import experiment
+    from dpsgd_cli.core import processes
     from dpsgd_cli.data.facts import declarations
     from dpsgd_cli.interrupts import kill_is_interrupt
     from dpsgd_cli.results import store, summary
 
     if dry_run:
+        if processes.started_by_a_launcher():
+            raise UsageError("--dry-run is for one process; start it without torchrun")
         plan, outline = experiment.plan_recipe(loaded)
         if plan is None:
             click.echo(f"{loaded.recipe.name}: {loaded.recipe.epochs} epochs without any privacy; nothing to price")
@@ -51,11 +56,20 @@ def command(
         return
     directory = experiment.result_directory(loaded, out)
     told: set[str] = set()
-    with kill_is_interrupt(), _Bar(loaded.recipe.name, told) as bar:
-        if experiment.is_finished(loaded, directory, bar.say):
-            bar.say("This recipe has been trained already; remove the directory to train it again.")
-        else:
-            experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say))
+    with (
+        processes.join() as team,
+        kill_is_interrupt(once=team.size > 1),
+        _Bar(loaded.recipe.name, told, silent=not team.first) as bar,
+    ):
+        try:
+            if team.tell(lambda: experiment.is_finished(loaded, directory, bar.say)):
+                bar.say("This recipe has been trained already; remove the directory to train it again.")
+            else:
+                experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say, team))
+        except DpsgdError as error:
+            raise team.say_of(error) from error.__cause__
+    if not team.first:
+        return
     document = store.read_document(directory)
     for warning in [*document["warnings"], *document.get("nonprivate_warnings", [])]:
         if f"warning: {warning}" not in told:
@@ -66,15 +80,16 @@ def command(
 class _Bar:
     """Epochs on stderr, only where a person watches; messages go beside it."""
 
-    def __init__(self, name: str, told: set[str]) -> None:
+    def __init__(self, name: str, told: set[str], silent: bool) -> None:
         self._name = name
+        self._silent = silent
         self._told = told
         self._bar: Any = None
 
     def __enter__(self) -> _Bar:
         from tqdm import tqdm
 
-        hidden = not sys.stderr.isatty()
+        hidden = self._silent or not sys.stderr.isatty()
         self._bar = tqdm(total=None, desc=self._name, unit="epoch", file=sys.stderr, disable=hidden, leave=False)
         return self
 
@@ -84,7 +99,8 @@ class _Bar:
 
     def say(self, text: str) -> None:
         self._told.add(text)
-        self._bar.write(text, file=sys.stderr)
+        if not self._silent:
+            self._bar.write(text, file=sys.stderr)
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()

@@ -6,7 +6,7 @@ Not here: what a batching costs or is proved for (`privacy/mechanism.py`, README
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +21,13 @@ _SINGLE_BLOCK = 4096
 class Batch:
     """Rows of one step. `rows` is int64 (R, B); `mask` is bool (R, B), False where a row is padding.
 
-    `rows` None stands for every record, shared by all trials. `mask` None stands for no padding.
+    `rows` None stands for every record, shared by all trials, or those of `span` (first, one past the last). `mask` None
+    stands for no padding.
     """
 
     rows: np.ndarray | None
     mask: np.ndarray | None = None
+    span: tuple[int, int] | None = None
 
 
 class Sampler(ABC):
@@ -115,6 +117,28 @@ class ShuffleSampler(Sampler):
             self._epoch = epoch
         start = position * self._batch_size
         return Batch(rows=self._order[:, start : start + self._batch_size])
+
+
+class PartSampler(Sampler):
+    """One process's part of every batch: `part` of so many places in a row gives the places that are its own.
+
+    Guarantee: where the parts of all processes are disjoint and cover all places, and all draw the same whole batches,
+    each record of a batch is in the part of exactly one process.
+    """
+
+    def __init__(self, whole: Sampler, part: Callable[[int], slice], rows: int) -> None:
+        self._whole = whole
+        self._part = part
+        self._rows = rows
+        self.steps_per_epoch = whole.steps_per_epoch
+
+    def batch(self, step: int) -> Batch:
+        whole = self._whole.batch(step)
+        if whole.rows is None:
+            own = self._part(self._rows)
+            return Batch(rows=None, span=(own.start, own.stop))
+        own = self._part(whole.rows.shape[1])
+        return Batch(whole.rows[:, own], None if whole.mask is None else whole.mask[:, own])
 
 
 def _padded(drawn: list[np.ndarray]) -> Batch:

@@ -66,8 +66,9 @@ class Table:
     def chunks(self, batch: Batch, most: int) -> Iterator[Rows]:
         """The batch in pieces of at most `most` rows a trial."""
         if batch.rows is None:
-            for start in range(0, self.rows, most):
-                yield self.every(start, min(start + most, self.rows))
+            first, last = batch.span or (0, self.rows)
+            for start in range(first, last, most):
+                yield self.every(start, min(start + most, last))
             return
         for start in range(0, batch.rows.shape[1], most):
             rows = torch.from_numpy(batch.rows[:, start : start + most]).to(self.y.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.methods.dp_gd import DpGd
@@ -41,8 +41,32 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+TOGETHER: tuple[type[Method], ...] = (Sgd, DpSgd, SgdMa, SgdAdv)
+"""Methods whose only look at the data is the sum of `Team.release`, so that several processes may train them."""
+
+
 def create(context: Context) -> Method:
-    """The method that the recipes name, ready for its first epoch."""
+    """The method that the recipes name, ready for its first epoch.
+
+    Raises UsageError where several processes train it and there is no rule for that.
+    """
+    method = _create(context)
+    if context.team.size > 1:
+        kind = context.recipes[0].method.kind
+        if type(method) not in TOGETHER:
+            batching = ", batching single" if kind == "dp-sgd" else ""
+            raise UsageError(
+                f"method {kind}{batching} trains in one process, not in {context.team.size}; start it without torchrun"
+            )
+        if isinstance(method, DpSgd) and method.pacer is not None and method.pacer.runners:
+            raise UsageError(
+                "privacy.schedule validation looks at records between epochs, which has no rule for"
+                f" {context.team.size} processes; start it without torchrun, or use another schedule"
+            )
+    return method
+
+
+def _create(context: Context) -> Method:
     settings = context.recipes[0].method
     if settings.kind == "dp-sgd" and settings.batching == "single":
         return LectureSgd(context)

@@ -6,7 +6,7 @@ Not here: any method (one file each beside this), evaluation, checkpoints and re
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
+from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streams import Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.privacy.ledger import Ledger
@@ -30,7 +31,8 @@ class Context:
     All recipes share data, model, method kind, batching and batch size; anything else may differ between
     trials. `most_rows` bounds how many rows a trial may hold at once (memory only). `feature_bound` is the public
     bound on the norm of a record's features, the convex model's constant column included; None where there is none.
-    `validation` are held-out rows that a schedule may look at: public, or charged by the look.
+    `validation` are held-out rows that a schedule may look at: public, or charged by the look. `team` are the processes
+    that train this pack together.
     """
 
     recipes: tuple[Recipe, ...]
@@ -44,6 +46,7 @@ class Context:
     base: Path
     feature_bound: float | None = None
     validation: Table | None = None
+    team: Team = field(default_factory=Team)
 
     @property
     def trials(self) -> int:

@@ -9,6 +9,7 @@ Not here: whether the sum is private (`dp_sgd.py`, `sgd.py`).
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
-from dpsgd_cli.core.sampling import FullSampler, PoissonSampler, Sampler, ShuffleSampler, SingleSampler
+from dpsgd_cli.core.sampling import FullSampler, PartSampler, PoissonSampler, Sampler, ShuffleSampler, SingleSampler
 from dpsgd_cli.core.updates import make_update
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
@@ -92,13 +93,13 @@ class GradientMethod(Method):
             self._step(epoch, step, seen)
         if held is not None:
             held.restore()
-        return seen
+        return self.context.team.total(seen)
 
     def _step(self, epoch: int, step: int, seen: Diagnostics) -> None:
         pack = self.context.pack
         pack.sums.zero_()
         self.add_sums(epoch, step, seen)
-        self.privatise(epoch, step)
+        self.context.team.release(pack.sums, partial(self.privatise, epoch, step))
         gradient = pack.sums.div_(self.divisor)
         if self.decays:
             gradient.addcmul_(pack.values, self.weight_decay)
@@ -159,6 +160,12 @@ class _Held:
 
 
 def _sampler(context: Context) -> Sampler:
+    """Batches, or with several processes this one's part of every batch."""
+    whole = _whole_sampler(context)
+    return whole if context.team.size == 1 else PartSampler(whole, context.team.part, context.table.rows)
+
+
+def _whole_sampler(context: Context) -> Sampler:
     settings, records = section_of(context.recipes[0]), len(context.table)
     if settings.batching == "single":
         return SingleSampler(context.streams, records)
