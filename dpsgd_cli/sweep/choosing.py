@@ -49,7 +49,7 @@ def choose(
     else:
         chosen = _exponential(trials, select, records)
     if chosen is None:
-        return {"directory": None, "note": "no trial was run or stayed finite, so nothing is published"}
+        return {"directory": None, "note": "no trial chosen: none was drawn, or none stayed finite"}
     cell, row = chosen
     told = {"directory": cell.directory, "trial": row["trial"], "settings": cell.settings}
     if isinstance(select, ExponentialChoice):

@@ -22,7 +22,7 @@ from dpsgd_cli.recipe.overrides import apply_overrides, write
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.tree import Node, Place, Problem, grow, read_tree
 from dpsgd_cli.sweep.loading import LoadedSweep, in_order
-from dpsgd_cli.sweep.schema import Draw, ExponentialChoice, Random, RandomStopping
+from dpsgd_cli.sweep.schema import Draw, Random
 
 MOST_CELLS = 100_000
 Setting = tuple[str, Node]
@@ -81,35 +81,6 @@ def expand(loaded: LoadedSweep) -> list[Cell]:
     if problems:
         raise RecipeError(in_order(problems))
     return list(cells.values())
-
-
-def drawn(loaded: LoadedSweep, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells that run: all of them, or, for random stopping, those drawn, each as many trials as it was drawn.
-
-    The number of runs and what is run come from a seed and the number of cells, never from data.
-    """
-    select = loaded.sweep.select
-    if select is not None and any(cell.loaded.recipe.folds for cell in cells):
-        raise RecipeError(
-            f"{loaded.source}: select: {select.kind} chooses among runs on the same records; leave folds out"
-        )
-    if isinstance(select, ExponentialChoice) and any(c.loaded.recipe.data.task != "classification" for c in cells):
-        raise RecipeError(f"{loaded.source}: select: exponential counts correct classifications; data.task is another")
-    if not isinstance(select, RandomStopping):
-        return list(cells)
-    import numpy as np
-
-    from dpsgd_cli.privacy.selection import Choice
-
-    random = np.random.Generator(np.random.Philox(select.seed))
-    gamma = math.exp(-Choice(select.mean, select.law).log_inverse_gamma) if select.law != "poisson" else 0.0
-    runs = {
-        "geometric": lambda: int(random.geometric(gamma)),
-        "logarithmic": lambda: int(random.logseries(1 - gamma)) if gamma < 1 else 1,
-        "poisson": lambda: int(random.poisson(select.mean)),
-    }[select.law]()
-    counts = np.bincount(random.integers(len(cells), size=runs), minlength=len(cells)).tolist()
-    return [_repeated(cell, count) for cell, count in zip(cells, counts, strict=True) if count]
 
 
 def shard_of(cells: Sequence[Cell], shard: tuple[int, int]) -> list[Cell]:
@@ -229,8 +200,3 @@ def _with_own_seed(recipe: Recipe) -> Recipe:
     content = json.dumps(resolved(recipe), sort_keys=True)
     own = int.from_bytes(hashlib.sha256(content.encode()).digest()[:5], "big")
     return recipe.model_copy(update={"seed": recipe.seed + (own << 20)})
-
-
-def _repeated(cell: Cell, count: int) -> Cell:
-    recipe = cell.loaded.recipe.model_copy(update={"repeats": count})
-    return Cell(cell.number, LoadedRecipe(recipe, cell.loaded.base, cell.loaded.source), cell.settings)

@@ -35,9 +35,9 @@ class Folder:
         return self.path / f"{self.stem}{ending}"
 
 
-def folder_of(name: str, cells: Sequence[Cell], out: Path) -> Folder:
-    """The folder of a sweep with these cells."""
-    content = "\n".join(cell.directory for cell in cells)
+def folder_of(name: str, cells: Sequence[Cell], out: Path, choice: str = "") -> Folder:
+    """The folder of a sweep with these cells, and with this law where the number of their runs is drawn."""
+    content = "\n".join([cell.directory for cell in cells] + ([choice] if choice else []))
     return Folder(out, f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}")
 
 

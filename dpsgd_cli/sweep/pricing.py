@@ -3,7 +3,8 @@
 all together    The releases of all trials compose, adaptively, if each trial's noise is its own (`seeds: distinct`,
                 or no seed). Trials that share a seed share noise: two noisy sums with the same noise at two scales
                 give the exact sums away, so nothing is stated about several of them.
-random stopping The number of runs is random and each run is a cell drawn uniformly; only the best is published. A
+random stopping The number of runs is random and each run is a cell drawn uniformly; only the best is published, or,
+                where a Poisson number is 0, that there is none: the price is the law's, whatever was drawn. A
                 run is a mixture over cells with public weights whose label is published too, so its Renyi divergence
                 is at most the largest of the cells', order by order (quasi-convexity: van Erven and Harremoes 2014,
                 Theorem 13). The theorem on the best run is that of `privacy/selection.py`; it needs a score that
@@ -50,7 +51,7 @@ class Spent:
 
 
 def statement(
-    spent: Sequence[Spent | None], sweep: Sweep, cells: Sequence[Sequence[Release]] | None = None
+    spent: Sequence[Spent | None], sweep: Sweep, cells: Sequence[Spent | None] | None = None
 ) -> dict[str, Any]:
     """The three ways, for the result file.
 
@@ -60,11 +61,14 @@ def statement(
     private = [one for one in spent if one is not None]
     trials = sum(one.trials for one in private)
     told: dict[str, Any] = {"each_trial": _each(private), "all_trials": None, "choice": None, "warnings": []}
+    if isinstance(sweep.select, RandomStopping):
+        told["choice"] = _random_stopping(cells, sweep.select)
     if len(private) < len(spent):
         told["warnings"].append("some cells have no privacy at all; nothing protects the data once they are published")
         return told
     told["all_trials"] = _together(private, trials, sweep)
-    told["choice"] = _choice(private, sweep, told["all_trials"], cells)
+    if isinstance(sweep.select, ExponentialChoice):
+        told["choice"] = _exponential(private, sweep.select, told["all_trials"])
     if sweep.select is None and trials > 1:
         told["warnings"].append(
             "choosing among these trials is not covered by what is stated of each: whoever publishes the best of them"
@@ -103,45 +107,47 @@ def _together(spent: Sequence[Spent], trials: int, sweep: Sweep) -> dict[str, An
             "accountant": accountant, "bound": "upper"}  # fmt: skip
 
 
-def _choice(
-    spent: Sequence[Spent], sweep: Sweep, together: dict[str, Any], cells: Sequence[Sequence[Release]] | None
-) -> dict[str, Any] | None:
-    select = sweep.select
-    if select is None or together["epsilon"] is None:
-        return None if select is None else {"kind": select.kind, "epsilon": None, "note": together["note"]}
-    if isinstance(select, RandomStopping):
-        return _random_stopping(cells, select, together)
-    return _exponential(spent, select, together)
-
-
-def _random_stopping(
-    cells: Sequence[Sequence[Release]] | None, select: RandomStopping, together: dict[str, Any]
-) -> dict[str, Any]:
-    told = {"kind": select.kind, "law": select.law, "mean": select.mean, "delta": together["delta"]}
+def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStopping) -> dict[str, Any]:
+    """The same whatever was drawn, also when that is no run at all: it is a property of the law, not of the draw."""
+    told: dict[str, Any] = {"kind": select.kind, "law": select.law, "mean": select.mean, "epsilon": None}
+    told["randomness"] = _randomness(select)
     if cells is None:
-        return {
-            **told,
-            "epsilon": None,
-            "note": "an adaptive method's releases are not known for cells that did not run",
-        }
+        return {**told, "note": "an adaptive method's releases are not known for cells that did not run"}
+    private = [one for one in cells if one is not None]
+    adjacencies = sorted({one.adjacency for one in private})
+    if len(private) < len(cells) or not private:
+        return {**told, "note": "a cell without privacy may be drawn"}
+    if len(adjacencies) > 1:
+        return {**told, "note": f"cells are stated for different adjacencies ({', '.join(adjacencies)})"}
+    delta = min(one.delta for one in private)
     try:
         accountant = BestOfCells(Choice(select.mean, select.law))
-        epsilon = accountant.epsilon_of_any([unscaled(releases) for releases in cells], together["delta"])
+        epsilon = accountant.epsilon_of_any([unscaled(one.releases) for one in private], delta)
     except PrivacyError as error:
-        return {**told, "epsilon": None, "note": str(error)}
+        return {**told, "note": str(error)}
     note = (
-        "holds if only the best run and its settings are published; the score is measured on test records, which are"
-        " declared public; the number of runs is drawn with select.seed, which must stay secret"
+        "holds if only the best run and its settings are published, or that no run was made; the score is measured on"
+        " test records, which are declared public; how many runs there were must stay secret"
     )
-    return {**told, "adjacency": together["adjacency"], "epsilon": _finite(epsilon), "bound": "upper", "note": note}
+    return {**told, "epsilon": _finite(epsilon), "delta": delta, "adjacency": adjacencies[0], "bound": "upper",
+            "note": note}  # fmt: skip
+
+
+def _randomness(select: RandomStopping | ExponentialChoice) -> str:
+    if select.seed is None:
+        return "secure"
+    return "seeded (experiment: who knows the seed knows what the choice drew, and nothing is guaranteed against them)"
 
 
 def _exponential(spent: Sequence[Spent], select: ExponentialChoice, together: dict[str, Any]) -> dict[str, Any]:
+    told = {"kind": select.kind, "randomness": _randomness(select)}
+    if together["epsilon"] is None:
+        return {**told, "epsilon": None, "note": together["note"]}
     adjacency = together["adjacency"]
     releases = [Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)]
     releases.append(Release(PureDP(select.epsilon, adjacency, "exponential", "choice")))
     epsilon, accountant = least_epsilon(merge(releases), together["delta"])
-    return {"kind": select.kind, "adjacency": adjacency, "delta": together["delta"], "epsilon": _finite(epsilon),
+    return {**told, "adjacency": adjacency, "delta": together["delta"], "epsilon": _finite(epsilon),
             "accountant": accountant, "bound": "upper",
             "note": f"everything trained, and the choice itself at epsilon {select.epsilon:g}"}  # fmt: skip
 

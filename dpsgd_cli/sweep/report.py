@@ -35,7 +35,7 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
         "cells": len(cells),
         "finished": len(finished),
         "failed": sum(row["status"] == "failed" for row in rows),
-        "privacy": pricing.statement(priced, sweep, planned_releases(every)),
+        "privacy": pricing.statement(priced, sweep, planned_cells(every)),
         "chosen": choosing.choose(sweep, place, cells, _records),
     }
     folder.write_whole(place.file(".table.csv"), store.to_csv(rows))
@@ -98,10 +98,10 @@ def planned_spending(planned: Sequence[Planned]) -> list[pricing.Spent | None]:
     return found
 
 
-def planned_releases(every: Sequence[Planned]) -> list[list[Release]] | None:
+def planned_cells(every: Sequence[Planned]) -> list[pricing.Spent | None] | None:
     """What one run of each cell would release; None when an adaptive method decides that while it runs."""
-    plans = [one.plan for one in every if one.plan is not None]
-    return [plan.releases for plan in plans] if all(plan.epochs for plan in plans) else None
+    known = all(one.plan is None or one.plan.epochs for one in every)
+    return planned_spending(every) if known else None
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
@@ -135,6 +135,7 @@ def privacy_lines(privacy: dict[str, Any]) -> list[str]:
             lines.append(f"{title:<25} no statement: {told.get('note', 'no accountant covers it')}")
         else:
             extra = f"; {told['kind']}" if "kind" in told else f", {told['trials']} trials; {told['accountant']}"
+            extra += "; EXPERIMENT: its seed is known" if told.get("randomness", "secure") != "secure" else ""
             lines.append(
                 f"{title:<25} epsilon {told['epsilon']:.4f} at delta {told['delta']:g} ({told['adjacency']}{extra})"
             )

@@ -57,7 +57,9 @@ class RandomStopping(Section):
         description="Law of the number of runs: truncated negative binomial with shape 1 or 0, or its limit.",
     )
     mean: Annotated[float, Field(ge=1)] = Field(description="Expected number of runs.")
-    seed: int = Field(0, ge=0, description="Seed of the number of runs and of the cells drawn.")
+    seed: int | None = Field(
+        None, ge=0, description="Of the number of runs; for experiments. Left out, the operating system's entropy."
+    )
     metric: Annotated[str, Field(pattern=r"^test_[a-z_]+$")] = Field(
         "test_accuracy", description="What the best is best in, on test records, which are declared public."
     )

@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.errors import UsageError
 from dpsgd_cli.results import leftovers, publishing, store
-from dpsgd_cli.sweep import expansion, folder, grouping, planning, pricing, report
+from dpsgd_cli.sweep import drawing, expansion, folder, grouping, planning, pricing, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.sweep.planning import Planned
@@ -27,8 +28,7 @@ class Session:
     sweep: Sweep
     source: str
     every: Sequence[Cell]
-    running: Sequence[Cell]
-    cells: Sequence[Cell]
+    part: tuple[int, int]
     out: Path
 
     @classmethod
@@ -37,20 +37,42 @@ class Session:
         part = expansion.parse_shard(shard)
         loaded = load_sweep(source, overrides)
         every = expansion.expand(loaded)
-        running = expansion.drawn(loaded, every)
-        return cls(loaded.sweep, source, every, running, expansion.shard_of(running, part), out)
+        drawing.check_choice(loaded.sweep, source, every)
+        return cls(loaded.sweep, source, every, part, out)
+
+    @property
+    def drawn(self) -> Sequence[Cell] | None:
+        """The cells that run: all, or those that random stopping drew; None before it has drawn."""
+        select = self.sweep.select
+        if not isinstance(select, RandomStopping):
+            return self.every
+        kept = drawing.kept(self.folder, self.every) if select.seed is None else drawing.draw(select, len(self.every))
+        return None if kept is None else drawing.repeated(self.every, kept)
+
+    @cached_property
+    def running(self) -> Sequence[Cell]:
+        """The same, for when the sweep has begun."""
+        found = self.drawn
+        assert found is not None, "random stopping draws when the sweep begins"
+        return found
+
+    @cached_property
+    def cells(self) -> Sequence[Cell]:
+        return expansion.shard_of(self.running, self.part)
 
     @cached_property
     def folder(self) -> folder.Folder:
-        return folder.folder_of(self.sweep.name, self.running, self.out)
+        select = self.sweep.select
+        law = select.model_dump_json() if isinstance(select, RandomStopping) else ""
+        return folder.folder_of(self.sweep.name, self.every, self.out, law)
 
     @cached_property
     def planner(self) -> planning.Planner:
         return planning.shared_planner()
 
-    def packs(self) -> list[grouping.CellPack]:
-        """This shard's cells, finished or not, as they train together."""
-        return grouping.packs(self.cells, self.sweep.most_trials, self._steps)
+    def packs(self, cells: Sequence[Cell]) -> list[grouping.CellPack]:
+        """Cells, finished or not, as they train together."""
+        return grouping.packs(cells, self.sweep.most_trials, self._steps)
 
     def _steps(self, cell: Cell) -> int:
         return planning.steps_of(self.planner.plan(cell))
@@ -58,6 +80,14 @@ class Session:
     def begin(self) -> None:
         """See that the folder can be written, and say there what the sweep consists of."""
         store.prepare_place(self.folder.file(folder.INDEX).with_suffix(".probe"))
+        select = self.sweep.select
+        if isinstance(select, RandomStopping) and self.drawn is None:
+            if self.part[0] > 1:
+                raise UsageError(
+                    f"{self.out} has no {self.folder.stem}{drawing.DRAW}: shard 1/{self.part[1]} draws the number of"
+                    " runs for all shards; begin with it, and give the others its folder or a copy of that file"
+                )
+            drawing.draw_and_keep(self.folder, select, self.every)
         folder.write_index(self.folder, self.source, self.running)
         publishing.roll_forward(self.out)
         leftovers.sweep_up(self.out)
@@ -65,7 +95,7 @@ class Session:
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[Job]:
         """What is left to run. Packs are made of all cells, so that a pack that was stopped finds its checkpoint."""
         found = []
-        for pack in self.packs():
+        for pack in self.packs(self.cells):
             left = tuple(cell for cell in pack.cells if is_open(cell, self.out, retry_failed))
             if left:
                 found.append(Job(left, self.out, retry_failed, fail_fast))
@@ -88,16 +118,23 @@ class Session:
         return self.every if isinstance(self.sweep.select, RandomStopping) else []
 
     def planned_privacy(self) -> dict[str, Any]:
-        """The three statements, from plans alone."""
-        running = [self.planner.plan(cell) for cell in self.running]
+        """The three statements, from plans alone; nothing of all trials where their number is secret."""
         every = [self.planner.plan(cell) for cell in self.every]
-        return pricing.statement(report.planned_spending(running), self.sweep, report.planned_releases(every))
+        told = pricing.statement(report.planned_spending(every), self.sweep, report.planned_cells(every))
+        return told | ({"all_trials": None} if isinstance(self.sweep.select, RandomStopping) else {})
 
     def dry_run(self) -> tuple[list[str], list[str]]:
-        """Lines about packs and cells of this shard, and what is wrong with any of them."""
-        planned = {cell.directory: self.planner.plan(cell) for cell in self.cells}
+        """Lines about packs and cells of this shard, and what is wrong with any of them.
+
+        For random stopping, every cell with one run: the numbers that are drawn are secret.
+        """
+        select, cells = self.sweep.select, self.every
+        if isinstance(select, RandomStopping):
+            cells = drawing.repeated(self.every, [1] * len(self.every))
+        cells = expansion.shard_of(cells, self.part)
+        planned = {cell.directory: self.planner.plan(cell) for cell in cells}
         lines, total, unknown = [], 0.0, False
-        for number, pack in enumerate(self.packs(), start=1):
+        for number, pack in enumerate(self.packs(cells), start=1):
             members = [planned[cell.directory] for cell in pack.cells]
             valid = [one for one in members if one.error is None]
             seconds = planning.estimated_seconds(pack, valid) if valid else 0.0
@@ -105,9 +142,11 @@ class Session:
             about = "time unknown" if seconds is None else f"about {seconds:.1f} s"
             lines.append(f"pack {number}: {len(pack.cells)} cells, {pack.trials} trials, {about}")
             lines += [f"  {self._described(one)}" for one in members]
-        trials = sum(cell.trials for cell in self.cells)
+        trials = sum(cell.trials for cell in cells)
         time = "" if unknown else f", at least {total:.0f} s of training on this machine"
-        lines.append(f"{self.sweep.name}: {len(self.cells)} cells, {trials} trials{time}")
+        lines.append(f"{self.sweep.name}: {len(cells)} cells, {trials} trials{time}")
+        if isinstance(select, RandomStopping):
+            lines.append(f"{self.sweep.name}: runs of cells are drawn when it begins, {select.mean:g} on average")
         problems = [f"{self.source}: {cell.label}: {error}" for cell, error in report.problems(list(planned.values()))]
         return lines, problems
 

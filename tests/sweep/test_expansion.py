@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ import pytest
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe, recipe_hash, shipped_sweeps
 from dpsgd_cli.recipe.schema import DpSgdMethod
-from dpsgd_cli.sweep.expansion import Cell, drawn, expand, parse_shard, shard_of
+from dpsgd_cli.sweep.drawing import check_choice
+from dpsgd_cli.sweep.expansion import Cell, expand, parse_shard, shard_of
 from dpsgd_cli.sweep.loading import LoadedSweep, load_sweep
 
 HEAD = "name: x\nrecipes: [quickstart]\n"
@@ -164,24 +164,6 @@ def test_a_shard_that_does_not_exist_is_refused(text: str) -> None:
         parse_shard(text)
 
 
-@pytest.mark.parametrize("law", ["geometric", "logarithmic", "poisson"])
-def test_random_stopping_draws_the_law_it_is_priced_for(tmp_path: Path, law: str) -> None:
-    """Mean number of runs over 2,000 seeds: within 5 standard errors (false failure below 1e-5); a mean of 4 is not."""
-    base = loaded(
-        tmp_path, HEAD + f"grid: {{epochs: [1, 2, 3]}}\nselect: {{kind: random-stopping, law: {law}, mean: 6}}\n"
-    )
-    every = expand(base)
-    runs = []
-    for seed in range(2000):
-        select = base.sweep.select.model_copy(update={"seed": seed})  # type: ignore[union-attr]
-        other = LoadedSweep(base.sweep.model_copy(update={"select": select}), base.tree, base.base, "x", ())
-        runs.append(sum(cell.trials for cell in drawn(other, every)))
-    mean = sum(runs) / len(runs)
-    error = math.sqrt(sum((run - mean) ** 2 for run in runs)) / len(runs)
-    assert abs(mean - 6) < 5 * error
-    assert abs(mean - 4) > 5 * error
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -192,12 +174,12 @@ def test_random_stopping_draws_the_law_it_is_priced_for(tmp_path: Path, law: str
     ],
 )
 def test_a_choice_without_a_proof_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    def open_and_draw() -> None:
+    def open_and_check() -> None:
         base = loaded(tmp_path, HEAD + text)
-        drawn(base, expand(base))
+        check_choice(base.sweep, base.source, expand(base))
 
     with pytest.raises(RecipeError, match=message):
-        open_and_draw()
+        open_and_check()
 
 
 @pytest.mark.parametrize("name", shipped_sweeps())

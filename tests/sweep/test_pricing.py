@@ -83,9 +83,15 @@ def test_the_best_of_unequal_cells_costs_at_least_that_of_the_worst(law: str) ->
 
 def test_random_stopping_is_stated_for_all_cells_not_for_those_drawn() -> None:
     sweep = SWEEP.model_copy(update={"select": RandomStopping(mean=10)})
-    drawn = [spent(release(8))]
-    narrow, wide = (
-        statement(drawn, sweep, cells)["choice"]["epsilon"] for cells in ([[release(8)]], [[release(8)], [release(4)]])
-    )
+    drawn, dear = [spent(release(8))], spent(release(4))
+    narrow, wide = (statement(drawn, sweep, cells)["choice"]["epsilon"] for cells in (drawn, [*drawn, dear]))
     assert wide > narrow > (drawn[0].epsilon or 0)
+    assert statement([], sweep, [*drawn, dear])["choice"]["epsilon"] == wide
     assert statement(drawn, sweep, None)["choice"]["epsilon"] is None
+
+
+def test_random_stopping_has_no_price_where_a_cell_has_none_or_another_guarantee() -> None:
+    sweep = SWEEP.model_copy(update={"select": RandomStopping(mean=10)})
+    assert statement([], sweep, [spent(release(8)), None])["choice"]["epsilon"] is None
+    mixed = statement([], sweep, [spent(release(8)), spent(release(8, adjacency="zero-out"))])["choice"]
+    assert mixed["epsilon"] is None and "different adjacencies" in mixed["note"]

@@ -144,6 +144,12 @@ def running() -> list[str]:
     return tool("squeue", "-h", "--array", "-t", "R", "-o", "%i").split()
 
 
+def all_at_work(out: Path) -> list[str]:
+    """The running jobs, if each has written a checkpoint: a job that only starts has nothing to lose."""
+    jobs = running()
+    return jobs if jobs and len(jobs) == len(list(out.glob(".pack-*.checkpoint"))) else []
+
+
 def logs(out: Path) -> str:
     return "".join(path.read_text(errors="replace") for path in (out / ".slurm").glob("*.err"))
 
@@ -174,8 +180,8 @@ def test_preempted_jobs_are_requeued_and_go_on(slurm: Path, tmp_path: Path) -> N
 def test_a_job_that_is_lost_is_told_and_run_again_by_the_same_command(slurm: Path, tmp_path: Path) -> None:
     out = tmp_path / "cluster"
     process = start(tmp_path, "--launcher", "slurm", "--out", str(out))
-    until(lambda: any(out.glob(".pack-*.checkpoint")))
-    tool("scancel", "--signal", "KILL", running()[0])
+    until(lambda: bool(all_at_work(out)))
+    tool("scancel", "--full", "--signal", "KILL", running()[0])
     _, told = process.communicate(timeout=200)
     assert (process.returncode, "ended without a result; its log is" in told) == (1, True), told
     assert "Continuing after epoch" in finish(start(tmp_path, "--out", str(out)))
