@@ -13,7 +13,7 @@ from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.sampling import SingleSampler
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods import create
+from dpsgd_cli.methods import create, excess_risk
 from dpsgd_cli.methods.lecture_sgd import LectureSgd
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.recipe import schema
@@ -131,3 +131,40 @@ def test_the_measured_excess_risk_is_over_the_optimum_in_the_ball() -> None:
     rows = method.theory()
     assert rows is not None
     assert rows[0]["nonprivate_excess_risk"] == pytest.approx(risk(method.output[0].numpy()) - best, abs=1e-6)
+
+
+def hinge_problem() -> schema.Recipe:
+    return recipe(
+        {"kind": "gd", "averaging": {"kind": "all"}},
+        model={"kind": "convex", "radius": 1000.0, "loss": "hinge"},
+        privacy=None,
+        epochs=4,
+    )
+
+
+def test_the_excess_risk_of_the_hinge_is_over_its_linear_program() -> None:
+    from scipy.optimize import linprog
+
+    one = hinge_problem()
+    method = create(context(one, streams=[Silent(0)]))
+    run(method)
+    z = signed(one, points())
+    count, size = z.shape
+    costs, bounds = np.concatenate([np.zeros(size), np.ones(count)]), [(None, None)] * size + [(0, None)] * count
+    exact = linprog(costs, A_ub=np.hstack([-z, -np.eye(count)]), b_ub=-np.ones(count), bounds=bounds).fun / count
+    reached = float(np.maximum(0, 1 - z @ method.output[0].numpy()).mean())
+    rows = method.theory()
+    assert rows is not None
+    assert 0 <= rows[0]["nonprivate_optimum_gap"] <= 1e-4
+    assert rows[0]["nonprivate_excess_risk"] == pytest.approx(reached - exact, abs=1e-4)
+    assert rows[0]["nonprivate_excess_risk"] <= reached - exact + 1e-9
+
+
+def test_an_optimum_that_is_not_certain_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(excess_risk, "_LEAST_CERTAIN", -1.0)
+    method = create(context(hinge_problem(), streams=[Silent(0)]))
+    run(method)
+    rows = method.theory()
+    assert rows is not None
+    assert rows[0]["nonprivate_excess_risk"] is None
+    assert "only known to within" in rows[0]["reason"]

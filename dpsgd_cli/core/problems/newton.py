@@ -1,7 +1,7 @@
 """Exact minimisers of smooth convex problems, for R trials at once: damped Newton steps in double precision.
 
-Minimises sum phi(z.w) + k/2 |w|^2 + b.w. The Hessian only shapes the step, so it is taken from at most `_SAMPLE`
-rows; the gradient, which decides when the search is over, sees all of them.
+Minimises sum phi(z.w) + k/2 |w|^2 + b.w. The Hessian only shapes the step, so it is taken from at most `_SAMPLE` of
+the rows where phi is curved; the gradient, which decides when the search is over, sees all of them.
 
 Not here: what the minimiser is for (`methods/objective_perturbation.py`, `methods/non_private.py`).
 """
@@ -73,13 +73,15 @@ def minimise(problem: Tilted, start: Tensor, tolerance: float, most_steps: int) 
     return Found(values, torch.linalg.vector_norm(problem.gradient(z, margins, values), dim=1))
 
 
-def minimise_on_ball(problem: Tilted, radii: Tensor, tolerance: float, most_steps: int = 100) -> Found:
+def minimise_on_ball(
+    problem: Tilted, radii: Tensor, tolerance: float, most_steps: int = 100, start: Tensor | None = None
+) -> Found:
     """The minimiser over |w| <= radius of each trial: a multiplier of |w|^2 / 2, by bisection, where the ball binds.
 
     Lagrange: on the sphere the minimiser is that of the objective plus m/2 |w|^2 for the one m > 0 that puts it there,
     and its norm falls as m grows. The answer lies inside the ball, to 1e-6 of its radius.
     """
-    free = minimise(problem, torch.zeros_like(problem.tilt), tolerance, most_steps)
+    free = minimise(problem, torch.zeros_like(problem.tilt) if start is None else start, tolerance, most_steps)
     outside = torch.linalg.vector_norm(free.values, dim=1) > radii
     if not bool(outside.any()):
         return free
@@ -105,14 +107,20 @@ def _margins(rows: Rows, z: Tensor, values: Tensor) -> Tensor:
 
 
 def _hessians(problem: Tilted, margins: Tensor) -> Tensor:
-    """(R, P, P) from evenly spaced rows, scaled to all of them."""
-    rows, stride = problem.rows, -(-len(problem.rows) // _SAMPLE)
-    z, curvature = rows.z[::stride], problem.loss.curvature(margins[::stride]).to(rows.z.dtype)
+    """(R, P, P) from evenly spaced rows among those that are curved, scaled to all of them."""
+    rows, curvature = problem.rows, problem.loss.curvature(margins)
     if rows.weights is not None:
-        curvature = curvature * rows.weights[::stride]
-    stacked = torch.stack([(z * column.unsqueeze(1)).T @ z for column in curvature.T]).double() * stride
-    diagonal = torch.diag_embed(problem.curvature.unsqueeze(1).expand(-1, z.shape[1]))
-    return stacked + diagonal
+        curvature = curvature * rows.weights
+    stacked = torch.stack([_hessian(rows.z, column.to(rows.z.dtype)) for column in curvature.T])
+    return stacked + torch.diag_embed(problem.curvature.unsqueeze(1).expand(-1, rows.z.shape[1]))
+
+
+def _hessian(z: Tensor, curvature: Tensor) -> Tensor:
+    curved = curvature.nonzero().squeeze(1)
+    stride = max(1, -(-len(curved) // _SAMPLE))
+    if stride > 1 or len(curved) < len(z):
+        z, curvature = z[curved[::stride]], curvature[curved[::stride]]
+    return ((z * curvature.unsqueeze(1)).T @ z).double() * stride
 
 
 def _backtrack(
