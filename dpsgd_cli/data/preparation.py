@@ -19,6 +19,7 @@ import numpy as np
 from dpsgd_cli.data import catalog, own_file, preprocess, readers
 from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Source
 from dpsgd_cli.data.features import Extract, extractor
+from dpsgd_cli.data.recipe_bounds import card_of
 from dpsgd_cli.data.splits import count_test, cut, pool, validation_split
 from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
@@ -43,7 +44,7 @@ def outline(data: schema.Data, base: Path) -> Outline:
         layout, classes, said = source.layout, source.classes, source.declarations
         name = source.name
     else:
-        card = catalog.load_card(data.name)
+        card = card_of(data)
         sizes = {
             part: sum(catalog.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
             for part in ("train", "test")
@@ -75,7 +76,7 @@ def prepare(
     `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
     Raises DataError naming the file, column or step that is at fault.
     """
-    source = own_file.read(data, base) if data.name is None else readers.read(catalog.load_card(data.name))
+    source = own_file.read(data, base) if data.name is None else readers.read(card_of(data))
     steps = _steps(data, adjacency, base)
     layouts = _plan(steps, source.layout)
     train, test = _parts(source, data)

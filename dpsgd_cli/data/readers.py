@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpsgd_cli.data import table
+from dpsgd_cli.data import recipe_bounds, table
 from dpsgd_cli.data.card import BundledReader, Card, File, TableReader
 from dpsgd_cli.data.catalog import read_content
 from dpsgd_cli.data.dataset import Part, Source
@@ -29,6 +29,9 @@ def read(card: Card) -> Source:
     reader = READERS[card.reader.kind]
     train = reader(card, "train", hashes)
     test = reader(card, "test", hashes) if any(file.part == "test" for file in card.files) else None
+    for part in (train, test):
+        if part is not None:
+            recipe_bounds.clamp(card, part.x)
     return Source(card.name, train, test, card.layout, card.labels, declarations(card), (), hashes)
 
 
@@ -38,8 +41,14 @@ def declarations(card: Card) -> tuple[str, ...]:
     if card.shape is not None:
         said.append(f"The range of a pixel of {card.name} is public (data set card).")
         return tuple(said)
-    if any(column.bounds for column in card.features.values()):
-        said.append(f"The bounds of the numeric columns of {card.name} are public (data set card).")
+    own = recipe_bounds.declared(card)
+    if any(column.bounds and name not in own for name, column in card.features.items()):
+        other = "other " if own else ""
+        said.append(f"The bounds of the {other}numeric columns of {card.name} are public (data set card).")
+    for name, (low, high) in own.items():
+        said.append(
+            f"The bounds of {name} of {card.name} are public (recipe): {low:g} to {high:g}; values outside are clamped."
+        )
     if any(column.values for column in card.features.values()):
         said.append(f"The values of the categorical columns of {card.name} are public (data set card).")
     return tuple(said)

@@ -129,7 +129,9 @@ class Data(Section):
         None, description="Categorical columns, with their public values; a bare list reads and declares the values."
     )
     bounds: dict[str, Interval] | Interval | None = Field(
-        None, description="Public [low, high] of numeric columns, by name, or one pair for all of them."
+        None,
+        description="Public [low, high] of numeric columns, by name, or (own files) one pair for all of them. With a card"
+        " they take the place of its own; values outside are clamped.",
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
@@ -144,9 +146,9 @@ class Data(Section):
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
-            extra = [
-                key for key in ("test_path", "target", "categorical", "bounds", "classes", "drop") if getattr(self, key)
-            ]
+            extra = [key for key in ("test_path", "target", "categorical", "classes", "drop") if getattr(self, key)]
+            if self.bounds is not None and not isinstance(self.bounds, dict):
+                extra.append("one pair of bounds")
             if self.task != "classification":
                 extra.append("task")
             if extra:
