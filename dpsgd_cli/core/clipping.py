@@ -98,8 +98,10 @@ def add_clipped_sums(
     whatever the other examples are; an example whose gradient is not finite adds zero; a masked row adds
     zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients (no guarantee).
 
-    `batch` is inputs (R or 1, B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands
-    for rows that all trials share. Diagnostics go to `seen`.
+    `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands
+    for rows that all trials share. With K > 1 copies of every example (`augmentation.py`), first all first copies, an
+    example's loss is the mean over its copies, so what is clipped is the mean of their gradients. Diagnostics go
+    to `seen`.
     """
     x, y, mask = batch
     y = y.expand(pack.trials, -1)
@@ -126,13 +128,16 @@ def add_clipped_sums(
 
 def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """One recorded forward pass and one backward pass to the layers' outputs; returns the losses (R, B)."""
+    copies = x.shape[1] // y.shape[1]
     pack.session.recording = True
     try:
         with torch.enable_grad():
-            losses = loss(pack(x), y)
+            losses = loss(pack(x), y if copies == 1 else y.repeat(1, copies))
+            losses = losses if copies == 1 else losses.view(len(y), copies, -1).mean(dim=1)
             losses.sum().backward()
     finally:
         pack.session.recording = False
+    pack.session.rows = y.shape[1]
     return losses.detach()
 
 

@@ -1,6 +1,6 @@
 """Built-in models, and the hook for a user's own: functions from an input shape to a module.
 
-Not here: the trials axis (`packing.py`).
+Not here: the trials axis (`packing.py`), the larger image models (`vision.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
+from dpsgd_cli.core import vision
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.plugins import load_attribute
 from dpsgd_cli.recipe import schema
@@ -39,19 +40,20 @@ def mlp(model: schema.MlpModel, shape: tuple[int, ...], outputs: int) -> nn.Modu
 
 
 def cnn(model: schema.CnnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A small convolutional network, by `layout`."""
+    return LAYOUTS[model.layout](shape, outputs, ACTIVATIONS[model.activation])
+
+
+def tanh_mnist(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
     """The MNIST network of Papernot et al. (2021, "Tempered sigmoid activations", Table 1), for any image size.
 
     Convolutions of 16 8x8 (stride 2, padding 3) and 32 4x4 (stride 2) filters, each followed by 2x2
     max-pooling of stride 1, then 32 dense units.
     """
-    if len(shape) != 3:
-        raise ModelError(f"model cnn needs images (channels, height, width), but one input is {shape}; use mlp")
-    side = [_last_side(s) for s in shape[1:]]
-    if min(side) < 1:
-        raise ModelError(f"model cnn needs images of at least 14 x 14, got {shape[1]} x {shape[2]}; use mlp")
-    act = ACTIVATIONS[model.activation]
+    channels, *sides = vision.image_shape("cnn", shape, 14)
+    side = [_last_side(s) for s in sides]
     return nn.Sequential(
-        nn.Conv2d(shape[0], 16, 8, stride=2, padding=3), act(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(channels, 16, 8, stride=2, padding=3), act(), nn.MaxPool2d(2, 1),
         nn.Conv2d(16, 32, 4, stride=2), act(), nn.MaxPool2d(2, 1),
         nn.Flatten(), nn.Linear(32 * side[0] * side[1], 32), act(), nn.Linear(32, outputs),
     )  # fmt: skip
@@ -79,7 +81,20 @@ def python(model: schema.PythonModel, shape: tuple[int, ...], outputs: int, base
     return build
 
 
-BUILT_IN: dict[str, Callable[..., nn.Module]] = {"linear": linear, "convex": linear, "mlp": mlp, "cnn": cnn}
+LAYOUTS: dict[str, Callable[[tuple[int, ...], int, type[nn.Module]], nn.Module]] = {
+    "mnist": tanh_mnist,
+    "cifar10": vision.tanh_cifar10,
+    "scattering-mnist": vision.scattering_mnist,
+    "scattering-cifar10": vision.scattering_cifar10,
+}
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "convex": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "wrn": vision.wrn,
+    "vit": vision.vit,
+}
 
 
 def builder(model: schema.Model, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:

@@ -25,7 +25,7 @@ _DECAY_DIRECTION = {
     "step": CHEAPER_UPWARDS,
     "polynomial": DEARER_UPWARDS,
 }
-_BUILT_IN_LAYERS = {"linear": 1, "cnn": 4}
+_CNN_LAYERS = {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}
 
 
 @dataclass(frozen=True)
@@ -181,4 +181,6 @@ def _layers(recipe: schema.Recipe) -> int | None:
     """Layers with parameters, which per-layer clipping counts; None where only building the model would tell."""
     if isinstance(recipe.model, schema.MlpModel):
         return len(recipe.model.hidden) + 1
-    return _BUILT_IN_LAYERS.get(recipe.model.kind)
+    if isinstance(recipe.model, schema.CnnModel):
+        return _CNN_LAYERS[recipe.model.layout]
+    return 1 if recipe.model.kind == "linear" else None

@@ -95,7 +95,7 @@ BROKEN = [
     (
         "{kind: linear}",
         "linear",
-        "3: model: must be a section with kind: linear, convex, mlp, cnn or python, got 'linear'",
+        "3: model: must be a section with kind: linear, convex, mlp, cnn, wrn, vit or python, got 'linear'",
     ),
     (
         "name: digits",
@@ -104,14 +104,14 @@ BROKEN = [
         " did you mean {unit-norm: {}}?",
     ),
     # kinds
-    ("kind: linear", "", "3: model.kind: missing; give linear, convex, mlp, cnn or python"),
+    ("kind: linear", "", "3: model.kind: missing; give linear, convex, mlp, cnn, wrn, vit or python"),
     (
         "linear",
         "linnear",
-        "3: model.kind: must be linear, convex, mlp, cnn or python, got 'linnear'; did you mean linear?",
+        "3: model.kind: must be linear, convex, mlp, cnn, wrn, vit or python, got 'linnear'; did you mean linear?",
     ),
-    ("linear", "transformer", "3: model.kind: must be linear, convex, mlp, cnn or python, got 'transformer'"),
-    ("linear", "[linear]", '3: model.kind: must be linear, convex, mlp, cnn or python, got ["linear"]'),
+    ("linear", "transformer", "3: model.kind: must be linear, convex, mlp, cnn, wrn, vit or python, got 'transformer'"),
+    ("linear", "[linear]", '3: model.kind: must be linear, convex, mlp, cnn, wrn, vit or python, got ["linear"]'),
     (
         "exponential, initial: 10",
         "uniform, initial: 8",
@@ -133,7 +133,7 @@ BROKEN = [
         "# x\n",
         "2: name: missing; give text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$ (Names the result directory.)",
     ),
-    ("model: {kind: linear}", "", "1: model: missing; give a section with kind: linear, convex, mlp, cnn or python"),
+    ("model: {kind: linear}", "", "1: model: missing; give a section with kind: linear, convex, mlp, cnn, wrn, vit or python"),
     (
         ", decay: 0.01",
         "",

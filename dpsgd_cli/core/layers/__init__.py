@@ -6,7 +6,9 @@ from dpsgd_cli.core.layers.conv import Conv
 from dpsgd_cli.core.layers.embedding import Embedding
 from dpsgd_cli.core.layers.fallback import Fallback
 from dpsgd_cli.core.layers.linear import Linear
+from dpsgd_cli.core.layers.offset import Offset
+from dpsgd_cli.core.layers.standardised import Standardised
 
-RULES: tuple[type[Layer], ...] = (Linear, Conv, Embedding, Affine)
+RULES: tuple[type[Layer], ...] = (Linear, Conv, Embedding, Affine, Standardised, Offset)
 
-__all__ = ["RULES", "Affine", "Conv", "Embedding", "Fallback", "Layer", "Linear", "Session"]
+__all__ = ["RULES", "Affine", "Conv", "Embedding", "Fallback", "Layer", "Linear", "Offset", "Session", "Standardised"]

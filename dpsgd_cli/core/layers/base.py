@@ -10,6 +10,9 @@ Shapes: activations cross layer borders folded as (R*B, ...), so that any parame
 works unchanged; a rule sees (R, B, ...). An input that no parameter has touched yet may be shared by all
 trials: it crosses as (B, ...) and a rule sees (1, B, ...).
 
+Examples may come in K copies (augmentations), K B rows, all first copies first. Their gradient is one: the copies share
+its factor. A rule then sees K calls of B rows, and a layer that was called several times adds up its calls anyway.
+
 Not here: the formula of any layer kind (one file each beside this), clipping itself (`core/clipping.py`).
 """
 
@@ -109,21 +112,27 @@ class Layer(nn.Module, ABC):
         """Add sum_b factors[r, b] * gradient[r, b] to `sums`; factors (R, B) are at least 0."""
 
     def recorded(self) -> list[tuple[Tensor, Tensor]]:
-        """(a, d) of every call that took part in the loss."""
+        """(a, d) of every call that took part in the loss; B rows each, one call for each copy of the examples."""
         pairs = zip(self.inputs, self.gradients, strict=True)
-        return [(a, d) for a, d in pairs if d is not None]
+        used = [(self.by_copy(a), self.by_copy(d)) for a, d in pairs if d is not None]
+        return [pair for copies in used for pair in zip(*copies, strict=True)]
+
+    def by_copy(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(R or 1, K B, ...), K copies of B examples one after the other -> K times (R or 1, B, ...)."""
+        return (x,) if x.shape[1] == self.session.rows else x.split(self.session.rows, dim=1)
 
     def erase(self, bad: Tensor) -> None:
         """Zero the recorded rows of examples whose gradient is not finite; `bad` is bool (R, B)."""
         for index, (a, d) in enumerate(zip(self.inputs, self.gradients, strict=True)):
             if d is None:
                 continue
-            self.gradients[index] = d.masked_fill(_stretch(bad, d), 0.0)
+            every = bad if d.shape[1] == bad.shape[1] else bad.repeat(1, d.shape[1] // bad.shape[1])
+            self.gradients[index] = d.masked_fill(_stretch(every, d), 0.0)
             if a.is_floating_point():
-                rows = bad if a.shape[0] == bad.shape[0] else bad.any(dim=0, keepdim=True)
+                rows = every if a.shape[0] == every.shape[0] else every.any(dim=0, keepdim=True)
                 # a shared row is bad in one trial only if its own values or that trial's weights are:
                 # zero it only where it is itself not finite
-                if a.shape[0] != bad.shape[0]:
+                if a.shape[0] != every.shape[0]:
                     rows = rows & ~torch.isfinite(a.flatten(2)).all(dim=2)
                 self.inputs[index] = a.masked_fill(_stretch(rows, a), 0.0)
 

@@ -60,7 +60,16 @@ from dpsgd_cli.recipe.schema.method import (
     SgdMethod,
     TailIterates,
 )
-from dpsgd_cli.recipe.schema.model import CnnModel, ConvexModel, LinearModel, MlpModel, Model, PythonModel
+from dpsgd_cli.recipe.schema.model import (
+    CnnModel,
+    ConvexModel,
+    LinearModel,
+    MlpModel,
+    Model,
+    PythonModel,
+    VitModel,
+    WrnModel,
+)
 from dpsgd_cli.recipe.schema.privacy import (
     Clipping,
     EpsilonBudget,
@@ -165,6 +174,8 @@ __all__ = [
     "Validation",
     "ValidationSet",
     "Values",
+    "VitModel",
+    "WrnModel",
 ]
 
 

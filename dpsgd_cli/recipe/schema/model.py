@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Positive, Section
 
@@ -38,10 +38,51 @@ class MlpModel(Section):
 
 
 class CnnModel(Section):
-    """The small convolutional network of Papernot et al. (2021): two convolutions, two dense layers."""
+    """A small convolutional network of Papernot et al. (2021) or, on scattering features, Tramer and Boneh (2021)."""
 
     kind: Literal["cnn"] = "cnn"
+    layout: Literal["mnist", "cifar10", "scattering-mnist", "scattering-cifar10"] = Field(
+        "mnist", description="Which one; scattering-*: for data.features of kind scattering."
+    )
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("tanh", description="Between the layers.")
+
+
+class WrnModel(Section):
+    """The wide residual network of De et al. (2022): WRN-16-4 by default."""
+
+    kind: Literal["wrn"] = "wrn"
+    depth: Annotated[int, Field(ge=10, multiple_of=2)] = Field(16, description="Layers: 4 more than a multiple of 6.")
+    width: Count = Field(4, description="Filters, in units of 16, 32 and 64 in the three stages.")
+    groups: Annotated[int, Field(ge=1, le=16)] = Field(16, description="Of channels that are normalised together.")
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> WrnModel:
+        if self.depth % 6 != 4:
+            near = 6 * round((self.depth - 4) / 6) + 4
+            raise ValueError(f"depth: {self.depth} is not 4 more than a multiple of 6; try {near}")
+        if 16 % self.groups:
+            raise ValueError(
+                f"groups: {self.groups} does not divide the first layer's 16 channels; use 1, 2, 4, 8 or 16"
+            )
+        return self
+
+
+class VitModel(Section):
+    """A small vision transformer."""
+
+    kind: Literal["vit"] = "vit"
+    patch: Count = Field(4, description="Side of the square patches that become tokens, in pixels.")
+    dim: Count = Field(128, description="Width of a token.")
+    depth: Count = Field(4, description="Blocks of attention and two dense layers.")
+    heads: Count = Field(4, description="Attention heads; divides dim.")
+    expansion: Count = Field(2, description="Width of a block's hidden dense layer, in units of dim.")
+    pool: Literal["token", "mean"] = Field("token", description="What is classified: a class token or the mean token.")
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> VitModel:
+        if self.dim % self.heads:
+            raise ValueError(f"heads: {self.heads} does not divide dim {self.dim}")
+        return self
 
 
 class PythonModel(Section):
@@ -51,4 +92,6 @@ class PythonModel(Section):
     arguments: dict[str, Any] = Field(default_factory=dict, description="Further keyword arguments of the factory.")
 
 
-Model = Annotated[LinearModel | ConvexModel | MlpModel | CnnModel | PythonModel, Field(discriminator="kind")]
+Model = Annotated[
+    LinearModel | ConvexModel | MlpModel | CnnModel | WrnModel | VitModel | PythonModel, Field(discriminator="kind")
+]
