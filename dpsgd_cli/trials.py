@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.core import models
+from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.isolation import check_examples_stay_apart, check_outputs, stand_in_rows
 from dpsgd_cli.core.losses import LOSSES, Loss
@@ -164,8 +164,8 @@ def start(members: Sequence[Member], earlier: dict[str, Any] | None = None, team
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
-    place = Place(team.device(_device(recipe.runtime.device)), getattr(torch, recipe.runtime.dtype))
-    _full_precision(place.device)
+    place = Place(team.device(_device(recipe.runtime.device)), precision.of_parameters(recipe.runtime.dtype))
+    precision.keep_sums_exact()
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
     alone = [(member, stream) for member in members for stream in _streams(member.loaded.recipe)]
@@ -188,6 +188,7 @@ def start(members: Sequence[Member], earlier: dict[str, Any] | None = None, team
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
+    pack.work_in(precision.of_passes(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
     bound = feature_bound(recipe, loaded.base)
     held = _validation(dataset, place)
@@ -293,13 +294,6 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"runtime.device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
     return device
-
-
-def _full_precision(device: torch.device) -> None:
-    """Keep sums as precise as the norms they were clipped by: cuDNN would round a convolution's products to 10 bits."""
-    if device.type == "cuda":
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def _streams(recipe: Recipe) -> tuple[Streams, ...]:

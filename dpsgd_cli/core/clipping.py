@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
+from dpsgd_cli.core.precision import rounded_products
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,21 @@ class Clipping:
 class Diagnostics:
     """NON-PRIVATE sums over the examples seen, each float64 (R,): for `nonprivate_` columns only.
 
-    Steps hand in what they have anyway, and sums are formed once in many steps: a few numbers an
-    example should not cost a dozen small operations a step.
+    Steps hand in what they have anyway. It is copied into room made once, and summed up when that is full: a few
+    numbers an example should not cost a dozen small operations a step, and small tensors that outlive their
+    step keep the memory around them from being used again.
     """
 
-    _MOST_PENDING = 1 << 20
+    _ROOM = 1 << 20
 
     def __init__(self, trials: int, device: torch.device) -> None:
         self._totals = {
             name: torch.zeros(trials, device=device, dtype=torch.float64)
             for name in ("loss", "examples", "norm", "clipped", "nonfinite")
         }
-        self._pending: list[tuple[Tensor, Tensor | None, Tensor | None, Clipping | None]] = []
-        self._held = 0
+        self._room: Tensor | None = None  # (2 + M, R, rows): losses, presence, squared norms
+        self._clipping: Clipping | None = None
+        self._filled = 0
 
     @classmethod
     def of(cls, totals: dict[str, Tensor]) -> Diagnostics:
@@ -57,10 +60,26 @@ class Diagnostics:
 
     def add(self, losses: Tensor, squares: Tensor | None, mask: Tensor | None, clipping: Clipping | None) -> None:
         """Losses (R, B), squared norms (M, R, B) or None when nothing is clipped, mask (R, B) or None."""
-        self._pending.append((losses, squares, mask, clipping))
-        self._held += losses.numel() * (1 if squares is None else 1 + len(squares))
-        if self._held > self._MOST_PENDING:
+        lines, (trials, rows) = 2 + (0 if squares is None else len(squares)), losses.shape
+        if losses.numel() * lines > self._ROOM:
+            present = torch.ones_like(losses, dtype=torch.bool) if mask is None else mask
+            self._sum(losses, present, squares, clipping)
+            return
+        fits = self._room is not None and len(self._room) == lines and self._room.dtype == losses.dtype
+        if not fits or self._clipping is not clipping or self._filled + rows > self._ROOM // (lines * trials):
             self._sum_up()
+            self._clipping = clipping
+        if self._room is None or not fits:
+            self._room = losses.new_empty(lines, trials, self._ROOM // (lines * trials))
+        place = self._room[:, :, self._filled : self._filled + rows]
+        place[0].copy_(losses)
+        if mask is None:
+            place[1].fill_(1.0)
+        else:
+            place[1].copy_(mask)
+        if squares is not None:
+            place[2:].copy_(squares)
+        self._filled += rows
 
     def sums(self) -> dict[str, list[float]]:
         """`loss`, `examples`, `norm` (of whole gradients), `clipped` and `nonfinite` counts: one number a trial."""
@@ -68,21 +87,23 @@ class Diagnostics:
         return {name: total.tolist() for name, total in self._totals.items()}
 
     def _sum_up(self) -> None:
-        for losses, squares, mask, clipping in self._pending:
-            present = torch.ones_like(losses, dtype=torch.bool) if mask is None else mask
-            self._count("loss", losses, present)
-            self._count("examples", present, present)
-            if squares is None or clipping is None:
-                continue
-            total = squares.sum(dim=0)
-            finite = torch.isfinite(total)
-            groups = total.unsqueeze(0) if clipping.flat else squares
-            over = (groups.sqrt() > clipping.norms.unsqueeze(-1)).any(dim=0)
-            self._count("norm", total.sqrt(), present & finite)
-            self._count("clipped", over, present & finite)
-            self._count("nonfinite", ~finite, present)
-        self._pending.clear()
-        self._held = 0
+        if self._room is not None and self._filled:
+            held = self._room[:, :, : self._filled]
+            self._sum(held[0], held[1] > 0, held[2:] if len(held) > 2 else None, self._clipping)
+        self._filled = 0
+
+    def _sum(self, losses: Tensor, present: Tensor, squares: Tensor | None, clipping: Clipping | None) -> None:
+        self._count("loss", losses, present)
+        self._count("examples", present, present)
+        if squares is None or clipping is None:
+            return
+        total = squares.sum(dim=0)
+        finite = torch.isfinite(total)
+        groups = total.unsqueeze(0) if clipping.flat else squares
+        over = (groups.sqrt() > clipping.norms.unsqueeze(-1)).any(dim=0)
+        self._count("norm", total.sqrt(), present & finite)
+        self._count("clipped", over, present & finite)
+        self._count("nonfinite", ~finite, present)
 
     def _count(self, name: str, values: Tensor, where: Tensor) -> None:
         self._totals[name] += torch.where(where, values.double(), 0.0).sum(dim=1)
@@ -111,16 +132,16 @@ def add_clipped_sums(
     if clipping is None:
         squares = None
         weights = torch.ones_like(losses) if mask is None else mask.to(losses.dtype)
-        if mask is not None and not math.isfinite(losses.sum()):
+        if mask is not None and (losses.is_cuda or not math.isfinite(losses.sum())):
             for layer in pack.layers:
                 layer.erase(~mask)
         factors = [weights] * len(pack.layers)
     else:
         none = torch.zeros_like(losses)
-        squares = torch.stack([layer.square_norms() if layer.recorded() else none for layer in pack.layers])
+        squares = torch.stack([layer.square_norms() if layer.used else none for layer in pack.layers])
         factors = _factors(pack, squares, clipping, mask)
     for layer, own in zip(pack.layers, factors, strict=True):
-        if layer.recorded():
+        if layer.used:
             layer.add_clipped_sums(own)
         layer.forget()
     seen.add(losses, squares, mask, clipping)
@@ -131,7 +152,7 @@ def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     copies = x.shape[1] // y.shape[1]
     pack.session.recording = True
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), rounded_products(pack.rounded_products):
             losses = loss(pack(x), y if copies == 1 else y.repeat(1, copies))
             losses = losses if copies == 1 else losses.view(len(y), copies, -1).mean(dim=1)
             losses.sum().backward()

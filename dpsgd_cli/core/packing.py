@@ -48,6 +48,9 @@ class Pack(nn.Module):
     ) -> None:
         super().__init__()
         self.trials = len(seeds)
+        self.rounded_products = False
+        self._rounded: Tensor | None = None
+        self._views: dict[bool, dict[int, dict[str, Tensor]]] = {}
         self.shares_input = shares_input
         sources = [_seeded(build, seed) for seed in seeds]
         for source in sources:
@@ -120,6 +123,38 @@ class Pack(nn.Module):
         for layer in self.layers:
             layer.bind(*views[id(layer)])
 
+    def work_in(self, dtype: torch.dtype | None, rounded_products: bool = False) -> None:
+        """Compute recorded passes in `dtype` (None: as the parameters), or with rounded products (`precision.py`)."""
+        self.rounded_products = rounded_products
+        if dtype is None:
+            return
+        for layer in self.layers:
+            if not layer.rounds:
+                raise ModelError(
+                    f"runtime.dtype {str(dtype).removeprefix('torch.')}: {self._places[id(layer)] or 'the model'}"
+                    f" ({type(layer).__name__}) has no rule for rounded passes; use float32 or tf32"
+                )
+        self._rounded = self.values.to(dtype)
+        exact = {id(layer): layer.values for layer in self.layers}
+        rounded: dict[int, dict[str, Tensor]] = {id(layer): {} for layer in self.layers}
+        for layer in self.layers:
+            for name in layer.names:
+                offset, shape = self.spans[f"{self._places[id(layer)]}.{name}".strip(".")]
+                part = self._rounded[:, offset : offset + shape.numel()]
+                rounded[id(layer)][name] = part.view(self.trials, *shape)
+        self._views = {False: exact, True: rounded}
+
+    def _take_parameters(self, x: Tensor) -> Tensor:
+        """Let a recorded pass use rounded parameters, any other the exact ones; returns `x` as precise as they are."""
+        if self._rounded is None:
+            return x
+        recording = self.session.recording
+        if recording:
+            self._rounded.copy_(self.values)
+        for layer in self.layers:
+            layer.values = self._views[recording][id(layer)]
+        return x.to(self._rounded.dtype) if recording and x.is_floating_point() else x
+
     @property
     def size(self) -> int:
         """P, the number of trained parameters of one trial."""
@@ -131,8 +166,8 @@ class Pack(nn.Module):
         self.session.rows = rows
         if x.shape[0] != self.trials and not self.shares_input:
             x = x.expand(self.trials, *x.shape[1:])
-        y = self.template(x.reshape(x.shape[0] * rows, *x.shape[2:]))
-        return y.reshape(self.trials, rows, *y.shape[1:])
+        y = self.template(self._take_parameters(x.reshape(x.shape[0] * rows, *x.shape[2:])))
+        return y.reshape(self.trials, rows, *y.shape[1:]).to(self.values.dtype)
 
     def parameters_of(self, trial: int) -> dict[str, Tensor]:
         """One trial's trained tensors under the names of the original module."""

@@ -36,7 +36,7 @@ def vectorised(module: nn.Module) -> nn.Module | None:
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)  # type: ignore[return-value]
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 class _SquareMaxima(torch.autograd.Function):

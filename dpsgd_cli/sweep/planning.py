@@ -17,6 +17,7 @@ import torch
 from dpsgd_cli import data, experiment, failures
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.precision import of_parameters
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.plan import Plan
@@ -113,7 +114,7 @@ def estimated_seconds(pack: CellPack, planned: Sequence[Planned]) -> float | Non
     steps = max(steps_of(one) for one in planned)
     if outline is None or outline.input_shape is None or steps == 0:
         return None
-    place = Place(torch.device("cpu"), getattr(torch, recipe.runtime.dtype))
+    place = Place(torch.device("cpu"), of_parameters(recipe.runtime.dtype))
     outputs = 1 if isinstance(recipe.model, schema.ConvexModel) else outline.outputs
     model = make_pack(first.cell.loaded, outline.input_shape, outputs, list(range(pack.trials)), place)
     batch = recipe.method.batch_size or outline.train_records

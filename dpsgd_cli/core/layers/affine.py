@@ -20,6 +20,7 @@ class Affine(Layer):
     """
 
     kinds = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    rounds = True
 
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)

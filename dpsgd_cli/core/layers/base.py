@@ -41,6 +41,8 @@ class Layer(nn.Module, ABC):
     """R copies of `source`; parameters live in the pack's flat tensor and are bound as views (R, *shape)."""
 
     kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
+    rounds: ClassVar[bool] = False
+    """Whether the rule is exact for rounded passes: it takes norms and sums from what `recorded` gives alone."""
 
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__()
@@ -111,11 +113,20 @@ class Layer(nn.Module, ABC):
     def add_clipped_sums(self, factors: Tensor) -> None:
         """Add sum_b factors[r, b] * gradient[r, b] to `sums`; factors (R, B) are at least 0."""
 
+    @property
+    def used(self) -> bool:
+        """Whether a recorded call took part in the loss."""
+        return any(d is not None for d in self.gradients)
+
     def recorded(self) -> list[tuple[Tensor, Tensor]]:
         """(a, d) of every call that took part in the loss; B rows each, one call for each copy of the examples."""
         pairs = zip(self.inputs, self.gradients, strict=True)
-        used = [(self.by_copy(a), self.by_copy(d)) for a, d in pairs if d is not None]
+        used = [(self.by_copy(self._exact(a)), self.by_copy(self._exact(d))) for a, d in pairs if d is not None]
         return [pair for copies in used for pair in zip(*copies, strict=True)]
+
+    def _exact(self, x: Tensor) -> Tensor:
+        """As precise as the sums, which rounded passes are not; tokens stay as they are."""
+        return x.to(self.session.anchor.dtype) if x.is_floating_point() else x
 
     def by_copy(self, x: Tensor) -> tuple[Tensor, ...]:
         """(R or 1, K B, ...), K copies of B examples one after the other -> K times (R or 1, B, ...)."""

@@ -25,6 +25,7 @@ class Conv(Layer):
     """Rule for Conv1d and Conv2d with zero padding. Weight (R, O, C / groups, *kernel), bias (R, O)."""
 
     kinds = (nn.Conv1d, nn.Conv2d)
+    rounds = True
 
     def __init__(self, source: nn.Conv1d | nn.Conv2d, session: Session) -> None:
         super().__init__(source, session)
@@ -53,16 +54,16 @@ class Conv(Layer):
             outputs.append(convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups))
         return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
 
-    def _backward(self, r: int, a: Tensor, d: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    def _backward(self, weight: Tensor, a: Tensor, d: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
         none = [0] * len(self.kernel)
         return torch.ops.aten.convolution_backward(
-            d, a, self.values["weight"][r], [self.outputs] if self.has_bias else None, list(self.stride),
+            d, a, weight, [self.outputs] if self.has_bias else None, list(self.stride),
             list(self.padding), list(self.dilation), False, none, self.groups, wanted,
         )  # fmt: skip
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         parts = [
-            self._backward(r, a[min(r, a.shape[0] - 1)], d[r], [True, False, False])[0]
+            self._backward(self.values["weight"][r], a[min(r, a.shape[0] - 1)], d[r], [True, False, False])[0]
             for r in range(self.session.trials)
         ]
         return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
@@ -125,7 +126,7 @@ class Conv(Layer):
         for a, d in weighted:
             for r in range(self.session.trials):
                 if self.kept is None:
-                    x = a[min(r, a.shape[0] - 1)]
-                    self.sums["weight"][r] += self._backward(r, x, d[r], [False, True, False])[1]
+                    x, total = a[min(r, a.shape[0] - 1)], self.sums["weight"][r]
+                    total += self._backward(total, x, d[r], [False, True, False])[1]
                 if self.has_bias:
                     self.sums["bias"][r] += d[r].flatten(2).sum(dim=(0, 2))

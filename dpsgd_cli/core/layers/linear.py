@@ -19,6 +19,7 @@ class Linear(Layer):
     """Rule for `torch.nn.Linear`. Weight (R, O, I), bias (R, O)."""
 
     kinds = (nn.Linear,)
+    rounds = True
 
     def __init__(self, source: nn.Linear, session: Session) -> None:
         super().__init__(source, session)

@@ -11,7 +11,11 @@ from dpsgd_cli.recipe.schema.base import Count, NonNegative, Section
 
 class Runtime(Section):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    dtype: Literal["float32", "float64"] = Field("float32", description="Of parameters and data.")
+    dtype: Literal["float32", "float64", "bfloat16", "tf32"] = Field(
+        "float32",
+        description="Of passes through a model. With bfloat16 and tf32 (a GPU's rounded products), parameters, norms,"
+        " sums and noise stay float32.",
+    )
     threads: Count | None = Field(None, description="CPU threads; torch's own choice when left out.")
     micro_batch: Count | None = Field(None, description="Most rows per trial held at once; memory only.")
     checkpoint_seconds: NonNegative = Field(30.0, description="Least time between two checkpoints.")

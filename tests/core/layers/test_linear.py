@@ -100,7 +100,9 @@ def test_rounding_in_a_gram_form_never_lets_an_example_pass_its_bound(
 
 def test_a_huge_input_times_a_vanishing_gradient_is_not_taken_for_nothing() -> None:
     """The squares of 2e-23 vanish in float32, but the gradient's norm, 1.5e19 * 2e-23 * sqrt(1000), does not."""
-    layer = Linear(nn.Linear(1, 1000), Session(1, torch.zeros(())))
+    session = Session(1, torch.zeros(()))
+    session.rows = 1
+    layer = Linear(nn.Linear(1, 1000), session)
     layer.inputs.append(torch.full((1, 1, 1), 1.5e19))
     layer.gradients.append(torch.full((1, 1, 1000), 2e-23))
     assert float(layer.square_norms()) >= (1.5e19 * 2e-23) ** 2 * 1000

@@ -1,0 +1,117 @@
+"""Rounded passes: how strict clipping stays, how near the gradients are, and what they leave alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli.core import precision
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.losses import cross_entropy
+from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.errors import ModelError
+
+PLACE = Place(torch.device("cpu"))
+ROWS = 6
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 3, 3, stride=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(3 * 3 * 3, 8), nn.Tanh(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def inputs(seed: int = 0, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(2, ROWS, 1, 8, 8, generator=generator), torch.arange(2 * ROWS).view(2, ROWS) % 3
+
+
+def sums_of(pack: Pack, x: Tensor, y: Tensor, clipping: Clipping | None) -> Tensor:
+    pack.sums.zero_()
+    add_clipped_sums(pack, (x, y, None), cross_entropy, clipping, Diagnostics(pack.trials, PLACE.device))
+    return pack.sums.clone()
+
+
+def rounding_pack() -> Pack:
+    pack = Pack(network, [0, 1], PLACE)
+    pack.work_in(torch.bfloat16)
+    return pack
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_one_example_adds_exactly_the_bound(flat: bool) -> None:
+    """Sharp: every gradient is far beyond the bound, so each example must add a vector of that very norm."""
+    pack = rounding_pack()
+    bound = 1e-3
+    clipping = Clipping(torch.full((1 if flat else len(pack.layers), 2), bound), flat)
+    x, y = inputs(scale=20.0)
+    for row in range(ROWS):
+        added = sums_of(pack, x[:, row : row + 1], y[:, row : row + 1], clipping)
+        for trial in range(2):
+            if flat:
+                assert float(added[trial].double().norm()) == pytest.approx(bound, rel=1e-5)
+                continue
+            for layer in range(len(pack.layers)):
+                own = added[trial, pack.group_of == layer].double()
+                assert float(own.norm()) <= bound * (1 + 1e-5)
+
+
+def test_norms_of_rounded_products_would_not_be_exact_enough() -> None:
+    """The control of the test above: norms from products in 8 bits are off by far more than it allows."""
+    a, d = torch.randn(64, generator=torch.Generator().manual_seed(1)).bfloat16(), torch.ones(3).bfloat16()
+    exact = a.float().norm() * d.float().norm()
+    assert abs(float(torch.outer(d, a).square().sum().sqrt()) / float(exact) - 1) > 1e-4
+
+
+def test_gradients_are_those_of_full_precision_to_the_rounding() -> None:
+    x, y = inputs()
+    exact, rounded = sums_of(Pack(network, [0, 1], PLACE), x, y, None), sums_of(rounding_pack(), x, y, None)
+    gap = (rounded - exact).norm() / exact.norm()
+    assert 1e-5 < float(gap) < 0.05
+
+
+def test_weights_and_evaluation_are_not_rounded() -> None:
+    pack, exact = rounding_pack(), Pack(network, [0, 1], PLACE)
+    x, y = inputs()
+    sums_of(pack, x, y, None)
+    assert pack.values.dtype == pack.sums.dtype == torch.float32
+    assert torch.equal(pack.values, exact.values)
+    assert torch.equal(pack(x), exact(x))
+
+
+def test_new_weights_are_used_by_the_next_pass() -> None:
+    pack = rounding_pack()
+    x, y = inputs()
+    before = sums_of(pack, x, y, None)
+    pack.values.mul_(0.5)
+    after = sums_of(pack, x, y, None)
+    other = Pack(network, [0, 1], PLACE)
+    other.values.mul_(0.5)
+    exact = sums_of(other, x, y, None)
+    assert float((after - exact).norm() / exact.norm()) < 0.05 < float((before - exact).norm() / exact.norm())
+
+
+def test_a_layer_without_a_rule_for_it_is_refused() -> None:
+    pack = Pack(lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU()), [0], PLACE)
+    with pytest.raises(ModelError, match=r"bfloat16: 1 \(Fallback\) has no rule for rounded passes; use float32"):
+        pack.work_in(torch.bfloat16)
+    pack.work_in(None, rounded_products=True)
+
+
+def test_products_are_rounded_inside_the_passes_only() -> None:
+    precision.keep_sums_exact()
+    with precision.rounded_products(True):
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+    with precision.rounded_products(False):
+        assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("name", precision.NAMES)
+def test_parameters_are_single_or_double(name: str) -> None:
+    assert precision.of_parameters(name) == (torch.float64 if name == "float64" else torch.float32)
+    assert precision.of_passes(name) == (torch.bfloat16 if name == "bfloat16" else None)
