@@ -49,13 +49,18 @@ StopAt = Callable[[int, BaseException], Callable[[int, int], None]]
 
 @pytest.fixture
 def write_recipe(tmp_path: Path) -> WriteRecipe:
+    """Writes `tiny.yaml` as `recipe_writer` does."""
+    return recipe_writer(tmp_path)
+
+
+def recipe_writer(folder: Path) -> WriteRecipe:
     """Writes `tiny.yaml`: two private trials of three epochs on 48 rows of `tiny.npz` beside it, which a linear model
     can tell apart. Keyword arguments replace whole sections; None leaves one out.
     """
     rng = np.random.default_rng(0)
     y = np.arange(60) % 3
     x = (rng.random((60, 4)) + np.eye(3, 4)[y]) / 2
-    np.savez(tmp_path / "tiny.npz", x=x[:48], y=y[:48], x_test=x[48:], y_test=y[48:])
+    np.savez(folder / "tiny.npz", x=x[:48], y=y[:48], x_test=x[48:], y_test=y[48:])
 
     def write(**sections: Any) -> Path:
         content = {
@@ -69,7 +74,7 @@ def write_recipe(tmp_path: Path) -> WriteRecipe:
             "seed": 0,
             "repeats": 2,
         } | sections
-        path = tmp_path / "tiny.yaml"
+        path = folder / "tiny.yaml"
         path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
         return path
 
