@@ -130,7 +130,7 @@ class Data(Section):
     )
     bounds: dict[str, Interval] | Interval | None = Field(
         None,
-        description="Public [low, high] of numeric columns, by name, or (own files) one pair for all of them. With a card"
+        description="Public [low, high] of numeric columns by name, or (own files) one pair for all. With a card"
         " they take the place of its own; values outside are clamped.",
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
