@@ -10,6 +10,7 @@ import click
 from dpsgd_cli.errors import RunError, UsageError
 
 if TYPE_CHECKING:
+    from dpsgd_cli.privacy.plan import Plan
     from dpsgd_cli.results.comparison import Entry
 
 
@@ -28,7 +29,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
 @click.command("compare")
 @click.argument("sources", metavar="(RECIPE|RESULT_DIR|KEY=VALUE)...", nargs=-1, required=True)
 @click.option("--epsilon", "epsilons", callback=_numbers, metavar="E1,E2,...",
-              help="Run every recipe at each of these budgets; its noise or its length is solved for.")  # fmt: skip
+              help="Run every recipe at each of these budgets: its noise is solved for. Labels say where it was"
+              " fixed.")  # fmt: skip
 @click.option("--delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=1e-5, show_default=True,
               help="Of the matched budgets.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), help="Trials of every recipe; the recipes' largest by default.")
@@ -89,6 +91,7 @@ def _is_override(source: str) -> bool:
 def _run(recipes: list[str], terms: dict[str, Any], out: Path) -> list[Entry]:
     """Train what has no result yet, packed like a sweep; every recipe at every budget as an entry."""
     from dpsgd_cli.interrupts import kill_is_interrupt
+    from dpsgd_cli.recipe.loading import LoadedRecipe
     from dpsgd_cli.recipe.matching import Terms, matched
     from dpsgd_cli.results import store
     from dpsgd_cli.results.comparison import Entry
@@ -96,9 +99,13 @@ def _run(recipes: list[str], terms: dict[str, Any], out: Path) -> list[Entry]:
     from dpsgd_cli.sweep.expansion import Cell
     from dpsgd_cli.sweep.running import Job, is_open, run_job
 
-    asked = matched(recipes, Terms(**terms))
-    cells = [Cell(number, loaded, {}) for number, (_, _, loaded) in enumerate(asked)]
     planner = planning.shared_planner()
+
+    def plan_of(loaded: LoadedRecipe) -> Plan | None:
+        return planner.plan(Cell(0, loaded)).plan
+
+    asked = matched(recipes, Terms(**terms), plan_of)
+    cells = [Cell(number, loaded, {}) for number, (_, _, loaded) in enumerate(asked)]
     _refuse([(asked[cell.number], planner.plan(cell).error) for cell in cells])
     with kill_is_interrupt():
         packs = grouping.packs(cells, 64, lambda cell: planning.steps_of(planner.plan(cell)))

@@ -1,16 +1,24 @@
 """Recipes made comparable: the same budget, the same seeds and folds, if wanted the same data.
 
-What a recipe leaves free is solved for by its own plan, on its own sampler and adjacency: the noise where a number of
-epochs is given, the number of epochs where the noise is. Not here: that solution (`privacy/plan.py`).
+What a recipe leaves free is solved for by its own plan, on its own sampler and adjacency. One whose noise is fixed
+gets the first noise multiplier that the budget asks for, which moves all others (all are scaled by one factor where it
+would not), at as many epochs as it has: those that it names, or, where it trains until its budget is spent, those that
+its own budget buys. Where neither is known before it runs (noise that follows the validation accuracy, no budget of its
+own), the budget decides how long it trains. Its label says which.
+
+Not here: that solution (`privacy/plan.py`, `privacy/scaling.py`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.errors import PrivacyError, UsageError
+from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.scaling import least_factor, scaled_schedule
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 
@@ -27,9 +35,13 @@ class Terms:
     overrides: tuple[str, ...] = ()
 
 
-def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | None, LoadedRecipe]]:
+PlanOf = Callable[[LoadedRecipe], Plan | None]
+
+
+def matched(sources: Sequence[str], terms: Terms, plan_of: PlanOf) -> list[tuple[str, float | None, LoadedRecipe]]:
     """Every recipe at every budget: its label, its epsilon (None: as it is) and itself.
 
+    `plan_of` plans a recipe as it is; None where it has no plan.
     Raises RecipeError for a recipe that does not stand these terms, UsageError for the same recipe twice.
     """
     data = None if terms.data_of is None else load_recipe(terms.data_of)
@@ -38,13 +50,20 @@ def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | Non
     repeats = terms.repeats or max((loaded.recipe.repeats for _, loaded in first), default=1)
     same = [f"seed={min(seeds, default=0)}", f"repeats={repeats}"]
     labels = _labels(first)
-    found = []
+    found: list[tuple[str, float | None, LoadedRecipe]] = []
     for (source, loaded), label in zip(first, labels, strict=True):
-        for epsilon in terms.epsilons if loaded.recipe.privacy is not None and terms.epsilons else (None,):
-            budget = [] if epsilon is None else _budget(loaded.recipe, epsilon, terms.delta)
-            again = load_recipe(source, [*_shared(terms, data), *same, *_seeded(loaded.recipe), *budget])
-            base = loaded.base if data is None else data.base
-            found.append((label, epsilon, LoadedRecipe(again.recipe, base, source)))
+        base = loaded.base if data is None else data.base
+        if loaded.recipe.privacy is None or not terms.epsilons:
+            again = load_recipe(source, [*_shared(terms, data), *same, *_seeded(loaded.recipe)])
+            found.append((label, None, LoadedRecipe(again.recipe, base, source)))
+            continue
+        fixed = _fixed(LoadedRecipe(loaded.recipe, base, source), plan_of)
+        for epsilon in terms.epsilons:
+            changes = [*_seeded(loaded.recipe), *_budget(loaded.recipe, epsilon, terms.delta)]
+            changes += fixed.changes(epsilon, terms.delta) if isinstance(fixed, _Fixed) else []
+            again = load_recipe(source, [*_shared(terms, data), *same, *changes])
+            solved = fixed.label if isinstance(fixed, _Fixed) else fixed
+            found.append((f"{label}{solved}", epsilon, LoadedRecipe(again.recipe, base, source)))
     return found
 
 
@@ -67,11 +86,61 @@ def _budget(recipe: schema.Recipe, epsilon: float, delta: float) -> list[str]:
         changes.append("privacy.delta=null")
     if privacy.budget_covers != "total":
         changes.append("privacy.budget_covers=total")
-    schedule = privacy.schedule
-    fixed = isinstance(getattr(schedule, "initial", None), float) and recipe.epochs != "until-budget"
-    if fixed and "auto" not in schedule.model_dump().values():
-        changes.append("privacy.schedule.initial=auto")
     return changes
+
+
+def _fixed(loaded: LoadedRecipe, plan_of: PlanOf) -> _Fixed | str:
+    """What a budget decides of a recipe: the noise that it fixes, or, as words for its label, something else."""
+    recipe = loaded.recipe
+    assert recipe.privacy is not None
+    schedule = recipe.privacy.schedule
+    if isinstance(schedule, schema.Validation) or isinstance(recipe.method, schema.PrivateSelectionMethod):
+        return " (length solved)"
+    if '"auto"' in schedule.model_dump_json():
+        return ""
+    plan = plan_of(loaded)
+    if recipe.epochs == "until-budget" and (plan is None or not plan.epochs):
+        return " (length solved)"
+    return _Fixed(schedule, recipe.epochs, plan)
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """Noise that a recipe fixes, how long it trains, and its plan at its own budget (None: it has none that fits)."""
+
+    schedule: schema.Schedule
+    epochs: int | str
+    plan: Plan | None
+
+    @property
+    def label(self) -> str:
+        """What to say of it in a table."""
+        length = "" if self.plan is None or self.epochs != "until-budget" else f"{len(self.plan.epochs)} epochs, "
+        noise = "all noise scaled" if self._is_scaled else "first noise solved"
+        return f" ({length}{'noise solved' if isinstance(self.schedule, schema.Uniform) else noise})"
+
+    def changes(self, epsilon: float, delta: float) -> list[str]:
+        """Overrides that free its noise for this budget."""
+        length = [f"epochs={len(self.plan.epochs)}"] if self.plan is not None else []
+        content = self._scaled(epsilon, delta) if self._is_scaled else None
+        if content is None:
+            content = self.schedule.model_dump(mode="json", exclude_none=True)
+            (content["parts"][0]["schedule"] if "parts" in content else content)["initial"] = "auto"
+        return [f"privacy.schedule={json.dumps(content)}", *length]
+
+    @property
+    def _is_scaled(self) -> bool:
+        """Where the first noise does not move all the others, it may not be able to meet a budget."""
+        return self.plan is not None and isinstance(self.schedule, schema.PolynomialDecay | schema.Piecewise)
+
+    def _scaled(self, epsilon: float, delta: float) -> dict[str, Any] | None:
+        """None where there is no such factor: the recipe's plan will say why."""
+        assert self.plan is not None
+        try:
+            factor = least_factor(self.plan, epsilon, delta)
+        except PrivacyError:
+            return None
+        return scaled_schedule(self.schedule, factor).model_dump(mode="json", exclude_none=True)
 
 
 def _labels(recipes: Sequence[tuple[str, LoadedRecipe]]) -> list[str]:

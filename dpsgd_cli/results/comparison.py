@@ -171,9 +171,11 @@ def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) 
     if chosen not in known:
         raise UsageError(f"--metric {metric}: no result has it; there are {', '.join(known)}")
     methods = list(dict.fromkeys(entry.method for entry in entries))
-    if baseline is not None and baseline not in methods:
+    # a label may go on with what was solved for, which nobody has to type
+    base = next((m for m in methods if baseline in (None, m, m.partition(" (")[0])), None)
+    if base is None:
         raise UsageError(f"--baseline {baseline}: not compared here; there are {', '.join(methods)}")
-    return Comparison(entries, chosen, baseline or methods[0])
+    return Comparison(entries, chosen, base)
 
 
 def to_markdown(comparison: Comparison) -> str:

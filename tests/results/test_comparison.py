@@ -14,8 +14,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpsgd_cli.main import main
-from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.matching import Terms, matched
 from dpsgd_cli.results.comparison import compare, read_entries
 
 FAST = ("data.name=digits", "model={kind: linear}", "epochs=2", "repeats=3")
@@ -154,24 +152,6 @@ def test_an_unknown_metric_or_baseline_lists_what_there_is(tmp_path: Path, recip
         assert (done.exit_code, "there are" in done.stderr) == (2, True)
 
 
-def test_fixed_noise_becomes_what_the_budget_allows(recipe: Recipe) -> None:
-    file = recipe("a", extra=", schedule: {kind: exponential, initial: 3, decay: 0.1}")
-    ((_, _, loaded),) = matched([file], Terms(epsilons=(1.0,)))
-    assert loaded.recipe.privacy is not None
-    assert loaded.recipe.privacy.schedule.initial == "auto"  # type: ignore[union-attr]
-    assert loaded.recipe.privacy.budget.epsilon == 1.0  # type: ignore[union-attr]
-
-
-def test_the_data_of_one_recipe_serves_all(tmp_path: Path, recipe: Recipe) -> None:
-    own = tmp_path / "own" / "mine.yaml"
-    own.parent.mkdir()
-    own.write_text(
-        Path(recipe("mine")).read_text().replace("{name: digits}", "{path: mine.csv, target: y, bounds: [0, 1]}")
-    )
-    ((_, _, loaded),) = matched(["quickstart"], Terms(data_of=str(own)))
-    assert (loaded.recipe.data.path, loaded.base) == ("mine.csv", own.parent)
-
-
 def test_a_sweeps_folder_is_read_with_the_settings_as_names(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text("name: s\nrecipes: [quickstart]\ngrid: {method.learning_rate: [1, 2]}\n")
@@ -242,11 +222,3 @@ def test_a_trial_without_a_metric_is_told_not_averaged(tmp_path: Path, recipe: R
     entries = [entry for name in ("a", "b") for entry in read_entries(next((tmp_path / "out").glob(f"{name}-*")))]
     entries[1].document["trials"][0]["test_accuracy"] = None
     assert compare(entries, None, None).rows[1]["verdict"] == "not compared: not every trial stayed finite"
-
-
-def test_the_shared_terms_reach_every_recipe() -> None:
-    found = matched(["quickstart", "mnist-poisson"], Terms(epsilons=(1.0, 2.0), repeats=4))
-    assert [(label, epsilon, loaded.recipe.repeats) for label, epsilon, loaded in found] == [
-        ("quickstart", 1.0, 4), ("quickstart", 2.0, 4), ("mnist-poisson", 1.0, 4), ("mnist-poisson", 2.0, 4),
-    ]  # fmt: skip
-    assert load_recipe("quickstart").recipe.repeats == 5
