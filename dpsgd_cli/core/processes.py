@@ -196,8 +196,8 @@ class SharedStreams(SecureStreams):
             raise RuntimeError(f"noise for {purpose} was asked for on a process that must not draw any")
         return super().normal(purpose, counter, out)
 
-    def binomial(self, purpose: str, counter: int, n: int, rate: float) -> int:
-        return _Keyed(self._key, "binomial", purpose, counter).binomial(purpose, counter, n, rate)
+    def bits(self, purpose: str, counter: int) -> int:
+        return _Keyed(self._key, "bits", purpose, counter).bits(purpose, counter)
 
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
         return _Keyed(self._key, "distinct", purpose, counter).distinct(purpose, counter, n, size)

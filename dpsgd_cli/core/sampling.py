@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dpsgd_cli.core.batch_sizes import batch_sizes
 from dpsgd_cli.core.streams import Streams
 
 _SINGLE_BLOCK = 4096
@@ -21,12 +22,12 @@ _SINGLE_BLOCK = 4096
 class Batch:
     """Rows of one step. `rows` is int64 (R, B); `mask` is bool (R, B), False where a row is padding.
 
-    `rows` None stands for every record, shared by all trials, or those of `span` (first, one past the last). `mask` None
-    stands for no padding.
+    `rows` None stands for every record, shared by all trials, or those of `span` (first, one past the last).
+    `mask` None stands for no padding.
     """
 
-    rows: np.ndarray | None
-    mask: np.ndarray | None = None
+    rows: np.ndarray | torch.Tensor | None
+    mask: np.ndarray | torch.Tensor | None = None
     span: tuple[int, int] | None = None
 
 
@@ -34,6 +35,8 @@ class Sampler(ABC):
     """Batches by step number, each trial from its own streams."""
 
     steps_per_epoch: int
+    varies: bool = False
+    """Whether batches differ in size by chance."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
@@ -53,21 +56,26 @@ class FullSampler(Sampler):
 class PoissonSampler(Sampler):
     """Each record independently with probability `rate` = expected batch size / records, anew at each step.
 
-    Guarantee: a draw of Binomial(records, rate) and then a uniform set of that size has exactly the law of
-    independent inclusions, and costs time in proportion to the batch. Batches may be empty. An epoch is
-    ceil(1 / rate) steps by convention.
+    Guarantee: a size drawn from Binomial(records, rate) and then a uniform set of that size have the law of
+    independent inclusions. The size is drawn to 2^-100 of that law (`BatchSizes`, which says what that does to epsilon
+    and delta), the set exactly, by whole numbers and rejection; `rate` is the fraction batch_size / records itself.
+    Both cost time in proportion to the batch, whatever the number of records. Batches may be empty. An epoch
+    is ceil(1 / rate) steps by convention.
     """
+
+    varies = True
 
     def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
         self._streams = streams
         self._records = records
         self.rate = batch_size / records
+        self._sizes = batch_sizes(records, batch_size)
         self.steps_per_epoch = -(-records // batch_size)
 
     def batch(self, step: int) -> Batch:
         drawn = []
         for stream in self._streams:
-            size = stream.binomial("poisson", step, self._records, self.rate)
+            size = self._sizes.draw(stream.bits("poisson", step))
             drawn.append(stream.distinct("poisson", step, self._records, size))
         return _padded(drawn)
 
@@ -131,6 +139,7 @@ class PartSampler(Sampler):
         self._part = part
         self._rows = rows
         self.steps_per_epoch = whole.steps_per_epoch
+        self.varies = whole.varies
 
     def batch(self, step: int) -> Batch:
         whole = self._whole.batch(step)

@@ -26,8 +26,8 @@ class Streams(Protocol):
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
         """Fill `out` with independent standard normals and return it."""
 
-    def binomial(self, purpose: str, counter: int, n: int, rate: float) -> int:
-        """A draw of Binomial(n, rate)."""
+    def bits(self, purpose: str, counter: int) -> int:
+        """512 uniform bits, as an integer."""
 
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
         """A uniformly random set of `size` distinct integers of 0..n-1; int64 (size,), in no promised order."""
@@ -68,8 +68,8 @@ class SeededStreams:
             generator.manual_seed(key & (2**63 - 1))
         return out.normal_(generator=generator)
 
-    def binomial(self, purpose: str, counter: int, n: int, rate: float) -> int:
-        return int(self._numpy(purpose, 2 * counter).binomial(n, rate))
+    def bits(self, purpose: str, counter: int) -> int:
+        return int.from_bytes(hashlib.sha512(f"{self.seed}/{purpose}/{counter}".encode()).digest(), "little")
 
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
         return self._numpy(purpose, 2 * counter + 1).choice(n, size, replace=False, shuffle=False)
@@ -120,19 +120,19 @@ class SecureStreams:
         mixed = normals.reshape(4, out.numel()).sum(axis=0) / 2.0
         return out.copy_(torch.from_numpy(mixed).reshape(out.shape))
 
-    def binomial(self, purpose: str, counter: int, n: int, rate: float) -> int:
-        from scipy.stats import binom
-
+    def bits(self, purpose: str, counter: int) -> int:
         del purpose, counter
-        return int(binom.ppf(self._uniform(1)[0], n, rate))
+        return int.from_bytes(self._words(8).tobytes(), "little")
 
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
         if 2 * size > n:
             return self.permutation(purpose, counter, n)[:size]
         found = np.empty(0, dtype=np.int64)
+        # the multiples of n below 2^64: a word beyond them would favour small numbers
+        fair = np.uint64((1 << 64) // n * n - 1)
         while len(found) < size:
-            # 64-bit words modulo n: for n < 2^40 the bias is below 2^-24 of one inclusion probability
-            drawn = (self._words(size) % np.uint64(n)).astype(np.int64)
+            words = self._words(size)
+            drawn = (words[words <= fair] % np.uint64(n)).astype(np.int64)
             joined = np.concatenate([found, drawn])
             found = joined[np.sort(np.unique(joined, return_index=True)[1])]
         return found[:size]

@@ -49,8 +49,8 @@ class CandidateStreams:
     def normal(self, purpose: str, counter: int, out: Tensor) -> Tensor:
         return self.streams.normal(f"{self.name}/{purpose}", counter, out)
 
-    def binomial(self, purpose: str, counter: int, n: int, rate: float) -> int:
-        return self.streams.binomial(f"{self.name}/{purpose}", counter, n, rate)
+    def bits(self, purpose: str, counter: int) -> int:
+        return self.streams.bits(f"{self.name}/{purpose}", counter)
 
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
         return self.streams.distinct(f"{self.name}/{purpose}", counter, n, size)

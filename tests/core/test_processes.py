@@ -271,7 +271,7 @@ def test_shared_streams_are_functions_of_key_purpose_and_counter() -> None:
     """Alike on two processes; another key, purpose, counter or kind of draw gives others."""
     here, there = SharedStreams(b"key", True), SharedStreams(b"key", False)
     for draw in (
-        lambda s, purpose, step: s.binomial(purpose, step, 10**9, 0.5),
+        lambda s, purpose, step: s.bits(purpose, step),
         lambda s, purpose, step: tuple(s.distinct(purpose, step, 10**6, 20)),
         lambda s, purpose, step: tuple(s.permutation(purpose, step, 50)),
         lambda s, purpose, step: s.integer(f"{purpose}{step}"),

@@ -63,7 +63,7 @@ def draws(stream: Streams, purpose: str, counter: int) -> list[tuple[float, ...]
         tuple(stream.normal(purpose, counter, torch.empty(20, dtype=torch.float64)).tolist()),
         tuple(stream.distinct(purpose, counter, 10**6, 20).tolist()),
         tuple(stream.permutation(purpose, counter, 50).tolist()),
-        (stream.binomial(purpose, counter, 10**9, 0.5),),
+        (stream.bits(purpose, counter),),
     ]
 
 
@@ -127,20 +127,16 @@ def chi_square(counts: dict[int, int], law: Callable[[int], float], total: int, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n", "rate"), [(12, 0.25), (2000, 0.05)])
-def test_binomial(make: Make, kind: type, n: int, rate: float) -> None:
-    """Chi-square on 3000 draws, by inversion and (n rate > 30) by rejection; a rate 1.1 times as large is rejected."""
+def test_bits_are_fair_and_independent(make: Make, kind: type) -> None:
+    """Each of 512 bits over 2000 draws, and each with the next; bits that are 1 with probability 0.56 are not."""
     stream = make(kind)
-    counts = Counter(stream.binomial("poisson", counter, n, rate) for counter in range(3000))
-    assert chi_square(counts, lambda k: stats.binom.pmf(k, n, rate), 3000, range(n + 1)) > LEAST
-    assert chi_square(counts, lambda k: stats.binom.pmf(k, n, 1.1 * rate), 3000, range(n + 1)) < LEAST
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_binomial_at_the_ends(make: Make, kind: type) -> None:
-    stream = make(kind)
-    assert [stream.binomial("poisson", counter, 5, 1.0) for counter in range(20)] == [5] * 20
-    assert stream.binomial("poisson", 0, 5, 1e-12) == 0
+    drawn = [stream.bits("poisson", counter) for counter in range(2000)]
+    ones = np.array([[number >> place & 1 for place in range(512)] for number in drawn])
+    for own in (ones, ones[:, 1:] ^ ones[:, :-1], ones[1:] ^ ones[:-1]):
+        tails = [2 * stats.binom.sf(max(k, len(own) - k) - 1, len(own), 0.5) for k in own.sum(axis=0)]
+        assert min(tails) * len(tails) > LEAST
+    biased = np.random.default_rng(0).random(len(ones)) < 0.56
+    assert stats.binom.sf(biased.sum() - 1, len(biased), 0.5) < LEAST
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -88,7 +88,7 @@ def stop(epoch: int, how: str) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         as_it_was(method, at, number, seen)
 
-    GradientMethod._step = step  # type: ignore[method-assign]
+    GradientMethod._step = step  # type: ignore[assignment, method-assign]
 
 
 def main(folder: Path) -> None:
