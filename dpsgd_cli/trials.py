@@ -31,8 +31,8 @@ from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.isolation import check_examples_stay_apart, check_outputs, stand_in_rows
 from dpsgd_cli.core.losses import LOSSES, Loss
-from dpsgd_cli.core.memory import keep_freed_memory
-from dpsgd_cli.core.packing import Pack, Place, elements_per_row
+from dpsgd_cli.core.memory import keep_freed_memory, rows_that_fit
+from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.problems.build import output_loss
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
@@ -47,8 +47,6 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
 from dpsgd_cli.recipe.schema import ConvexModel, Recipe
 from dpsgd_cli.results import origin
 from dpsgd_cli.results.assemble import EpochRecord
-
-_ELEMENTS_AT_ONCE = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -155,11 +153,17 @@ class Trials:
         return {k: v for member in self.members for k, v in origin.code_sha256(member.loaded).items()}
 
 
-def start(members: Sequence[Member], earlier: dict[str, Any] | None = None, team: Team | None = None) -> Trials:
+def start(
+    members: Sequence[Member],
+    earlier: dict[str, Any] | None = None,
+    team: Team | None = None,
+    stand_in: data.Dataset | None = None,
+) -> Trials:
     """Everything ready for the first epoch; private preprocessing is charged, then done.
 
     `members` may train together. `earlier` is a checkpoint's content: its initial weights and preprocessing are
-    taken, none are drawn. What private preprocessing releases is released once, on process 0 of `team`.
+    taken, none are drawn. What private preprocessing releases is released once, on process 0 of `team`. `stand_in`
+    takes the place of the data that the recipe names, for a rehearsal.
     """
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
@@ -177,7 +181,10 @@ def start(members: Sequence[Member], earlier: dict[str, Any] | None = None, team
     def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
         return data.prepare(recipe.data, loaded.base, len(streams), _normals(streams), adjacency, released)
 
-    dataset = _prepared(prepare, released, team) if plan is not None and plan.before else prepare(released)
+    if stand_in is not None:
+        dataset = stand_in
+    else:
+        dataset = _prepared(prepare, released, team) if plan is not None and plan.before else prepare(released)
     train, test = _tables(members, dataset, place)
     if recipe.folds is not None:
         dataset = _with_fold_sizes(dataset, len(train), len(test))
@@ -282,7 +289,7 @@ def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> i
     rows = stand_in_rows(train.input_shape, train.x)
     check_outputs(pack, rows, outputs)
     check_examples_stay_apart(pack, rows)
-    return asked or max(1, _ELEMENTS_AT_ONCE // (pack.trials * elements_per_row(pack, rows)))
+    return asked or rows_that_fit(pack, rows)
 
 
 def _device(name: str) -> torch.device:

@@ -124,10 +124,20 @@ def add_clipped_sums(
     example's loss is the mean over its copies, so what is clipped is the mean of their gradients. Diagnostics go
     to `seen`.
     """
+    if batch[1].shape[1]:
+        seen.add(*sum_clipped(pack, batch, loss, clipping), batch[2], clipping)
+
+
+@torch.no_grad()
+def sum_clipped(
+    pack: Pack, batch: tuple[Tensor, Tensor, Tensor | None], loss: Loss, clipping: Clipping | None
+) -> tuple[Tensor, Tensor | None]:
+    """`add_clipped_sums` without diagnostics, of a batch that is not empty.
+
+    Returns losses (R, B), and squared norms (M, R, B) of each layer's gradients where something is clipped.
+    """
     x, y, mask = batch
     y = y.expand(pack.trials, -1)
-    if y.shape[1] == 0:
-        return
     losses = _record(pack, x, y, loss)
     if clipping is None:
         squares = None
@@ -144,7 +154,7 @@ def add_clipped_sums(
         if layer.used:
             layer.add_clipped_sums(own)
         layer.forget()
-    seen.add(losses, squares, mask, clipping)
+    return losses, squares
 
 
 def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:

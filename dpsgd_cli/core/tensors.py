@@ -71,9 +71,9 @@ class Table:
                 yield self.every(start, min(start + most, last))
             return
         for start in range(0, batch.rows.shape[1], most):
-            rows = torch.from_numpy(batch.rows[:, start : start + most]).to(self.y.device)
+            rows = torch.as_tensor(batch.rows[:, start : start + most], device=self.y.device)
             mask = None if batch.mask is None else batch.mask[:, start : start + most]
-            yield *self._gather(rows), None if mask is None else torch.from_numpy(mask).to(self.y.device)
+            yield *self._gather(rows), None if mask is None else torch.as_tensor(mask, device=self.y.device)
 
     def _gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         if self.own is not None:

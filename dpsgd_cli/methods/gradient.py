@@ -9,22 +9,28 @@ Not here: whether the sum is private (`dp_sgd.py`, `sgd.py`).
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dpsgd_cli.core.ahead import AheadSampler
 from dpsgd_cli.core.averaging import StartAverage, make_average
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.isolation import stand_in_rows
 from dpsgd_cli.core.learning_rate import rate_at
+from dpsgd_cli.core.packing import elements_per_row
 from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
+from dpsgd_cli.core.replay import Replayer, on_gpu
 from dpsgd_cli.core.sampling import FullSampler, PartSampler, PoissonSampler, Sampler, ShuffleSampler, SingleSampler
 from dpsgd_cli.core.updates import make_update
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.recipe import schema
+
+_SMALL_STEP = 1 << 26
 
 
 class GradientMethod(Method):
@@ -113,7 +119,23 @@ class GradientMethod(Method):
         """Add the clipped gradients of the step's batch to `pack.sums`."""
         del epoch
         for rows in self.context.table.chunks(self.sampler.batch(step), self.context.most_rows):
-            add_clipped_sums(self.context.pack, rows, self.context.loss, self.clipping(), seen)
+            if self.replayer is not None and rows[1].shape[1] <= self.small:
+                self.replayer.add(rows, seen)
+            else:
+                add_clipped_sums(self.context.pack, rows, self.context.loss, self.clipping(), seen)
+
+    @cached_property
+    def replayer(self) -> Replayer | None:
+        """Captured graphs, on a GPU and where the recipe does not forbid them."""
+        on_device = self.context.pack.values.is_cuda and self.context.recipes[0].runtime.graphs
+        return Replayer(self.context.pack, self.context.loss, self.clipping(), on_gpu) if on_device else None
+
+    @cached_property
+    def small(self) -> int:
+        """Rows of a batch above which the device has work enough that starting its programs costs nothing."""
+        table, pack = self.context.table, self.context.pack
+        rows = stand_in_rows(table.input_shape, table.x)
+        return _SMALL_STEP // (pack.trials * elements_per_row(pack, rows))
 
     def _trained(self) -> dict[str, Tensor]:
         """Every tensor (R, P) that a step changes."""
@@ -161,8 +183,11 @@ class _Held:
 
 def _sampler(context: Context) -> Sampler:
     """Batches, or with several processes this one's part of every batch."""
-    whole = _whole_sampler(context)
-    return whole if context.team.size == 1 else PartSampler(whole, context.team.part, context.table.rows)
+    sampler = _whole_sampler(context)
+    if context.team.size > 1:
+        sampler = PartSampler(sampler, context.team.part, context.table.rows)
+    device = context.pack.values.device
+    return AheadSampler(sampler, device) if device.type == "cuda" else sampler
 
 
 def _whole_sampler(context: Context) -> Sampler:

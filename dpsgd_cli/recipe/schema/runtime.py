@@ -16,6 +16,7 @@ class Runtime(Section):
         description="Of passes through a model. With bfloat16 and tf32 (a GPU's rounded products), parameters, norms,"
         " sums and noise stay float32.",
     )
+    graphs: bool = Field(True, description="Run small steps from captured graphs, on a GPU.")
     threads: Count | None = Field(None, description="CPU threads; torch's own choice when left out.")
     micro_batch: Count | None = Field(None, description="Most rows per trial held at once; memory only.")
     checkpoint_seconds: NonNegative = Field(30.0, description="Least time between two checkpoints.")

@@ -1,0 +1,100 @@
+"""Clipped sums of small models from captured graphs: the host starts one program a step instead of hundreds.
+
+A graph is captured once for each shape of a batch and reads and writes fixed places in memory. What changes from
+step to step stays outside: the batch is copied in before a replay; noise is drawn, added and charged after it
+(`methods/dp_sgd.py`). So no random number is inside a graph, and a replay cannot repeat one. Weights and sums are
+the pack's own tensors, which updates change in place.
+
+Not here: what the sums are (`clipping.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, sum_clipped
+from dpsgd_cli.core.losses import Loss
+from dpsgd_cli.core.packing import Pack
+
+Rows = tuple[Tensor, Tensor, Tensor | None]
+Found = tuple[Tensor, Tensor | None]
+Capture = Callable[[Callable[[], Found]], tuple[Callable[[], None], Found]]
+"""Runs a function once on fixed tensors; returns what repeats that run, and the tensors that then hold its results."""
+
+_MOST_GRAPHS = 24
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A captured step: where its batch goes, what runs it, and where its losses and norms then are."""
+
+    rows: Rows
+    run: Callable[[], None]
+    found: Found
+
+
+class Replayer:
+    """`add_clipped_sums` by captured graphs, for a pack, a loss and bounds that stay the same tensors.
+
+    Shapes beyond the first 24, and whatever cannot be captured, run as they are.
+    """
+
+    def __init__(self, pack: Pack, loss: Loss, clipping: Clipping | None, capture: Capture) -> None:
+        self._pack = pack
+        self._loss = loss
+        self._clipping = clipping
+        self._capture = capture
+        self._programs: dict[tuple[object, ...], _Program | None] = {}
+
+    @torch.no_grad()
+    def add(self, rows: Rows, seen: Diagnostics) -> None:
+        """Add the clipped gradients of `rows` to the pack's sums, as `add_clipped_sums` does."""
+        if rows[1].shape[1] == 0:
+            return
+        key = tuple(None if x is None else (tuple(x.shape), x.dtype) for x in rows)
+        if key not in self._programs:
+            self._programs[key] = self._captured(rows) if len(self._programs) < _MOST_GRAPHS else None
+        program = self._programs[key]
+        if program is None:
+            found = sum_clipped(self._pack, rows, self._loss, self._clipping)
+        else:
+            for place, new in zip(program.rows, rows, strict=True):
+                if place is not None and new is not None:
+                    place.copy_(new)
+            program.run()
+            found = program.found
+        seen.add(*found, rows[2], self._clipping)
+
+    def _captured(self, rows: Rows) -> _Program | None:
+        """A program for batches like `rows`; the pack's sums stay as they are."""
+        x, y, mask = rows
+        places = (x.clone(), y.clone(), None if mask is None else mask.clone())
+        before = self._pack.sums.clone()
+        try:
+            run, found = self._capture(lambda: sum_clipped(self._pack, places, self._loss, self._clipping))
+        except RuntimeError:
+            # an operation that needs the host: torch names none that could be asked before
+            for layer in self._pack.layers:
+                layer.forget()
+            return None
+        finally:
+            self._pack.sums.copy_(before)
+        return _Program(places, run, found)
+
+
+def on_gpu(function: Callable[[], Found]) -> tuple[Callable[[], None], Found]:
+    """Capture by CUDA graphs, after two runs that let libraries choose their algorithms and take their room."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = function()
+    return graph.replay, found
