@@ -1,30 +1,24 @@
-"""The plan of every cell before anything runs, and how long the sweep will take.
+"""The plan of every cell before anything runs.
 
-Cells that differ in nothing a plan reads are planned once. Not here: plans themselves (`privacy/planning.py`).
+Cells that differ in nothing a plan reads are planned once. Not here: plans themselves (`privacy/planning.py`), how long
+the cells will take (`rehearsal.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from dpsgd_cli import data, experiment, failures
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.core.precision import of_parameters
-from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.core.packing import Place
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.sweep.expansion import Cell
-from dpsgd_cli.sweep.grouping import CellPack
 from dpsgd_cli.trials import make_pack
 
 _NOT_IN_PLAN = ("name", "description", "seed", "repeats", "save_model", "runtime")
@@ -102,44 +96,3 @@ def steps_of(planned: Planned) -> int:
         return 0
     batch = recipe.method.batch_size or planned.outline.train_records
     return recipe.epochs * -(-planned.outline.train_records // batch)
-
-
-def estimated_seconds(pack: CellPack, planned: Sequence[Planned]) -> float | None:
-    """About how long a pack will train here, from timing one step on stand-in rows; None where nothing is known.
-
-    Evaluation, reading data and noise are not in it, so it is a lower estimate.
-    """
-    first = planned[0]
-    recipe, outline = first.cell.loaded.recipe, first.outline
-    steps = max(steps_of(one) for one in planned)
-    if outline is None or outline.input_shape is None or steps == 0:
-        return None
-    place = Place(torch.device("cpu"), of_parameters(recipe.runtime.dtype))
-    outputs = 1 if isinstance(recipe.model, schema.ConvexModel) else outline.outputs
-    model = make_pack(first.cell.loaded, outline.input_shape, outputs, list(range(pack.trials)), place)
-    batch = recipe.method.batch_size or outline.train_records
-    rows = min(batch, 512)
-    return steps * batch / rows * _step_seconds(model, outline.input_shape, rows)
-
-
-def _step_seconds(model: Pack, shape: tuple[int, ...], rows: int) -> float:
-    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        del labels
-        return outputs.square().sum(dim=-1)
-
-    x = torch.zeros(rows, *shape, dtype=model.values.dtype)
-    table = Table.load(x.numpy(), torch.zeros(rows, dtype=torch.int64).numpy(), False, x.device, x.dtype)
-    clipping = Clipping(torch.ones(1, model.trials, dtype=x.dtype), flat=True)
-    spent: list[float] = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        for chunk in table.chunks(_everything(), rows):
-            add_clipped_sums(model, chunk, loss, clipping, Diagnostics(model.trials, x.device))
-        spent.append(time.perf_counter() - begun)
-    return min(spent)
-
-
-def _everything() -> Any:
-    from dpsgd_cli.core.sampling import Batch
-
-    return Batch(rows=None)

@@ -11,12 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.errors import DpsgdError, UsageError
 from dpsgd_cli.results import leftovers, publishing, store
 from dpsgd_cli.sweep import drawing, expansion, folder, grouping, planning, pricing, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.sweep.planning import Planned
+from dpsgd_cli.sweep.rehearsal import Rehearsals
 from dpsgd_cli.sweep.running import Job, is_open
 from dpsgd_cli.sweep.schema import RandomStopping, Sweep
 
@@ -133,22 +134,29 @@ class Session:
             cells = drawing.repeated(self.every, [1] * len(self.every))
         cells = expansion.shard_of(cells, self.part)
         planned = {cell.directory: self.planner.plan(cell) for cell in cells}
-        lines, total, unknown = [], 0.0, False
+        lines, total, unknown, rehearsals = list[str](), 0.0, False, Rehearsals()
         for number, pack in enumerate(self.packs(cells), start=1):
             members = [planned[cell.directory] for cell in pack.cells]
-            valid = [one for one in members if one.error is None]
-            seconds = planning.estimated_seconds(pack, valid) if valid else 0.0
+            left = [one for one in members if one.error is None and not self._is_done(one.cell)]
+            try:
+                seconds = rehearsals.seconds(left) if left else 0.0
+            except DpsgdError as error:
+                seconds = None
+                planned[left[0].cell.directory] = Planned(left[0].cell, error=error)
             total, unknown = total + (seconds or 0.0), unknown or seconds is None
             about = "time unknown" if seconds is None else f"about {seconds:.1f} s"
             lines.append(f"pack {number}: {len(pack.cells)} cells, {pack.trials} trials, {about}")
             lines += [f"  {self._described(one)}" for one in members]
         trials = sum(cell.trials for cell in cells)
-        time = "" if unknown else f", at least {total:.0f} s of training on this machine"
+        time = "" if unknown else f", about {total:.0f} s of training and evaluation on this machine"
         lines.append(f"{self.sweep.name}: {len(cells)} cells, {trials} trials{time}")
         if isinstance(select, RandomStopping):
             lines.append(f"{self.sweep.name}: runs of cells are drawn when it begins, {select.mean:g} on average")
         problems = [f"{self.source}: {cell.label}: {error}" for cell, error in report.problems(list(planned.values()))]
         return lines, problems
+
+    def _is_done(self, cell: Cell) -> bool:
+        return store.is_complete(self.out / cell.directory)
 
     def _described(self, planned: Planned) -> str:
         cell = planned.cell
@@ -162,7 +170,7 @@ class Session:
         if plan.noise_multipliers and max(plan.noise_multipliers) != min(plan.noise_multipliers):
             noise += f" to {max(plan.noise_multipliers):.5g}"
         told = plan.guarantee()
-        state = "done" if store.is_complete(self.out / cell.directory) else f"{len(plan.epochs)} epochs"
+        state = "done" if self._is_done(cell) else f"{len(plan.epochs)} epochs"
         return (
             f"{begin}, {state}, noise {noise}, epsilon {told.epsilon:.4f} at delta {plan.delta:g} ({told.accountant})"
         )

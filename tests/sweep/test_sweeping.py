@@ -17,6 +17,8 @@ import pytest
 from dpsgd_cli import experiment
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.results import store
+from dpsgd_cli.sweep import rehearsal
+from dpsgd_cli.sweep.rehearsal import Pace
 from tests.sweep.conftest import FAST, Sweep
 
 GRID = "grid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
@@ -82,12 +84,31 @@ def test_a_dry_run_prices_every_cell_and_writes_nothing(sweep: Sweep, out: Path)
     assert not out.exists()
 
 
+def test_a_dry_run_counts_the_time_of_what_is_left(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_pace", lambda one, outline, trials: Pace(step=trials, row=0.0))
+    assert "about 24 s of training" in sweep(GRID, "--dry-run").stdout
+    both = "seeds: shared\ngrid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
+    assert sweep("seeds: shared\ngrid: {method.learning_rate: [1], privacy.clipping.norm: [0.5, 1]}\n").exit_code == 0
+    assert "about 12 s of training" in sweep(both, "--dry-run").stdout
+
+
 def test_a_dry_run_tells_every_cell_that_cannot_run(sweep: Sweep) -> None:
     done = sweep("grid: {method.batch_size: [100, 5000], privacy.adjacency: [add-remove, replace-one]}\n", "--dry-run")
     assert done.exit_code == 2
     assert done.stdout.count("ERROR, see below") == 3
     assert done.stderr.count("method.batch_size is 5000, more than the 1438 training records") == 2
     assert done.stderr.count("poisson batches are accounted for add-remove and zero-out only") == 1
+
+
+def test_a_dry_run_tells_what_only_a_first_step_shows(sweep: Sweep) -> None:
+    """That single-record steps need a convex model is no question of privacy, so no plan asks it."""
+    blocks = "list:\n" + FAST.replace(
+        "epochs: 1",
+        "epochs: 1, privacy.adjacency: replace-one, method: {kind: dp-sgd, batching: single, learning_rate: 1}",
+    )
+    done = sweep(blocks, "--dry-run")
+    assert done.exit_code == 2
+    assert "the only cell: method dp-sgd is for model.kind: convex, not linear" in done.stderr
 
 
 def break_cells(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:

@@ -1,0 +1,146 @@
+"""How long a pack will take here: its own method is timed on rows of chance, with its noise and its evaluation.
+
+No data set is read, and nothing that is measured depends on one. What is not in the estimate: starting, reading data,
+prices, and writing results. Not here: what is planned (`planning.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from dpsgd_cli import data
+from dpsgd_cli.core.evaluation import evaluate
+from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe import schema
+from dpsgd_cli.sweep import grouping
+from dpsgd_cli.sweep.planning import Planned, steps_of
+from dpsgd_cli.trials import Member, Trials, start
+
+# Noise is drawn for up to 64 steps at once, so fewer would not show what it costs.
+_STEPS, _SECONDS, _PATIENCE = 64, 0.3, 2.0
+_FEW, _MANY = 2, 16
+_EPOCHS = 100_000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of one step of all trials, and of one row's evaluation in all of them."""
+
+    step: float
+    row: float
+
+
+@dataclass
+class Rehearsals:
+    """Estimates; packs that differ only in what takes no time are rehearsed once."""
+
+    _known: dict[tuple[str, int], Pace] = field(default_factory=dict)
+
+    def seconds(self, planned: Sequence[Planned]) -> float | None:
+        """About how long these cells, one pack, train and are evaluated here; None where only running them would tell.
+
+        Methods that do not go step by step are not known. Raises what the first step of such a pack raises.
+        """
+        first, trials = planned[0], sum(one.cell.trials for one in planned)
+        recipe, outline = first.cell.loaded.recipe, first.outline
+        steps = max(steps_of(one) for one in planned)
+        if outline is None or outline.input_shape is None or steps == 0:
+            return None
+        if not isinstance(recipe.method, schema.Gradient) or recipe.method.kind == "private-selection":
+            return None
+        key = (grouping.shared(first.cell.loaded), trials)
+        if key not in self._known:
+            self._known[key] = _pace(first, outline, trials)
+        pace = self._known[key]
+        epochs = -(-steps // max(1, _steps_per_epoch(recipe, outline)))
+        looks = -(-epochs // recipe.runtime.evaluate_every)
+        rows = looks * outline.test_records + outline.train_records
+        return steps * pace.step + rows * pace.row
+
+
+def _steps_per_epoch(recipe: schema.Recipe, outline: data.Outline) -> int:
+    if recipe.method.batching == "single":
+        return outline.train_records
+    return -(-outline.train_records // (recipe.method.batch_size or outline.train_records))
+
+
+def _pace(planned: Planned, outline: data.Outline, trials: int) -> Pace:
+    """Time a few steps, and more where they are quick."""
+    batch = planned.cell.loaded.recipe.method.batch_size
+    records = outline.train_records
+    if planned.cell.loaded.recipe.folds is not None:
+        records += outline.test_records
+    if batch is None:
+        single = planned.cell.loaded.recipe.method.batching == "single"
+        return _timed(_started(planned, outline, trials, _STEPS if single else records))
+    few = _started(planned, outline, trials, min(records, _FEW * batch))
+    if _seconds(lambda: few.method.run_epoch(0)) < _SECONDS and records > _FEW * batch:
+        return _timed(_started(planned, outline, trials, min(records, _MANY * batch)))
+    return _timed(few, 1)
+
+
+def _started(planned: Planned, outline: data.Outline, trials: int, records: int) -> Trials:
+    """All trials of the pack, as the first cell's, ready to train on so many rows of chance."""
+    loaded, plan = planned.cell.loaded, planned.plan
+    changes = {"repeats": trials, "folds": None, "epochs": _EPOCHS if plan is None else loaded.recipe.epochs}
+    recipe = loaded.recipe.model_copy(update=changes)
+    if plan is not None:
+        plan = _endless(plan, records)
+    member = Member(dataclasses.replace(loaded, recipe=recipe), plan)
+    return start([member], stand_in=_rows_of_chance(planned, outline, trials, records))
+
+
+def _endless(plan: Plan, records: int) -> Plan:
+    """The plan for another number of records, without an end."""
+    size = records if plan.sampling.batching == "full" else min(plan.sampling.batch_size, records)
+    sampling = dataclasses.replace(plan.sampling, records=records, batch_size=size)
+    return dataclasses.replace(
+        plan,
+        sampling=sampling,
+        noise_multipliers=plan.noise_multipliers[:1] * _EPOCHS,
+        epochs=plan.epochs[:1] * _EPOCHS,
+        budget=None,
+    )
+
+
+def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, records: int) -> data.Dataset:
+    """Inputs in [0, 1); each trial has its own where private preprocessing would give it its own."""
+    random = np.random.default_rng(0)
+    per_trial = planned.plan is not None and bool(planned.plan.before)
+    assert outline.input_shape is not None
+    lead = (trials,) if per_trial else ()
+    sizes, shape, outputs = (records, outline.test_records), outline.input_shape, outline.outputs
+    x = [random.random((*lead, rows, *shape), dtype=np.float32) for rows in sizes]
+    y = [random.integers(outputs, size=n) if outputs > 1 else random.random(n, dtype=np.float32) for n in sizes]
+    classes = tuple(range(outputs)) if outputs > 1 else None
+    return data.Dataset(outline.name, x[0], y[0], x[1], y[1], per_trial, classes, (), (), {})
+
+
+def _timed(trials: Trials, done: int = 0) -> Pace:
+    """Time epochs after the `done` first and one more, which finds everything cold."""
+    method, context = trials.method, trials.context
+    method.run_epoch(done)
+    spent, steps, epoch = 0.0, 0, done + 1
+    while spent < _SECONDS or (steps < _STEPS and spent < _PATIENCE):
+        spent += _seconds(lambda epoch=epoch: method.run_epoch(epoch))  # type: ignore[misc]
+        steps, epoch = steps + method.steps, epoch + 1
+
+    def look() -> None:
+        evaluate(context.pack, method.output, trials.test, trials.recipe.data.task, context.most_rows, context.loss)
+
+    look()
+    return Pace(spent / steps, _seconds(look) / max(1, trials.test.rows))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
