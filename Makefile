@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 REPEATS ?= 4
+LARGE_REPEATS ?= 1
+ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -47,8 +49,8 @@ bench: venv ## Run the benchmarks against their peers (minutes)
 	$(PIP) --quiet --editable '.[bench]'
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
-reproduce-lee2018: venv ## Reproduce Lee and Kifer 2018 (needs adult, bank, kddcup99 and ipums; REPEATS=20 as published)
-	$(BIN)/python -m benchmarks.lee2018.reproduce --repeats $(REPEATS)
+reproduce-lee2018: venv ## Reproduce Lee and Kifer 2018 (needs adult, bank, ipums and kddcup99; REPEATS=20 LARGE_REPEATS=20 as published)
+	$(BIN)/python -m benchmarks.lee2018.reproduce --repeats $(REPEATS) --large-repeats $(LARGE_REPEATS) $(ARGS)
 
 reproduce-yu2019: venv ## Reproduce Yu et al. 2019 (needs mnist, breast-cancer-wisconsin and cifar10; about an hour)
 	$(BIN)/python -m benchmarks.yu2019.reproduce

@@ -2,51 +2,102 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from benchmarks.lee2018 import reproduce
-from benchmarks.lee2018.reproduce import DATA, EPSILONS, METHODS, STUDIES, Cell
+from benchmarks.lee2018 import cases, page, reproduce, runs
+from benchmarks.lee2018.runs import Asked, Cell, Named
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.recipe.loading import load_recipe
 
 
-def fake(recipes: list[tuple[str, list[str]]], out: Path) -> list[Cell]:
+def fake(recipes: list[Named], out: Path, clock: str | None = None) -> list[Cell]:
     """Cells without training; every recipe is read, so a wrong override fails here."""
     loaded = [load_recipe(name, changes).recipe for name, changes in recipes]
-    return [Cell(0.5 + 0.001 * len(one.name), 0.01, 1.0) for one in loaded]
+    return [Cell(0.5 + 0.001 * len(one.name), 0.01, 1.0, 5 * one.repeats) for one in loaded]
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("loss", ["logistic", "svm"])
+@pytest.mark.parametrize("data", cases.DATA)
+@pytest.mark.parametrize("loss", cases.LOSSES)
 def test_every_method_has_a_row(data: str, loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "run", fake)
-    found = reproduce.figure(data, loss, 1, tmp_path)
-    assert list(found) == list(METHODS)
-    lines = reproduce.table(found, objective=False)
-    assert [line.split(" | ")[0].strip("| ") for line in lines[2:]] == list(METHODS.values())
-    assert all(line.count("|") == len(EPSILONS) + 2 for line in lines)
+    monkeypatch.setattr(runs, "run", fake)
+    found = runs.figure(data, loss, Asked(tmp_path, (0.1, 0.4), repeats=1))
+    missing = set() if data in cases.BOUNDS else {"dp-gd-bounds"}
+    assert set(found.cells) == set(cases.METHODS) - missing
+    lines = page.table(found.cells, "method|eps")
+    assert [line.split(" | ")[0].strip("| ") for line in lines[2:]] == [cases.METHODS[name] for name in found.cells]
+    assert all(line.count("|") == 4 for line in lines)
+
+
+def test_the_methods_that_the_paper_compared_are_all_there() -> None:
+    compared = {"ObjPert", "OutPert", "PrivGene", "SGD-Adv", "SGD-MA", "NonPrivate", "Majority", "DP-AGD, as published"}
+    assert compared <= set(cases.METHODS.values())
+    assert {cases.METHODS[name] for name in cases.OF_FIGURE_2} == compared - {"Majority"}
 
 
 def test_a_method_that_fails_is_told_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(recipes: list[tuple[str, list[str]]], out: Path) -> list[Cell]:
+    def broken(recipes: list[Named], out: Path, clock: str | None = None) -> list[Cell]:
         if "privgene" in recipes[0][0]:
             raise RunError("it broke")
         return fake(recipes, out)
 
-    monkeypatch.setattr(reproduce, "run", broken)
-    assert set(METHODS) - set(reproduce.figure("adult", "logistic", 1, tmp_path)) == {"privgene"}
+    monkeypatch.setattr(runs, "run", broken)
+    asked = Asked(tmp_path, (0.1,))
+    found = runs.figure("adult", "logistic", asked)
+    assert set(cases.METHODS) - set(found.cells) == {"privgene"}
     assert "adult logistic privgene: it broke" in capsys.readouterr().err
+    assert "PrivGene failed: it broke" in page.figure(found, asked)
 
 
-def test_the_page_holds_tables_pictures_and_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "run", fake)
-    reproduce.page(argparse.Namespace(out=tmp_path, repeats=1, data=["adult"], loss=["svm"], studies=True))
+def test_variants_change_the_step_of_their_own_data_set() -> None:
+    label = "... momentum 0.9, a fifth of the step"
+    assert "method.learning_rate=1" in cases.variant_overrides(label, "adult", 4)[1]
+    assert "method.learning_rate=2" in cases.variant_overrides(label, "bank", 4)[1]
+
+
+def test_the_page_holds_tables_pictures_studies_variants_and_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "run", fake)
+    asked = Asked(tmp_path, (0.1, 0.4), repeats=1)
+    kept = {runs.clock_of("adult", "svm", name, asked): {"processor": 60.0, "wall": 1.0} for name in cases.OF_FIGURE_2}
+    monkeypatch.setattr(runs, "seconds", lambda out: kept)
+    asked_for = [
+        "--data",
+        "adult",
+        "ipums",
+        "--loss",
+        "svm",
+        "--repeats",
+        "1",
+        "--epsilon",
+        "0.1",
+        "0.4",
+        "--out",
+        str(tmp_path),
+    ]
+    reproduce.write(reproduce.parser().parse_args(asked_for))
     text = (tmp_path / "README.md").read_text()
-    assert all(name in text for name in METHODS.values())
-    assert all(f"by {key}" in text for key in STUDIES)
-    assert {path.stem for path in tmp_path.glob("*.png")} == {"adult-svm", *(f"study-{key}" for key in STUDIES)}
+    assert all(name in text for name in cases.METHODS.values())
+    assert all(f"by {key}" in text for key in cases.STUDIES)
+    assert all(label in text for label in cases.VARIANTS)
+    assert "5 trials: 5 folds x 1 repeat." in text
+    assert "NonPrivate), minutes | 7.0 |" in text
+    assert "no epsilon includes that choice" in text
+    drawn = {"adult-svm", "ipums-svm", *(f"study-{key}" for key in cases.STUDIES)}
+    assert {path.stem for path in tmp_path.glob("*.png")} == drawn
+
+
+def test_a_pack_run_whole_leaves_its_time(tmp_path: Path) -> None:
+    recipes = [("lee2018/majority", ["data.name=breast-cancer", f"privacy.budget.epsilon={e}"]) for e in (1, 2)]
+    first = runs.run(recipes[:1], tmp_path)
+    assert runs.seconds(tmp_path) == {}
+    both = runs.run(recipes, tmp_path, "not whole")
+    assert runs.seconds(tmp_path) == {}
+    assert both[0] == first[0]
+    runs.run([("lee2018/majority", ["data.name=breast-cancer"])], tmp_path, "whole")
+    assert list(runs.seconds(tmp_path)) == ["whole"]
+    assert runs.seconds(tmp_path)["whole"]["wall"] > 0

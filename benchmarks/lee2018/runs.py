@@ -1,0 +1,155 @@
+"""Running cases as packs, and reading what they left: every budget of a method trains together, finished cells stay.
+
+What a pack cost is kept beside the runs (`seconds.json`), for packs that were run whole. Not here: which cases
+(`cases.py`), tables (`page.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lee2018 import cases
+from dpsgd_cli import experiment
+from dpsgd_cli.errors import DpsgdError
+from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.results import store
+from dpsgd_cli.trials import Member
+
+Named = tuple[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean and 95% half-width of accuracy on held-out folds, mean training objective, and how many trials."""
+
+    accuracy: float
+    margin: float
+    objective: float
+    trials: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to run: where results go, the budgets, and how often every fold is repeated."""
+
+    out: Path
+    epsilons: tuple[float, ...] = cases.EPSILONS
+    repeats: int = 4
+    large_repeats: int = 1
+
+    @property
+    def runs(self) -> Path:
+        return self.out / "runs"
+
+    def repeats_of(self, data: str) -> int:
+        return self.large_repeats if data in cases.LARGE else self.repeats
+
+    def budgets(self, name: str, changes: list[str]) -> list[Named]:
+        """One recipe at every budget."""
+        return [(f"lee2018/{name}", [*changes, f"privacy.budget.epsilon={epsilon}"]) for epsilon in self.epsilons]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Every method of one data set and loss at every budget, and why some methods are missing."""
+
+    data: str
+    loss: str
+    cells: dict[str, dict[float, Cell]]
+    failed: dict[str, str]
+
+
+def run(recipes: list[Named], out: Path, clock: str | None = None) -> list[Cell]:
+    """Results of recipes that may train together, in order; the time of a pack run whole is kept under `clock`."""
+    loaded = [load_recipe(name, changes) for name, changes in recipes]
+    todo = [one for one in loaded if not experiment.is_finished(one, experiment.result_directory(one, out))]
+    if todo:
+        wall, own = time.monotonic(), time.process_time()
+        members = [Member(one, experiment.plan_recipe(one)[0]) for one in todo]
+        experiment.run_pack(members, experiment.Options(out))
+        if clock is not None and len(todo) == len(loaded):
+            _keep_seconds(out, clock, time.process_time() - own, time.monotonic() - wall)
+    return [_read(experiment.result_directory(one, out)) for one in loaded]
+
+
+def _read(directory: Path) -> Cell:
+    document = store.read_document(directory)
+    accuracy = document["metrics"]["test_accuracy"]
+    objective = document["metrics"]["nonprivate_train_objective"]["mean"]
+    return Cell(accuracy["mean"], accuracy["ci95"] or 0.0, objective, len(document["trials"]))
+
+
+def seconds(out: Path) -> dict[str, dict[str, float]]:
+    """Processor and wall seconds of packs, by clock."""
+    path = out / "seconds.json"
+    found: dict[str, dict[str, float]] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return found
+
+
+def _keep_seconds(out: Path, clock: str, processor: float, wall: float) -> None:
+    kept = seconds(out) | {clock: {"processor": processor, "wall": wall}}
+    (out / "seconds.json").write_text(json.dumps(kept, indent=1), encoding="utf-8")
+
+
+def clock_of(data: str, loss: str, method: str, asked: Asked) -> str:
+    """The name under which the time of a method's pack is kept."""
+    return f"{data} {loss} {method}, {len(asked.epsilons)} budgets x 5 folds x {asked.repeats_of(data)}"
+
+
+def figure(data: str, loss: str, asked: Asked) -> Figure:
+    """Every method at every budget; a method that fails is told and left out."""
+    found = Figure(data, loss, {}, {})
+    for method in cases.methods_of(data):
+        begun, clock = time.monotonic(), clock_of(data, loss, method, asked)
+        changes = cases.overrides(method, data, loss, asked.repeats_of(data))
+        try:
+            if method.startswith("non-private"):
+                cell = run([("lee2018/non-private", changes)], asked.runs, clock)[0]
+                found.cells[method] = dict.fromkeys(asked.epsilons, cell)
+            else:
+                cells = run(asked.budgets(method, changes), asked.runs, clock)
+                found.cells[method] = dict(zip(asked.epsilons, cells, strict=True))
+        except DpsgdError as error:
+            found.failed[method] = str(error)
+            print(f"{data} {loss} {method}: {error}", file=sys.stderr)
+            continue
+        print(f"{data} {loss} {method}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def study(key: str, asked: Asked) -> dict[float, dict[Any, Cell]]:
+    """DP-AGD on Adult with one parameter changed, at each budget."""
+    found: dict[float, dict[Any, Cell]] = {epsilon: {} for epsilon in asked.epsilons}
+    for value in cases.STUDIES[key]:
+        changes = [*cases.overrides("dp-agd", "adult", "logistic", asked.repeats), f"method.{key}={value}"]
+        for epsilon, cell in zip(asked.epsilons, run(asked.budgets("dp-agd", changes), asked.runs), strict=True):
+            found[epsilon][value] = cell
+        print(f"study of {key}: {value} done", file=sys.stderr, flush=True)
+    return found
+
+
+def variants(data: str, asked: Asked) -> dict[str, dict[float, Cell]]:
+    """What was tried with DP-GD on a data set, at each budget."""
+    found = {}
+    for label in cases.VARIANTS:
+        recipe, changes = cases.variant_overrides(label, data, asked.repeats)
+        cells = run(asked.budgets(recipe, changes), asked.runs)
+        found[label] = dict(zip(asked.epsilons, cells, strict=True))
+    print(f"variants of DP-GD on {data} done", file=sys.stderr, flush=True)
+    return found
+
+
+def optima(data: str, asked: Asked) -> dict[str, dict[float, Cell]]:
+    """The optimum without privacy by features and L2 term: 5 folds, once."""
+    found: dict[str, dict[float, Cell]] = {}
+    for features in cases.FEATURES:
+        changes = [cases.optimum_overrides(features, penalty, data, 1) for penalty in cases.PENALTIES]
+        cells = [run([("lee2018/non-private", one)], asked.runs)[0] for one in changes]
+        found[features] = dict(zip(cases.PENALTIES, cells, strict=True))
+    print(f"optima of {data} done", file=sys.stderr, flush=True)
+    return found
