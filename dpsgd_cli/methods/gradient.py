@@ -9,6 +9,7 @@ Not here: whether the sum is private (`dp_sgd.py`, `sgd.py`).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.ahead import AheadSampler
+from dpsgd_cli.core.augmentation import Augmentation
 from dpsgd_cli.core.averaging import StartAverage, make_average
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.isolation import stand_in_rows
@@ -25,6 +27,7 @@ from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.replay import Replayer, on_gpu
 from dpsgd_cli.core.sampling import FullSampler, PartSampler, PoissonSampler, Sampler, ShuffleSampler, SingleSampler
+from dpsgd_cli.core.tensors import Rows
 from dpsgd_cli.core.updates import make_update
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
@@ -49,6 +52,10 @@ class GradientMethod(Method):
         self.radii = context.column(radii_of(context.recipes))
         self.constrained = not bool(self.radii.isinf().all())
         self.average = make_average(settings.averaging, context.pack.values, [self.steps * n for n in self.lengths])
+        augment = context.recipes[0].data.augment
+        shape = context.table.input_shape
+        self.augment = None if augment is None else Augmentation(augment, context.streams, shape)
+        self.most_rows = max(1, context.most_rows // (1 if augment is None else augment.copies))
 
     def learning_rates(self, epoch: int) -> list[float]:
         """Step length of each trial in `epoch`."""
@@ -118,8 +125,8 @@ class GradientMethod(Method):
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Add the clipped gradients of the step's batch to `pack.sums`."""
         del epoch
-        for rows in self.context.table.chunks(self.sampler.batch(step), self.context.most_rows):
-            if self.replayer is not None and rows[1].shape[1] <= self.small:
+        for rows in self._batch(step):
+            if self.replayer is not None and rows[0].shape[1] <= self.small:
                 self.replayer.add(rows, seen)
             else:
                 add_clipped_sums(self.context.pack, rows, self.context.loss, self.clipping(), seen)
@@ -136,6 +143,15 @@ class GradientMethod(Method):
         table, pack = self.context.table, self.context.pack
         rows = stand_in_rows(table.input_shape, table.x)
         return _SMALL_STEP // (pack.trials * elements_per_row(pack, rows))
+
+    def _batch(self, step: int) -> Iterator[Rows]:
+        """The step's batch in pieces that fit in memory, augmented where the recipe says so."""
+        batch, table = self.sampler.batch(step), self.context.table
+        for piece, (x, y, mask) in enumerate(table.chunks(batch, self.most_rows)):
+            if self.augment is not None:
+                start = piece * self.most_rows
+                x = self.augment(x, table.numbers(batch, start, start + y.shape[1]), step)
+            yield x, y, mask
 
     def _trained(self) -> dict[str, Tensor]:
         """Every tensor (R, P) that a step changes."""

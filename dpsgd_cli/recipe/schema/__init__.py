@@ -23,6 +23,7 @@ from dpsgd_cli.recipe.schema.convex import (
 )
 from dpsgd_cli.recipe.schema.data import (
     PREPROCESS,
+    Augment,
     Bias,
     Data,
     OneHot,
@@ -101,6 +102,7 @@ __all__ = [
     "PREPROCESS",
     "Adam",
     "AllIterates",
+    "Augment",
     "Auto",
     "Averaging",
     "Bias",

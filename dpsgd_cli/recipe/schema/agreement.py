@@ -17,11 +17,26 @@ if TYPE_CHECKING:
 
 WITHOUT_PRIVACY = ("sgd", "gd", "non-private")
 WITH_OR_WITHOUT = ("majority", "python")
+AUGMENTED = ("dp-sgd", "sgd")
 
 
 def method_problems(recipe: Recipe) -> list[str]:
     """Every disagreement of the recipe's method with its other sections."""
-    return [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
+    found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
+    return found + _augment(recipe)
+
+
+def _augment(recipe: Recipe) -> list[str]:
+    if recipe.data.augment is None:
+        return []
+    problems = []
+    if recipe.method.kind not in AUGMENTED:
+        problems.append(f"data.augment: method {recipe.method.kind} does not augment; use {' or '.join(AUGMENTED)}")
+    if recipe.data.features is not None:
+        problems.append("data.augment: data.features are made once, from images as they are; leave one of the two out")
+    if recipe.model.kind == "convex":
+        problems.append("data.augment: the convex problem is that of the records as they are; use model.kind: linear")
+    return problems
 
 
 def _validation(recipe: Recipe) -> list[str]:

@@ -116,6 +116,15 @@ class ValidationSet(Section):
         return self
 
 
+class Augment(Section):
+    """Copies of every training image, cropped and mirrored at random; their gradients are averaged before clipping."""
+
+    copies: Count = Field(16, description="K: copies of an image in a step, which costs K times the time.")
+    crop: Annotated[int, Field(ge=0)] = Field(4, description="Crop after padding by this many pixels a side; 0: none.")
+    padding: Literal["reflect", "zero"] = Field("reflect", description="What is around an image.")
+    flip: bool = Field(True, description="Mirror half of the copies, left to right.")
+
+
 class Data(Section):
     """A card by `name`, or a file of the user's own by `path`."""
 
@@ -137,6 +146,7 @@ class Data(Section):
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
     features: Features | None = Field(None, description="A frozen extractor, before any preprocessing.")
     validation: ValidationSet | None = Field(None, description="Rows of the training part to validate on.")
+    augment: Augment | None = Field(None, description="Random crops and flips of training images, in every step.")
     preprocess: list[PreprocessStep] | None = Field(
         None, description="Steps in order; left out, the card's own default (a file: scale by bounds, then one-hot)."
     )
