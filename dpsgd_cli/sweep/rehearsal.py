@@ -7,6 +7,7 @@ prices, and writing results. Not here: what is planned (`planning.py`).
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from dpsgd_cli.trials import Member, Trials, start
 _STEPS, _SECONDS, _PATIENCE = 64, 0.3, 2.0
 _FEW, _MANY = 2, 16
 _EPOCHS = 100_000
+_NUMBERS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ def _pace(planned: Planned, outline: data.Outline, trials: int) -> Pace:
         records += outline.test_records
     if batch is None:
         single = planned.cell.loaded.recipe.method.batching == "single"
-        return _timed(_started(planned, outline, trials, _STEPS if single else records))
+        rows = _STEPS if single else min(records, _most_rows(outline))
+        pace = _timed(_started(planned, outline, trials, rows))
+        return pace if single else Pace(pace.step * records / rows, pace.row)
     few = _started(planned, outline, trials, min(records, _FEW * batch))
     if _seconds(lambda: few.method.run_epoch(0)) < _SECONDS and records > _FEW * batch:
         return _timed(_started(planned, outline, trials, min(records, _MANY * batch)))
@@ -94,6 +98,11 @@ def _started(planned: Planned, outline: data.Outline, trials: int, records: int)
         plan = _endless(plan, records)
     member = Member(dataclasses.replace(loaded, recipe=recipe), plan)
     return start([member], stand_in=_rows_of_chance(planned, outline, trials, records))
+
+
+def _most_rows(outline: data.Outline) -> int:
+    """Rows enough to see what one costs, however large the data set is."""
+    return max(1, _NUMBERS // math.prod(outline.input_shape or ()))
 
 
 def _endless(plan: Plan, records: int) -> Plan:
@@ -115,7 +124,8 @@ def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, record
     per_trial = planned.plan is not None and bool(planned.plan.before)
     assert outline.input_shape is not None
     lead = (trials,) if per_trial else ()
-    sizes, shape, outputs = (records, outline.test_records), outline.input_shape, outline.outputs
+    sizes = (records, min(outline.test_records, _most_rows(outline)))
+    shape, outputs = outline.input_shape, outline.outputs
     x = [random.random((*lead, rows, *shape), dtype=np.float32) for rows in sizes]
     y = [random.integers(outputs, size=n) if outputs > 1 else random.random(n, dtype=np.float32) for n in sizes]
     classes = tuple(range(outputs)) if outputs > 1 else None

@@ -13,6 +13,7 @@ from dpsgd_cli.sweep import rehearsal
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.planning import Planned, Planner
 from dpsgd_cli.sweep.rehearsal import Pace, Rehearsals
+from dpsgd_cli.trials import Trials
 from tests.conftest import GRADIENT, OWN, WAYS, WriteRecipe
 
 ADAPTIVE = ("shuffle-validation", "private-selection")
@@ -94,3 +95,17 @@ def test_packs_alike_are_rehearsed_once(write_recipe: WriteRecipe, monkeypatch: 
     for rate, repeats in ((1, 2), (2, 2), (1, 3)):
         seconds(planned(write_recipe, f"method.learning_rate={rate}", f"repeats={repeats}"), rehearsals)
     assert asked == [2, 3]
+
+
+def test_of_a_large_data_set_only_a_part_is_made_up(write_recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 of 48 rows of 4 numbers: a full-batch step is taken to cost three times what theirs does."""
+    monkeypatch.setattr(rehearsal, "_NUMBERS", 64)
+    full = planned(write_recipe, "epochs=1", method={"kind": "dp-sgd", "batching": "full", "learning_rate": 1})
+    asked: list[int] = []
+
+    def timed(trials: Trials, done: int = 0) -> Pace:
+        asked.append(len(trials.context.table))
+        return Pace(1.0, 0.0)
+
+    monkeypatch.setattr(rehearsal, "_timed", timed)
+    assert (seconds(full), asked) == (3.0, [16])
