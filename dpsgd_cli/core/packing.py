@@ -126,6 +126,7 @@ class Pack(nn.Module):
     def work_in(self, dtype: torch.dtype | None, rounded_products: bool = False) -> None:
         """Compute recorded passes in `dtype` (None: as the parameters), or with rounded products (`precision.py`)."""
         self.rounded_products = rounded_products
+        self.session.rounds = rounded_products or dtype is not None
         if dtype is None:
             return
         for layer in self.layers:

@@ -12,8 +12,10 @@ from dpsgd_cli import experiment
 from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.ahead import AheadSampler
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.layers.forms import Chooser
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.memory import rows_that_fit
+from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.replay import Replayer, on_gpu
@@ -124,6 +126,32 @@ def test_rounded_products_stay_inside_the_passes() -> None:
         add_clipped_sums(one, (x, y, None), cross_entropy, None, Diagnostics(2, GPU))
     torch.testing.assert_close(pack.sums, exact.sums, rtol=0.05, atol=0.05)
     assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_rounded_products_keep_the_bound_of_a_standardised_convolution() -> None:
+    """Sharp, as in `test_precision.py`: every gradient is far beyond the bound."""
+    pack = Pack(
+        lambda: nn.Sequential(WeightStandardisedConv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 144, 10)),
+        [0], Place(GPU),
+    )  # fmt: skip
+    pack.work_in(None, rounded_products=True)
+    rows, clipping = table(GPU), Clipping(torch.full((2, 1), 1e-3, device=GPU), flat=False)
+    for row in range(10):
+        pack.sums.zero_()
+        part = (50 * rows.x[None, row : row + 1], rows.y[None, row : row + 1], None)
+        add_clipped_sums(pack, part, cross_entropy, clipping, Diagnostics(1, GPU))
+        for layer in range(2):
+            assert float(pack.sums[0, pack.group_of == layer].double().norm()) <= 1e-3 * (1 + 1e-5)
+
+
+def test_one_timed_trial_decides_between_near_forms_and_stays() -> None:
+    chooser, ran = Chooser(), []
+    forms = (lambda: ran.append("gram"), lambda: ran.append("instantiated"))
+    for _ in range(2):
+        chooser.pick((5, 10, 10), torch.empty(3, device=GPU), forms)
+    assert sorted(ran[:4]) == ["gram", "gram", "instantiated", "instantiated"]
+    assert len(ran) == 6
+    assert ran[4] == ran[5]
 
 
 def test_rows_that_fit_are_measured() -> None:

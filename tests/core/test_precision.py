@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dpsgd_cli.core import precision
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.losses import cross_entropy
+from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.errors import ModelError
 
@@ -18,7 +19,8 @@ ROWS = 6
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 3, 3, stride=2), nn.ReLU(),
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(),
+        WeightStandardisedConv2d(4, 3, 3, stride=2), nn.ReLU(),
         nn.Flatten(), nn.Linear(3 * 3 * 3, 8), nn.Tanh(), nn.Linear(8, 3),
     )  # fmt: skip
 

@@ -28,12 +28,13 @@ from dpsgd_cli.errors import ModelError
 
 
 class Session:
-    """What the layers of one pack share during a pass: batch rows per trial, and whether to record."""
+    """What the layers of one pack share during a pass: batch rows per trial, whether to record, whether to round."""
 
     def __init__(self, trials: int, anchor: Tensor) -> None:
         self.trials = trials
         self.rows = 0
         self.recording = False
+        self.rounds = False
         self.anchor = anchor
 
 

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpsgd_cli.core.layers.base import Layer, Session, gram_squares
+from dpsgd_cli.core.layers.forms import Chooser
 
-# Patches are made for a few rows at a time: a copy that stays in a core's cache is several times cheaper.
-_PATCH_ELEMENTS = 1 << 18
+# Patches are made for a few rows at a time. A copy that stays in a core's cache is several times cheaper than one that
+# does not; a GPU wants work for all of its processors, and 256 MiB are little of its memory.
+_PATCH_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 class Conv(Layer):
@@ -35,6 +37,7 @@ class Conv(Layer):
         self.kernel: tuple[int, ...] = source.kernel_size
         self.outputs = source.out_channels
         self.kept: Tensor | None = None
+        self.forms = Chooser()
 
     @classmethod
     def accepts(cls, source: nn.Module) -> bool:
@@ -81,7 +84,8 @@ class Conv(Layer):
     def square_norms(self) -> Tensor:
         calls = self.recorded()
         rows = self.session.rows
-        most = max(1, _PATCH_ELEMENTS // max(1, self._patch_elements(calls)))
+        room = _PATCH_ELEMENTS.get(calls[0][1].device.type, 1 << 22)
+        most = max(1, room // max(1, self._patch_elements(calls)))
         chunks = [self._norms_of(calls, start, min(start + most, rows)) for start in range(0, rows, most)]
         self.kept = None
         if all(kept is not None for _, kept in chunks):
@@ -102,13 +106,17 @@ class Conv(Layer):
         split = (self.session.trials, stop - start, self.groups, self.outputs // self.groups, -1)
         d = torch.cat([g[:, start:stop].reshape(split) for _, g in calls], dim=-1)
         inputs, outputs, positions = u.shape[-2], d.shape[-2], d.shape[-1]
-        kept = None
-        if positions * (inputs + outputs) <= inputs * outputs:
-            norms = gram_squares(u.transpose(-1, -2) @ u, d.transpose(-1, -2) @ d, max(inputs, outputs)).sum(dim=-1)
-        else:
+
+        def gram() -> tuple[Tensor, Tensor | None]:
+            width = max(inputs, outputs)
+            return gram_squares(u.transpose(-1, -2) @ u, d.transpose(-1, -2) @ d, width).sum(dim=-1), None
+
+        def instantiated() -> tuple[Tensor, Tensor | None]:
             gradients = torch.matmul(d, u.transpose(-1, -2))
             norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
-            kept = gradients if gradients.numel() <= u.numel() else None
+            return norms, gradients if gradients.numel() <= u.numel() else None
+
+        norms, kept = self.forms.pick((positions, inputs, outputs), u, (gram, instantiated))
         if self.has_bias:
             norms = norms + d.sum(dim=-1).flatten(2).square_().sum(dim=2)
         return norms, kept

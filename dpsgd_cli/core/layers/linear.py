@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpsgd_cli.core.layers.base import Layer, Session, gram_squares, least_square
+from dpsgd_cli.core.layers.forms import Chooser
 
 
 class Linear(Layer):
@@ -25,6 +26,7 @@ class Linear(Layer):
         super().__init__(source, session)
         self.has_bias = source.bias is not None
         self.outputs = source.out_features
+        self.forms = Chooser()
 
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
@@ -54,11 +56,16 @@ class Linear(Layer):
             return (_square(a) + float(self.has_bias)) * _square(d)
         a, d = self._sequence(pairs)
         positions, inputs = a.shape[-2:]
-        if positions * (inputs + self.outputs) <= inputs * self.outputs:
-            gram = torch.matmul(a, a.transpose(-1, -2)) + float(self.has_bias)
-            return gram_squares(gram, torch.matmul(d, d.transpose(-1, -2)), max(inputs + 1, self.outputs))
-        norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
-        return norms + _square(d.sum(dim=-2)) if self.has_bias else norms
+
+        def gram() -> Tensor:
+            products = torch.matmul(a, a.transpose(-1, -2)) + float(self.has_bias)
+            return gram_squares(products, torch.matmul(d, d.transpose(-1, -2)), max(inputs + 1, self.outputs))
+
+        def instantiated() -> Tensor:
+            norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
+            return norms + _square(d.sum(dim=-2)) if self.has_bias else norms
+
+        return self.forms.pick((positions, inputs, self.outputs), d, (gram, instantiated))
 
     def _sequence(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """All calls side by side as (R or 1, B, T, I) and (R, B, T, O): the same weights saw them all."""

@@ -16,6 +16,9 @@ The first term is the norm that the rule of plain convolutions finds for output 
 <G_o, 1> is the sum over positions of d_o times the sum of the patch: a convolution with one filter of ones. t_o is the
 sum of d_o times the layer's own output without gain and bias, which the forward pass had. The clipped sum is that map
 of the plain rule's clipped sum of G: linear, so it is applied once.
+
+In rounded passes the map is that of the exact weights, for norms and sums alike, and t_o comes from one more
+convolution of the recorded inputs: the output that the forward pass had is rounded.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class Standardised(Layer):
     """
 
     kinds = (modules.WeightStandardisedConv2d,)
+    rounds = True
 
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)
@@ -50,11 +54,13 @@ class Standardised(Layer):
         self.box = (source.stride, source.padding, source.dilation)
         self.kernel = source.kernel_size
         self.floor = source.floor
+        self.exact: dict[str, Tensor] = {}
         self.units: list[Tensor] = []
         self.rescaled = False
 
     def bind(self, values: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
         super().bind(values, sums)
+        self.exact = values
         total = torch.zeros_like(values["weight"])
         self.plain[0].bind({"weight": total.clone()}, {"weight": total})
 
@@ -66,26 +72,30 @@ class Standardised(Layer):
 
     def _filters(self) -> tuple[Tensor, Tensor, Tensor]:
         """s c (R, O, K), s (R, O) and q (R, O), bool, of the weights as they are."""
-        centre = modules.centred(self.values["weight"].flatten(2), 1)
+        centre = modules.centred(self.exact["weight"].flatten(2), 1)
         squares = centre.square().sum(dim=2)
         scale = squares.clamp_min(self.floor).rsqrt()
         return centre * scale.unsqueeze(-1), scale, squares > self.floor
 
     def compute(self, a: Tensor) -> Tensor:
-        weight = self.plain[0].values["weight"]
-        weight.copy_(self._filters()[0].view_as(weight))
-        unit = self.plain[0].compute(a)
+        unit = self._unit(a)
         if self.session.recording:
             self.units.append(unit)
         gain, bias = (self.values[name][:, None, :, None, None] for name in ("gain", "bias"))
         return torch.addcmul(bias, unit, gain)
+
+    def _unit(self, a: Tensor) -> Tensor:
+        """Output without gain and bias, as precise as `a`."""
+        filters = self._filters()[0].view_as(self.exact["weight"])
+        self.plain[0].values = {"weight": filters.to(a.dtype)}
+        return self.plain[0].compute(a)
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         return self.plain[0].input_gradient(a, d * self.values["gain"][:, None, :, None, None])
 
     def _strengths(self, scale: Tensor) -> Tensor:
         """What output gradients are multiplied by for the plain rule: (R, O), g s without its sign, never zero."""
-        return self.values["gain"].abs().clamp_min(_LEAST_GAIN) * scale
+        return self.exact["gain"].abs().clamp_min(_LEAST_GAIN) * scale
 
     def _rescale(self) -> None:
         """Give the plain rule this layer's calls, with gradients rescaled in place of the recorded ones."""
@@ -102,7 +112,7 @@ class Standardised(Layer):
         strength = self._strengths(scale).unsqueeze(1)
         along_ones, along_units, shifts, most = self._inner_products()
         gains = (along_units / strength).square()
-        taken = along_ones.square() / self.values["weight"][0, 0].numel() + above.unsqueeze(1) * along_units.square()
+        taken = along_ones.square() / self.exact["weight"][0, 0].numel() + above.unsqueeze(1) * along_units.square()
         margin = most.square() * (16 * torch.finfo(most.dtype).eps)
         weights = (self.plain[0].square_norms() - taken.sum(dim=2)).clamp_min_(0.0) + margin
         return weights + gains.sum(dim=2) + (shifts / strength).square().sum(dim=2)
@@ -116,7 +126,8 @@ class Standardised(Layer):
         used = [unit for unit, d in zip(self.units, self.gradients, strict=True) if d is not None]
         units = [part for unit in used for part in self.by_copy(unit)]
         found = []
-        for (a, d), unit in zip(self.recorded(), units, strict=True):
+        for (a, d), rough in zip(self.recorded(), units, strict=True):
+            unit = self._unit(a) if self.session.rounds else rough
             by_place = d.flatten(3)
             sizes = self._boxes(a.square()).clamp_min_(0.0).sqrt_()
             found.append(
@@ -146,7 +157,7 @@ class Standardised(Layer):
         sums = total.flatten(2) / strength.unsqueeze(-1)
         gains = (sums * filters).sum(dim=2)
         part = modules.centred(sums, 1) - (above * gains).unsqueeze(-1) * filters
-        part *= (self.values["gain"] * scale).unsqueeze(-1)
+        part *= (self.exact["gain"] * scale).unsqueeze(-1)
         self.sums["weight"] += part.view_as(total)
         self.sums["gain"] += gains
         for _, d in self.recorded():
