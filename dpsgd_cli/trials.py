@@ -35,6 +35,7 @@ from dpsgd_cli.core.memory import keep_freed_memory, rows_that_fit
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.problems.build import output_loss
 from dpsgd_cli.core.processes import Team
+from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound
@@ -237,23 +238,38 @@ def _outputs(recipe: Recipe, dataset: data.Dataset) -> int:
 def _tables(members: Sequence[Member], dataset: data.Dataset, place: Place) -> tuple[Table, Table]:
     """What trials train on and are tested on; with folds, both are parts of one table of all rows."""
 
-    def load(x: np.ndarray, y: np.ndarray) -> Table:
-        return Table.load(x, y, dataset.per_trial, place.device, place.dtype)
-
     if members[0].loaded.recipe.folds is None:
-        return load(dataset.train_x, dataset.train_y), load(dataset.test_x, dataset.test_y)
-    y = np.concatenate([dataset.train_y, dataset.test_y])
+        own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
+        train, test = (_table(x, y, dataset.per_trial, place) for x, y in own)
+        return train, test
+    x, y = _all_rows(dataset)
     recipes = [member.loaded.recipe for member in members]
     out = torch.cat([held_out(len(y), r.folds or 1, r.repeats, r.seed or 0) for r in recipes], dim=1)
-    train = load(np.concatenate([dataset.train_x, dataset.test_x]), y).with_folds(out)
+    train = _table(x, y, dataset.per_trial, place).with_folds(out)
     return train, train.with_folds(~out)
+
+
+def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Features and labels, training rows first."""
+    held = (dataset.train_x, dataset.test_x, dataset.train_y, dataset.test_y)
+    arrays = [rows for rows in held if isinstance(rows, np.ndarray)]
+    if len(arrays) < len(held):
+        raise UsageError("folds hold all rows in memory; save features and labels as one npz file, or leave folds out")
+    return np.concatenate(arrays[:2]), np.concatenate(arrays[2:])
+
+
+def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Place) -> Table:
+    """Rows in memory on the training device, or rows that stay on disk."""
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        return Table.load(np.asarray(x), np.asarray(y), per_trial, place.device, place.dtype)
+    return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 
 
 def _validation(dataset: data.Dataset, place: Place) -> Table | None:
     """The rows that a schedule may look at."""
     if dataset.validation_x is None or dataset.validation_y is None:
         return None
-    return Table.load(dataset.validation_x, dataset.validation_y, dataset.per_trial, place.device, place.dtype)
+    return _table(dataset.validation_x, dataset.validation_y, dataset.per_trial, place)
 
 
 def _with_fold_sizes(dataset: data.Dataset, train: int, test: int) -> data.Dataset:

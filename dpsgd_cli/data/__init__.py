@@ -1,6 +1,6 @@
 """Data: cards, readers, preprocessing and splits, behind three functions. NumPy only; no tensors, no accounting."""
 
-from dpsgd_cli.data.dataset import Dataset, Outline
+from dpsgd_cli.data.dataset import Dataset, Outline, Rows
 from dpsgd_cli.data.preparation import outline, prepare, private_releases
 
-__all__ = ["Dataset", "Outline", "outline", "prepare", "private_releases"]
+__all__ = ["Dataset", "Outline", "Rows", "outline", "prepare", "private_releases"]

@@ -20,7 +20,7 @@ def feature_norm_bound(data: schema.Data, base: Path) -> float | None:
     A numeric column contributes its larger bound, the columns of one category together 1, a constant its value; after
     unit-norm the whole row is at most 1, and a projection makes no row longer.
     """
-    layout = card_of(data).layout if data.name is not None else own_file.read(data, base).layout
+    layout = card_of(data).layout if data.name is not None else own_file.open_source(data, base).layout
     steps = preparation._steps(data, "add-remove", base)
     layouts = preparation._plan(steps, layout)
     whole: float | None = None

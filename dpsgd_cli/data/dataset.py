@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from dpsgd_cli.data.mapped import MappedRows, TrialRows
+
+
+Rows: TypeAlias = "np.ndarray | MappedRows | TrialRows"
 
 
 @dataclass(frozen=True)
@@ -93,14 +99,15 @@ class Dataset:
     `declarations` says what is taken to be public, `nonprivate` which steps read the training rows without
     noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
     released, by "trial/step": noisy already, so keeping it costs nothing. `validation_x` and `validation_y` are rows
-    cut from the training part, laid out as `test_x`; None where the recipe asks for none.
+    cut from the training part, laid out as `test_x`; None where the recipe asks for none. All of them are arrays, or
+    where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
     """
 
     name: str
-    train_x: np.ndarray
-    train_y: np.ndarray
-    test_x: np.ndarray
-    test_y: np.ndarray
+    train_x: Any
+    train_y: Any
+    test_x: Any
+    test_y: Any
     per_trial: bool
     classes: tuple[Any, ...] | None
     declarations: tuple[str, ...]
@@ -108,8 +115,8 @@ class Dataset:
     sha256: dict[str, str]
     warnings: tuple[str, ...] = ()
     released: dict[str, np.ndarray] = field(default_factory=dict)
-    validation_x: np.ndarray | None = None
-    validation_y: np.ndarray | None = None
+    validation_x: Any = None
+    validation_y: Any = None
 
 
 def flatten(rows: np.ndarray) -> np.ndarray:

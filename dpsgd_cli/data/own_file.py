@@ -1,50 +1,72 @@
-"""Reading a user's own csv, parquet or npz file as the recipe's `data:` section describes it.
+"""Reading a user's own csv, parquet, npz or npy file as the recipe's `data:` section describes it.
 
 Whatever is read from the file for want of a declaration (class labels, category values) is declared public, with
-a warning. Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`).
+a warning. Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`, `own_mapped.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from dpsgd_cli.data import own_arrays, own_table
+from dpsgd_cli.data import own_arrays, own_mapped, own_table
 from dpsgd_cli.data.dataset import Source
+from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.mapped import MappedSource
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data
 
 ARRAYS = ".npz"
+MAPPED = ".npy"
+
+
+def open_source(data: Data, base: Path) -> Source | MappedSource:
+    """Read `data.path` (and `data.test_path`), relative to `base`, or map it where it is a npy file.
+
+    Raises DataError for anything unusable.
+    """
+    paths, kinds = _paths(data, base)
+    if kinds[0] != MAPPED:
+        return read(data, base)
+    labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
+    return own_mapped.read(data, list(zip(paths, labels, strict=True)))
 
 
 def read(data: Data, base: Path) -> Source:
-    """Read `data.path` (and `data.test_path`), relative to `base`. Raises DataError for anything unusable."""
-    assert data.path is not None
-    given = [name for name in (data.path, data.test_path) if name is not None]
-    paths = [_existing(base / name) for name in given]
-    kinds = [_kind_of(path) for path in paths]
-    if len({kind == ARRAYS for kind in kinds}) > 1:
-        raise DataError(
-            f"data.path and data.test_path must both be {ARRAYS} or both be tables, not {' and '.join(kinds)}"
-        )
-    hashes = {name: _sha256(path) for name, path in zip(given, paths, strict=True)}
+    """What `open_source` does for files that are held in memory."""
+    paths, kinds = _paths(data, base)
+    hashes = {name: sha256(path) for name, path in zip(names(data), paths, strict=True)}
     if kinds[0] == ARRAYS:
         return own_arrays.read(data, paths, hashes)
     return own_table.read(data, paths, kinds, hashes)
 
 
+def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
+    """The files of features, and their kinds, which go together."""
+    assert data.path is not None
+    paths = [_existing(base / name) for name in (data.path, data.test_path) if name is not None]
+    kinds = [_kind_of(path) for path in paths]
+    if len({kind if kind in (ARRAYS, MAPPED) else "table" for kind in kinds}) > 1:
+        raise DataError(
+            f"data.path and data.test_path must both be {ARRAYS}, both {MAPPED} or both tables, not"
+            f" {' and '.join(kinds)}"
+        )
+    return paths, kinds
+
+
+def names(data: Data) -> list[str]:
+    """The files that the recipe names, as it gives them."""
+    mapped = data.path is not None and data.path.endswith(MAPPED)
+    given = (data.path, data.test_path, *((data.target, data.test_target) if mapped else ()))
+    return [name for name in given if name is not None]
+
+
 def _kind_of(path: Path) -> str:
     """The ending that says how to read `path`."""
     kind = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
-    known = (*own_table.KINDS, ARRAYS)
+    known = (*own_table.KINDS, ARRAYS, MAPPED)
     if kind.lower() not in known:
         raise DataError(f"{path}: unknown kind of file; data.path takes {', '.join(known)}")
     return kind.lower()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _existing(path: Path) -> Path:

@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from dpsgd_cli.data import catalog, own_file, preprocess, readers
-from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Source
+from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Rows, Source
 from dpsgd_cli.data.features import Extract, extractor
+from dpsgd_cli.data.mapped import MappedPart, MappedRows, MappedSource, TrialRows
 from dpsgd_cli.data.recipe_bounds import card_of
 from dpsgd_cli.data.splits import count_test, cut, pool, validation_split
 from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
@@ -39,7 +41,9 @@ def outline(data: schema.Data, base: Path) -> Outline:
     """
     steps = _steps(data, "add-remove", base)
     if data.name is None:
-        source = own_file.read(data, base)
+        source = own_file.open_source(data, base)
+        if isinstance(source, MappedSource):
+            _check_on_disk(source, data, steps)
         train, test = len(source.train), len(source.test) if source.test else 0
         layout, classes, said = source.layout, source.classes, source.declarations
         name = source.name
@@ -76,15 +80,18 @@ def prepare(
     `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
     Raises DataError naming the file, column or step that is at fault.
     """
-    source = own_file.read(data, base) if data.name is None else readers.read(card_of(data))
+    source = own_file.open_source(data, base) if data.name is None else readers.read(card_of(data))
     steps = _steps(data, adjacency, base)
     layouts = _plan(steps, source.layout)
+    if isinstance(source, MappedSource):
+        _check_on_disk(source, data, steps)
     train, test = _parts(source, data)
-    train, validation = (train, None) if data.validation is None else cut(train, validation_split(data.validation))
-    beside = test.x if validation is None else np.concatenate([test.x, validation.x])
+    validation: Part | MappedPart | None = None
+    if data.validation is not None:
+        train, validation = _cut(train, validation_split(data.validation))
     pipeline = Pipeline(steps, layouts, dict(released or {}))
-    train_x, beside_x, per_trial = pipeline.run(train.x, beside, trials, normal)
-    test_x, validation_x = np.split(beside_x, [len(test)], axis=1 if per_trial else 0)
+    parts = [part.x for part in (train, test, validation) if part is not None]
+    (train_x, test_x, *others), per_trial = pipeline.run(parts, trials, normal)
     nonprivate = tuple(step.nonprivate for step in steps if step.nonprivate is not None)
     return Dataset(
         name=source.name,
@@ -97,13 +104,13 @@ def prepare(
         declarations=(
             *source.declarations,
             *_declarations(steps, len(train), len(test)),
-            *_validation_declarations(data, len(beside) - len(test)),
+            *_validation_declarations(data, 0 if validation is None else len(validation)),
         ),
         nonprivate=nonprivate,
         sha256=source.sha256 | _weights(steps),
         warnings=(*source.warnings, *nonprivate),
         released=pipeline.released,
-        validation_x=None if validation is None else validation_x,
+        validation_x=others[0] if others else None,
         validation_y=None if validation is None else validation.y,
     )
 
@@ -116,31 +123,32 @@ class Pipeline:
     layouts: Sequence[Layout]
     released: Released
 
-    def run(
-        self, train: np.ndarray, test: np.ndarray, trials: int, normal: Normal
-    ) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Transform both parts; the last value says whether each trial has its own rows."""
+    def run(self, parts: Sequence[Rows], trials: int, normal: Normal) -> tuple[list[Rows], bool]:
+        """Transform all parts, the first being the training rows; the last value says whether each trial has its own.
+
+        Rows that stay on disk are told what to do when they are read.
+        """
         first = next((i for i, step in enumerate(self.steps) if step.release is not None), None)
         for index in range(len(self.steps) if first is None else first):
-            transform = self.steps[index].fit(train, self.layouts[index])(_no_draw)
-            train, test = transform(train), transform(test)
+            transform = self.steps[index].fit(_fitted(parts[0]), self.layouts[index])(_no_draw)
+            parts = [_through(transform, part) for part in parts]
         if first is None:
-            return _float32(train), _float32(test), False
+            return [_through(_float32, part) for part in parts], False
+        train = _fitted(parts[0])
         learn_shared = cache(lambda: self._learn(first, train))
-        shape = self.layouts[-1].shape
-        train_all = np.empty((trials, len(train), *shape), np.float32)
-        test_all = np.empty((trials, len(test), *shape), np.float32)
+        rooms = [Room(part, trials, self.layouts[-1].shape) for part in parts]
         for trial in range(trials):
-            x, held_out = train, test
+            own = list(parts)
             for index in range(first, len(self.steps)):
                 if self.steps[index].release is None:
-                    transform = self.steps[index].fit(x, self.layouts[index])(_no_draw)
+                    transform = self.steps[index].fit(_fitted(own[0]), self.layouts[index])(_no_draw)
                 else:
-                    learn = learn_shared if index == first else partial(self._learn, index, x)
+                    learn = learn_shared if index == first else partial(self._learn, index, _fitted(own[0]))
                     transform = self._private(learn, trial, index, normal)
-                x, held_out = transform(x), transform(held_out)
-            train_all[trial], test_all[trial] = x, held_out
-        return train_all, test_all, True
+                own = [_through(transform, part) for part in own]
+            for room, part in zip(rooms, own, strict=True):
+                room.put(trial, _through(_float32, part))
+        return [room.filled for room in rooms], True
 
     def _learn(self, index: int, rows: np.ndarray) -> Callable[[Draw], np.ndarray]:
         step = self.steps[index]
@@ -156,6 +164,42 @@ class Pipeline:
         if key not in self.released:
             self.released[key] = learn()(_drawing(normal, trial, index))
         return step.apply(self.released[key])
+
+
+class Room:
+    """The rows of every trial: filled in, or where they stay on disk told apart by their transforms."""
+
+    def __init__(self, part: Rows, trials: int, shape: tuple[int, ...]) -> None:
+        self._part = part
+        self._trials: list[MappedRows] = []
+        on_disk = isinstance(part, MappedRows)
+        self._room = None if on_disk else np.empty((trials, len(part), *shape), np.float32)
+
+    def put(self, trial: int, rows: Rows) -> None:
+        if isinstance(rows, MappedRows):
+            self._trials.append(rows)
+        else:
+            assert self._room is not None and isinstance(rows, np.ndarray)
+            self._room[trial] = rows
+
+    @property
+    def filled(self) -> Rows:
+        if self._room is not None:
+            return self._room
+        assert isinstance(self._part, MappedRows)
+        return TrialRows(self._part, self._trials)
+
+
+def _fitted(rows: Rows) -> np.ndarray:
+    """What a step may be fitted on; rows on disk are as much of an array as steps that pass `_check_on_disk` need."""
+    return cast(np.ndarray, rows)
+
+
+def _through(transform: Transform, rows: Rows) -> Rows:
+    if isinstance(rows, MappedRows):
+        return rows.then(transform)
+    assert isinstance(rows, np.ndarray)
+    return transform(rows)
 
 
 def _drawing(normal: Normal, trial: int, index: int) -> Draw:
@@ -197,14 +241,37 @@ def _split(data: schema.Data, has_test: bool) -> schema.Split | None:
     return schema.Split() if data.name is None else catalog.load_card(data.name).split
 
 
-def _parts(source: Source, data: schema.Data) -> tuple[Part, Part]:
+def _parts(source: Source | MappedSource, data: schema.Data) -> tuple[Part | MappedPart, Part | MappedPart]:
     """A split named in the recipe is cut from ALL rows, the files' own test rows included."""
     split = _split(data, source.test is not None)
+    if isinstance(source, MappedSource):
+        if source.test is None:
+            return source.train.cut(split or schema.Split())
+        if split is not None:
+            raise DataError(f"{source.name}: files that stay on disk are not pooled; give test_path or split, not both")
+        return source.train, source.test
     if split is not None:
         return cut(pool(source.train, source.test), split)
     if source.test is None:
         raise DataError(f"{source.name} has no test rows; give data.split")
     return source.train, source.test
+
+
+def _cut(part: Part | MappedPart, split: schema.Split) -> tuple[Part | MappedPart, Part | MappedPart]:
+    return part.cut(split) if isinstance(part, MappedPart) else cut(part, split)
+
+
+def _check_on_disk(source: MappedSource, data: schema.Data, steps: Sequence[Step]) -> None:
+    """Refuse what would need all rows in memory."""
+    if data.features is not None:
+        raise DataError(
+            f"{source.name}: data.features keeps all it extracts; extract first, and save that as a npy file"
+        )
+    for step in steps:
+        if step.nonprivate is not None:
+            raise DataError(
+                f"{source.name}: {step.nonprivate.split(' was ')[0]} reads all rows at once; scale by bounds"
+            )
 
 
 def _declarations(steps: Sequence[Step], train_records: int, test_records: int) -> tuple[str, ...]:

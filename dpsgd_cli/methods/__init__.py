@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.methods.dp_agd import DpAgd
@@ -42,39 +43,48 @@ METHODS: dict[str, type[Method]] = {
 
 
 TOGETHER: tuple[type[Method], ...] = (Sgd, DpSgd, SgdMa, SgdAdv)
-"""Methods whose only look at the data is the sum of `Team.release`, so that several processes may train them."""
+"""Methods whose only look at the data is the sum of `Team.release`: several processes may train them, and rows may stay
+on disk."""
 
 
 def create(context: Context) -> Method:
     """The method that the recipes name, ready for its first epoch.
 
-    Raises UsageError where several processes train it and there is no rule for that.
+    Raises UsageError where several processes train it, or its rows stay on disk, and there is no rule for that.
     """
-    method = _create(context)
-    if context.team.size > 1:
-        kind = context.recipes[0].method.kind
-        if type(method) not in TOGETHER:
-            batching = ", batching single" if kind == "dp-sgd" else ""
-            raise UsageError(
-                f"method {kind}{batching} trains in one process, not in {context.team.size}; start it without torchrun"
-            )
-        if isinstance(method, DpSgd) and method.pacer is not None and method.pacer.runners:
-            raise UsageError(
-                "privacy.schedule validation looks at records between epochs, which has no rule for"
-                f" {context.team.size} processes; start it without torchrun, or use another schedule"
-            )
-    return method
-
-
-def _create(context: Context) -> Method:
+    _refuse(context)
     settings = context.recipes[0].method
-    if settings.kind == "dp-sgd" and settings.batching == "single":
-        return LectureSgd(context)
     if not isinstance(settings, schema.PythonMethod):
-        return METHODS[settings.kind](context)
+        return _built_in(settings)(context)
     factory = load_attribute(context.base / settings.file, settings.factory)
     made = factory(context)
     if not isinstance(made, Method):
         what = factory.__name__ if inspect.isclass(factory) else type(made).__name__
         raise RecipeError(f"{settings.file}: {settings.factory} gives {what}, not a dpsgd_cli.methods.Method")
     return made
+
+
+def _built_in(settings: schema.Method) -> type[Method]:
+    if settings.kind == "dp-sgd" and settings.batching == "single":
+        return LectureSgd
+    return METHODS[settings.kind]
+
+
+def _refuse(context: Context) -> None:
+    settings, processes = context.recipes[0].method, context.team.size
+    if settings.kind in METHODS and _built_in(settings) in TOGETHER:
+        followed = any(r.privacy is not None and r.privacy.schedule.kind == "validation" for r in context.recipes)
+        if followed and processes > 1:
+            raise UsageError(
+                "privacy.schedule validation looks at records between epochs, which has no rule for"
+                f" {processes} processes; start it without torchrun, or use another schedule"
+            )
+        return
+    name = f"method {settings.kind}{', batching single' if settings.kind == 'dp-sgd' else ''}"
+    if processes > 1:
+        raise UsageError(f"{name} trains in one process, not in {processes}; start it without torchrun")
+    if isinstance(context.table, StreamedTable):
+        raise UsageError(
+            f"{name} holds all rows in memory, and those of a npy file stay on disk; save features and labels as one"
+            " npz file"
+        )

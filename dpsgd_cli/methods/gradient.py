@@ -27,6 +27,7 @@ from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.replay import Replayer, on_gpu
 from dpsgd_cli.core.sampling import FullSampler, PartSampler, PoissonSampler, Sampler, ShuffleSampler, SingleSampler
+from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.tensors import Rows
 from dpsgd_cli.core.updates import make_update
 from dpsgd_cli.errors import RecipeError
@@ -202,6 +203,8 @@ def _sampler(context: Context) -> Sampler:
     sampler = _whole_sampler(context)
     if context.team.size > 1:
         sampler = PartSampler(sampler, context.team.part, context.table.rows)
+    if isinstance(context.table, StreamedTable):
+        return context.table.ahead(sampler)
     device = context.pack.values.device
     return AheadSampler(sampler, device) if device.type == "cuda" else sampler
 

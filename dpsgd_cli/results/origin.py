@@ -6,7 +6,6 @@ Not here: what the result is (`assemble.py`).
 from __future__ import annotations
 
 import functools
-import hashlib
 import platform
 import subprocess
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 import torch
 
 import dpsgd_cli
-from dpsgd_cli.data import Dataset
+from dpsgd_cli.data import Dataset, own_file
+from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results.result import Row
@@ -45,7 +45,7 @@ def own_code(loaded: LoadedRecipe) -> dict[str, Path]:
 
 def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:
     """SHA-256 of each of `own_code`; what they import is not covered."""
-    return {name: _sha256(path) for name, path in own_code(loaded).items()}
+    return {name: sha256(path) for name, path in own_code(loaded).items()}
 
 
 def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> list[str]:
@@ -54,22 +54,16 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     Returns the names of files that are no longer there, which cannot be compared. Raises RunError naming the
     files that differ: the recipe is the same, and yet this is not its result.
     """
-    data = loaded.recipe.data
-    files = {name: loaded.base / name for name in (data.path, data.test_path) if name is not None} | own_code(loaded)
+    files = {name: loaded.base / name for name in own_file.names(loaded.recipe.data)} | own_code(loaded)
     made_from = document["provenance"]["data_sha256"] | document["provenance"].get("code_sha256", {})
     here = [name for name, path in files.items() if path.is_file()]
-    changed = [name for name in here if name in made_from and _sha256(files[name]) != made_from[name]]
+    changed = [name for name in here if name in made_from and sha256(files[name]) != made_from[name]]
     if changed:
         raise RunError(
             f"{directory}: this result was made from another content of {' and '.join(changed)};"
             " remove the directory to train again, or choose another place with --out"
         )
     return [name for name in files if name not in here]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 @functools.cache

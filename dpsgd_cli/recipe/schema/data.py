@@ -129,9 +129,14 @@ class Data(Section):
     """A card by `name`, or a file of the user's own by `path`."""
 
     name: str | None = Field(None, description="A data set card: `dpsgd data list` shows them.")
-    path: str | None = Field(None, description="Your own .csv, .npz or .parquet file, relative to the recipe.")
+    path: str | None = Field(
+        None,
+        description="Your own .csv, .npz or .parquet file, relative to the recipe; or a .npy file of features, which"
+        " stays on disk and may be larger than memory.",
+    )
     test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
-    target: str | None = Field(None, description="Label column (csv, parquet) or array (npz: default `y`).")
+    target: str | None = Field(None, description="Label column (csv, parquet), array (npz: default `y`) or file (npy).")
+    test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
     categorical: dict[str, Values] | list[str] | None = Field(
@@ -156,7 +161,8 @@ class Data(Section):
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
-            extra = [key for key in ("test_path", "target", "categorical", "classes", "drop") if getattr(self, key)]
+            own = ("test_path", "target", "test_target", "categorical", "classes", "drop")
+            extra = [key for key in own if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":
@@ -164,5 +170,10 @@ class Data(Section):
             if extra:
                 raise ValueError(f"{', '.join(extra)}: only for a file of your own (path); the card says it already")
         elif self.target is None and not self.path.endswith(".npz"):
-            raise ValueError("a csv or parquet file needs target, the name of the label column")
+            what = "npy file needs target, the .npy file of its labels"
+            named = "csv or parquet file needs target, the name of the label column"
+            raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
+        npy = self.test_path is not None and self.test_path.endswith(".npy")
+        if npy != (self.test_target is not None):
+            raise ValueError("test_target goes with a test_path that is a .npy file, whose labels it holds")
         return self

@@ -1,0 +1,149 @@
+"""A user's own `.npy` files, one of features and one of labels, which may be larger than memory.
+
+They are read once from end to end, in pieces, to be identified and checked (`fingerprint.py` remembers the answer);
+then only the rows of a batch are read. Not here: arrays that fit (`own_arrays.py`), how rows are read (`mapped.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpsgd_cli.data import declare, fingerprint
+from dpsgd_cli.data.dataset import Layout
+from dpsgd_cli.data.mapped import MappedPart, MappedRows, MappedSource, Selection, Stored
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.schema import Data
+
+_MOST_VALUES = 1000
+
+
+def read(data: Data, pairs: list[tuple[Path, Path]]) -> MappedSource:
+    """The training part, and the test part where a second pair of features and labels is given."""
+    unusable = [key for key in ("categorical", "drop") if getattr(data, key)]
+    if unusable or isinstance(data.bounds, dict):
+        raise DataError(
+            f"{pairs[0][0]}: a npy file has no column names; leave out {', '.join(unusable) or 'the names in bounds'},"
+            " and give data.bounds as one [low, high]"
+        )
+    if data.task == "classification" and data.classes is None:
+        raise DataError(
+            f"{pairs[0][1]}: labels that stay on disk are not searched for classes; list them: data.classes: [0, 1]"
+        )
+    hashes: dict[str, str] = {}
+    names = ((data.path, data.target), (data.test_path, data.test_target))
+    parts, first = [], None
+    for (features, labels), (path, target) in zip(pairs, names, strict=False):
+        x, y = Stored(features), Stored(labels)
+        _check_shapes(x, y, first)
+        hashes[str(path)] = _check_features(x)
+        hashes[str(target)] = _check_labels(y, data)
+        everything = Selection(len(x))
+        parts.append(MappedPart(MappedRows(x, everything, (_floating,)), MappedRows(y, everything, (_coder(data, y),))))
+        first = first or x
+    assert first is not None
+    pair = data.bounds if data.bounds is not None else (0.0, 255.0) if first.dtype == np.uint8 else None
+    classes = None if data.task == "regression" else tuple(data.classes or ())
+    said = declare.declarations(data, [], classes)
+    layout = Layout(first.shape[1:], bounds=pair)
+    return MappedSource(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
+
+
+def _check_shapes(x: Stored, y: Stored, first: Stored | None) -> None:
+    if len(x.shape) < 2 or 0 in x.shape:
+        raise DataError(f"{x.path}: the features have shape {x.shape}, but must be (N, ...) with at least one feature")
+    if y.shape != (len(x),):
+        raise DataError(f"{y.path}: the labels have shape {y.shape}, but must be ({len(x)},), one for each row of x")
+    if first is not None and x.shape[1:] != first.shape[1:]:
+        raise DataError(f"{x.path}: test rows have shape {x.shape[1:]}, training rows {first.shape[1:]}")
+    for stored in (x, y):
+        if stored.dtype.kind not in "biuf":
+            raise DataError(f"{stored.path} holds {stored.dtype}, but must hold numbers")
+
+
+def _check_features(x: Stored) -> str:
+    """Refuse values that are not finite; returns the SHA-256."""
+    per_row = int(np.prod(x.shape[1:]))
+    found = _inspected(x, values=False)
+    if found["bad"]:
+        raise DataError(
+            f"{x.path}: {found['bad']} values are NaN or infinite, the first in row {found['first'] // per_row + 1};"
+            " fill them or leave those rows out"
+        )
+    return str(found["sha256"])
+
+
+def _check_labels(y: Stored, data: Data) -> str:
+    """Refuse labels that are no public class, or not finite; returns the SHA-256."""
+    if data.task == "regression":
+        return _check_features(y)
+    if y.dtype.kind == "f":
+        raise DataError(
+            f"{y.path} holds {y.dtype}, but classes are whole numbers; for targets set data.task: regression"
+        )
+    known, found = _whole_numbers(data), _inspected(y, values=True)
+    unlisted = sorted(set(found["values"]) - set(known))
+    if unlisted:
+        raise DataError(
+            f"{y.path} holds the label {unlisted[0]}, which is not among the classes {list(known)}; add it to"
+            " data.classes"
+        )
+    return str(found["sha256"])
+
+
+def _whole_numbers(data: Data) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(str(label)) for label in data.classes or ())
+    except ValueError:
+        raise DataError(
+            f"data.classes: {list(data.classes or ())} are not all whole numbers, which the labels of npy files are"
+        ) from None
+    if len(set(numbers)) < len(numbers) or len(numbers) < 2:
+        raise DataError(f"data.classes: {list(numbers)} must be at least two different numbers")
+    return numbers
+
+
+def _coder(data: Data, y: Stored) -> Any:
+    """From labels as stored to class indices, or to targets."""
+    if data.task == "regression":
+        return lambda labels: labels.astype(np.float32)
+    known = np.array(_whole_numbers(data), dtype=np.int64)
+    order = np.argsort(known)
+    return lambda labels: order[np.searchsorted(known, labels.astype(np.int64), sorter=order)].astype(np.int64)
+
+
+def _floating(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64 if x.dtype.itemsize > 4 else np.float32, copy=False)
+
+
+def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
+    """SHA-256, how many values are not finite and which is the first; or all values there are, if they are few."""
+
+    def look_through() -> dict[str, Any]:
+        bad, first = 0, 0
+        present: set[int] = set()
+
+        def look(offset: int, piece: memoryview) -> None:
+            nonlocal bad, first
+            begin = max(stored.header - offset, 0)
+            numbers = np.frombuffer(piece[begin:], stored.dtype)
+            if values:
+                present.update(np.unique(numbers).tolist())
+                if len(present) > _MOST_VALUES:
+                    raise DataError(
+                        f"{stored.path} holds more than {_MOST_VALUES} different values: these are no classes"
+                    )
+            elif stored.dtype.kind == "f" and not np.isfinite(numbers).all():
+                wrong = ~np.isfinite(numbers)
+                if bad == 0:
+                    first = (offset + begin - stored.header) // stored.dtype.itemsize + int(wrong.argmax())
+                bad += int(wrong.sum())
+
+        digest = fingerprint.read_through(stored.path, look)
+        return {"sha256": digest, "bad": bad, "first": first, "values": sorted(int(value) for value in present)}
+
+    answer = fingerprint.found(stored.path, f"npy {values}", look_through)
+    fingerprint.found(stored.path, "sha256", lambda: {"sha256": answer["sha256"]})
+    return answer
