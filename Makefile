@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test lint types check bench reproduce-lee2018 reproduce-yu2019 clean test-kill test-slurm test-ray test-browser
+.PHONY: help venv train test lint types check bench bench-gpu reproduce-lee2018 reproduce-yu2019 clean test-kill test-slurm test-ray test-browser
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -47,7 +47,11 @@ check: lint types test ## Everything that CI runs
 
 bench: venv ## Run the benchmarks against their peers (minutes)
 	$(PIP) --quiet --editable '.[bench]'
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@set -e; for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+bench-gpu: venv ## Run the benchmarks of a GPU, on a machine that has one
+	$(PIP) --quiet --editable '.[bench]'
+	$(BIN)/python benchmarks/gpu.py
 
 reproduce-lee2018: venv ## Reproduce Lee and Kifer 2018 (needs adult, bank, ipums and kddcup99; REPEATS=20 LARGE_REPEATS=20 as published)
 	$(BIN)/python -m benchmarks.lee2018.reproduce --repeats $(REPEATS) --large-repeats $(LARGE_REPEATS) $(ARGS)
