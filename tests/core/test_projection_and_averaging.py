@@ -35,6 +35,21 @@ def test_the_lectures_average_what_steps_started_from() -> None:
     assert average.average.item() == (0 + 1 + 2 + 3 + 4) / 5
 
 
+def test_a_moving_average_weighs_iterates_as_defined() -> None:
+    """Iterate s counts (1 - d_s) times the product of all later decays; the start, the product of all of them."""
+    start, iterates = torch.full((2, 3), 5.0), torch.arange(240.0).sin().view(40, 2, 3)
+    average = make_average(schema.Ema(decay=0.7), start, [40, 40])
+    assert average is not None
+    for step, values in enumerate(iterates):
+        average.add(values, step)
+    decays = [min(0.7, (1 + step) / (10 + step)) for step in range(40)]
+    expected = start * math.prod(decays)
+    for step, values in enumerate(iterates):
+        expected = expected + (1 - decays[step]) * math.prod(decays[step + 1 :]) * values
+    torch.testing.assert_close(average.average, expected)
+    assert decays[0] == 0.1 and decays[-1] == 0.7
+
+
 def test_averages_by_name() -> None:
     values = torch.zeros(2, 3)
     assert make_average(None, values, [4, 4]) is None

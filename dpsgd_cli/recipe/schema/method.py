@@ -26,8 +26,12 @@ Optimizer = Annotated[Sgd | Adam, Field(discriminator="kind")]
 
 
 class Ema(Section):
+    """An exponential moving average that forgets the start, as in De et al. (2022)."""
+
     kind: Literal["ema"] = "ema"
-    decay: Annotated[float, Field(gt=0, lt=1)] = Field(0.999, description="Weight of the past per step.")
+    decay: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.999, description="Weight of the past in step t = 0, 1, ...: this, or (1 + t) / (10 + t) while that is less."
+    )
 
 
 class AllIterates(Section):
