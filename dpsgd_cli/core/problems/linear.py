@@ -50,7 +50,7 @@ class LinearRisk(Risk):
 
     def _chunks(self, trials: int) -> Iterator[slice]:
         # numbers of a chunk, and its rows, are to stay in cache between two passes over them
-        size = max(256, min(_CHUNK_ELEMENTS // max(1, trials), _ROW_ELEMENTS // self.rows.z.shape[1]))
+        size = max(256, min(_CHUNK_ELEMENTS // max(1, trials), _ROW_ELEMENTS // self.rows.z.shape[1]) // 16 * 16)
         for start in range(0, len(self.rows), size):
             yield slice(start, min(start + size, len(self.rows)))
 
@@ -206,10 +206,8 @@ def _at_most(values: Tensor, bound: Tensor) -> Tensor:
 
 def _log_of_product(factors: Tensor, folds: int) -> Tensor:
     """Sum of logs down the columns of `factors` (n, A), multiplying 2^folds of them before each log; (A,) float64."""
-    total = torch.zeros(factors.shape[1], dtype=torch.float64, device=factors.device)
-    for _ in range(folds):
-        half = len(factors) // 2
-        if len(factors) % 2:
-            total += factors[-1].double().log()
-        factors = factors[:half] * factors[half : 2 * half]
-    return total + factors.log().sum(dim=0, dtype=torch.float64)
+    (rows, columns), group = factors.shape, 1 << folds
+    whole = rows - rows % group
+    products = factors[:whole].view(group, whole // group, columns).prod(dim=0)
+    total = products.log_().sum(dim=0, dtype=torch.float64)
+    return total if whole == rows else total + factors[whole:].log().sum(dim=0, dtype=torch.float64)
