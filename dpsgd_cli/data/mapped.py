@@ -1,6 +1,7 @@
 """Rows that stay on disk: a memory-mapped `.npy` file, some of its rows, and what is done to each when it is read.
 
-Memory holds the rows that are asked for, never the file. A row is transformed on its own, each time it is read.
+The process allocates memory for the rows that are asked for, never for the file; what it has mapped of the file is the
+system's cache, which the system takes back when it needs memory. A row is transformed on its own, each time it is read.
 A file that shrinks while it is mapped ends the process (the operating system's SIGBUS): leave it alone until then.
 
 Not here: what a user's files must hold (`own_mapped.py`), batches and devices (`core/streamed.py`).
@@ -11,8 +12,9 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,15 @@ from dpsgd_cli.recipe.schema import Split
 
 Transform = Callable[[np.ndarray], np.ndarray]
 
-_PAGE = mmap.PAGESIZE
-_MOST_MAPPED = 1 << 26
+_MOST_MAPPED = 1 << 27
+_MAPPED_AROUND = 1 << 16  # what Linux maps around a page that is asked for, if it has it
+_READERS = 16
+_LEAST_ROWS = 64
+
+
+@cache
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_READERS, thread_name_prefix="read-rows")
 
 
 class Stored:
@@ -66,13 +75,23 @@ class Stored:
         return self._rows[:1].nbytes
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The rows (n,) in the order asked for; the disk is told of all of them before the first is waited for."""
-        if len(rows) and hasattr(mmap, "MADV_WILLNEED"):
-            begins = self.header + rows * self._row_bytes
-            for begin in np.unique(begins // _PAGE).tolist():
-                self._mapping.madvise(mmap.MADV_WILLNEED, begin * _PAGE, self._row_bytes)
-        taken = self._rows.take(rows, axis=0)
-        self._touched += len(rows) * (self._row_bytes + 2 * _PAGE)
+        """The rows (n,) in the order asked for. Several threads wait for the disk at once: it has work ahead."""
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"rows {rows.min()}..{rows.max()} of {self.path}, which has {len(self)}")
+        taken = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        parts = max(1, min(_READERS, len(rows) // _LEAST_ROWS))
+        ends = [part * len(rows) // parts for part in range(parts + 1)]
+
+        def take(part: int) -> None:
+            own = slice(ends[part], ends[part + 1])
+            # "raise" would fill a copy first; the rows were looked at above
+            self._rows.take(rows[own], axis=0, out=taken[own], mode="clip")
+
+        if parts == 1:
+            take(0)
+        else:
+            list(_readers().map(take, range(parts)))
+        self._touched += len(rows) * (self._row_bytes + _MAPPED_AROUND)
         if self._touched > _MOST_MAPPED:
             self._advise("MADV_DONTNEED")
             self._touched = 0
@@ -81,6 +100,8 @@ class Stored:
     def span(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop-1, read one after the other past the map."""
         rows = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        if stop == start:
+            return rows
         room, place = rows.data.cast("B"), self.header + start * self._row_bytes
         while len(room):
             count = os.preadv(self._file.fileno(), [room], place)

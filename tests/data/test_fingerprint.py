@@ -1,0 +1,84 @@
+"""What a file holds: its SHA-256, and that an answer is used again only while the file is the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpsgd_cli.data import fingerprint
+
+OLD = 1_600_000_000 * 10**9
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of three pieces of the size that is read at once, last written long ago."""
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(1 << 10) * (5 << 11) * 4)
+    os.utime(path, ns=(OLD, OLD))
+    return path
+
+
+def counted(path: Path, question: str = "?") -> tuple[dict[str, Any], int]:
+    """The answer, and how often the file was read for it."""
+    reads = 0
+
+    def read() -> dict[str, Any]:
+        nonlocal reads
+        reads += 1
+        return {"sha256": fingerprint.read_through(path)}
+
+    return fingerprint.found(path, question, read), reads
+
+
+def forget() -> None:
+    """Be another process."""
+    fingerprint._answers.cache_clear()
+
+
+def test_pieces_are_the_file_in_order(file: Path) -> None:
+    pieces: list[tuple[int, bytes]] = []
+    digest = fingerprint.read_through(file, lambda offset, piece: pieces.append((offset, bytes(piece))))
+    content = file.read_bytes()
+    assert b"".join(piece for _, piece in pieces) == content and len(pieces) > 1
+    assert all(content[offset : offset + len(piece)] == piece for offset, piece in pieces)
+    assert digest == hashlib.sha256(content).hexdigest() == fingerprint.sha256(file)
+
+
+def test_an_answer_is_used_again_while_the_file_is_the_same(file: Path) -> None:
+    assert counted(file)[1] == 1
+    assert counted(file)[1] == 0
+    assert counted(file, "another question")[1] == 1
+    before = fingerprint.sha256(file)
+    with file.open("r+b") as changed:
+        changed.write(b"changed")
+    os.utime(file, ns=(OLD, OLD + 1))
+    assert counted(file)[1] == 1 and fingerprint.sha256(file) != before
+
+
+def test_a_file_that_was_just_written_is_read_again(file: Path) -> None:
+    os.utime(file)
+    assert [counted(file)[1] for _ in range(2)] == [1, 1]
+
+
+def test_answers_about_large_files_outlive_the_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones do not; a damaged note, or a folder that takes none, costs another reading."""
+    monkeypatch.setattr(fingerprint, "_LARGE", 1 << 20)
+    answer, _ = counted(file)
+    forget()
+    assert counted(file) == (answer, 0)
+    notes = list((Path(os.environ["XDG_CACHE_HOME"]) / "dpsgd" / "files").glob("*.json"))
+    for note in notes:
+        note.write_text("{", encoding="utf-8")
+    forget()
+    assert counted(file) == (answer, 1)
+    monkeypatch.setattr(fingerprint, "_place", lambda state: file / "no folder" / "note.json")
+    forget()
+    assert counted(file) == (answer, 1)
+    monkeypatch.setattr(fingerprint, "_LARGE", 1 << 40)
+    forget()
+    assert counted(file) == (answer, 1)

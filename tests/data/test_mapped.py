@@ -1,0 +1,170 @@
+"""Rows on disk against the same rows in memory."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpsgd_cli.data import mapped, own_file
+from dpsgd_cli.data.mapped import MappedRows, MappedSource, Selection, Stored, TrialRows
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.schema import Data, Split
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Stored, np.ndarray]:
+    """500 rows of 2 x 3, mapped and in memory."""
+    rows = np.random.default_rng(0).random((500, 2, 3)).astype(np.float32)
+    np.save(tmp_path / "x.npy", rows)
+    return Stored(tmp_path / "x.npy"), rows
+
+
+def test_rows_are_those_of_the_file(stored: tuple[Stored, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any order, more than once, by one thread and by several, with the map given back in between."""
+    file, rows = stored
+    monkeypatch.setattr(mapped, "_MOST_MAPPED", 1)
+    for count in (0, 1, 63, 64, 1000):
+        places = np.random.default_rng(count).integers(0, 500, count)
+        assert np.array_equal(file.take(places), rows[places])
+    assert np.array_equal(file.span(3, 400), rows[3:400]) and file.span(7, 7).shape == (0, 2, 3)
+    for wrong in ([500], [-1], [3, 700]):
+        with pytest.raises(IndexError, match=r"x\.npy, which has 500"):
+            file.take(np.array(wrong))
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.asfortranarray(np.ones((3, 2))), "Fortran order"),
+        (np.ones((0, 2)), "must hold at least one row"),
+        (np.array(3.0), "must hold at least one row"),
+    ],
+)
+def test_what_cannot_be_mapped_is_refused(tmp_path: Path, array: np.ndarray, said: str) -> None:
+    np.save(tmp_path / "x.npy", array)
+    with pytest.raises(DataError, match=said):
+        Stored(tmp_path / "x.npy")
+
+
+def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(b"text")
+    with pytest.raises(DataError, match="cannot be read as a npy array"):
+        Stored(tmp_path / "x.npy")
+    np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="cannot be read as a npy array"):
+        Stored(tmp_path / "x.npy")
+
+
+def test_a_file_that_shrinks_is_noticed(stored: tuple[Stored, np.ndarray]) -> None:
+    file, _ = stored
+    with file.path.open("r+b") as shorter:
+        shorter.truncate(1000)
+    with pytest.raises(DataError, match="has become shorter"):
+        file.span(0, 500)
+
+
+@given(st.integers(2, 60), st.data())
+def test_cuts_are_disjoint_and_cover_everything(records: int, data: st.DataObject) -> None:
+    """A first and a second cut, by counts and fractions, as sets; in ascending order; fixed by the seed."""
+    everything, seed = Selection(records), data.draw(st.integers(0, 5))
+    first = Split(test=data.draw(st.integers(1, records - 1)), seed=seed)
+    rest, test = everything.cut(first)
+    assert len(test) == first.test and len(rest) == records - len(test)
+    listed = [own.at(np.arange(len(own))).tolist() for own in (rest, test)]
+    assert sorted(itertools.chain(*listed)) == list(range(records)) and all(own == sorted(own) for own in listed)
+    assert np.array_equal(Selection(records).cut(first)[1].at(np.arange(len(test))), listed[1])
+    for own, rows in zip((rest, test), listed, strict=True):
+        if len(own) > 1:
+            parts = own.cut(Split(test=1, seed=seed + 1))
+            again = [part.at(np.arange(len(part))).tolist() for part in parts]
+            assert sorted(itertools.chain(*again)) == rows and all(part == sorted(part) for part in again)
+
+
+def test_a_cut_is_a_uniform_set() -> None:
+    """4000 cuts of 3 of 6 rows: each row 2000 times, each pair 800 times, to 5 deviations (1e-5 by chance)."""
+    seen = np.zeros((4000, 6), dtype=bool)
+    for seed in range(4000):
+        test = Selection(6).cut(Split(test=3, seed=seed))[1]
+        seen[seed, test.at(np.arange(3))] = True
+    pairs = seen.astype(int).T @ seen
+    deviation = {1 / 2: np.sqrt(4000 / 4), 1 / 5: np.sqrt(4000 * 4 / 25)}
+    for i in range(6):
+        for j in range(i, 6):
+            rate = 1 / 2 if i == j else 1 / 5
+            assert abs(pairs[i, j] - 4000 * rate) < 5 * deviation[rate]
+    always = np.tile(np.arange(6) < 3, (4000, 1)).astype(int)
+    assert abs((always.T @ always)[0, 1] - 800) > 5 * deviation[1 / 5], "a set that is always the same is found"
+
+
+def test_transforms_are_those_of_rows_in_memory(stored: tuple[Stored, np.ndarray]) -> None:
+    file, rows = stored
+    rest, held_out = MappedRows(file, Selection(500)).cut(Split(test=0.3, seed=4))
+    doubled = rest.then(lambda x: 2 * x).reshape(350, 6)
+    chosen = rest.chosen.at(np.arange(350))
+    expected = 2 * rows[chosen].reshape(350, 6)
+    assert doubled.shape == (350, 6) and doubled.dtype == np.float32 and len(doubled) == 350
+    assert np.array_equal(doubled[10:200], expected[10:200]) and np.array_equal(doubled[:], expected)
+    assert doubled[5:5].shape == (0, 6)
+    places = np.array([[3, 1, 3], [349, 0, 7]])
+    assert np.array_equal(doubled.at(places), expected[places])
+    assert np.array_equal(held_out[2:9], rows[held_out.chosen.at(np.arange(2, 9))]), "scattered rows"
+    with pytest.raises(ValueError, match="stay on disk"):
+        rest.reshape(700, 3)
+
+
+def test_trials_have_transforms_of_their_own(stored: tuple[Stored, np.ndarray]) -> None:
+    file, rows = stored
+    shared = MappedRows(file, Selection(500), (lambda x: x + 1,))
+    trials = TrialRows(shared, [shared.then(lambda x: 2 * x), shared.then(lambda x: 3 * x).then(lambda x: -x)])
+    expected = np.stack([2 * (rows + 1), -3 * (rows + 1)])
+    assert trials.shape == expected.shape and len(trials) == 500
+    assert np.array_equal(trials[4:90], expected[:, 4:90])
+    places = np.array([[1, 2], [3, 1]])
+    assert np.array_equal(trials.at(places), np.stack([expected[0, [1, 2]], expected[1, [3, 1]]]))
+    assert np.array_equal(trials.at(places[:1]), expected[:, [1, 2]])
+
+
+def allocated(run: Callable[[], object]) -> float:
+    """The most that Python and NumPy held of their own while `run` ran, in MiB."""
+    tracemalloc.start()
+    run()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / 2**20
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """256 MiB of rows are checked, cut, drawn from and read through in less than an eighth of that; np.load takes all.
+
+    A file of a quarter of that size takes as much.
+    """
+
+    def use(folder: Path) -> None:
+        data = Data(path="x.npy", target="y.npy", classes=[0, 1])
+        source = own_file.open_source(data, folder)
+        assert isinstance(source, MappedSource)
+        train, test = source.train.cut(Split(test=0.01))
+        rng = np.random.default_rng(0)
+        for _ in range(20):
+            train.x.at(rng.integers(0, len(train), 1000))
+        for part in (train, test):
+            for start in range(0, len(part), 2000):
+                assert not part.x[start : start + 2000].any()
+
+    peaks = []
+    for records in (1 << 15, 1 << 17):
+        folder = tmp_path / str(records)
+        folder.mkdir()
+        np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (records, 512)).flush()
+        np.save(folder / "y.npy", (np.arange(records) % 2).astype(np.uint8))
+        peaks.append(allocated(partial(use, folder)))
+    assert max(peaks) < 32 and peaks[1] < 1.25 * peaks[0]
+    assert allocated(lambda: np.load(folder / "x.npy")) > 256 - 1
