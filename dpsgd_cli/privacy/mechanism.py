@@ -111,8 +111,7 @@ class Release:
 
 def to_record(release: Release) -> dict[str, Any]:
     """The JSON object of one ledger line; `from_record` inverts it exactly."""
-    fields = dataclasses.asdict(release.mechanism)
-    return {"mechanism": release.mechanism.kind, **fields, "count": release.count}
+    return {"mechanism": release.mechanism.kind, **vars(release.mechanism), "count": release.count}
 
 
 def from_record(record: dict[str, Any]) -> Release:
