@@ -52,6 +52,10 @@ def shrink(recipe: Recipe, has_test: bool) -> Recipe:
         content["method"]["batch_size"] = 6
     if "hidden" in content["model"]:
         content["model"]["hidden"] = [3] * len(content["model"]["hidden"])
+    if content["model"]["kind"] == "wrn":
+        content["model"] |= {"depth": 10, "width": 1}
+    if content["data"].get("augment") is not None:
+        content["data"]["augment"]["copies"] = 2
     if content["data"].get("validation") is not None:
         content["data"]["validation"].pop("records", None)
         content["data"]["validation"]["fraction"] = 0.25
