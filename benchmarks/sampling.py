@@ -5,8 +5,8 @@
 Drawing: `PoissonSampler` (expected batch 1,024), and a Bernoulli mask over all records, as samplers that look at every
 record make it. Reading: the rows of those batches from a `.npy` file of 32 bytes a record (3.2 GB at 10^8), when
 nothing of it is in memory ("cold": the system was asked to forget the file) and when all that is read is ("warm"); and
-by how much the process's own memory has grown after it. The files are made in FOLDER and removed. Times are medians. Exit
-code 1 when a batch of 10^8 records takes 10 ms to draw and read warm, or more.
+by how much the process's own memory has grown after it. The files are made in FOLDER and removed. Times are medians.
+Exit code 1 when a batch takes 10 ms to draw and read warm, or more.
 """
 
 from __future__ import annotations

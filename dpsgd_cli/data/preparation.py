@@ -82,9 +82,9 @@ def prepare(
     """
     source = own_file.open_source(data, base) if data.name is None else readers.read(card_of(data))
     steps = _steps(data, adjacency, base)
-    layouts = _plan(steps, source.layout)
     if isinstance(source, MappedSource):
         _check_on_disk(source, data, steps)
+    layouts = _plan(steps, source.layout)
     train, test = _parts(source, data)
     validation: Part | MappedPart | None = None
     if data.validation is not None:

@@ -1,0 +1,154 @@
+"""A user's own npy files: what is read and declared, and one clear message for each way to be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from dpsgd_cli import data
+from dpsgd_cli.data import own_file
+from dpsgd_cli.data.mapped import MappedSource, TrialRows
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.schema import Data
+
+X = np.random.default_rng(0).integers(0, 256, (60, 2, 3)).astype(np.uint8)
+Y = np.arange(60) % 3 * 10
+FILES: dict[str, Any] = {"path": "x.npy", "target": "y.npy", "classes": [20, 0, 10]}
+
+
+def write(folder: Path, **arrays: np.ndarray) -> Path:
+    files: dict[str, np.ndarray] = {"x": X, "y": Y, **arrays}
+    for name, array in files.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+def read(folder: Path, **changes: Any) -> MappedSource:
+    source = own_file.open_source(Data.model_validate(FILES | changes), folder)
+    assert isinstance(source, MappedSource)
+    return source
+
+
+def test_features_labels_and_what_is_declared(tmp_path: Path) -> None:
+    source = read(write(tmp_path))
+    assert np.array_equal(source.train.x[0:60], X.astype(np.float32)) and source.train.x.dtype == np.float32
+    assert source.train.y[0:6].tolist() == [1, 2, 0, 1, 2, 0], "places in the list of classes"
+    assert source.train.y.dtype == np.int64 and source.test is None and source.warnings == ()
+    assert (source.layout.shape, source.layout.bounds, source.classes) == ((2, 3), (0, 255), (20, 0, 10))
+    assert source.declarations == ("The class labels are public (recipe): 20, 0, 10.",)
+    expected = {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("x.npy", "y.npy")}
+    assert source.sha256 == expected
+
+
+def test_a_test_part_and_targets(tmp_path: Path) -> None:
+    write(tmp_path, x=X.astype(np.float64), y=Y / 4, u=X[:5] / 2, v=Y[:5].astype(np.float16))
+    changes = {"task": "regression", "classes": None, "test_path": "u.npy", "test_target": "v.npy", "bounds": [0, 300]}
+    source = read(tmp_path, **changes)
+    assert source.test is not None and len(source.test) == 5
+    assert source.train.x.dtype == np.float64 and source.layout.bounds == (0, 300)
+    assert np.array_equal(source.train.y[0:60], (Y / 4).astype(np.float32))
+    assert np.array_equal(source.test.x[0:5], X[:5] / 2) and source.classes is None
+    assert set(source.sha256) == {"x.npy", "y.npy", "u.npy", "v.npy"}
+
+
+NAN = np.where(np.arange(360).reshape(60, 2, 3) == 7, np.nan, X)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "changes", "said"),
+    [
+        ({}, {"classes": None}, r"y.npy: labels that stay on disk are not searched for classes; list them"),
+        ({}, {"classes": [0, 10]}, r"y.npy holds the label 20, which is not among the classes \[0, 10\]"),
+        ({}, {"classes": ["no", "yes"]}, r"\['no', 'yes'\] are not all whole numbers"),
+        ({}, {"classes": [20]}, "at least two different numbers"),
+        ({"y": Y / 4}, {}, r"y.npy holds float64, but classes are whole numbers; for targets set data.task"),
+        ({"y": Y[1:]}, {}, r"the labels have shape \(59,\), but must be \(60,\)"),
+        ({"y": np.arange(60 * 20)[::20], "x": X}, {"classes": [0, 20]}, "holds the label 40"),
+        ({"x": NAN}, {}, r"x.npy: 1 values are NaN or infinite, the first in row 2"),
+        ({"x": X[:, 0, 0]}, {}, r"the features have shape \(60,\), but must be \(N, ...\)"),
+        ({"x": np.full((60, 2), "a")}, {}, r"x.npy holds <U1, but must hold numbers"),
+        ({}, {"drop": ["a"]}, "has no column names; leave out drop"),
+        ({}, {"bounds": {"a": [0, 1]}}, "has no column names; leave out the names in bounds"),
+        ({"u": X[:, :1]}, {"test_path": "u.npy", "test_target": "y.npy"}, r"test rows have shape \(1, 3\)"),
+        ({}, {"target": "z.npy"}, r"no such file: .*z.npy"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], changes: dict[str, Any], said: str) -> None:
+    write(tmp_path, **arrays)
+    with pytest.raises(DataError, match=said):
+        read(tmp_path, **changes)
+
+
+def test_kinds_that_do_not_go_together(tmp_path: Path) -> None:
+    np.savez(write(tmp_path) / "u.npz", x=X, y=Y)
+    with pytest.raises(DataError, match=r"must both be .npz, both .npy or both tables, not .npy and .npz"):
+        own_file.open_source(Data.model_validate(FILES | {"test_path": "u.npz"}), tmp_path)
+    for wrong in ({"path": "x.npy"}, FILES | {"test_path": "u.npy"}, FILES | {"test_target": "v.npy"}):
+        with pytest.raises(ValidationError, match="target"):
+            Data.model_validate(wrong)
+
+
+def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng([trial, len(purpose)]).standard_normal(shape)
+
+
+STEPS: dict[str, list[dict[str, Any]]] = {
+    "scaled": [{"scale": {"to": [-1, 1]}}, {"unit-norm": {}}, {"bias": {}}],
+    "public pca": [{"scale": {}}, {"pca": {"components": 2, "public": True}}],
+    "private pca": [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 3}}, {"bias": {"value": 2}}],
+}
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_preprocessing_is_that_of_rows_in_memory(tmp_path: Path, steps: str) -> None:
+    """Train, test and validation rows, of each trial, to rounding of a projection of fewer rows at once."""
+    np.savez(tmp_path / "d.npz", x=X[:50], y=Y[:50], x_test=X[50:], y_test=Y[50:])
+    write(tmp_path, x=X[:50], y=Y[:50], u=X[50:], v=Y[50:])
+    shared = {"classes": [20, 0, 10], "preprocess": STEPS[steps]}
+    on_disk = {"path": "x.npy", "target": "y.npy", "test_path": "u.npy", "test_target": "v.npy"}
+    made = [
+        data.prepare(Data.model_validate(own | shared), tmp_path, 2, normal, "add-remove")
+        for own in ({"path": "d.npz"}, on_disk)
+    ]
+    for part in ("train_x", "train_y", "test_x", "test_y"):
+        memory, disk = (getattr(one, part) for one in made)
+        assert memory.shape == disk.shape
+        np.testing.assert_allclose(disk[0 : len(disk)], memory, rtol=1e-5, atol=1e-6)
+    assert made[0].per_trial == made[1].per_trial == isinstance(made[1].train_x, TrialRows) == (steps == "private pca")
+    assert made[0].declarations == made[1].declarations
+    assert all(np.array_equal(made[0].released[key], value) for key, value in made[1].released.items())
+
+
+def test_a_cut_for_testing_and_one_for_validation(tmp_path: Path) -> None:
+    """Disjoint, together everything, features beside their labels, and counted before anything is read."""
+    write(tmp_path, x=np.arange(120, dtype=np.float32).reshape(60, 2), y=np.arange(60) % 3)
+    own = Data.model_validate(
+        FILES
+        | {"classes": [0, 1, 2], "split": {"test": 9}, "validation": {"records": 6, "public": True}, "preprocess": []}
+    )
+    made, outline = data.prepare(own, tmp_path, 1, normal, "add-remove"), data.outline(own, tmp_path)
+    parts = [(made.train_x, made.train_y), (made.test_x, made.test_y), (made.validation_x, made.validation_y)]
+    rows = [(x[0 : len(x)][:, 0] / 2).astype(int) for x, _ in parts]
+    assert [len(own) for own in rows] == [45, 9, 6] == [outline.train_records, outline.test_records, 6]
+    assert sorted(np.concatenate(rows)) == list(range(60))
+    assert all(np.array_equal(y[0 : len(y)], own % 3) for (_, y), own in zip(parts, rows, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"preprocess": [{"scale": {"by": "standard"}}]}, "scale by standard reads all rows at once; scale by bounds"),
+        ({"features": {"kind": "scattering"}}, "data.features keeps all it extracts; extract first"),
+        ({"test_path": "x.npy", "test_target": "y.npy", "split": {}}, "give test_path or split, not both"),
+    ],
+)
+def test_what_needs_all_rows_at_once_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    write(tmp_path, x=np.zeros((60, 1, 8, 8), np.uint8))
+    own = Data.model_validate(FILES | changes)
+    with pytest.raises(DataError, match=said):
+        data.prepare(own, tmp_path, 1, normal, "add-remove")
