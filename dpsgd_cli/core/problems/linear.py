@@ -21,8 +21,9 @@ from dpsgd_cli.core.problems.losses import Logistic, MarginLoss
 from dpsgd_cli.core.problems.risk import Risk
 from dpsgd_cli.core.problems.rows import Rows
 
-_CHUNK_ELEMENTS = 1 << 17
-_ROW_ELEMENTS = 1 << 18
+# by type of device: a CPU's chunks stay in its cache, a GPU wants few large ones
+_CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
+_ROW_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 30}
 _LOG_LARGEST = 80.0
 _FAR = 1e30
 
@@ -49,8 +50,9 @@ class LinearRisk(Risk):
         return margins if self.rows.offset is None else margins.add_(self.rows.offset.unsqueeze(1))
 
     def _chunks(self, trials: int) -> Iterator[slice]:
-        # numbers of a chunk, and its rows, are to stay in cache between two passes over them
-        size = max(256, min(_CHUNK_ELEMENTS // max(1, trials), _ROW_ELEMENTS // self.rows.z.shape[1]) // 16 * 16)
+        kind = "cuda" if self.rows.z.is_cuda else "cpu"
+        size = min(_CHUNK_ELEMENTS[kind] // max(1, trials), _ROW_ELEMENTS[kind] // self.rows.z.shape[1])
+        size = max(256, size // 16 * 16)
         for start in range(0, len(self.rows), size):
             yield slice(start, min(start + size, len(self.rows)))
 
@@ -201,7 +203,9 @@ def _shared(norms: Tensor) -> Tensor:
 
 def _at_most(values: Tensor, bound: Tensor) -> Tensor:
     """The least of each of `values` (n, A) and `bound` (1,) or (A,), in place."""
-    return values.clamp_(max=float(bound)) if len(bound) == 1 else torch.minimum(values, bound, out=values)
+    if len(bound) > 1 or values.is_cuda:
+        return torch.minimum(values, bound, out=values)
+    return values.clamp_(max=float(bound))
 
 
 def _log_of_product(factors: Tensor, folds: int) -> Tensor:

@@ -23,14 +23,14 @@ _HASHED_AT_ONCE = 1 << 15
 class Rows:
     """Signed rows z (N, P), offsets (N,) or None (t = z.w + offset), norms |z| (N,), and weights (N, R or 1) or None.
 
-    `copies` (N,), falling, says how many records were merged into each row; None where none were.
+    The first `several` rows stand for more than one record each.
     """
 
     z: Tensor
     offset: Tensor | None
     norms: Tensor
     weights: Tensor | None = None
-    copies: Tensor | None = None
+    several: int = 0
 
     @classmethod
     def load(cls, x: Tensor, y: Tensor, residual: bool, bias: bool, held_out: Tensor | None = None) -> Rows:
@@ -85,11 +85,11 @@ class Rows:
         weights = self.z.new_ones(len(self), 1) if self.weights is None else self.weights
         summed = weights.new_zeros(groups, weights.shape[1]).index_add_(0, place, weights)[order]
         one_of_each = torch.empty_like(copies).scatter_(0, place, torch.arange(len(self), device=place.device))[order]
-        return Rows(self.z[one_of_each], None, self.norms[one_of_each], summed, copies[order])
+        return Rows(self.z[one_of_each], None, self.norms[one_of_each], summed, int((copies > 1).sum()))
 
     def all_single(self, chunk: slice) -> bool:
         """Whether no row of `chunk` stands for more than one record: its weights are 0 and 1."""
-        return self.copies is None or int(self.copies[chunk.start]) == 1
+        return bool(chunk.start >= self.several)
 
     @property
     def counts(self) -> Tensor | int:
