@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
+from dpsgd_cli.core.packing import Pack, Place
 
 Compare = Callable[..., dict[str, Tensor]]
 
@@ -57,3 +59,56 @@ def test_filters_below_the_floor(compare: Compare, data: st.DataObject) -> None:
         return spread(nn.Sequential(layer))
 
     compare(data, build, (2, 4, 4))
+
+
+class Twice(nn.Module):
+    """One layer at two places, whose output feeds it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = spread(WeightStandardisedConv2d(2, 2, 3, 1, 1))
+        self.last = nn.Linear(2 * 16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.layer(self.layer(x).tanh()).flatten(1))
+        return y
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_a_layer_that_is_used_twice_has_one_gradient(compare: Compare, data: st.DataObject) -> None:
+    compare(data, Twice, (2, 4, 4))
+
+
+def lopsided(outputs: Tensor) -> Tensor:
+    """A sum of outputs (..., O, H, W) that weighs every place differently, most with hardly anything."""
+    weights = 0.97 ** torch.arange(outputs.shape[-3:].numel()).to(outputs)
+    return (outputs * weights.view(outputs.shape[-3:])).sum()
+
+
+@pytest.mark.parametrize("gain", [1.0, 1e-3, 1e-6, 0.0])
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e3])
+def test_norms_are_no_less_than_the_true_ones(
+    gain: float, offset: float, random_numbers: Callable[..., Tensor]
+) -> None:
+    """Inputs that are nearly constant have gradients nearly along 1, of which the projection leaves almost nothing."""
+    x = offset + random_numbers(6, 3, 8, 8)
+
+    def build() -> nn.Module:
+        layer = WeightStandardisedConv2d(3, 4, 3, 1, 1)
+        nn.init.constant_(layer.gain, gain)
+        return nn.Sequential(layer)
+
+    pack = Pack(build, [0], Place(torch.device("cpu"), torch.float32))
+    pack.session.recording = True
+    lopsided(pack(x.float()[None])).backward()
+    pack.session.recording = False
+    found = pack.layers[0].square_norms()[0].double()
+    module = nn.Sequential(WeightStandardisedConv2d(3, 4, 3, 1, 1)).double()
+    module.load_state_dict({name: value.double() for name, value in pack.parameters_of(0).items()})
+    for row, square in zip(x, found, strict=True):
+        gradients = torch.autograd.grad(lopsided(module(row[None])), list(module.parameters()))
+        true = sum(float(g.square().sum()) for g in gradients)
+        assert float(square) >= true * (1 - 1e-5)
+        if offset == 0:
+            assert float(square) <= true * (1 + 1e-2)
