@@ -91,6 +91,6 @@ def test_patches_that_do_not_fit_are_refused() -> None:
     ],
 )
 def test_sizes_that_fit_no_model_are_refused(settings: dict[str, Any], message: str) -> None:
-    kinds = {"wrn": schema.WrnModel, "vit": schema.VitModel}
+    kinds: dict[str, Any] = {"wrn": schema.WrnModel, "vit": schema.VitModel}
     with pytest.raises(ValueError, match=message):
         kinds[settings["kind"]].model_validate(settings)
