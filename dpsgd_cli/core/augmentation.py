@@ -73,7 +73,9 @@ class Augmentation:
 
     def _draw(self, records: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Offsets 0..2 crop downwards and to the right, and whether to mirror: (R, K, B) each."""
-        keys = _mixed(self.keys.to(records.device) + _mixed(torch.tensor(step, device=records.device)))
+        if self.keys.device != records.device:
+            self.keys = self.keys.to(records.device)
+        keys = _mixed(self.keys + int(_mixed(torch.tensor(step))))
         copy = torch.arange(self.copies, device=records.device).view(1, -1, 1)
         bits = _mixed(keys.view(-1, 1, 1) + _mixed(records.unsqueeze(1) * self.copies + copy))
         low = (1 << _BITS) - 1
