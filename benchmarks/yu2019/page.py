@@ -202,7 +202,7 @@ def _cifar(results: Results) -> Section:
         "",
         "The paper's features are those of VGG16 trained on ImageNet; 1,000 hidden units are trained on 60 of their",
         "components, in batches of 200. Ours are a wavelet scattering transform, which needs no data, and one dense",
-        "layer is trained on them in batches of 8,000: the noise of an epoch is the same for any size. The test set here",
-        "is the first 1,000 records where only those are on disk.",
+        "layer is trained on them in batches of 8,000: the noise of an epoch is the same for any size. The test set",
+        "here is the first 1,000 records where only those are on disk.",
     ]
     return Section("CIFAR-10, frozen features", [*_rows(("schedule", "paper", "ours", "epochs"), rows), *said])
