@@ -37,10 +37,10 @@ METHODS = {
     "non-private": "NonPrivate",
     _NO_L2: "NonPrivate, no L2 term",
     "dp-agd-better": "DP-AGD, better split",
-    "dp-gd-plain": "DP-GD, exact",
-    "dp-gd": "DP-GD, exact, scaled features",
-    "dp-gd-momentum": "the same with momentum",
-    "dp-gd-bounds": "the same with narrower bounds",
+    "dp-gd-plain": "DP-GD",
+    "dp-gd": "DP-GD, scaled features",
+    "dp-gd-momentum": "DP-GD, scaled features, momentum",
+    "dp-gd-bounds": "DP-GD, scaled features, narrower bounds",
 }
 
 # Narrower public bounds: gains of 20,000 dollars, calls of half an hour, the payload of one Ethernet frame. The columns

@@ -41,6 +41,7 @@ class Asked:
     epsilons: tuple[float, ...] = cases.EPSILONS
     repeats: int = 4
     large_repeats: int = 1
+    study_repeats: int = 2
 
     @property
     def runs(self) -> Path:
@@ -126,7 +127,7 @@ def study(key: str, asked: Asked) -> dict[float, dict[Any, Cell]]:
     """DP-AGD on Adult with one parameter changed, at each budget."""
     found: dict[float, dict[Any, Cell]] = {epsilon: {} for epsilon in asked.epsilons}
     for value in cases.STUDIES[key]:
-        changes = [*cases.overrides("dp-agd", "adult", "logistic", asked.repeats), f"method.{key}={value}"]
+        changes = [*cases.overrides("dp-agd", "adult", "logistic", asked.study_repeats), f"method.{key}={value}"]
         for epsilon, cell in zip(asked.epsilons, run(asked.budgets("dp-agd", changes), asked.runs), strict=True):
             found[epsilon][value] = cell
         print(f"study of {key}: {value} done", file=sys.stderr, flush=True)
