@@ -1,6 +1,6 @@
 """Rows that stay on disk, as a table: read when a step asks for them, by a thread that is one batch ahead.
 
-Not here: how rows are read (`data/mapped.py`), tables in memory (`tensors.py`), which rows a step sees (`sampling.py`).
+Not here: reading rows (`data/on_disk.py`), tables in memory (`tensors.py`), which rows a step sees (`sampling.py`).
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from dpsgd_cli.data.mapped import MappedRows, TrialRows
+    from dpsgd_cli.data.on_disk import DiskRows, TrialRows
 
 
-Rows: TypeAlias = "np.ndarray | MappedRows | TrialRows"
+Rows: TypeAlias = "np.ndarray | DiskRows | TrialRows"
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,19 @@
-"""Rows that stay on disk: a memory-mapped `.npy` file, some of its rows, and what is done to each when it is read.
+"""Rows that stay on disk: a `.npy` file larger than memory, some of its rows, and what is done to each when it is read.
 
-The process allocates memory for the rows that are asked for, never for the file; what it has mapped of the file is the
-system's cache, which the system takes back when it needs memory. A row is transformed on its own, each time it is read.
-A file that shrinks while it is mapped ends the process (the operating system's SIGBUS): leave it alone until then.
+A process holds the rows that are asked for and nothing else. They are read by their place in the file, not through a
+memory map: pages of a map count as the process's memory until the system takes them back, cost more to touch for the
+first time than a read (`benchmarks/sampling.py` measures both), and end the process without a word where the file
+has become shorter. A row is transformed on its own, each time it is read.
 
-Not here: what a user's files must hold (`own_mapped.py`), batches and devices (`core/streamed.py`).
+Not here: what a user's files must hold (`own_npy.py`), batches and devices (`core/streamed.py`).
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,9 @@ from dpsgd_cli.recipe.schema import Split
 
 Transform = Callable[[np.ndarray], np.ndarray]
 
-_MOST_MAPPED = 1 << 27
-_MAPPED_AROUND = 1 << 16  # what Linux maps around a page that is asked for, if it has it
-_READERS = 16
-_LEAST_ROWS = 64
-
-
-@cache
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_READERS, thread_name_prefix="read-rows")
-
 
 class Stored:
-    """The rows of a C-ordered `.npy` file. Raises DataError for files that cannot be mapped."""
+    """The rows of a C-ordered `.npy` file. Raises DataError for files whose rows cannot be found by their number."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -53,49 +42,27 @@ class Stored:
             )
         self.path = path
         self.header: int = array.offset
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype = array.dtype
+        self._row_bytes = array[:1].nbytes
         self._file = path.open("rb")
-        self._mapping: mmap.mmap = array.base
-        self._rows = np.asarray(array)
-        self._touched = 0
-        self._advise("MADV_RANDOM")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._rows.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self._rows.dtype
 
     def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def _row_bytes(self) -> int:
-        return self._rows[:1].nbytes
+        return self.shape[0]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The rows (n,) in the order asked for. Several threads wait for the disk at once: it has work ahead."""
+        """The rows (n,) in the order asked for. The disk is told of all of them before the first is waited for."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows {rows.min()}..{rows.max()} of {self.path}, which has {len(self)}")
-        taken = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        parts = max(1, min(_READERS, len(rows) // _LEAST_ROWS))
-        ends = [part * len(rows) // parts for part in range(parts + 1)]
-
-        def take(part: int) -> None:
-            own = slice(ends[part], ends[part + 1])
-            # "raise" would fill a copy first; the rows were looked at above
-            self._rows.take(rows[own], axis=0, out=taken[own], mode="clip")
-
-        if parts == 1:
-            take(0)
-        else:
-            list(_readers().map(take, range(parts)))
-        self._touched += len(rows) * (self._row_bytes + _MAPPED_AROUND)
-        if self._touched > _MOST_MAPPED:
-            self._advise("MADV_DONTNEED")
-            self._touched = 0
-        return taken
+        file, size = self._file.fileno(), self._row_bytes
+        places: list[int] = (self.header + rows * size).tolist()
+        if hasattr(os, "posix_fadvise"):
+            for place in places:
+                os.posix_fadvise(file, place, size, os.POSIX_FADV_WILLNEED)
+        taken = bytearray().join([os.pread(file, size, place) for place in places])
+        if len(taken) < size * len(rows):
+            raise self._shorter()
+        return np.frombuffer(taken, self.dtype).reshape(len(rows), *self.shape[1:])
 
     def span(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop-1, read one after the other past the map."""
@@ -106,14 +73,12 @@ class Stored:
         while len(room):
             count = os.preadv(self._file.fileno(), [room], place)
             if count == 0:
-                raise DataError(f"{self.path} has become shorter while it was read; train again with the whole file")
+                raise self._shorter()
             room, place = room[count:], place + count
         return rows
 
-    def _advise(self, advice: str) -> None:
-        """What the map is used for, where the system takes such advice. MADV_DONTNEED gives its pages back to it."""
-        if hasattr(mmap, advice):
-            self._mapping.madvise(getattr(mmap, advice))
+    def _shorter(self) -> DataError:
+        return DataError(f"{self.path} has become shorter while it was read; train again with the whole file")
 
 
 @dataclass(frozen=True)
@@ -166,7 +131,7 @@ def _drawn(records: int, count: int, seed: int) -> np.ndarray:
     return found if fewer == count else np.setdiff1d(np.arange(records), found)
 
 
-class MappedRows:
+class DiskRows:
     """Chosen rows of a file, each put through `transforms` when it is read. Read by many threads at once."""
 
     def __init__(self, stored: Stored, chosen: Selection, transforms: tuple[Transform, ...] = ()) -> None:
@@ -195,16 +160,16 @@ class MappedRows:
             rows = transform(rows)
         return rows
 
-    def then(self, transform: Transform) -> MappedRows:
+    def then(self, transform: Transform) -> DiskRows:
         """The same rows, transformed further."""
-        return MappedRows(self.stored, self.chosen, (*self.transforms, transform))
+        return DiskRows(self.stored, self.chosen, (*self.transforms, transform))
 
-    def cut(self, split: Split) -> tuple[MappedRows, MappedRows]:
+    def cut(self, split: Split) -> tuple[DiskRows, DiskRows]:
         """The rest, and the rows that `split` holds out; of features and labels alike."""
         rest, held_out = self.chosen.cut(split)
-        return MappedRows(self.stored, rest, self.transforms), MappedRows(self.stored, held_out, self.transforms)
+        return DiskRows(self.stored, rest, self.transforms), DiskRows(self.stored, held_out, self.transforms)
 
-    def reshape(self, *shape: int) -> MappedRows:
+    def reshape(self, *shape: int) -> DiskRows:
         """The same with every row flattened: the one other shape that statistics of rows ask for."""
         if shape != (len(self), int(np.prod(self.shape[1:]))):
             raise ValueError(f"rows of shape {self.shape} stay on disk and are flattened, not reshaped to {shape}")
@@ -231,7 +196,7 @@ class MappedRows:
 class TrialRows:
     """The same rows for every trial, put through transforms of each trial's own: (R, N, ...)."""
 
-    def __init__(self, shared: MappedRows, trials: Sequence[MappedRows]) -> None:
+    def __init__(self, shared: DiskRows, trials: Sequence[DiskRows]) -> None:
         self.shared = shared
         self._own = [own.transforms[len(shared.transforms) :] for own in trials]
         self.shape = (len(trials), *trials[0].shape)
@@ -258,28 +223,28 @@ class TrialRows:
 
 
 @dataclass(frozen=True)
-class MappedPart:
+class DiskPart:
     """`dataset.Part` on disk: features, and labels as class indices or targets."""
 
-    x: MappedRows
-    y: MappedRows
+    x: DiskRows
+    y: DiskRows
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def cut(self, split: Split) -> tuple[MappedPart, MappedPart]:
+    def cut(self, split: Split) -> tuple[DiskPart, DiskPart]:
         """The rest, and the rows that `split` holds out."""
         (x, held_x), (y, held_y) = self.x.cut(split), self.y.cut(split)
-        return MappedPart(x, y), MappedPart(held_x, held_y)
+        return DiskPart(x, y), DiskPart(held_x, held_y)
 
 
 @dataclass(frozen=True)
-class MappedSource:
+class DiskSource:
     """`dataset.Source` on disk."""
 
     name: str
-    train: MappedPart
-    test: MappedPart | None
+    train: DiskPart
+    test: DiskPart | None
     layout: Layout
     classes: tuple[Any, ...] | None
     declarations: tuple[str, ...]

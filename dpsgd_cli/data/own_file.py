@@ -1,34 +1,34 @@
 """Reading a user's own csv, parquet, npz or npy file as the recipe's `data:` section describes it.
 
 Whatever is read from the file for want of a declaration (class labels, category values) is declared public, with
-a warning. Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`, `own_mapped.py`).
+a warning. Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`, `own_npy.py`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from dpsgd_cli.data import own_arrays, own_mapped, own_table
+from dpsgd_cli.data import own_arrays, own_npy, own_table
 from dpsgd_cli.data.dataset import Source
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.mapped import MappedSource
+from dpsgd_cli.data.on_disk import DiskSource
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data
 
 ARRAYS = ".npz"
-MAPPED = ".npy"
+ROWS = ".npy"
 
 
-def open_source(data: Data, base: Path) -> Source | MappedSource:
-    """Read `data.path` (and `data.test_path`), relative to `base`, or map it where it is a npy file.
+def open_source(data: Data, base: Path) -> Source | DiskSource:
+    """Read `data.path` (and `data.test_path`), relative to `base`, or open it where it is a npy file.
 
     Raises DataError for anything unusable.
     """
     paths, kinds = _paths(data, base)
-    if kinds[0] != MAPPED:
+    if kinds[0] != ROWS:
         return read(data, base)
     labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
-    return own_mapped.read(data, list(zip(paths, labels, strict=True)))
+    return own_npy.read(data, list(zip(paths, labels, strict=True)))
 
 
 def read(data: Data, base: Path) -> Source:
@@ -45,25 +45,24 @@ def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
     assert data.path is not None
     paths = [_existing(base / name) for name in (data.path, data.test_path) if name is not None]
     kinds = [_kind_of(path) for path in paths]
-    if len({kind if kind in (ARRAYS, MAPPED) else "table" for kind in kinds}) > 1:
+    if len({kind if kind in (ARRAYS, ROWS) else "table" for kind in kinds}) > 1:
         raise DataError(
-            f"data.path and data.test_path must both be {ARRAYS}, both {MAPPED} or both tables, not"
-            f" {' and '.join(kinds)}"
+            f"data.path and data.test_path must both be {ARRAYS}, both {ROWS} or both tables, not {' and '.join(kinds)}"
         )
     return paths, kinds
 
 
 def names(data: Data) -> list[str]:
     """The files that the recipe names, as it gives them."""
-    mapped = data.path is not None and data.path.endswith(MAPPED)
-    given = (data.path, data.test_path, *((data.target, data.test_target) if mapped else ()))
+    npy = data.path is not None and data.path.endswith(ROWS)
+    given = (data.path, data.test_path, *((data.target, data.test_target) if npy else ()))
     return [name for name in given if name is not None]
 
 
 def _kind_of(path: Path) -> str:
     """The ending that says how to read `path`."""
     kind = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
-    known = (*own_table.KINDS, ARRAYS, MAPPED)
+    known = (*own_table.KINDS, ARRAYS, ROWS)
     if kind.lower() not in known:
         raise DataError(f"{path}: unknown kind of file; data.path takes {', '.join(known)}")
     return kind.lower()

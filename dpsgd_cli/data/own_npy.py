@@ -1,7 +1,7 @@
 """A user's own `.npy` files, one of features and one of labels, which may be larger than memory.
 
 They are read once from end to end, in pieces, to be identified and checked (`fingerprint.py` remembers the answer);
-then only the rows of a batch are read. Not here: arrays that fit (`own_arrays.py`), how rows are read (`mapped.py`).
+then only the rows of a batch are read. Not here: arrays that fit (`own_arrays.py`), how rows are read (`on_disk.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 
 from dpsgd_cli.data import declare, fingerprint
 from dpsgd_cli.data.dataset import Layout
-from dpsgd_cli.data.mapped import MappedPart, MappedRows, MappedSource, Selection, Stored
+from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, Selection, Stored
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data
 
 _MOST_VALUES = 1000
 
 
-def read(data: Data, pairs: list[tuple[Path, Path]]) -> MappedSource:
+def read(data: Data, pairs: list[tuple[Path, Path]]) -> DiskSource:
     """The training part, and the test part where a second pair of features and labels is given."""
     unusable = [key for key in ("categorical", "drop") if getattr(data, key)]
     if unusable or isinstance(data.bounds, dict):
@@ -41,14 +41,14 @@ def read(data: Data, pairs: list[tuple[Path, Path]]) -> MappedSource:
         hashes[str(path)] = _check_features(x)
         hashes[str(target)] = _check_labels(y, data)
         everything = Selection(len(x))
-        parts.append(MappedPart(MappedRows(x, everything, (_floating,)), MappedRows(y, everything, (_coder(data, y),))))
+        parts.append(DiskPart(DiskRows(x, everything, (_floating,)), DiskRows(y, everything, (_coder(data, y),))))
         first = first or x
     assert first is not None
     pair = data.bounds if data.bounds is not None else (0.0, 255.0) if first.dtype == np.uint8 else None
     classes = None if data.task == "regression" else tuple(data.classes or ())
     said = declare.declarations(data, [], classes)
     layout = Layout(first.shape[1:], bounds=pair)
-    return MappedSource(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
+    return DiskSource(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
 
 
 def _check_shapes(x: Stored, y: Stored, first: Stored | None) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from dpsgd_cli.data import catalog, own_file, preprocess, readers
 from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Rows, Source
 from dpsgd_cli.data.features import Extract, extractor
-from dpsgd_cli.data.mapped import MappedPart, MappedRows, MappedSource, TrialRows
+from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, TrialRows
 from dpsgd_cli.data.recipe_bounds import card_of
 from dpsgd_cli.data.splits import count_test, cut, pool, validation_split
 from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
@@ -42,7 +42,7 @@ def outline(data: schema.Data, base: Path) -> Outline:
     steps = _steps(data, "add-remove", base)
     if data.name is None:
         source = own_file.open_source(data, base)
-        if isinstance(source, MappedSource):
+        if isinstance(source, DiskSource):
             _check_on_disk(source, data, steps)
         train, test = len(source.train), len(source.test) if source.test else 0
         layout, classes, said = source.layout, source.classes, source.declarations
@@ -82,11 +82,11 @@ def prepare(
     """
     source = own_file.open_source(data, base) if data.name is None else readers.read(card_of(data))
     steps = _steps(data, adjacency, base)
-    if isinstance(source, MappedSource):
+    if isinstance(source, DiskSource):
         _check_on_disk(source, data, steps)
     layouts = _plan(steps, source.layout)
     train, test = _parts(source, data)
-    validation: Part | MappedPart | None = None
+    validation: Part | DiskPart | None = None
     if data.validation is not None:
         train, validation = _cut(train, validation_split(data.validation))
     pipeline = Pipeline(steps, layouts, dict(released or {}))
@@ -171,12 +171,12 @@ class Room:
 
     def __init__(self, part: Rows, trials: int, shape: tuple[int, ...]) -> None:
         self._part = part
-        self._trials: list[MappedRows] = []
-        on_disk = isinstance(part, MappedRows)
+        self._trials: list[DiskRows] = []
+        on_disk = isinstance(part, DiskRows)
         self._room = None if on_disk else np.empty((trials, len(part), *shape), np.float32)
 
     def put(self, trial: int, rows: Rows) -> None:
-        if isinstance(rows, MappedRows):
+        if isinstance(rows, DiskRows):
             self._trials.append(rows)
         else:
             assert self._room is not None and isinstance(rows, np.ndarray)
@@ -186,7 +186,7 @@ class Room:
     def filled(self) -> Rows:
         if self._room is not None:
             return self._room
-        assert isinstance(self._part, MappedRows)
+        assert isinstance(self._part, DiskRows)
         return TrialRows(self._part, self._trials)
 
 
@@ -196,7 +196,7 @@ def _fitted(rows: Rows) -> np.ndarray:
 
 
 def _through(transform: Transform, rows: Rows) -> Rows:
-    if isinstance(rows, MappedRows):
+    if isinstance(rows, DiskRows):
         return rows.then(transform)
     assert isinstance(rows, np.ndarray)
     return transform(rows)
@@ -241,10 +241,10 @@ def _split(data: schema.Data, has_test: bool) -> schema.Split | None:
     return schema.Split() if data.name is None else catalog.load_card(data.name).split
 
 
-def _parts(source: Source | MappedSource, data: schema.Data) -> tuple[Part | MappedPart, Part | MappedPart]:
+def _parts(source: Source | DiskSource, data: schema.Data) -> tuple[Part | DiskPart, Part | DiskPart]:
     """A split named in the recipe is cut from ALL rows, the files' own test rows included."""
     split = _split(data, source.test is not None)
-    if isinstance(source, MappedSource):
+    if isinstance(source, DiskSource):
         if source.test is None:
             return source.train.cut(split or schema.Split())
         if split is not None:
@@ -257,11 +257,11 @@ def _parts(source: Source | MappedSource, data: schema.Data) -> tuple[Part | Map
     return source.train, source.test
 
 
-def _cut(part: Part | MappedPart, split: schema.Split) -> tuple[Part | MappedPart, Part | MappedPart]:
-    return part.cut(split) if isinstance(part, MappedPart) else cut(part, split)
+def _cut(part: Part | DiskPart, split: schema.Split) -> tuple[Part | DiskPart, Part | DiskPart]:
+    return part.cut(split) if isinstance(part, DiskPart) else cut(part, split)
 
 
-def _check_on_disk(source: MappedSource, data: schema.Data, steps: Sequence[Step]) -> None:
+def _check_on_disk(source: DiskSource, data: schema.Data, steps: Sequence[Step]) -> None:
     """Refuse what would need all rows in memory."""
     if data.features is not None:
         raise DataError(

@@ -26,7 +26,7 @@ from dpsgd_cli.core.sampling import Batch, FullSampler, PartSampler, Sampler
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
-from tests.conftest import GRADIENT, WAYS, Train, WriteRecipe, recipe_writer
+from tests.conftest import GRADIENT, OWN, WAYS, Train, WriteRecipe, recipe_writer
 
 ROOT = Path(__file__).parents[2]
 ALONE = {
@@ -35,12 +35,13 @@ ALONE = {
     "private-selection": "method private-selection trains in one process, not in 2",
     "dp-agd": "method dp-agd trains in one process, not in 2",
 }
-TOGETHER = [*(way for way in WAYS if way not in ALONE), "folds", "sgd"]
+TOGETHER = [*(way for way in WAYS if way not in ALONE), "folds", "sgd", "on-disk"]
 CONVEX: dict[str, Any] = {"data": {"name": "breast-cancer"}, "model": {"kind": "convex"}, "runtime": {"device": "cpu"}}
 CASES: dict[str, dict[str, Any]] = {
     **WAYS,
     "folds": {"folds": 3},
     "sgd": {"method": GRADIENT | {"kind": "sgd"}, "privacy": None},
+    "on-disk": {"data": OWN | {"path": "x.npy", "target": "y.npy"}},
     "single": CONVEX
     | {
         "method": {"kind": "dp-sgd", "batching": "single", "learning_rate": 0.1},
@@ -102,6 +103,9 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
     """All recipes of CASES trained by two processes."""
     folder = tmp_path_factory.mktemp("together")
     write = recipe_writer(folder)
+    with np.load(folder / "tiny.npz") as arrays:
+        np.save(folder / "x.npy", arrays["x"])
+        np.save(folder / "y.npy", arrays["y"])
     for name, sections in CASES.items():
         write(name=name, save_model=True, **sections).rename(folder / f"{name}.yaml")
     for ended in side_by_side([str(Path(__file__).with_name("two_processes.py")), str(folder)], folder):

@@ -14,7 +14,7 @@ from dpsgd_cli.core.sampling import Batch, FullSampler, PoissonSampler, Sampler,
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.mapped import MappedRows, Selection, Stored, TrialRows
+from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored, TrialRows
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.results import store
 from tests.conftest import GRADIENT, OWN, PCA, WAYS, StopAt, Train, WriteRecipe
@@ -28,7 +28,7 @@ def tables(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Table, Strea
     x, y = np.random.default_rng(0).random((40, 2, 2)).astype(np.float32), np.arange(40) % 3
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
-    features, labels = (MappedRows(Stored(tmp_path / name), Selection(40)) for name in ("x.npy", "y.npy"))
+    features, labels = (DiskRows(Stored(tmp_path / name), Selection(40)) for name in ("x.npy", "y.npy"))
     if request.param == "shared":
         memory = Table.load(x, y, False, CPU, torch.float64)
         return memory, StreamedTable.open(features, labels, False, CPU, torch.float64)

@@ -13,24 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.data import mapped, own_file
-from dpsgd_cli.data.mapped import MappedRows, MappedSource, Selection, Stored, TrialRows
+from dpsgd_cli.data import own_file
+from dpsgd_cli.data.on_disk import DiskRows, DiskSource, Selection, Stored, TrialRows
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data, Split
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> tuple[Stored, np.ndarray]:
-    """500 rows of 2 x 3, mapped and in memory."""
+    """500 rows of 2 x 3, on disk and in memory."""
     rows = np.random.default_rng(0).random((500, 2, 3)).astype(np.float32)
     np.save(tmp_path / "x.npy", rows)
     return Stored(tmp_path / "x.npy"), rows
 
 
-def test_rows_are_those_of_the_file(stored: tuple[Stored, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any order, more than once, by one thread and by several, with the map given back in between."""
+def test_rows_are_those_of_the_file(stored: tuple[Stored, np.ndarray]) -> None:
+    """In any order, more than once."""
     file, rows = stored
-    monkeypatch.setattr(mapped, "_MOST_MAPPED", 1)
     for count in (0, 1, 63, 64, 1000):
         places = np.random.default_rng(count).integers(0, 500, count)
         assert np.array_equal(file.take(places), rows[places])
@@ -48,7 +47,7 @@ def test_rows_are_those_of_the_file(stored: tuple[Stored, np.ndarray], monkeypat
         (np.array(3.0), "must hold at least one row"),
     ],
 )
-def test_what_cannot_be_mapped_is_refused(tmp_path: Path, array: np.ndarray, said: str) -> None:
+def test_what_has_no_rows_in_order_is_refused(tmp_path: Path, array: np.ndarray, said: str) -> None:
     np.save(tmp_path / "x.npy", array)
     with pytest.raises(DataError, match=said):
         Stored(tmp_path / "x.npy")
@@ -69,6 +68,8 @@ def test_a_file_that_shrinks_is_noticed(stored: tuple[Stored, np.ndarray]) -> No
         shorter.truncate(1000)
     with pytest.raises(DataError, match="has become shorter"):
         file.span(0, 500)
+    with pytest.raises(DataError, match="has become shorter"):
+        file.take(np.array([1, 499]))
 
 
 @given(st.integers(2, 60), st.data())
@@ -106,7 +107,7 @@ def test_a_cut_is_a_uniform_set() -> None:
 
 def test_transforms_are_those_of_rows_in_memory(stored: tuple[Stored, np.ndarray]) -> None:
     file, rows = stored
-    rest, held_out = MappedRows(file, Selection(500)).cut(Split(test=0.3, seed=4))
+    rest, held_out = DiskRows(file, Selection(500)).cut(Split(test=0.3, seed=4))
     doubled = rest.then(lambda x: 2 * x).reshape(350, 6)
     chosen = rest.chosen.at(np.arange(350))
     expected = 2 * rows[chosen].reshape(350, 6)
@@ -122,7 +123,7 @@ def test_transforms_are_those_of_rows_in_memory(stored: tuple[Stored, np.ndarray
 
 def test_trials_have_transforms_of_their_own(stored: tuple[Stored, np.ndarray]) -> None:
     file, rows = stored
-    shared = MappedRows(file, Selection(500), (lambda x: x + 1,))
+    shared = DiskRows(file, Selection(500), (lambda x: x + 1,))
     trials = TrialRows(shared, [shared.then(lambda x: 2 * x), shared.then(lambda x: 3 * x).then(lambda x: -x)])
     expected = np.stack([2 * (rows + 1), -3 * (rows + 1)])
     assert trials.shape == expected.shape and len(trials) == 500
@@ -150,7 +151,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     def use(folder: Path) -> None:
         data = Data(path="x.npy", target="y.npy", classes=[0, 1])
         source = own_file.open_source(data, folder)
-        assert isinstance(source, MappedSource)
+        assert isinstance(source, DiskSource)
         train, test = source.train.cut(Split(test=0.01))
         rng = np.random.default_rng(0)
         for _ in range(20):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from dpsgd_cli import data
 from dpsgd_cli.data import own_file
-from dpsgd_cli.data.mapped import MappedSource, TrialRows
+from dpsgd_cli.data.on_disk import DiskSource, TrialRows
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data
 
@@ -28,9 +28,9 @@ def write(folder: Path, **arrays: np.ndarray) -> Path:
     return folder
 
 
-def read(folder: Path, **changes: Any) -> MappedSource:
+def read(folder: Path, **changes: Any) -> DiskSource:
     source = own_file.open_source(Data.model_validate(FILES | changes), folder)
-    assert isinstance(source, MappedSource)
+    assert isinstance(source, DiskSource)
     return source
 
 
