@@ -100,32 +100,25 @@ def study(key: str, found: dict[float, dict[Any, Cell]], asked: Asked) -> list[s
 
 
 def times(figures: list[Figure], asked: Asked) -> list[str]:
-    """Processor seconds of every method that was run whole, and of the paper's seven together."""
+    """Processor seconds of every method, for figures whose packs were all run whole, and of the paper's seven."""
     kept = runs.seconds(asked.runs)
-    measured = {
-        f"{cases.TITLES[one.data]}, {one.loss}": {
-            method: kept[clock]["processor"]
-            for method in one.cells
-            if (clock := runs.clock_of(one.data, one.loss, method, asked)) in kept
-        }
-        for one in figures
-    }
-    measured = {name: row for name, row in measured.items() if row}
+    measured = {}
+    for one in figures:
+        clocks = {method: runs.clock_of(one.data, one.loss, method, asked) for method in one.cells}
+        row = {method: kept[clock]["processor"] for method, clock in clocks.items() if clock in kept}
+        if set(cases.OF_FIGURE_2) <= set(row):
+            measured[f"{cases.TITLES[one.data]}, {one.loss}"] = row
     if not measured:
         return []
     text = [
         "## Time",
         "",
         f"Processor seconds, all threads together, of {len(asked.epsilons)} budgets with all trials:",
-        "",
     ]
-    text += ["| method | " + " | ".join(measured) + " |", "| --- |" + " ---: |" * len(measured)]
+    text += ["", "| method | " + " | ".join(measured) + " |", "| --- |" + " ---: |" * len(measured)]
     for method, title in cases.METHODS.items():
         texts = [f"{row[method]:.0f}" if method in row else "" for row in measured.values()]
         text.append(f"| {title} | " + " | ".join(texts) + " |")
-    whole = [
-        f"{sum(row[m] for m in cases.OF_FIGURE_2) / 60:.1f}" if set(cases.OF_FIGURE_2) <= set(row) else ""
-        for row in measured.values()
-    ]
+    whole = [f"{sum(row[method] for method in cases.OF_FIGURE_2) / 60:.1f}" for row in measured.values()]
     text.append("| the paper's seven (DP-AGD to SGD-MA, NonPrivate), minutes | " + " | ".join(whole) + " |")
     return [*text, ""]
