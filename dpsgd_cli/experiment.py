@@ -370,6 +370,7 @@ def _timing(trials: Trials, own: int, epochs: int) -> dict[str, Any]:
         "steps": epochs * trials.method.steps,
         "examples_per_second": rate,
         "pack_trials": trials.context.trials,
+        "processes": trials.context.team.size,
     }
 
 
