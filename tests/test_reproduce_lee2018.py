@@ -52,6 +52,16 @@ def test_a_method_that_fails_is_told_and_left_out(
     assert "PrivGene failed: it broke" in page.figure(found, asked)
 
 
+def test_an_accuracy_that_falls_with_its_objective_is_remarked_on(tmp_path: Path) -> None:
+    def drawn(accuracies: list[float]) -> str:
+        cells = {e: Cell(a, 0.001, 1 / e, 5) for e, a in zip((0.1, 0.4, 1.6), accuracies, strict=True)}
+        return "\n".join(page.figure(runs.Figure("bank", "svm", {"dp-agd": cells}, {}), Asked(tmp_path)))
+
+    assert "falls from 0.8900 to 0.8830 while its objective goes on falling" in drawn([0.85, 0.89, 0.883])
+    assert "goes on falling" not in drawn([0.85, 0.88, 0.89])
+    assert "goes on falling" not in drawn([0.85, 0.89, 0.8885])
+
+
 def test_variants_change_the_step_of_their_own_data_set() -> None:
     label = "... momentum 0.9, a fifth of the step"
     assert "method.learning_rate=1" in cases.variant_overrides(label, "adult", 4)[1]

@@ -56,8 +56,24 @@ def figure(found: Figure, asked: Asked) -> list[str]:
     pictures.figure(found, asked.out / f"{name}.png")
     text = [f"## {cases.TITLES[found.data]}, {found.loss}", "", trials_of(found.cells), ""]
     text += [f"{cases.METHODS[method]} failed: {why}" for method, why in found.failed.items()]
+    text += _remark(found)
     text += [*table(found.cells, "method|eps"), "", "Objective:", "", *table(found.cells, "method|eps", True), ""]
     return [*text, f"![accuracy and objective by epsilon]({name}.png)", ""]
+
+
+def _remark(found: Figure) -> list[str]:
+    """A sentence where DP-AGD's accuracy falls although its objective does, which the paper saw on Bank's SVM."""
+    row = list(found.cells["dp-agd"].values()) if "dp-agd" in found.cells else []
+    objectives = [cell.objective for cell in row]
+    if not row or objectives != sorted(objectives, reverse=True):
+        return []
+    best, last = max(row, key=lambda cell: cell.accuracy), row[-1]
+    if last.accuracy + last.margin >= best.accuracy - best.margin:
+        return []
+    said = (
+        f"DP-AGD's accuracy falls from {best.accuracy:.4f} to {last.accuracy:.4f} while its objective goes on falling"
+    )
+    return [said + ", as the paper saw on Bank with the SVM.", ""]
 
 
 def variants(data: str, found: Mapping[str, Mapping[float, Cell]]) -> list[str]:
