@@ -22,6 +22,8 @@ KDDCup99 have Adult's settings as they are. The narrower bounds are gains of up 
 to half an hour on Bank and the payload of one Ethernet frame on KDDCup99; the columns of IPUMS-BR have no names, so
 there are none.
 
+KDDCup99 has no row without an L2 term: L-BFGS takes too long there.
+
 The SVM is the hinge loss; ObjPert and OutPert need a smooth one and take the Huber SVM, whose objective is another.
 """
 
