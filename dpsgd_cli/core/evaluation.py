@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.packing import Pack
+from dpsgd_cli.core.sampling import Batch
 from dpsgd_cli.core.tensors import Table
 
 # On a CPU more rows at once only push activations out of the cache.
@@ -44,8 +45,7 @@ def _totals(pack: Pack, table: Table, judge: tuple[str, Loss], most: int) -> dic
     other = torch.zeros_like(loss)
     if not pack.values.is_cuda:
         most = min(most, max(1, _ROWS_IN_CACHE // pack.trials))
-    for start in range(0, table.rows, most):
-        x, y, mask = table.every(start, min(start + most, table.rows))
+    for x, y, mask in table.chunks(Batch(rows=None), most):
         outputs = pack(x)
         labels = y.expand(pack.trials, -1)
         losses, hits = loss_of(outputs, labels), _hits(outputs, labels, task)

@@ -112,6 +112,27 @@ def test_poisson_pads_what_is_short(records: int, size: int, trials: int, step: 
         assert set(batch.rows[trial]) <= set(range(records))
 
 
+@pytest.mark.parametrize("records", [10**5, 10**8])
+def test_poisson_batches_of_many_records(make: MakeStreams, records: int) -> None:
+    """400 batches of 100 expected: chi-square of where records lie, in 20 parts, with all that were left out.
+
+    A rate 1.1 times as large is rejected, and so is a sampler that never reaches the last part.
+    """
+    sampler, parts = PoissonSampler(make(1), records, 100), 20
+    drawn = [batch.rows[0] for batch in map(sampler.batch, range(400)) if isinstance(batch.rows, np.ndarray)]
+    assert all(len(np.unique(rows)) == len(rows) for rows in drawn), "no record twice in a batch"
+    assert len({rows.tobytes() for rows in drawn}) == 400
+    counts = np.bincount(np.concatenate(drawn) * parts // records, minlength=parts)
+
+    def tail(counts: np.ndarray, rate: float) -> float:
+        mean = 400 * rate * records / parts
+        return float(stats.chi2.sf(((counts - mean) ** 2 / (mean * (1 - rate))).sum(), parts))
+
+    assert tail(counts, sampler.rate) > LEAST
+    assert tail(counts, 1.1 * sampler.rate) < LEAST
+    assert tail(np.append(counts[:-2], [counts[-2:].sum(), 0]), sampler.rate) < LEAST
+
+
 def test_the_whole_as_a_poisson_batch_is_everything() -> None:
     batch = PoissonSampler([SeededStreams(0)], 5, 5).batch(0)
     assert batch.rows is not None and sorted(batch.rows[0].tolist()) == [0, 1, 2, 3, 4]
