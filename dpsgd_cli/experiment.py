@@ -176,6 +176,7 @@ def _write(trials: Trials, directories: Sequence[Path]) -> None:
             if trials.recipe.runtime.tensorboard:
                 times = [record.ended for record in trials.history]
                 tensorboard.write(staged[-1][0] / tensorboard.FOLDER, result.history, times)
+        store.keep([hidden for hidden, _ in staged])
     except BaseException:
         publishing.discard(staged)
         raise

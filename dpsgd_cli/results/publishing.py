@@ -1,8 +1,8 @@
 """Put the results of a pack in place: all of them or none, whenever the process is killed.
 
-Each result is first written whole under a hidden name (`store.stage_result`). When all are there, a record lists
-which hidden folder goes where; then they are renamed, and the record is removed. A process that is killed before the
-record is complete leaves no result; after that, whoever next works in the folder finishes the renaming
+Each result is first written whole under a hidden name (`store.stage_result`, `store.keep`). When all are there, a
+record lists which hidden folder goes where; then they are renamed, and the record is removed. A process that is killed
+before the record is complete leaves no result; after that, whoever next works in the folder finishes the renaming
 (`roll_forward`). Several processes may do so at once: of two renames, one finds nothing left to do.
 
 Not here: what a result consists of (`store.py`).

@@ -10,7 +10,6 @@ Not here: what an epoch's row says (`assemble.py`).
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,15 +42,12 @@ def left_out(trials: int) -> list[str]:
 
 
 def write(folder: Path, rows: Sequence[Row], times: Sequence[float]) -> None:
-    """Write the event files of a finished history to `folder`, to disk; `times[t]` is when epoch t was over."""
+    """Write the event files of a finished history to `folder`; `times[t]` is when epoch t was over."""
     watching = _Runs(folder)
     try:
         watching.add(rows, times)
     finally:
         watching.close()
-    for path in folder.glob("*/*"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def remove_live(checkpoint: Path) -> bool:
