@@ -35,13 +35,17 @@ ALONE = {
     "private-selection": "method private-selection trains in one process, not in 2",
     "dp-agd": "method dp-agd trains in one process, not in 2",
 }
-TOGETHER = [*(way for way in WAYS if way not in ALONE), "folds", "sgd", "on-disk"]
+TOGETHER = [*(way for way in WAYS if way not in ALONE), "folds", "sgd", "on-disk", "augmented"]
 CONVEX: dict[str, Any] = {"data": {"name": "breast-cancer"}, "model": {"kind": "convex"}, "runtime": {"device": "cpu"}}
 CASES: dict[str, dict[str, Any]] = {
     **WAYS,
     "folds": {"folds": 3},
     "sgd": {"method": GRADIENT | {"kind": "sgd"}, "privacy": None},
     "on-disk": {"data": OWN | {"path": "x.npy", "target": "y.npy"}},
+    "augmented": {
+        "data": {"name": "digits", "split": {"test": 0.97}, "augment": {"copies": 2, "crop": 1}},
+        "model": {"kind": "vit", "patch": 4, "dim": 4, "depth": 1, "heads": 2},
+    },
     "single": CONVEX
     | {
         "method": {"kind": "dp-sgd", "batching": "single", "learning_rate": 0.1},
