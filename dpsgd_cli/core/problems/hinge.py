@@ -73,6 +73,7 @@ def _dual(rows: Rows, shares: Tensor, curvature: Tensor, radii: Tensor) -> Tenso
     if rows.weights is not None:
         shares = shares * rows.weights
     pull = torch.linalg.vector_norm(shares.T @ rows.z.double(), dim=1)
-    length = torch.minimum(radii, pull / curvature)
+    # without a pull (no record inside the margin) nothing is gained by moving: 0 / 0 is 0 here
+    length = torch.minimum(radii, (pull / curvature).nan_to_num(nan=0.0, posinf=torch.inf))
     least = curvature / 2 * length.square() - pull * length
     return shares.sum(dim=0) + torch.where(length.isfinite(), least, -torch.inf)

@@ -79,6 +79,13 @@ def test_trials_have_their_own_folds_and_curvatures() -> None:
         assert float(found.gap[trial]) <= 1e-5 * N
 
 
+def test_separable_records_have_no_loss_in_a_wide_ball() -> None:
+    x = torch.tensor([[-1.0], [1.0], [2.0]], dtype=torch.float64)
+    found = minimise_hinge(Rows.load(x, torch.tensor([0, 1, 1]), False, bias=True), tensor(0.0), tensor(10.0), 1e-6)
+    assert float(found.objective[0]) == pytest.approx(0, abs=1e-6)
+    assert 0 <= float(found.gap[0]) <= 1e-6
+
+
 def test_without_curvature_or_ball_nothing_is_certified() -> None:
     rows, _, _ = problem()
     assert float(minimise_hinge(rows, tensor(0.0), tensor(math.inf), 1e-6 * N).gap[0]) == math.inf
