@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.data import own_file
+from dpsgd_cli.data import on_disk, own_file
 from dpsgd_cli.data.on_disk import DiskRows, DiskSource, Selection, Stored, TrialRows
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data, Split
@@ -27,12 +27,16 @@ def stored(tmp_path: Path) -> tuple[Stored, np.ndarray]:
     return Stored(tmp_path / "x.npy"), rows
 
 
-def test_rows_are_those_of_the_file(stored: tuple[Stored, np.ndarray]) -> None:
-    """In any order, more than once."""
+def test_rows_are_those_of_the_file(stored: tuple[Stored, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any order, more than once, one by one and together with what lies near."""
     file, rows = stored
-    for count in (0, 1, 63, 64, 1000):
-        places = np.random.default_rng(count).integers(0, 500, count)
-        assert np.array_equal(file.take(places), rows[places])
+    monkeypatch.setattr(on_disk, "_ROWS_AT_ONCE", 100)
+    for page in (1, 24 * 7, 4096):
+        monkeypatch.setattr(on_disk, "_PAGE", page)
+        for count in (0, 1, 63, 64, 1000):
+            places = np.random.default_rng(count).integers(0, 500, count)
+            assert np.array_equal(file.take(places), rows[places])
+        assert np.array_equal(file.take(np.array([499, 0, 499])), rows[[499, 0, 499]])
     assert np.array_equal(file.span(3, 400), rows[3:400]) and file.span(7, 7).shape == (0, 2, 3)
     for wrong in ([500], [-1], [3, 700]):
         with pytest.raises(IndexError, match=r"x\.npy, which has 500"):
