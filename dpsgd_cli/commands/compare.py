@@ -108,7 +108,7 @@ def _run(recipes: list[str], terms: dict[str, Any], out: Path) -> list[Entry]:
     cells = [Cell(number, loaded, {}) for number, (_, _, loaded) in enumerate(asked)]
     _refuse([(asked[cell.number], planner.plan(cell).error) for cell in cells])
     with kill_is_interrupt():
-        packs = grouping.packs(cells, 64, lambda cell: planning.steps_of(planner.plan(cell)))
+        packs = grouping.packs(cells, planner.trials_that_fit, lambda cell: planning.steps_of(planner.plan(cell)))
         left = [pack for pack in packs if any(is_open(cell, out, True) for cell in pack.cells)]
         store.prepare_place(out / "comparison.probe")
         for number, pack in enumerate(left, start=1):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.clipping import Clipping, sum_clipped
+from dpsgd_cli.core.noise import BLOCK_ELEMENTS
 from dpsgd_cli.core.packing import Pack, elements_per_row
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
@@ -47,6 +48,21 @@ def rows_that_fit(pack: Pack, x: Tensor) -> int:
         return _measured_on_gpu(pack, x)
     elements = min(_ELEMENTS_AT_ONCE, _free_here() // (4 * x.element_size()))
     return max(1, elements // (pack.trials * elements_per_row(pack, x)))
+
+
+def trials_that_fit(parameters: int, row: int, on_gpu: bool) -> int:
+    """How many trials of `parameters` numbers each, and `row` numbers for one row of a batch, may train together.
+
+    From half of all memory, free or not, so that a sweep makes the same packs whenever it is continued. A trial
+    holds its weights, sums, noise, optimizer state, average and two checkpoints. More than 64 gain nothing
+    on a CPU; a GPU is busier with more, and 4,096 are the most there.
+    """
+    if on_gpu:
+        total = torch.cuda.get_device_properties(0).total_memory
+    else:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    numbers = 9 * parameters + max(parameters, BLOCK_ELEMENTS) + _PROBES[0] * row
+    return max(1, min(4096 if on_gpu else 64, total // 2 // (4 * numbers)))
 
 
 def _free_here() -> int:

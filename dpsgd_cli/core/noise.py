@@ -13,7 +13,7 @@ import torch
 
 from dpsgd_cli.core.streams import Streams
 
-_BLOCK_ELEMENTS = 1 << 19
+BLOCK_ELEMENTS = 1 << 19
 _PARTS = 4  # each block of a trial is drawn as this many streams, which cores fill side by side
 
 
@@ -51,7 +51,7 @@ class NoiseSource:
 
     def __init__(self, streams: Sequence[Streams], size: int, device: torch.device, dtype: torch.dtype) -> None:
         self._streams = streams
-        self._steps = max(1, min(64, _BLOCK_ELEMENTS // max(1, size)))
+        self._steps = max(1, min(64, BLOCK_ELEMENTS // max(1, size)))
         self._block: torch.Tensor | None = None
         self._number = -1
         self._last_step = -1

@@ -58,8 +58,8 @@ def shared(loaded: LoadedRecipe) -> str:
     return json.dumps([content, str(loaded.base.resolve()), recipe.seed is None], sort_keys=True)
 
 
-def packs(cells: Sequence[Cell], most_trials: int, steps: Callable[[Cell], int]) -> list[CellPack]:
-    """The cells in packs of at most `most_trials` trials; a cell is never divided.
+def packs(cells: Sequence[Cell], most_trials: Callable[[Cell], int], steps: Callable[[Cell], int]) -> list[CellPack]:
+    """The cells in packs of at most `most_trials` trials like the first of them; a cell is never divided.
 
     `steps` says how long a cell trains: a pack takes as long as its longest cell, so cells much shorter go elsewhere.
     """
@@ -69,8 +69,9 @@ def packs(cells: Sequence[Cell], most_trials: int, steps: Callable[[Cell], int])
     found = []
     for group in alike.values():
         pack: list[Cell] = []
+        most = most_trials(group[0])
         for cell in sorted(group, key=steps):
-            full = sum(one.trials for one in pack) + cell.trials > most_trials
+            full = sum(one.trials for one in pack) + cell.trials > most
             if pack and (full or steps(cell) > LONGER * steps(pack[0])):
                 found.append(CellPack(tuple(pack)))
                 pack = []

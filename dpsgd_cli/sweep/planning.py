@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 import torch
 
 from dpsgd_cli import data, experiment, failures
-from dpsgd_cli.core.packing import Place
+from dpsgd_cli.core.isolation import stand_in_rows
+from dpsgd_cli.core.memory import trials_that_fit
+from dpsgd_cli.core.models import BUILT_IN
+from dpsgd_cli.core.packing import Place, elements_per_row
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe import schema
@@ -40,7 +43,7 @@ class Planner:
     """Plans cells and remembers plans and models that were seen before."""
 
     _plans: dict[str, Planned] = field(default_factory=dict)
-    _models: set[str] = field(default_factory=set)
+    _models: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def plan(self, cell: Cell) -> Planned:
         """The plan of `cell`; an error of `dpsgd_cli.errors` is kept, not raised."""
@@ -63,10 +66,21 @@ class Planner:
 
     def _check_model(self, loaded: LoadedRecipe, outline: data.Outline) -> None:
         """See that the model can be built for the data, once for each model."""
-        key = json.dumps([resolved(loaded.recipe)["model"], outline.input_shape, outline.outputs, str(loaded.base)])
+        key = _model_key(loaded, outline)
         if key not in self._models and outline.input_shape is not None:
-            make_pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
-            self._models.add(key)
+            model = make_pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
+            row = 0
+            if loaded.recipe.model.kind in BUILT_IN:
+                row = elements_per_row(model, stand_in_rows(outline.input_shape, torch.empty(0)))
+            self._models[key] = (model.size, row)
+
+    def trials_that_fit(self, cell: Cell) -> int:
+        """How many trials like those of `cell` may train together where it would train here."""
+        planned = self.plan(cell)
+        known = None if planned.outline is None else self._models.get(_model_key(cell.loaded, planned.outline))
+        parameters, row = known or (1, 1)
+        asked = cell.loaded.recipe.runtime.device
+        return trials_that_fit(parameters, row, on_gpu=asked != "cpu" and torch.cuda.is_available())
 
 
 @functools.cache
@@ -81,10 +95,14 @@ def _plan_key(loaded: LoadedRecipe) -> str:
         content.pop(key, None)
     if isinstance(loaded.recipe.method, schema.Gradient):
         content["method"] = {k: v for k, v in content["method"].items() if k not in _NOT_IN_PLAN_OF_GRADIENTS}
-    if loaded.recipe.method.kind in ("dp-sgd", "sgd") and loaded.recipe.model.kind != "python":
+    if loaded.recipe.method.kind in ("dp-sgd", "sgd") and loaded.recipe.model.kind in ("linear", "mlp"):
         layers = loaded.recipe.model.hidden if loaded.recipe.model.kind == "mlp" else []
         content["model"] = [loaded.recipe.model.kind, len(layers)]
     return json.dumps([content, str(loaded.base)], sort_keys=True)
+
+
+def _model_key(loaded: LoadedRecipe, outline: data.Outline) -> str:
+    return json.dumps([resolved(loaded.recipe)["model"], outline.input_shape, outline.outputs, str(loaded.base)])
 
 
 def steps_of(planned: Planned) -> int:

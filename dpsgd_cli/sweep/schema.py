@@ -107,7 +107,9 @@ class Sweep(Section):
         " every cell, for paired comparisons; then no statement about several cells together holds.",
     )
     select: Select | None = Field(None, description="How the best cell is chosen privately.")
-    most_trials: Count = Field(64, description="Most trials that train together in one pack.")
+    most_trials: Count | Literal["auto"] = Field(
+        "auto", description="Most trials that train together in one pack; auto: what memory holds, 64 at most on a CPU."
+    )
     resources: Resources = Field(Resources(), description="What a pack needs on a cluster.")
 
     @model_validator(mode="after")

@@ -73,7 +73,11 @@ class Session:
 
     def packs(self, cells: Sequence[Cell]) -> list[grouping.CellPack]:
         """Cells, finished or not, as they train together."""
-        return grouping.packs(cells, self.sweep.most_trials, self._steps)
+        return grouping.packs(cells, self._most_trials, self._steps)
+
+    def _most_trials(self, cell: Cell) -> int:
+        most = self.sweep.most_trials
+        return self.planner.trials_that_fit(cell) if most == "auto" else most
 
     def _steps(self, cell: Cell) -> int:
         return planning.steps_of(self.planner.plan(cell))

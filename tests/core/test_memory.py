@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
+
+from dpsgd_cli.core.memory import rows_that_fit, trials_that_fit
+from dpsgd_cli.core.noise import BLOCK_ELEMENTS
+from dpsgd_cli.core.packing import Pack, Place, elements_per_row
 
 _FREED = """
 import sys
@@ -35,3 +42,25 @@ def test_memory_that_a_step_frees_is_not_fetched_anew() -> None:
         command = [sys.executable, "-c", _FREED, way]
         faults[way] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert faults["keep"] < faults["return"] / 10
+
+
+def test_trials_that_fit_fall_with_their_size_and_never_below_one() -> None:
+    small, medium, huge = (trials_that_fit(size, 1000, on_gpu=False) for size in (10, 20_000_000, 10**12))
+    assert small == 64 or small > medium
+    assert medium < 64 * 20
+    assert huge == 1
+
+
+def test_a_trial_of_half_the_memory_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 numbers of 4 bytes a parameter: 100 parameters and the least block of noise in 40 MB, half of which count."""
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 10_000, "SC_PAGE_SIZE": 4096}.__getitem__)
+    numbers = 9 * 100 + BLOCK_ELEMENTS + 16 * 7
+    assert trials_that_fit(100, 7, on_gpu=False) == 10_000 * 4096 // 2 // (4 * numbers) == 9
+
+
+def test_rows_that_fit_take_no_more_than_a_quarter_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = Pack(lambda: nn.Linear(10, 2), [0, 1], Place(torch.device("cpu")))
+    x = torch.zeros(4, 10)
+    whole = rows_that_fit(pack, x)
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 64, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert rows_that_fit(pack, x) == 64 * 4096 // 16 // (2 * elements_per_row(pack, x)) < whole
