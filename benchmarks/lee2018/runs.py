@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,8 @@ def figure(data: str, loss: str, asked: Asked) -> Figure:
 
 
 def study(key: str, asked: Asked) -> dict[float, dict[Any, Cell]]:
-    """DP-AGD on Adult with one parameter changed, at each budget."""
+    """DP-AGD on Adult with one parameter changed, at a few budgets."""
+    asked = replace(asked, epsilons=tuple(e for e in asked.epsilons if e in cases.STUDY_EPSILONS) or asked.epsilons)
     found: dict[float, dict[Any, Cell]] = {epsilon: {} for epsilon in asked.epsilons}
     for value in cases.STUDIES[key]:
         changes = [*cases.overrides("dp-agd", "adult", "logistic", asked.study_repeats), f"method.{key}={value}"]
@@ -138,7 +139,7 @@ def variants(data: str, asked: Asked) -> dict[str, dict[float, Cell]]:
     """What was tried with DP-GD on a data set, at each budget."""
     found = {}
     for label in cases.VARIANTS:
-        recipe, changes = cases.variant_overrides(label, data, asked.repeats)
+        recipe, changes = cases.variant_overrides(label, data, asked.study_repeats)
         cells = run(asked.budgets(recipe, changes), asked.runs)
         found[label] = dict(zip(asked.epsilons, cells, strict=True))
     print(f"variants of DP-GD on {data} done", file=sys.stderr, flush=True)
