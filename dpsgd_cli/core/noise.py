@@ -14,7 +14,8 @@ import torch
 from dpsgd_cli.core.streams import Streams
 
 BLOCK_ELEMENTS = 1 << 19
-_PARTS = 4  # each block of a trial is drawn as this many streams, which cores fill side by side
+# each block of a trial is drawn as this many streams, which cores fill side by side; a GPU fills one by itself
+_PARTS = {"cpu": 4}
 
 
 def noise_precision(streams: Sequence[Streams], dtype: torch.dtype) -> torch.dtype:
@@ -61,14 +62,16 @@ class NoiseSource:
     def _fill(self, number: int, block: torch.Tensor) -> None:
         """Draw block `number` of every trial. Filling releases the interpreter, so that threads run side by side."""
 
+        parts = _PARTS.get(block.device.type, 1)
+
         def fill(job: tuple[Streams, int, torch.Tensor]) -> None:
             stream, part, out = job
-            stream.normal("noise", number * _PARTS + part, out)
+            stream.normal("noise", number * parts + part, out)
 
         jobs = [
             (stream, part, out)
             for stream, own in zip(self._streams, block, strict=True)
-            for part, out in enumerate(own.view(-1).tensor_split(_PARTS))
+            for part, out in enumerate(own.view(-1).tensor_split(parts))
         ]
         workers = torch.get_num_threads() if block.device.type == "cpu" else 1
         if workers == 1 or block.numel() < 1 << 14:
