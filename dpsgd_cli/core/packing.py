@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers import RULES, Fallback, Layer, Session
+from dpsgd_cli.core.layers import RULES, Fallback, Layer, Session, Standardised
 from dpsgd_cli.core.layers.conv import Conv
 from dpsgd_cli.core.pooling import vectorised
 from dpsgd_cli.errors import ModelError
@@ -236,7 +236,7 @@ def elements_per_row(pack: Pack, x: Tensor) -> int:
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal counted
         counted += inputs[0].numel() // inputs[0].shape[0] + 3 * (output.numel() // output.shape[0])
-        if isinstance(layer, Fallback | Conv):
+        if isinstance(layer, Fallback | Conv | Standardised):
             counted += sum(value[0].numel() for value in layer.values.values())
 
     hooks = [layer.register_forward_hook(count) for layer in pack.layers]
