@@ -20,6 +20,7 @@ from dpsgd_cli.results.result import Row
 
 _FOLDS = re.compile(r"^folds: (\d+)$", re.MULTILINE)
 METRICS = ("test_accuracy", "test_mae", "test_loss")
+WORDS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "test_mae": "mean absolute test error"}
 
 
 @dataclass(frozen=True)

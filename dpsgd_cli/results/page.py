@@ -7,17 +7,18 @@ Not here: what is compared (`comparison.py`), pictures (`pictures.py`).
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from dpsgd_cli import __version__
-from dpsgd_cli.results.comparison import Comparison, Entry, notes
+from dpsgd_cli.results.comparison import WORDS, Comparison, Entry, notes
 
 TITLES = {
     "metric-by-epsilon": "What each budget buys",
-    "objective-by-epsilon": "Training objective by budget (computed without privacy: do not publish)",
-    "metric-by-epoch": "By epoch",
+    "objective-by-epsilon": "How well each budget fits the training records (computed without privacy: do not publish)",
+    "metric-by-epoch": "{metric} by epoch",
     "noise-by-epoch": "Noise multiplier by epoch",
     "budget-by-epoch": "Budget spent by epoch",
 }
@@ -27,6 +28,7 @@ h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px sol
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
 th,td{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
 th:first-child,td:first-child,td.text,th.text{text-align:left}
+td:last-child,th:last-child{white-space:normal;text-align:left;min-width:9rem}th{vertical-align:bottom;white-space:normal}
 th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid #0072B2}
 th[aria-sort=ascending] button::after{content:" \\25B2"}th[aria-sort=descending] button::after{content:" \\25BC"}
 figure{margin:1rem 0}img{max-width:100%;height:auto}
@@ -53,14 +55,14 @@ for (const head of document.querySelectorAll("table.sortable th")) {
 def page(comparison: Comparison, pictures: dict[str, Path]) -> str:
     """The whole page as text."""
     methods = list(dict.fromkeys(entry.method for entry in comparison.entries))
-    title = f"{', '.join(methods[:4])}{' and others' if len(methods) > 4 else ''}: {comparison.metric}"
+    title = f"{', '.join(methods[:4])}{' and others' if len(methods) > 4 else ''}: {_words(comparison)}"
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f"<p>{escape(note)}</p>" for note in notes(comparison)),
         _table(comparison),
-        *(_figure(name, file) for name, file in pictures.items()),
+        *(_figure(name, file, _words(comparison)) for name, file in pictures.items()),
         "<h2>What is guaranteed</h2>",
-        *(_statement(entry) for entry in comparison.entries),
+        _statements(comparison.entries),
         "<h2>Recipes</h2>",
         *(_recipe(entry) for entry in comparison.entries),
         f"<footer><p>Made by dpsgd {escape(__version__)}.</p></footer>",
@@ -76,51 +78,92 @@ def page(comparison: Comparison, pictures: dict[str, Path]) -> str:
 
 def _table(comparison: Comparison) -> str:
     rows = comparison.rows
-    left_out = {"target_epsilon", "adjacency", "directory", "batching", "accountant"}
-    columns = [key for key in rows[0] if key not in left_out] if rows else []
-    renamed = {"difference": f"difference from {comparison.baseline}", "ci95": "95% +-", "p_holm": "p (Holm)",
-               "difference_ci95": "95% +- of the difference"}  # fmt: skip
+    told = [key for key in ("delta", "bound") if len({row[key] for row in rows if row[key] is not None}) > 1]
+    epsilons = [f"epsilon ({adjacency})" for adjacency in comparison.adjacencies]
+    renamed = {"difference": f"difference from {comparison.baseline}", "p_holm": "p (Holm)", "n": "trials"}
+    renamed[comparison.metric] = _words(comparison)
+    deltas = {row["delta"] for row in rows if row["delta"] is not None}
+    if len(deltas) == 1:
+        renamed |= {name: f"{name} at delta {min(deltas):g}" for name in epsilons}
+    columns = ["method", *epsilons, *told, comparison.metric, "n", "difference", "p_holm", "verdict"]
+    spreads = {comparison.metric: "ci95", "difference": "difference_ci95"}
     head = "".join(
         f'<th scope="col"><button type="button">{escape(renamed.get(column, column))}</button></th>'
         for column in columns
     )
-    body = "\n".join(f"<tr>{''.join(_cell(row[column]) for column in columns)}</tr>" for row in rows)
+    body = "\n".join(
+        f"<tr>{''.join(_cell(row[column], row.get(spreads.get(column, ''))) for column in columns)}</tr>"
+        for row in rows
+    )
     table = f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
     return f'<div class="wide">{table}</div>'
 
 
-def _cell(value: Any) -> str:
+def _words(comparison: Comparison) -> str:
+    return WORDS.get(comparison.metric, comparison.metric)
+
+
+def _cell(value: Any, spread: float | None = None) -> str:
+    """A number with its interval, sorted by the number."""
     if value is None:
         return "<td></td>"
     if isinstance(value, float):
-        return f'<td data-value="{value!r}">{value:.4g}</td>'
+        half = "" if spread is None else f" \u00b1 {spread:.4f}"
+        shown = f"{value:.4f}{half}" if half else f"{value:.4g}"
+        return f'<td data-value="{value!r}">{shown}</td>'
     if isinstance(value, str):
         return f'<td class="text">{escape(value)}</td>'
     return f"<td>{value}</td>"
 
 
-def _figure(name: str, file: Path) -> str:
+def _figure(name: str, file: Path, words: str) -> str:
     content = base64.b64encode(file.read_bytes()).decode()
-    title = escape(TITLES.get(name, name))
+    title = escape(TITLES.get(name, name).format(metric=words[:1].upper() + words[1:]))
     return f'<h2>{title}</h2><figure><img alt="{title}" src="data:image/png;base64,{content}"></figure>'
 
 
-def _statement(entry: Entry) -> str:
+def _statements(entries: Sequence[Entry]) -> str:
+    """What is guaranteed of each method; what does not depend on the budget is said once."""
+    parts = []
+    for method in dict.fromkeys(entry.method for entry in entries):
+        said: dict[tuple[tuple[str, str], ...], list[Entry]] = {}
+        for entry in entries:
+            if entry.method == method:
+                said.setdefault(_said(entry), []).append(entry)
+        for terms, alike in said.items():
+            parts.append(f"<h3>{escape(method)}</h3>{_terms([*map(_epsilon, alike), *terms])}")
+    return "\n".join(parts)
+
+
+def _epsilon(entry: Entry) -> tuple[str, str]:
     privacy = entry.privacy
     if privacy["accountant"] is None:
-        return f"<h3>{escape(_name(entry))}</h3><p>No privacy: nothing protects the training data.</p>"
+        return "no privacy", "nothing protects the training data"
     relation = {"upper": "at most", "estimate": "about"}[privacy["bound"]]
     epsilon = "not finite" if privacy["epsilon"] is None else f"{relation} {privacy['epsilon']:.4g}"
-    said = [
-        ("epsilon", f"{epsilon} at delta {privacy['delta']:g}, by {privacy['accountant']} ({privacy['bound']} bound)"),
+    return "epsilon", f"{epsilon} at delta {privacy['delta']:g}, by {privacy['accountant']} ({privacy['bound']} bound)"
+
+
+def _said(entry: Entry) -> tuple[tuple[str, str], ...]:
+    privacy = entry.privacy
+    if privacy["accountant"] is None:
+        return ()
+    return (
         ("neighbouring data sets", f"{privacy['adjacency']}; batches: {privacy['batching']}"),
         ("noise", str(privacy["noise_source"])),
         ("scope", str(privacy.get("scope", "each trial on its own"))),
         *(("declared public", text) for text in privacy["declarations"]),
         *(("read without privacy", text) for text in privacy.get("nonprivate_steps", [])),
-    ]
-    items = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in said)
-    return f"<h3>{escape(_name(entry))}</h3><dl>{items}</dl>"
+    )
+
+
+def _terms(said: Sequence[tuple[str, str]]) -> str:
+    """A list in which a term that has several descriptions stands once."""
+    items, last = "", None
+    for term, text in said:
+        items += ("" if term == last else f"<dt>{escape(term)}</dt>") + f"<dd>{escape(text)}</dd>"
+        last = term
+    return f"<dl>{items}</dl>"
 
 
 def _recipe(entry: Entry) -> str:

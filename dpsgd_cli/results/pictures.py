@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.results.comparison import Comparison, Entry
+from dpsgd_cli.results.comparison import WORDS, Comparison, Entry
 from dpsgd_cli.results.result import summarise
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-OBJECTIVES = ("nonprivate_train_objective", "nonprivate_train_loss")
+OBJECTIVES = {"nonprivate_train_objective": "training objective", "nonprivate_train_loss": "training loss"}
 MOST_PANELS = 4
-WORDS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "test_mae": "mean absolute test error"}
 
 
 def draw(comparison: Comparison, out: Path) -> dict[str, Path]:
@@ -97,6 +96,7 @@ def _by_epsilon(plt: Any, comparison: Comparison, styles: dict[str, dict[str, An
     deltas = sorted({entry.privacy["delta"] for entry in private if entry.privacy["delta"]})
     axes.set_xlabel(f"epsilon at delta {', '.join(f'{delta:g}' for delta in deltas)}{_one_adjacency(comparison)}")
     axes.set_ylabel(f"{words} (mean, 95% interval)")
+    _within_accuracies(axes, metric)
     _legend(axes, styles)
     return figure
 
@@ -113,9 +113,10 @@ def _legend(axes: Any, styles: dict[str, Any]) -> None:
 
 
 def _objective(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any]]) -> Any:
-    for name in OBJECTIVES:
-        if any(name in entry.document["metrics"] for entry in comparison.entries):
-            return _by_epsilon(plt, comparison, styles, name, "training objective, not private")
+    """What all have: objectives, which know their own penalties only, or losses."""
+    for name, words in OBJECTIVES.items():
+        if all(name in entry.document["metrics"] for entry in comparison.entries):
+            return _by_epsilon(plt, comparison, styles, name, f"{words}, not private")
     return None
 
 
@@ -150,15 +151,13 @@ def _by_epoch(
             axes.yaxis.set_minor_formatter(plt.FuncFormatter(lambda y, _: f"{y:g}" if f"{y:g}"[0] in "25" else ""))
     names = {"noise_multiplier": "noise multiplier", "epsilon": "epsilon spent"}
     grid[0][0].set_ylabel(names.get(column, WORDS.get(column, column)))
+    _within_accuracies(grid[0][0], column)
     _legend(grid[0][-1], styles)
     return figure
 
 
 def _curve(axes: Any, history: Sequence[dict[str, str]], column: str, style: dict[str, Any]) -> None:
-    by_epoch: dict[int, list[float]] = {}
-    for row in history:
-        if row.get(column):
-            by_epoch.setdefault(int(row["epoch"]) + 1, []).append(float(row[column]))
+    by_epoch = _by_epoch_of_all(history, column)
     epochs = sorted(by_epoch)
     found = [summarise(by_epoch[epoch]) for epoch in epochs]
     means = [one["mean"] for one in found]
@@ -172,6 +171,29 @@ def _curve(axes: Any, history: Sequence[dict[str, str]], column: str, style: dic
         low = [mean - half for mean, half in zip(means, spread, strict=True)]
         high = [mean + half for mean, half in zip(means, spread, strict=True)]
         axes.fill_between(epochs, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _by_epoch_of_all(history: Sequence[dict[str, str]], column: str) -> dict[int, list[float]]:
+    """Epoch -> values. A trial that has ended still has its weights and has spent its budget; it adds noise no more."""
+    trials: dict[str, dict[int, float]] = {}
+    for row in history:
+        if row.get(column):
+            trials.setdefault(row["trial"], {})[int(row["epoch"]) + 1] = float(row[column])
+    found: dict[int, list[float]] = {}
+    for epoch in sorted({epoch for own in trials.values() for epoch in own}):
+        for own in trials.values():
+            if epoch in own:
+                found.setdefault(epoch, []).append(own[epoch])
+            elif epoch > max(own) and column != "noise_multiplier":
+                found.setdefault(epoch, []).append(own[max(own)])
+    return found
+
+
+def _within_accuracies(axes: Any, metric: str) -> None:
+    """Student's intervals may pass 0 and 1, which no accuracy does."""
+    if metric.endswith("accuracy"):
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 0.0), min(high, 1.0))
 
 
 def _read_history(directory: Path) -> list[dict[str, str]]:

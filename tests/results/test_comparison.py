@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from dpsgd_cli.main import main
 from dpsgd_cli.results.comparison import compare, read_entries
+from dpsgd_cli.results.pictures import _by_epoch_of_all
 
 FAST = ("data.name=digits", "model={kind: linear}", "epochs=2", "repeats=3")
 PRIVATE = """\
@@ -222,3 +223,45 @@ def test_a_trial_without_a_metric_is_told_not_averaged(tmp_path: Path, recipe: R
     entries = [entry for name in ("a", "b") for entry in read_entries(next((tmp_path / "out").glob(f"{name}-*")))]
     entries[1].document["trials"][0]["test_accuracy"] = None
     assert compare(entries, None, None).rows[1]["verdict"] == "not compared: not every trial stayed finite"
+
+
+def test_the_page_says_once_what_no_budget_changes(tmp_path: Path, recipe: Recipe) -> None:
+    report = tmp_path / "page.html"
+    done = run(tmp_path, recipe("a"), recipe("s", "shuffle"), "--epsilon", "1,3", "--report", str(report))
+    assert done.exit_code == 0, done.output
+    text = report.read_text()
+    assert text.count("add-remove; batches: poisson") == text.count("zero-out; batches: shuffle") == 1
+    assert text.count("<dd>at most 1 at delta 1e-05") == text.count("<dd>at most 3 at delta 1e-05") == 2
+    assert "epsilon (add-remove) at delta 1e-05</button>" in text
+    assert re.search(r'data-value="0\.\d+">0\.\d{4} \u00b1 0\.\d{4}<', text)
+
+
+def test_a_trial_that_has_ended_keeps_what_it_reached() -> None:
+    """Otherwise the mean would jump to that of the few that still train, and its interval explode."""
+    history = [
+        {"trial": str(trial), "epoch": str(epoch), "test_accuracy": f"0.{epoch + 1}", "noise_multiplier": "2"}
+        for trial, length in (("0", 2), ("1", 4))
+        for epoch in range(length)
+    ]
+    history[0]["test_accuracy"] = ""
+    assert _by_epoch_of_all(history, "test_accuracy") == {
+        1: [0.1], 2: [0.2, 0.2], 3: [0.2, 0.3], 4: [0.2, 0.4]
+    }  # fmt: skip
+    assert _by_epoch_of_all(history, "noise_multiplier") == {1: [2, 2], 2: [2, 2], 3: [2], 4: [2]}
+
+
+def test_what_all_have_is_drawn_of_the_training_records(tmp_path: Path, recipe: Recipe) -> None:
+    """An objective has its own recipe's penalty, so beside a network it is the loss that is compared."""
+    convex = Path(recipe("c"))
+    text = convex.read_text().replace("{kind: linear}", "{kind: convex, l2: 0.1}")
+    convex.write_text(text.replace("digits", "breast-cancer, preprocess: [{unit-norm: {}}]"))
+    drawn = []
+    for other in ([], ["model={kind: linear}"]):
+        out = tmp_path / f"out-{len(other)}"
+        for overrides in ([], other):
+            command = ["compare", str(convex), *overrides, "--out", str(out)]
+            assert CliRunner().invoke(main, command).exit_code == 0
+        assert CliRunner().invoke(main, ["compare", str(out), "--plot", "--out", str(out)]).exit_code == 0
+        drawn.append((out / "objective-by-epsilon.svg").read_text())
+    assert ["training objective, not private" in svg for svg in drawn] == [True, False]
+    assert ["training loss, not private" in svg for svg in drawn] == [False, True]
