@@ -39,7 +39,7 @@ def sections(arguments: argparse.Namespace, asked: Asked) -> Iterator[list[str]]
 
 def write(arguments: argparse.Namespace) -> None:
     """Run what is asked for, and write the page after each part of it."""
-    repeats = (arguments.repeats, arguments.large_repeats, arguments.study_repeats)
+    repeats = (arguments.repeats, arguments.large_repeats, arguments.study_repeats, arguments.variant_repeats)
     asked = Asked(arguments.out, tuple(arguments.epsilon), *repeats)
     asked.runs.mkdir(parents=True, exist_ok=True)
     text = page.head(" ".join(["python -m benchmarks.lee2018.reproduce", *sys.argv[1:]]))
@@ -56,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--epsilon", nargs="+", type=float, default=list(cases.EPSILONS))
     made.add_argument("--repeats", type=int, default=4, help="of every fold; the paper has 20")
     made.add_argument("--large-repeats", type=int, default=1, help=f"the same for {', '.join(cases.LARGE)}")
-    made.add_argument("--study-repeats", type=int, default=2, help="the same for what was tried with DP-GD and DP-AGD")
+    made.add_argument("--study-repeats", type=int, default=1, help="the same for studies of DP-AGD's parameters")
+    made.add_argument("--variant-repeats", type=int, default=2, help="the same for what was tried with DP-GD")
     made.add_argument("--out", type=Path, default=Path("results/lee2018"))
     made.add_argument("--studies", action=argparse.BooleanOptionalAction, default=True, help="of DP-AGD's parameters")
     made.add_argument(

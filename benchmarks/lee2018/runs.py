@@ -41,7 +41,8 @@ class Asked:
     epsilons: tuple[float, ...] = cases.EPSILONS
     repeats: int = 4
     large_repeats: int = 1
-    study_repeats: int = 2
+    study_repeats: int = 1
+    variant_repeats: int = 2
 
     @property
     def runs(self) -> Path:
@@ -124,14 +125,15 @@ def figure(data: str, loss: str, asked: Asked) -> Figure:
 
 
 def study(key: str, asked: Asked) -> dict[float, dict[Any, Cell]]:
-    """DP-AGD on Adult with one parameter changed, at a few budgets."""
+    """DP-AGD on Adult with one parameter changed, at a few budgets: all values and budgets train as one pack."""
     asked = replace(asked, epsilons=tuple(e for e in asked.epsilons if e in cases.STUDY_EPSILONS) or asked.epsilons)
     found: dict[float, dict[Any, Cell]] = {epsilon: {} for epsilon in asked.epsilons}
-    for value in cases.STUDIES[key]:
-        changes = [*cases.overrides("dp-agd", "adult", "logistic", asked.study_repeats), f"method.{key}={value}"]
-        for epsilon, cell in zip(asked.epsilons, run(asked.budgets("dp-agd", changes), asked.runs), strict=True):
-            found[epsilon][value] = cell
-        print(f"study of {key}: {value} done", file=sys.stderr, flush=True)
+    common = cases.overrides("dp-agd", "adult", "logistic", asked.study_repeats)
+    places = [(value, epsilon) for value in cases.STUDIES[key] for epsilon in asked.epsilons]
+    named = [one for value in cases.STUDIES[key] for one in asked.budgets("dp-agd", [*common, f"method.{key}={value}"])]
+    for (value, epsilon), cell in zip(places, run(named, asked.runs), strict=True):
+        found[epsilon][value] = cell
+    print(f"study of {key} done", file=sys.stderr, flush=True)
     return found
 
 
@@ -139,7 +141,7 @@ def variants(data: str, asked: Asked) -> dict[str, dict[float, Cell]]:
     """What was tried with DP-GD on a data set, at each budget."""
     found = {}
     for label in cases.VARIANTS:
-        recipe, changes = cases.variant_overrides(label, data, asked.study_repeats)
+        recipe, changes = cases.variant_overrides(label, data, asked.variant_repeats)
         cells = run(asked.budgets(recipe, changes), asked.runs)
         found[label] = dict(zip(asked.epsilons, cells, strict=True))
     print(f"variants of DP-GD on {data} done", file=sys.stderr, flush=True)
