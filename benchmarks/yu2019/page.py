@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.yu2019 import pictures
-from benchmarks.yu2019.cases import DECAYS, EPOCHS, SCHEDULES, cases
+from benchmarks.yu2019.cases import DECAYS, EPOCHS, NON_PRIVATE_AS_IN_THE_PAPER, SCHEDULES, cases
 from benchmarks.yu2019.runs import Found, Results, interval
 
 PUBLISHED = {
@@ -134,13 +134,19 @@ def _same_length(results: Results) -> Section:
 
 
 def _without_privacy(results: Results) -> Section:
-    found = results.get("table2", "non-private")
+    both = [results.get("table2", name) for name in ("non-private", NON_PRIVATE_AS_IN_THE_PAPER)]
     rows = []
     for kind in SCHEDULES:
-        ours = "not run" if found is None else interval(found.at_epoch("test_accuracy", PUBLISHED_EPOCHS[kind]))
-        rows.append([kind, str(PUBLISHED_EPOCHS[kind]), f"{WITHOUT[kind]:.3f}", ours])
-    header = ("as long as", "epochs", "test accuracy, paper", "ours")
-    return Section("Table II: no privacy", _rows(header, rows))
+        epochs = PUBLISHED_EPOCHS[kind]
+        ours = ["not run" if found is None else interval(found.at_epoch("test_accuracy", epochs)) for found in both]
+        rows.append([kind, str(epochs), f"{WITHOUT[kind]:.3f}", *ours])
+    header = ("as long as", "epochs", "test accuracy, paper", "ours", "ours at the paper's rate, not whitened")
+    said = [
+        "",
+        "The paper learns at a constant 0.05 on directions of the PCA as they are; ours, as in all recipes above, at .15",
+        "on whitened ones. Without noise that alone is worth what the two last columns differ by.",
+    ]
+    return Section("Table II: no privacy", [*_rows(header, rows), *said])
 
 
 def _as_published(results: Results) -> Section:
