@@ -143,8 +143,8 @@ def _without_privacy(results: Results) -> Section:
     header = ("as long as", "epochs", "test accuracy, paper", "ours", "ours at the paper's rate, not whitened")
     said = [
         "",
-        "The paper learns at a constant 0.05 on directions of the PCA as they are; ours, as in all recipes above, at .15",
-        "on whitened ones. Without noise that alone is worth what the two last columns differ by.",
+        "The paper learns at a constant 0.05 on directions of the PCA as they are; ours, as in all recipes above, at",
+        ".15 on whitened ones. Without noise that alone is worth what the two last columns differ by.",
     ]
     return Section("Table II: no privacy", [*_rows(header, rows), *said])
 
