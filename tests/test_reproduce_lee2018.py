@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dpsgd_cli.errors import RunError
 from dpsgd_cli.recipe.loading import load_recipe
 
 
-def fake(recipes: list[Named], out: Path, clock: str | None = None) -> list[Cell]:
+def fake(recipes: list[Named], asked: Asked, clock: str | None = None) -> list[Cell]:
     """Cells without training; every recipe is read, so a wrong override fails here."""
     loaded = [load_recipe(name, changes).recipe for name, changes in recipes]
     return [Cell(0.5 + 0.001 * len(one.name), 0.01, 1.0, 5 * one.repeats) for one in loaded]
@@ -39,17 +40,17 @@ def test_the_methods_that_the_paper_compared_are_all_there() -> None:
 def test_a_method_that_fails_is_told_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(recipes: list[Named], out: Path, clock: str | None = None) -> list[Cell]:
+    def broken(recipes: list[Named], asked: Asked, clock: str | None = None) -> list[Cell]:
         if "privgene" in recipes[0][0]:
             raise RunError("it broke")
-        return fake(recipes, out)
+        return fake(recipes, asked)
 
     monkeypatch.setattr(runs, "run", broken)
     asked = Asked(tmp_path, (0.1,))
     found = runs.figure("adult", "logistic", asked)
     assert set(cases.METHODS) - set(found.cells) == {"privgene"}
     assert "adult logistic privgene: it broke" in capsys.readouterr().err
-    assert "PrivGene failed: it broke" in page.figure(found, asked)
+    assert "PrivGene has no row: it broke.\n" in page.figure(found, asked)
 
 
 def test_an_accuracy_that_falls_with_its_objective_is_remarked_on(tmp_path: Path) -> None:
@@ -103,11 +104,15 @@ def test_the_page_holds_tables_pictures_studies_variants_and_times(
 
 def test_a_pack_run_whole_leaves_its_time(tmp_path: Path) -> None:
     recipes = [("lee2018/majority", ["data.name=breast-cancer", f"privacy.budget.epsilon={e}"]) for e in (1, 2)]
-    first = runs.run(recipes[:1], tmp_path)
-    assert runs.seconds(tmp_path) == {}
-    both = runs.run(recipes, tmp_path, "not whole")
-    assert runs.seconds(tmp_path) == {}
+    asked = Asked(tmp_path)
+    first = runs.run(recipes[:1], asked)
+    assert runs.seconds(asked.runs) == {}
+    with pytest.raises(runs.NotRun):
+        runs.run(recipes, replace(asked, train=False))
+    both = runs.run(recipes, asked, "not whole")
+    assert runs.seconds(asked.runs) == {}
+    assert runs.run(recipes, replace(asked, train=False)) == both
     assert both[0] == first[0]
-    runs.run([("lee2018/majority", ["data.name=breast-cancer"])], tmp_path, "whole")
-    assert list(runs.seconds(tmp_path)) == ["whole"]
-    assert runs.seconds(tmp_path)["whole"]["wall"] > 0
+    runs.run([("lee2018/majority", ["data.name=breast-cancer"])], asked, "whole")
+    assert list(runs.seconds(asked.runs)) == ["whole"]
+    assert runs.seconds(asked.runs)["whole"]["wall"] > 0

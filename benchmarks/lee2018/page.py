@@ -57,7 +57,7 @@ def figure(found: Figure, asked: Asked) -> list[str]:
     name = f"{found.data}-{found.loss}"
     pictures.figure(found, asked.out / f"{name}.png")
     text = [f"## {cases.TITLES[found.data]}, {found.loss}", "", trials_of(found.cells), ""]
-    text += [f"{cases.METHODS[method]} failed: {why}" for method, why in found.failed.items()]
+    text += [f"{cases.METHODS[method]} has no row: {why}.\n" for method, why in found.failed.items()]
     text += _remark(found)
     text += [*table(found.cells, "method|eps"), "", "Objective:", "", *table(found.cells, "method|eps", True), ""]
     return [*text, f"![accuracy and objective by epsilon]({name}.png)", ""]

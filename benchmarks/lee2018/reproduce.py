@@ -12,6 +12,7 @@ Not here: which cases there are (`cases.py`), running them (`runs.py`), the text
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,22 +26,27 @@ def sections(arguments: argparse.Namespace, asked: Asked) -> Iterator[list[str]]
     figures = []
     for data in arguments.data:
         for loss in arguments.loss:
-            figures.append(runs.figure(data, loss, asked))
-            yield page.figure(figures[-1], asked)
+            found = runs.figure(data, loss, asked)
+            if found.cells:
+                figures.append(found)
+                yield page.figure(found, asked)
     yield page.times(figures, asked)
     if arguments.variants:
         for data in (name for name in cases.VARIANT_DATA if name in arguments.data):
-            yield page.variants(data, runs.variants(data, asked))
-            yield page.optima(data, runs.optima(data, asked))
+            if tried := runs.variants(data, asked):
+                yield page.variants(data, tried)
+            if best := runs.optima(data, asked):
+                yield page.optima(data, best)
     if arguments.studies:
         for key in cases.STUDIES:
-            yield page.study(key, runs.study(key, asked), asked)
+            with contextlib.suppress(runs.NotRun):
+                yield page.study(key, runs.study(key, asked), asked)
 
 
 def write(arguments: argparse.Namespace) -> None:
     """Run what is asked for, and write the page after each part of it."""
     repeats = (arguments.repeats, arguments.large_repeats, arguments.study_repeats, arguments.variant_repeats)
-    asked = Asked(arguments.out, tuple(arguments.epsilon), *repeats)
+    asked = Asked(arguments.out, tuple(arguments.epsilon), *repeats, train=arguments.train)
     asked.runs.mkdir(parents=True, exist_ok=True)
     text = page.head(" ".join(["python -m benchmarks.lee2018.reproduce", *sys.argv[1:]]))
     for section in sections(arguments, asked):
@@ -59,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--study-repeats", type=int, default=1, help="the same for studies of DP-AGD's parameters")
     made.add_argument("--variant-repeats", type=int, default=2, help="the same for what was tried with DP-GD")
     made.add_argument("--out", type=Path, default=Path("results/lee2018"))
+    made.add_argument("--train", action=argparse.BooleanOptionalAction, default=True, help="or tell what is finished")
     made.add_argument("--studies", action=argparse.BooleanOptionalAction, default=True, help="of DP-AGD's parameters")
     made.add_argument(
         "--variants", action=argparse.BooleanOptionalAction, default=True, help="of DP-GD, and the optima"

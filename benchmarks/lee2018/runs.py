@@ -6,6 +6,7 @@ What a pack cost is kept beside the runs (`seconds.json`), for packs that were r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -43,6 +44,7 @@ class Asked:
     large_repeats: int = 1
     study_repeats: int = 1
     variant_repeats: int = 2
+    train: bool = True
 
     @property
     def runs(self) -> Path:
@@ -66,10 +68,20 @@ class Figure:
     failed: dict[str, str]
 
 
-def run(recipes: list[Named], out: Path, clock: str | None = None) -> list[Cell]:
-    """Results of recipes that may train together, in order; the time of a pack run whole is kept under `clock`."""
+class NotRun(DpsgdError):
+    """A case has no result, and none is to be made."""
+
+
+def run(recipes: list[Named], asked: Asked, clock: str | None = None) -> list[Cell]:
+    """Results of recipes that may train together, in order; the time of a pack run whole is kept under `clock`.
+
+    Raises NotRun for what is not finished when nothing is to be trained.
+    """
+    out = asked.runs
     loaded = [load_recipe(name, changes) for name, changes in recipes]
     todo = [one for one in loaded if not experiment.is_finished(one, experiment.result_directory(one, out))]
+    if todo and not asked.train:
+        raise NotRun("not run")
     if todo:
         wall, own = time.monotonic(), time.process_time()
         members = [Member(one, experiment.plan_recipe(one)[0]) for one in todo]
@@ -111,10 +123,10 @@ def figure(data: str, loss: str, asked: Asked) -> Figure:
         changes = cases.overrides(method, data, loss, asked.repeats_of(data))
         try:
             if method.startswith("non-private"):
-                cell = run([("lee2018/non-private", changes)], asked.runs, clock)[0]
+                cell = run([("lee2018/non-private", changes)], asked, clock)[0]
                 found.cells[method] = dict.fromkeys(asked.epsilons, cell)
             else:
-                cells = run(asked.budgets(method, changes), asked.runs, clock)
+                cells = run(asked.budgets(method, changes), asked, clock)
                 found.cells[method] = dict(zip(asked.epsilons, cells, strict=True))
         except DpsgdError as error:
             found.failed[method] = str(error)
@@ -131,29 +143,31 @@ def study(key: str, asked: Asked) -> dict[float, dict[Any, Cell]]:
     common = cases.overrides("dp-agd", "adult", "logistic", asked.study_repeats)
     places = [(value, epsilon) for value in cases.STUDIES[key] for epsilon in asked.epsilons]
     named = [one for value in cases.STUDIES[key] for one in asked.budgets("dp-agd", [*common, f"method.{key}={value}"])]
-    for (value, epsilon), cell in zip(places, run(named, asked.runs), strict=True):
+    for (value, epsilon), cell in zip(places, run(named, asked), strict=True):
         found[epsilon][value] = cell
     print(f"study of {key} done", file=sys.stderr, flush=True)
     return found
 
 
 def variants(data: str, asked: Asked) -> dict[str, dict[float, Cell]]:
-    """What was tried with DP-GD on a data set, at each budget."""
+    """What was tried with DP-GD on a data set, at each budget; without what was not run."""
     found = {}
     for label in cases.VARIANTS:
         recipe, changes = cases.variant_overrides(label, data, asked.variant_repeats)
-        cells = run(asked.budgets(recipe, changes), asked.runs)
-        found[label] = dict(zip(asked.epsilons, cells, strict=True))
+        with contextlib.suppress(NotRun):
+            cells = run(asked.budgets(recipe, changes), asked)
+            found[label] = dict(zip(asked.epsilons, cells, strict=True))
     print(f"variants of DP-GD on {data} done", file=sys.stderr, flush=True)
     return found
 
 
 def optima(data: str, asked: Asked) -> dict[str, dict[float, Cell]]:
-    """The optimum without privacy by features and L2 term: 5 folds, once."""
+    """The optimum without privacy by features and L2 term: 5 folds, once; without what was not run."""
     found: dict[str, dict[float, Cell]] = {}
     for features in cases.FEATURES:
         changes = [cases.optimum_overrides(features, penalty, data, 1) for penalty in cases.PENALTIES]
-        cells = [run([("lee2018/non-private", one)], asked.runs)[0] for one in changes]
-        found[features] = dict(zip(cases.PENALTIES, cells, strict=True))
+        with contextlib.suppress(NotRun):
+            cells = [run([("lee2018/non-private", one)], asked)[0] for one in changes]
+            found[features] = dict(zip(cases.PENALTIES, cells, strict=True))
     print(f"optima of {data} done", file=sys.stderr, flush=True)
     return found
