@@ -10,7 +10,7 @@ import pytest
 from benchmarks.lee2018 import cases, page, reproduce, runs
 from benchmarks.lee2018.runs import Asked, Cell, Named
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.recipe.loading import load_recipe, recipe_hash
 
 
 def fake(recipes: list[Named], asked: Asked, clock: str | None = None) -> list[Cell]:
@@ -63,10 +63,17 @@ def test_an_accuracy_that_falls_with_its_objective_is_remarked_on(tmp_path: Path
     assert "goes on falling" not in drawn([0.85, 0.89, 0.8885])
 
 
-def test_variants_change_the_step_of_their_own_data_set() -> None:
-    label = "... momentum 0.9, a fifth of the step"
-    assert "method.learning_rate=1" in cases.variant_overrides(label, "adult", 4)[1]
-    assert "method.learning_rate=2" in cases.variant_overrides(label, "bank", 4)[1]
+def test_variants_without_a_change_are_the_cases_of_the_figure() -> None:
+    recipe, changes = cases.variant_overrides("bank", "narrower bounds, [-0.5, 2]", 2, 4)
+    assert (recipe, changes) == ("dp-gd-bounds", cases.overrides("dp-gd-bounds", "bank", "logistic", 4))
+    assert "repeats=2" in cases.variant_overrides("bank", "step 5", 2, 4)[1]
+
+
+@pytest.mark.parametrize("data", cases.VARIANTS)
+def test_every_variant_is_a_valid_recipe_and_no_two_are_the_same(data: str) -> None:
+    made = [cases.variant_overrides(data, label, 2, 4) for label in cases.VARIANTS[data]]
+    hashes = {recipe_hash(load_recipe(f"lee2018/{recipe}", changes).recipe) for recipe, changes in made}
+    assert len(hashes) == len(made)
 
 
 def test_the_page_holds_tables_pictures_studies_variants_and_times(
@@ -94,7 +101,7 @@ def test_the_page_holds_tables_pictures_studies_variants_and_times(
     text = (tmp_path / "README.md").read_text()
     assert all(name in text for name in cases.METHODS.values())
     assert all(f"by {key}" in text for key in cases.STUDIES)
-    assert all(label in text for label in cases.VARIANTS)
+    assert all(label in text for label in cases.VARIANTS["adult"])
     assert "5 trials: 5 folds x 1 repeat." in text
     assert "NonPrivate), minutes | 7.0 |" in text
     assert "no epsilon includes that choice" in text

@@ -60,37 +60,84 @@ STUDIES: dict[str, tuple[Any, ...]] = {
     "objective_clip": (0.5, 1, 2, 3, 5),
 }
 
-# What was tried with DP-GD. `{rate}` stands for the data set's step length: 5 for Adult, 10 for Bank.
-_UNSCALED = "data.preprocess=[{scale: {}}, {one-hot: {}}]"
-VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+# What was tried with DP-GD: changes of `dp-gd` or `dp-gd-momentum`, with narrower bounds unless they say otherwise.
+# Rows without a change are those of the data set's own table.
+VARIANT_EPSILONS = (0.1, 0.4)
+_GAINS, _CALLS = f"data.bounds={BOUNDS['adult']}", f"data.bounds={BOUNDS['bank']}"
+_FEW = "{duration: [0, 1800], balance: [-1000, 10000], campaign: [1, 10], pdays: [-1, 400], previous: [0, 10]}"
+_MORE = "{capital-gain: [0, 20000], capital-loss: [0, 2500], age: [16, 90], fnlwgt: [0, 500000]}"
+_OWN = {
     "card's bounds, features on [0, 1]": ("dp-gd-plain", ()),
     "card's bounds, features on [-0.5, 2]": ("dp-gd", ()),
     "card's bounds, [-0.5, 2], momentum 0.9": ("dp-gd-momentum", ()),
-    "narrower bounds, features on [0, 1]": ("dp-gd-bounds", (_UNSCALED,)),
-    "narrower bounds, features on [-0.5, 2]": ("dp-gd-bounds", ()),
-    "... momentum 0.9, a fifth of the step": ("dp-gd-bounds", ("method.optimizer.momentum=0.9", "{rate}*0.2")),
-    "... momentum 0.9, a tenth of the step": ("dp-gd-bounds", ("method.optimizer.momentum=0.9", "{rate}*0.1")),
-    "... momentum 0.5, half the step": ("dp-gd-bounds", ("method.optimizer.momentum=0.5", "{rate}*0.5")),
-    "... half the step": ("dp-gd-bounds", ("{rate}*0.5",)),
-    "... twice the step": ("dp-gd-bounds", ("{rate}*2",)),
-    "... 50 steps": ("dp-gd-bounds", ("epochs=50",)),
-    "... 200 steps": ("dp-gd-bounds", ("epochs=200",)),
-    "... 400 steps": ("dp-gd-bounds", ("epochs=400",)),
-    "... Adam, step 0.1": ("dp-gd-bounds", ("method.optimizer={kind: adam}", "method.learning_rate=0.1")),
-    "... clipped at 0.25, four times the step": ("dp-gd-bounds", ("privacy.clipping.norm=0.25", "{rate}*4")),
-    "... clipped at 0.5, twice the step": ("dp-gd-bounds", ("privacy.clipping.norm=0.5", "{rate}*2")),
-    "... clipped at 2": ("dp-gd-bounds", ("privacy.clipping.norm=2",)),
-    "... last step, not averaged": ("dp-gd-bounds", ("method.averaging=null",)),
-    "... average of the last half": ("dp-gd-bounds", ("method.averaging.fraction=0.5",)),
-    "... hinge loss": ("dp-gd-bounds", ("model.loss=hinge",)),
+    "narrower bounds, [-0.5, 2]": ("dp-gd-bounds", ()),
 }
-VARIANT_DATA = ("adult", "bank")
+
+
+def _scaled(low: float, high: float) -> str:
+    return f"data.preprocess=[{{scale: {{to: [{low:g}, {high:g}]}}}}, {{one-hot: {{}}}}]"
+
+
+def _rate(rate: float) -> str:
+    return f"method.learning_rate={rate:g}"
+
+
+VARIANTS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+    "adult": {
+        **_OWN,
+        "gains up to 15,000": ("dp-gd", ("data.bounds={capital-gain: [0, 15000]}",)),
+        "gains up to 30,000": ("dp-gd", ("data.bounds={capital-gain: [0, 30000]}",)),
+        "gains up to 50,000": ("dp-gd", ("data.bounds={capital-gain: [0, 50000]}",)),
+        "four columns narrower": ("dp-gd", (f"data.bounds={_MORE}",)),
+        "features on [0, 1]": ("dp-gd", (_GAINS, _scaled(0, 1))),
+        "features on [0, 2]": ("dp-gd", (_GAINS, _scaled(0, 2))),
+        "features on [-1, 1]": ("dp-gd", (_GAINS, _scaled(-1, 1))),
+        "features on [-0.5, 3]": ("dp-gd", (_GAINS, _scaled(-0.5, 3))),
+        "step 3": ("dp-gd", (_GAINS, _rate(3))),
+        "step 10": ("dp-gd", (_GAINS, _rate(10))),
+        "50 steps": ("dp-gd", (_GAINS, "epochs=50")),
+        "50 steps of 10": ("dp-gd", (_GAINS, "epochs=50", _rate(10))),
+        "200 steps of 3": ("dp-gd", (_GAINS, "epochs=200", _rate(3))),
+        "200 steps": ("dp-gd", (_GAINS, "epochs=200")),
+        "200 steps of 10": ("dp-gd", (_GAINS, "epochs=200", _rate(10))),
+        "400 steps": ("dp-gd", (_GAINS, "epochs=400")),
+        "momentum 0.9, step 1": ("dp-gd-momentum", (_GAINS,)),
+        "momentum 0.9, step 0.5": ("dp-gd-momentum", (_GAINS, _rate(0.5))),
+        "momentum 0.9, 200 steps of 0.5": ("dp-gd-momentum", (_GAINS, _rate(0.5), "epochs=200")),
+        "momentum 0.8, step 1.5": ("dp-gd-momentum", (_GAINS, _rate(1.5), "method.optimizer.momentum=0.8")),
+        "momentum 0.5, step 3": ("dp-gd-momentum", (_GAINS, _rate(3), "method.optimizer.momentum=0.5")),
+        "Adam, step 0.05": ("dp-gd", (_GAINS, "method.optimizer={kind: adam}", _rate(0.05))),
+        "Adam, step 0.1": ("dp-gd", (_GAINS, "method.optimizer={kind: adam}", _rate(0.1))),
+        "Adam, 200 steps of 0.02": ("dp-gd", (_GAINS, "method.optimizer={kind: adam}", _rate(0.02), "epochs=200")),
+        "clipped at 0.25, step 20": ("dp-gd", (_GAINS, "privacy.clipping.norm=0.25", _rate(20))),
+        "clipped at 0.5, step 10": ("dp-gd", (_GAINS, "privacy.clipping.norm=0.5", _rate(10))),
+        "clipped at 2": ("dp-gd", (_GAINS, "privacy.clipping.norm=2")),
+        "average of the last fifth": ("dp-gd", (_GAINS, "method.averaging.fraction=0.2")),
+        "average of the last half": ("dp-gd", (_GAINS, "method.averaging.fraction=0.5")),
+        "L2 term of 0.0001": ("dp-gd", (_GAINS, "model.l2=0.0001")),
+        "hinge loss": ("dp-gd", (_GAINS, "model.loss=hinge")),
+        "Huber SVM": ("dp-gd", (_GAINS, "model.loss=huber-svm")),
+    },
+    "bank": {
+        **_OWN,
+        "calls up to 20 minutes": ("dp-gd", ("data.bounds={duration: [0, 1200]}", _rate(10))),
+        "five columns narrower": ("dp-gd", (f"data.bounds={_FEW}", _rate(10))),
+        "step 5": ("dp-gd", (_CALLS, _rate(5))),
+        "step 20": ("dp-gd", (_CALLS, _rate(20))),
+        "200 steps": ("dp-gd", (_CALLS, _rate(10), "epochs=200")),
+        "momentum 0.9, step 2": ("dp-gd-momentum", (_CALLS, _rate(2))),
+        "momentum 0.8, step 2": ("dp-gd-momentum", (_CALLS, _rate(2), "method.optimizer.momentum=0.8")),
+        "momentum 0.9, step 2, five columns narrower": ("dp-gd-momentum", (f"data.bounds={_FEW}", _rate(2))),
+        "momentum 0.9, step 1, five columns narrower": ("dp-gd-momentum", (f"data.bounds={_FEW}", _rate(1))),
+        "clipped at 0.5, step 20": ("dp-gd", (_CALLS, "privacy.clipping.norm=0.5", _rate(20))),
+    },
+}
 
 # The optimum without privacy by L2 term and features.
 PENALTIES = (1e-3, 1e-5, 0.0)
-FEATURES = {
+FEATURES: dict[str, tuple[str, ...]] = {
     "card's bounds, [0, 1]": (),
-    "narrower bounds, [-0.5, 2]": ("{bounds}", "data.preprocess=[{scale: {to: [-0.5, 2]}}, {one-hot: {}}]"),
+    "narrower bounds, [-0.5, 2]": ("{bounds}", _scaled(-0.5, 2)),
 }
 
 
@@ -118,18 +165,15 @@ def overrides(method: str, data: str, loss: str, repeats: int) -> list[str]:
     return changes
 
 
-def variant_overrides(label: str, data: str, repeats: int) -> tuple[str, list[str]]:
-    """Recipe and changes of one thing that was tried with DP-GD."""
-    recipe, changes = VARIANTS[label]
-    rate = _RATES["dp-gd-bounds"] if data == "bank" else 5
-    made = overrides(recipe, data, "logistic", repeats)
-    for change in changes:
-        factor = change.removeprefix("{rate}*")
-        made.append(change if factor == change else f"method.learning_rate={rate * float(factor):g}")
-    return recipe, made
+def variant_overrides(data: str, label: str, repeats: int, own_repeats: int) -> tuple[str, list[str]]:
+    """Recipe and changes of one thing that was tried with DP-GD; rows of `figure` have its number of repeats."""
+    recipe, changes = VARIANTS[data][label]
+    if not changes:
+        return recipe, overrides(recipe, data, "logistic", own_repeats)
+    return recipe, [f"data.name={data}", f"repeats={repeats}", "runtime.evaluate_every=100000", *changes]
 
 
 def optimum_overrides(features: str, penalty: float, data: str, repeats: int) -> list[str]:
     """Changes of the non-private recipe for one cell of the table of optima."""
     changes = [f"data.bounds={BOUNDS[data]}" if change == "{bounds}" else change for change in FEATURES[features]]
-    return [f"repeats={repeats}", f"data.name={data}", f"model.l2={penalty:g}", *changes]
+    return [f"data.name={data}", f"repeats={repeats}", f"model.l2={penalty:g}", *changes]

@@ -32,7 +32,7 @@ def sections(arguments: argparse.Namespace, asked: Asked) -> Iterator[list[str]]
                 yield page.figure(found, asked)
     yield page.times(figures, asked)
     if arguments.variants:
-        for data in (name for name in cases.VARIANT_DATA if name in arguments.data):
+        for data in (name for name in cases.VARIANTS if name in arguments.data):
             if tried := runs.variants(data, asked):
                 yield page.variants(data, tried)
             if best := runs.optima(data, asked):
