@@ -102,7 +102,7 @@ def optima(data: str, found: Mapping[str, Mapping[float, Cell]]) -> list[str]:
         strong, none = own[cases.PENALTIES[0]].accuracy, own[cases.PENALTIES[-1]].accuracy
         nearer = "the first" if abs(strong - paper) < abs(none - paper) else "the second"
         said += (
-            f" Its L2 term of 0.001 gives {strong:.4f} here, none gives {none:.4f} (a search of at most 1000 steps):"
+            f" Its L2 term of 0.001 gives {strong:.4f} here, none gives {none:.4f} (at most 1000 steps):"
         )
         said += f" the paper's is nearer to {nearer}."
     heading = f"## The optimum without privacy on {cases.TITLES[data]}, by L2 term"
