@@ -76,6 +76,8 @@ class Replayer:
         before = self._pack.sums.clone()
         try:
             run, found = self._capture(lambda: sum_clipped(self._pack, places, self._loss, self._clipping))
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             # an operation that needs the host: torch names none that could be asked before
             for layer in self._pack.layers:
@@ -91,8 +93,12 @@ def on_gpu(function: Callable[[], Found]) -> tuple[Callable[[], None], Found]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):
-            function()
+        try:
+            for _ in range(2):
+                function()
+        finally:
+            # what an error left on the way must be over before sums are put back
+            side.synchronize()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -82,7 +82,7 @@ class LectureSgd(DpSgd):
 
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         del epoch, seen
-        drawn = torch.from_numpy(self.sampler.batch(step).rows).to(self.rows.z.device)
+        drawn = torch.as_tensor(self.sampler.batch(step).rows, device=self.rows.z.device)
         if self.context.table.own is not None:
             drawn = self.context.table.own.gather(1, drawn)
         index = drawn.squeeze(1)

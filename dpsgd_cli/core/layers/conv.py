@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, gram_squares
+from dpsgd_cli.core.layers.base import Layer, Session, gram_squares, instantiated_margin
 from dpsgd_cli.core.layers.forms import Chooser
 
 # Patches are made for a few rows at a time. A copy that stays in a core's cache is several times cheaper than one that
@@ -37,6 +37,7 @@ class Conv(Layer):
         self.kernel: tuple[int, ...] = source.kernel_size
         self.outputs = source.out_channels
         self.kept: Tensor | None = None
+        self.shifts: Tensor | None = None
         self.forms = Chooser()
 
     @classmethod
@@ -46,7 +47,7 @@ class Conv(Layer):
 
     def forget(self) -> None:
         super().forget()
-        self.kept = None
+        self.kept = self.shifts = None
 
     def compute(self, a: Tensor) -> Tensor:
         convolve = F.conv2d if len(self.kernel) == 2 else F.conv1d
@@ -90,7 +91,23 @@ class Conv(Layer):
         self.kept = None
         if all(kept is not None for _, kept in chunks):
             self.kept = torch.cat([kept for _, kept in chunks if kept is not None], dim=1)
-        return torch.cat([norms for norms, _ in chunks], dim=1)
+        norms = torch.cat([norms for norms, _ in chunks], dim=1)
+        if self.has_bias:
+            self.shifts = self._shifts(calls)
+            norms += self.shifts.square().sum(dim=2)
+        return norms
+
+    @staticmethod
+    def _shifts(calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Each example's gradient by the bias, (R, B, O)."""
+        return torch.stack([d.flatten(3).sum(dim=3) for _, d in calls]).sum(dim=0)
+
+    def _margin(self, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Of instantiated squared norms (R, rows); a number of the input is in ceil(kernel / stride) patches a side."""
+        patches = math.prod(-(-kernel // step) for kernel, step in zip(self.kernel, self.stride, strict=True))
+        inputs = torch.stack([a.flatten(2).square().sum(dim=2).expand(len(d), -1) for a, d in calls]).sum(dim=0)
+        outputs = torch.stack([d.flatten(2).square().sum(dim=2) for _, d in calls]).sum(dim=0)
+        return instantiated_margin(patches * inputs, outputs)
 
     def _patch_elements(self, calls: list[tuple[Tensor, Tensor]]) -> int:
         """Numbers in all patches of one row of every trial."""
@@ -114,27 +131,28 @@ class Conv(Layer):
         def instantiated() -> tuple[Tensor, Tensor | None]:
             gradients = torch.matmul(d, u.transpose(-1, -2))
             norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
+            norms += self._margin([(a[:, start:stop], g[:, start:stop]) for a, g in calls])
             return norms, gradients if gradients.numel() <= u.numel() else None
 
-        norms, kept = self.forms.pick((positions, inputs, outputs), u, (gram, instantiated))
-        if self.has_bias:
-            norms = norms + d.sum(dim=-1).flatten(2).square_().sum(dim=2)
-        return norms, kept
+        return self.forms.pick((positions, inputs, outputs), u, (gram, instantiated))
 
     def erase(self, bad: Tensor) -> None:
         super().erase(bad)
         if self.kept is not None:
             self.kept = self.kept.masked_fill(bad[..., None, None, None], 0.0)
+        if self.shifts is not None:
+            self.shifts = self.shifts.masked_fill(bad.unsqueeze(-1), 0.0)
 
     def add_clipped_sums(self, factors: Tensor) -> None:
-        weighted = [(a, d * factors.reshape(*factors.shape, *[1] * (d.dim() - 2))) for a, d in self.recorded()]
+        if self.has_bias:
+            shifts = self._shifts(self.recorded()) if self.shifts is None else self.shifts
+            self.sums["bias"] += torch.bmm(factors.unsqueeze(1), shifts).squeeze(1)
         if self.kept is not None:
             total = torch.bmm(factors.unsqueeze(1), self.kept.flatten(2))
             self.sums["weight"] += total.view(self.sums["weight"].shape)
+            return
+        weighted = [(a, d * factors.reshape(*factors.shape, *[1] * (d.dim() - 2))) for a, d in self.recorded()]
         for a, d in weighted:
             for r in range(self.session.trials):
-                if self.kept is None:
-                    x, total = a[min(r, a.shape[0] - 1)], self.sums["weight"][r]
-                    total += self._backward(total, x, d[r], [False, True, False])[1]
-                if self.has_bias:
-                    self.sums["bias"][r] += d[r].flatten(2).sum(dim=(0, 2))
+                x, total = a[min(r, a.shape[0] - 1)], self.sums["weight"][r]
+                total += self._backward(total, x, d[r], [False, True, False])[1]

@@ -18,7 +18,6 @@ class Embedding(Layer):
     """Rule for `torch.nn.Embedding`. Weight (R, V, E); input integers (R or 1, B, ...)."""
 
     kinds = (nn.Embedding,)
-    rounds = True
 
     def __init__(self, source: nn.Embedding, session: Session) -> None:
         super().__init__(source, session)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, gram_squares, least_square
+from dpsgd_cli.core.layers.base import Layer, Session, gram_squares, instantiated_margin, least_square
 from dpsgd_cli.core.layers.forms import Chooser
 
 # Measured with MKL, 10 and 64 trials of 546 rows: below 16 columns and up to 64 terms, transposing pays.
@@ -42,12 +42,12 @@ class Linear(Layer):
             y = y.transpose(0, 1)
             y = y + self.values["bias"].unsqueeze(1) if self.has_bias else y
         else:
-            y = _product(rows, weight.mT, self.values["bias"] if self.has_bias else None)
+            y = _product(rows, weight.mT, self.values["bias"] if self.has_bias else None, self.session.rounds)
         return y.reshape(self.session.trials, *a.shape[1:-1], self.outputs)
 
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         weight, rows = self.values["weight"], d.reshape(d.shape[0], -1, self.outputs)
-        rows = rows[0] @ weight[0] if len(weight) == 1 else _product(rows, weight)
+        rows = rows[0] @ weight[0] if len(weight) == 1 else _product(rows, weight, steady=self.session.rounds)
         return rows.reshape(d.shape[0], *a.shape[1:])
 
     def square_norms(self) -> Tensor:
@@ -64,7 +64,9 @@ class Linear(Layer):
 
         def instantiated() -> Tensor:
             norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
-            return norms + _square(d.sum(dim=-2)) if self.has_bias else norms
+            norms = norms + _square(d.sum(dim=-2)) if self.has_bias else norms
+            ones = positions * float(self.has_bias)
+            return norms + instantiated_margin(a.square().sum(dim=(-1, -2)) + ones, d.square().sum(dim=(-1, -2)))
 
         return self.forms.pick((positions, inputs, self.outputs), d, (gram, instantiated))
 
@@ -107,10 +109,14 @@ class Linear(Layer):
             self.sums["bias"].add_(torch.bmm(factors.unsqueeze(1), d).squeeze(1))
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(R, m, k) times (R, k, n), plus (R, n) -> (R, m, n). A CPU writes long rows some times faster than short ones."""
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, steady: bool = False) -> Tensor:
+    """(R, m, k) times (R, k, n), plus (R, n) -> (R, m, n).
+
+    A CPU writes long rows some times faster than short ones. `steady` does without: in rounded passes a row's
+    rounding must not depend on how many rows there are (`precision.py`).
+    """
     rows, inner, columns = a.shape[1], a.shape[2], b.shape[2]
-    if not a.is_cuda and columns < _LONG <= rows and inner <= _SHALLOW:
+    if not a.is_cuda and not steady and columns < _LONG <= rows and inner <= _SHALLOW:
         y = torch.bmm(b.mT, a.mT).mT.contiguous()
         return y if bias is None else y.add_(bias.unsqueeze(1))
     return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)

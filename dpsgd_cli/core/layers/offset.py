@@ -35,6 +35,5 @@ class Offset(Layer):
         return self._per_example().square().sum(dim=2)
 
     def add_clipped_sums(self, factors: Tensor) -> None:
-        for _, d in self.recorded():
-            total = factors.unsqueeze(1) @ d.flatten(2)
-            self.sums["value"] += total.view(self.sums["value"].shape)
+        total = factors.unsqueeze(1) @ self._per_example()
+        self.sums["value"] += total.view(self.sums["value"].shape)

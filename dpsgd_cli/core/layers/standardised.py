@@ -57,6 +57,7 @@ class Standardised(Layer):
         self.exact: dict[str, Tensor] = {}
         self.units: list[Tensor] = []
         self.rescaled = False
+        self.kept: tuple[Tensor, Tensor] | None = None
 
     def bind(self, values: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
         super().bind(values, sums)
@@ -69,6 +70,7 @@ class Standardised(Layer):
         self.plain[0].forget()
         self.units.clear()
         self.rescaled = False
+        self.kept = None
 
     def _filters(self) -> tuple[Tensor, Tensor, Tensor]:
         """s c (R, O, K), s (R, O) and q (R, O), bool, of the weights as they are."""
@@ -111,11 +113,14 @@ class Standardised(Layer):
         _, scale, above = self._filters()
         strength = self._strengths(scale).unsqueeze(1)
         along_ones, along_units, shifts, most = self._inner_products()
-        gains = (along_units / strength).square()
-        taken = along_ones.square() / self.exact["weight"][0, 0].numel() + above.unsqueeze(1) * along_units.square()
+        # what these two add to the sums is what their norms are taken of
+        self.kept = along_units / strength, shifts / strength
+        # divided before squared: beside the plain norm, which is finite, this is too
+        mean = along_ones / self.exact["weight"][0, 0].numel() ** 0.5
+        taken = mean.square() + above.unsqueeze(1) * along_units.square()
         margin = most.square() * (16 * torch.finfo(most.dtype).eps)
         weights = (self.plain[0].square_norms() - taken.sum(dim=2)).clamp_min_(0.0) + margin
-        return weights + gains.sum(dim=2) + (shifts / strength).square().sum(dim=2)
+        return weights + sum(part.square().sum(dim=2) for part in self.kept)
 
     def _inner_products(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums over all positions of all calls, for rescaled gradients d of the output.
@@ -159,13 +164,16 @@ class Standardised(Layer):
         part = modules.centred(sums, 1) - (above * gains).unsqueeze(-1) * filters
         part *= (self.exact["gain"] * scale).unsqueeze(-1)
         self.sums["weight"] += part.view_as(total)
-        self.sums["gain"] += gains
-        for _, d in self.recorded():
-            shifts = torch.bmm(factors.unsqueeze(1), d.flatten(3).sum(dim=3)).squeeze(1)
-            self.sums["bias"] += shifts / strength
+        if self.kept is None:
+            self.square_norms()
+        assert self.kept is not None
+        for name, each in zip(("gain", "bias"), self.kept, strict=True):
+            self.sums[name] += torch.bmm(factors.unsqueeze(1), each).squeeze(1)
 
     def erase(self, bad: Tensor) -> None:
         self.plain[0].erase(bad)
+        if self.kept is not None:
+            self.kept = tuple(part.masked_fill(bad.unsqueeze(-1), 0.0) for part in self.kept)  # type: ignore[assignment]
         if self.plain[0].gradients is not self.gradients:
             super().erase(bad)
 
