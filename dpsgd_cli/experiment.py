@@ -191,10 +191,16 @@ def checkpoint_place(members: Sequence[Member], out: Path) -> Path:
     return checkpoint.place(out / f"pack-{hashlib.sha256(names.encode()).hexdigest()[:8]}")
 
 
-def forget(kept: Path) -> None:
-    """Remove a checkpoint, and what could be watched of its run."""
+NOT_COVERED = (
+    "What TensorBoard showed of the run that was stopped was another training: this run's epsilon does not cover it."
+)
+
+
+def forget(kept: Path, say: Say | None = None) -> None:
+    """Remove a checkpoint, and what could be watched of its run; `say` is told of that where something could."""
     kept.unlink(missing_ok=True)
-    tensorboard.remove_live(kept)
+    if tensorboard.remove_live(kept) and say is not None:
+        say(NOT_COVERED)
 
 
 class _Keeper:
@@ -212,10 +218,7 @@ class _Keeper:
     def earlier(self, options: Options) -> dict[str, Any] | None:
         """The checkpoint to continue from, if that is wanted and there is one."""
         if tensorboard.remove_live(self.path) and not options.resume:
-            options.say(
-                "What TensorBoard showed of the run that was stopped was another training: this run's epsilon does not"
-                " cover it."
-            )
+            options.say(NOT_COVERED)
         if not options.resume:
             if self.path.exists():
                 options.say(

@@ -8,6 +8,12 @@ Why clipping is as strict as before: an example's contribution is defined by the
 came to be. Its norm and its part of the sum are both computed from them, in float32: 8-bit significands are
 exact there. So what one example adds has norm at most C to float32 rounding, although it is a rounded gradient.
 
+The price also needs that everybody else's part of a sum stays as it is when one example comes or goes. In float32 it
+does to rounding. Here a part would move by 8-bit rounding where a library computes a row differently in products of
+another shape, as batches of random size have. So these are padded with masked rows to one public width, and worked
+off in pieces of it: every product has one shape, whoever is in the batch. That a row's result does not depend on its
+place in a product is taken for granted.
+
 Not here: which layers can (`Layer.rounds`), the passes themselves (`packing.py`, `clipping.py`).
 """
 

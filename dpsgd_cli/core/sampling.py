@@ -128,6 +128,29 @@ class ShuffleSampler(Sampler):
         return Batch(rows=self._order[:, start : start + self._batch_size])
 
 
+class SteadySampler(Sampler):
+    """The batches of `whole`, padded to a multiple of `unit` rows, for steps that take `unit` rows at a time.
+
+    Every piece of every batch then has the same shape, so what is computed of a row cannot depend on how many others
+    there are (`precision.py` says where that matters).
+    """
+
+    def __init__(self, whole: Sampler, unit: int) -> None:
+        self._whole = whole
+        self._unit = unit
+        self.steps_per_epoch = whole.steps_per_epoch
+
+    def batch(self, step: int) -> Batch:
+        whole = self._whole.batch(step)
+        if whole.rows is None:
+            return whole
+        drawn = np.asarray(whole.rows)
+        missing = -drawn.shape[1] % self._unit if drawn.shape[1] else self._unit
+        mask = np.ones(drawn.shape, dtype=bool) if whole.mask is None else np.asarray(whole.mask)
+        rows, own = (np.pad(x, ((0, 0), (0, missing))) for x in (drawn, mask))
+        return Batch(rows, own)
+
+
 class PartSampler(Sampler):
     """One process's part of every batch: `part` of so many places in a row gives the places that are its own.
 

@@ -92,5 +92,5 @@ def _measured(context: Context, output: Tensor) -> list[dict[str, Any]]:
 def _certified(excess: float, gap: float) -> dict[str, Any]:
     if gap <= _LEAST_CERTAIN:
         return {"nonprivate_excess_risk": excess, "nonprivate_optimum_gap": gap}
-    reason = f"the optimum of the hinge loss is only known to within {gap:.2g}; raise model.l2 or set model.radius"
-    return {"nonprivate_excess_risk": None, "nonprivate_optimum_gap": None, "reason": reason}
+    reason = "the optimum of the hinge loss is not known exactly enough; raise model.l2 or set model.radius"
+    return {"nonprivate_excess_risk": None, "nonprivate_optimum_gap": None, "nonprivate_reason": reason}

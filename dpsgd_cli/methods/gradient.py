@@ -8,6 +8,7 @@ Not here: whether the sum is private (`dp_sgd.py`, `sgd.py`).
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import cached_property, partial
@@ -26,12 +27,21 @@ from dpsgd_cli.core.packing import elements_per_row
 from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.replay import Replayer, on_gpu
-from dpsgd_cli.core.sampling import FullSampler, PartSampler, PoissonSampler, Sampler, ShuffleSampler, SingleSampler
+from dpsgd_cli.core.sampling import (
+    FullSampler,
+    PartSampler,
+    PoissonSampler,
+    Sampler,
+    ShuffleSampler,
+    SingleSampler,
+    SteadySampler,
+)
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.tensors import Rows
 from dpsgd_cli.core.updates import make_update
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.recipe import schema
 
 _SMALL_STEP = 1 << 26
@@ -43,7 +53,8 @@ class GradientMethod(Method):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         settings = section_of(context.recipes[0])
-        self.sampler = _sampler(context)
+        self.most_rows = _most_rows(context)
+        self.sampler = _sampler(context, self.most_rows)
         self.divisor = float(settings.batch_size or len(context.table))
         self.learning_rate = context.column(self.learning_rates(0))
         self.rate_changes = any(isinstance(section_of(r).learning_rate, schema.Section) for r in context.recipes)
@@ -56,7 +67,6 @@ class GradientMethod(Method):
         augment = context.recipes[0].data.augment
         shape = context.table.input_shape
         self.augment = None if augment is None else Augmentation(augment, context.streams, shape)
-        self.most_rows = max(1, context.most_rows // (1 if augment is None else augment.copies))
 
     def learning_rates(self, epoch: int) -> list[float]:
         """Step length of each trial in `epoch`."""
@@ -198,19 +208,40 @@ class _Held:
             tensor[self.over] = self.kept[name]
 
 
-def _sampler(context: Context) -> Sampler:
+def _most_rows(context: Context) -> int:
+    """Rows of one piece of a batch: what memory holds, and in rounded passes no more than a public width."""
+    settings, augment = section_of(context.recipes[0]), context.recipes[0].data.augment
+    most = max(1, context.most_rows // (1 if augment is None else augment.copies))
+    if not context.pack.session.rounds or settings.batch_size is None:
+        return most
+    # almost every batch fits: six standard deviations of its size above the mean
+    return min(most, settings.batch_size + 6 * math.isqrt(settings.batch_size) + 1)
+
+
+def _sampler(context: Context, most_rows: int) -> Sampler:
     """Batches, or with several processes this one's part of every batch."""
     sampler = _whole_sampler(context)
     if context.team.size > 1:
         sampler = PartSampler(sampler, context.team.part, context.table.rows)
+    if context.pack.session.rounds and sampler.varies:
+        sampler = SteadySampler(sampler, most_rows)
     if isinstance(context.table, StreamedTable):
         return context.table.ahead(sampler)
     device = context.pack.values.device
     return AheadSampler(sampler, device) if device.type == "cuda" else sampler
 
 
+def _adds_records(recipe: schema.Recipe) -> bool:
+    return recipe.privacy is not None and adjacency_of(recipe) == "add-remove"
+
+
 def _whole_sampler(context: Context) -> Sampler:
     settings, records = section_of(context.recipes[0]), len(context.table)
+    if context.pack.session.rounds and settings.batching == "full" and _adds_records(context.recipes[0]):
+        raise RecipeError(
+            "runtime.dtype: rounded passes over all records are rounded anew when one comes or goes, which add-remove"
+            " does not allow; use float32, or batching poisson"
+        )
     if settings.batching == "single":
         return SingleSampler(context.streams, records)
     if settings.batching == "full" or settings.batch_size is None:

@@ -21,8 +21,12 @@ from dpsgd_cli.results.result import Row
 
 
 def provenance(loaded: LoadedRecipe, dataset: Dataset, device: torch.device) -> Row:
-    """What `result.json` says under that name."""
-    recipe = loaded.recipe
+    """What `result.json` says under that name.
+
+    The hash of a user's own file is a function of every record, without noise: who knows all others can try out
+    candidates for the last. So it is marked as not private. What a card describes anybody can fetch.
+    """
+    recipe, own = loaded.recipe, own_file.names(loaded.recipe.data)
     return {
         "version": dpsgd_cli.__version__,
         "git": _git_commit(),
@@ -32,7 +36,8 @@ def provenance(loaded: LoadedRecipe, dataset: Dataset, device: torch.device) -> 
         "threads": torch.get_num_threads(),
         "seed": recipe.seed,
         "noise_source": None if recipe.privacy is None else ("secure" if recipe.seed is None else "seeded"),
-        "data_sha256": dataset.sha256,
+        "data_sha256": {name: found for name, found in dataset.sha256.items() if name not in own},
+        "nonprivate_data_sha256": {name: found for name, found in dataset.sha256.items() if name in own},
         "code_sha256": code_sha256(loaded),
     }
 
@@ -55,7 +60,8 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     files that differ: the recipe is the same, and yet this is not its result.
     """
     files = {name: loaded.base / name for name in own_file.names(loaded.recipe.data)} | own_code(loaded)
-    made_from = document["provenance"]["data_sha256"] | document["provenance"].get("code_sha256", {})
+    kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256")
+    made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}
     here = [name for name, path in files.items() if path.is_file()]
     changed = [name for name in here if name in made_from and sha256(files[name]) != made_from[name]]
     if changed:

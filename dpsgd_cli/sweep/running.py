@@ -87,7 +87,7 @@ def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: 
     except Exception as error:
         if isinstance(error, OSError) or failures.stops_everything(error):
             raise
-        experiment.forget(place)
+        experiment.forget(place, _tell)
         if len(cells) == 1:
             _fail(job, cells[0], error, outcome)
             return

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dpsgd_cli import experiment
 from dpsgd_cli.core import precision
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.errors import ModelError
+from dpsgd_cli.errors import ModelError, RecipeError
+from dpsgd_cli.recipe.loading import load_recipe
 
 PLACE = Place(torch.device("cpu"))
 ROWS = 6
@@ -118,3 +123,35 @@ def test_products_are_rounded_inside_the_passes_only() -> None:
 def test_parameters_are_single_or_double(name: str) -> None:
     assert precision.of_parameters(name) == (torch.float64 if name == "float64" else torch.float32)
     assert precision.of_passes(name) == (torch.bfloat16 if name == "bfloat16" else None)
+
+
+def equal_records(count: int, width: int | None) -> Tensor:
+    """What `count` equal records add in rounded passes, in double precision, padded to `width` rows or not at all."""
+    generator = torch.Generator().manual_seed(3)
+    record, pack = torch.randn(64, generator=generator), Pack(wide, [0, 1], PLACE)
+    pack.work_in(torch.bfloat16)
+    rows = count if width is None else width
+    mask = (torch.arange(rows) < count).expand(2, -1)
+    batch = (record.expand(2, rows, -1), torch.zeros(2, rows, dtype=torch.long), mask)
+    pack.sums.zero_()
+    clipping = Clipping(torch.full((1, 2), 0.01))
+    add_clipped_sums(pack, batch, cross_entropy, clipping, Diagnostics(2, PLACE.device))
+    return pack.sums.double()
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("width", [16, 32, None])
+def test_one_more_record_leaves_the_others_as_they_were(width: int | None) -> None:
+    """Without padding this holds for the rules by themselves, which compute rows alike whatever their number."""
+    moved = equal_records(16, width) - equal_records(15, width)
+    assert float(moved.norm(dim=1).max()) <= 0.01 * (1 + 1e-4)
+
+
+def test_all_records_at_once_are_refused_where_records_come_and_go(write_recipe: Callable[..., Path]) -> None:
+    loaded = load_recipe(str(write_recipe(method={"kind": "dp-sgd", "batching": "full", "learning_rate": 1})))
+    rounding = load_recipe(loaded.source, ("runtime.dtype=bfloat16",))
+    with pytest.raises(RecipeError, match="rounded anew when one comes or goes"):
+        experiment.run(rounding, experiment.Options(Path(loaded.source).parent / "out"))

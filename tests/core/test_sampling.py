@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpsgd_cli.core.sampling import Batch, FullSampler, PoissonSampler, Sampler, ShuffleSampler, SingleSampler
+from dpsgd_cli.core.sampling import (
+    Batch,
+    FullSampler,
+    PoissonSampler,
+    Sampler,
+    ShuffleSampler,
+    SingleSampler,
+    SteadySampler,
+)
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 
 LEAST = 1e-6
@@ -198,3 +206,19 @@ def test_single_records_are_uniform_and_independent(make: MakeStreams) -> None:
         assert stats.chisquare(np.bincount(rows, minlength=cells)).pvalue > LEAST
     merged = np.bincount(np.where(drawn[0] == 6, 5, drawn[0]), minlength=6)
     assert stats.chisquare(merged).pvalue < LEAST
+
+
+@pytest.mark.parametrize("unit", [1, 5, 7, 64])
+def test_steady_batches_have_whole_pieces_and_the_same_records(unit: int) -> None:
+    streams = [SeededStreams(0), SeededStreams(1)]
+    plain, steady = PoissonSampler(streams, 60, 6), SteadySampler(PoissonSampler(streams, 60, 6), unit)
+    for step in range(20):
+        wanted, found = plain.batch(step), steady.batch(step)
+        assert found.rows is not None
+        assert found.mask is not None
+        assert wanted.rows is not None
+        assert found.rows.shape[1] % unit == 0 < found.rows.shape[1]
+        mask = np.ones(wanted.rows.shape, dtype=bool) if wanted.mask is None else np.asarray(wanted.mask)
+        for trial in range(2):
+            own = np.asarray(found.rows)[trial][np.asarray(found.mask)[trial]]
+            assert own.tolist() == np.asarray(wanted.rows)[trial][mask[trial]].tolist()

@@ -149,7 +149,7 @@ def test_a_run_on_disk_is_the_run_in_memory(write_recipe: WriteRecipe, train: Tr
     theirs = train(write_recipe(name="memory", data=OWN, **shared))
     for name in ("model.safetensors", "ledger.jsonl", "history.csv", "trials.csv"):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
-    made_from = store.read_document(ours)["provenance"]["data_sha256"]
+    made_from = store.read_document(ours)["provenance"]["nonprivate_data_sha256"]
     assert set(made_from) == {"x.npy", "y.npy", "x_test.npy", "y_test.npy"}
 
 

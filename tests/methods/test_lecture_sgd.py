@@ -167,4 +167,4 @@ def test_an_optimum_that_is_not_certain_measures_nothing(monkeypatch: pytest.Mon
     rows = method.theory()
     assert rows is not None
     assert rows[0]["nonprivate_excess_risk"] is None
-    assert "only known to within" in rows[0]["reason"]
+    assert "not known exactly enough" in rows[0]["nonprivate_reason"]

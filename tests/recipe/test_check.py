@@ -133,7 +133,11 @@ BROKEN = [
         "# x\n",
         "2: name: missing; give text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$ (Names the result directory.)",
     ),
-    ("model: {kind: linear}", "", "1: model: missing; give a section with kind: linear, convex, mlp, cnn, wrn, vit or python"),
+    (
+        "model: {kind: linear}",
+        "",
+        "1: model: missing; give a section with kind: linear, convex, mlp, cnn, wrn, vit or python",
+    ),
     (
         ", decay: 0.01",
         "",
