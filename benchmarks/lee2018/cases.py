@@ -52,7 +52,7 @@ BOUNDS = {
 }
 _RATES = {"dp-gd": 10, "dp-gd-bounds": 10, "dp-gd-momentum": 2}
 
-STUDY_EPSILONS = (0.1, 0.4)
+STUDY_EPSILONS = (0.1, 0.4, 1.6)
 STUDIES: dict[str, tuple[Any, ...]] = {
     "splits": (10, 20, 40, 60, 80, 100),
     "gamma": (0.01, 0.1, 0.2, 0.5, 1.0),
