@@ -35,7 +35,7 @@ def figure(found: Figure, path: Path) -> None:
 def study(key: str, found: dict[float, dict[Any, Cell]], path: Path) -> None:
     """Accuracy and objective over one parameter, a line a budget: the shape of Figure 1."""
     plt = _pyplot()
-    _, axes = plt.subplots(1, 2, figsize=(10, 4))
+    _, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for epsilon, cells in found.items():
         axes[0].plot(list(cells), [c.accuracy for c in cells.values()], marker="o", label=f"eps {epsilon:g}")
         axes[1].plot(list(cells), [c.objective for c in cells.values()], marker="o")

@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--epsilon", nargs="+", type=float, default=list(cases.EPSILONS))
     made.add_argument("--repeats", type=int, default=4, help="of every fold; the paper has 20")
     made.add_argument("--large-repeats", type=int, default=1, help=f"the same for {', '.join(cases.LARGE)}")
-    made.add_argument("--study-repeats", type=int, default=1, help="the same for studies of DP-AGD's parameters")
+    made.add_argument("--study-repeats", type=int, default=2, help="the same for studies of DP-AGD's parameters")
     made.add_argument("--variant-repeats", type=int, default=2, help="the same for what was tried with DP-GD")
     made.add_argument("--out", type=Path, default=Path("results/lee2018"))
     made.add_argument("--train", action=argparse.BooleanOptionalAction, default=True, help="or tell what is finished")

@@ -42,7 +42,7 @@ class Asked:
     epsilons: tuple[float, ...] = cases.EPSILONS
     repeats: int = 4
     large_repeats: int = 1
-    study_repeats: int = 1
+    study_repeats: int = 2
     variant_repeats: int = 2
     train: bool = True
 
