@@ -155,9 +155,10 @@ def _finite(value: Any) -> Any:
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Rows with the columns of the first row that has each; missing cells stay empty."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    layouts = dict.fromkeys(map(tuple, rows))  # most rows have the same keys
+    columns = list(dict.fromkeys(key for layout in layouts for key in layout))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(column) for column in columns] for row in rows)
     return text.getvalue()

@@ -53,7 +53,7 @@ name: clustered
 recipes: [quickstart]
 grid: {method.learning_rate: [1, 2, 4, 8]}
 list:
-  - epochs: 150
+  - epochs: 1000
     repeats: 1
     runtime.checkpoint_seconds: 0
     privacy.budget: null
@@ -181,7 +181,7 @@ def test_a_job_that_is_lost_is_told_and_run_again_by_the_same_command(slurm: Pat
     out = tmp_path / "cluster"
     process = start(tmp_path, "--launcher", "slurm", "--out", str(out))
     until(lambda: bool(all_at_work(out)))
-    tool("scancel", "--full", "--signal", "KILL", running()[0])
+    tool("scancel", "--full", "--signal", "KILL", all_at_work(out)[0])
     _, told = process.communicate(timeout=200)
     assert (process.returncode, "ended without a result; its log is" in told) == (1, True), told
     assert "Continuing after epoch" in finish(start(tmp_path, "--out", str(out)))
