@@ -101,9 +101,7 @@ def optima(data: str, found: Mapping[str, Mapping[float, Cell]]) -> list[str]:
     if cases.PENALTIES[0] in own and cases.PENALTIES[-1] in own:
         strong, none = own[cases.PENALTIES[0]].accuracy, own[cases.PENALTIES[-1]].accuracy
         nearer = "the first" if abs(strong - paper) < abs(none - paper) else "the second"
-        said += (
-            f" Its L2 term of 0.001 gives {strong:.4f} here, none gives {none:.4f} (at most 1000 steps):"
-        )
+        said += f" Its L2 term of 0.001 gives {strong:.4f} here, none gives {none:.4f} (at most 1000 steps):"
         said += f" the paper's is nearer to {nearer}."
     heading = f"## The optimum without privacy on {cases.TITLES[data]}, by L2 term"
     shown = {features: {f"l2 {penalty:g}": cell for penalty, cell in row.items()} for features, row in found.items()}
