@@ -20,6 +20,10 @@ SOLVED = {
     "uniform": "{kind: uniform, initial: auto}",
 }
 CANCER_REPEATS = 400
+HIDDEN_UNITS = (
+    "data.features={kind: scattering, pool: 1, groups: 27}",
+    "model={kind: mlp, hidden: [1000], activation: relu}",
+)
 SPARSELY = "runtime.evaluate_every=10"
 NON_PRIVATE_AS_IN_THE_PAPER = "non-private, as in the paper"
 AS_IN_THE_PAPER = ("method.learning_rate=0.05", "data.preprocess=[{pca: {components: 60, public: true}}]")
@@ -73,6 +77,7 @@ def _cancer() -> Iterator[Case]:
 def _cifar() -> Iterator[Case]:
     for kind in ("uniform", "exponential", "validation", "non-private"):
         yield Case("cifar", kind, f"yu2019/cifar10-{kind}", (SPARSELY,))
+    yield Case("cifar", "exponential, 1,000 hidden units", "yu2019/cifar10-exponential", (*HIDDEN_UNITS, SPARSELY))
 
 
 def _fixed_length() -> Iterator[Case]:
