@@ -209,8 +209,8 @@ def _cifar(results: Results) -> Section:
         "",
         "The paper's features are those of VGG16 trained on ImageNet; 1,000 hidden units are trained on 60 of their",
         "components, in batches of 200. Ours are a wavelet scattering transform, which needs no data, and one dense",
-        "layer is trained on them in batches of 8,000: the noise of an epoch is the same for any size. The last row has",
-        "the paper's 1,000 hidden units, on 243 pooled features: a network of 254,010 numbers, each with noise. The test",
-        "set here is the first 1,000 records where only those are on disk.",
+        "layer is trained on them in batches of 8,000: the noise of an epoch is the same for any size. The last row",
+        "has the paper's 1,000 hidden units, on 243 pooled features: a network of 254,010 numbers, each with noise.",
+        "The test set here is the first 1,000 records where only those are on disk.",
     ]
     return Section("CIFAR-10, frozen features", [*_rows(("schedule", "paper", "ours", "epochs"), rows), *said])
