@@ -171,7 +171,8 @@ def _other(figure: str, caption: str) -> Draw:
     def function(results: Results, axes: Any) -> str | None:
         found = results.of(figure)
         for kind, one in found.items():
-            axes.plot(*one.curve("test_accuracy"), label=kind, color=COLOURS[kind], linewidth=1.4)
+            if kind in COLOURS:
+                axes.plot(*one.curve("test_accuracy"), label=kind, color=COLOURS[kind], linewidth=1.4)
         axes.set_xlabel("epochs")
         axes.set_ylabel("test accuracy")
         if found:
