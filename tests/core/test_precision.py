@@ -150,6 +150,12 @@ def test_one_more_record_leaves_the_others_as_they_were(width: int | None) -> No
     assert float(moved.norm(dim=1).max()) <= 0.01 * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("name", ["lee2018/dp-agd", "lee2018/dp-gd", "yu2019/mnist-private-selection"])
+def test_methods_whose_passes_have_no_proof_are_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match="bfloat16 is for dp-sgd and sgd, not"):
+        load_recipe(name, ("runtime.dtype=bfloat16",))
+
+
 def test_all_records_at_once_are_refused_where_records_come_and_go(write_recipe: Callable[..., Path]) -> None:
     loaded = load_recipe(str(write_recipe(method={"kind": "dp-sgd", "batching": "full", "learning_rate": 1})))
     rounding = load_recipe(loaded.source, ("runtime.dtype=bfloat16",))

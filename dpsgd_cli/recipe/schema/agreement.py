@@ -17,21 +17,29 @@ if TYPE_CHECKING:
 
 WITHOUT_PRIVACY = ("sgd", "gd", "non-private")
 WITH_OR_WITHOUT = ("majority", "python")
-AUGMENTED = ("dp-sgd", "sgd")
+BY_STEPS = ("dp-sgd", "sgd")
 
 
 def method_problems(recipe: Recipe) -> list[str]:
     """Every disagreement of the recipe's method with its other sections."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
-    return found + _augment(recipe)
+    return found + _augment(recipe) + _rounding(recipe)
+
+
+def _rounding(recipe: Recipe) -> list[str]:
+    """`core/precision.py` proves rounded passes for steps over batches of one public width, and for no other pass."""
+    dtype = recipe.runtime.dtype
+    if dtype not in ("bfloat16", "tf32") or recipe.method.kind in BY_STEPS:
+        return []
+    return [f"runtime.dtype: {dtype} is for {' and '.join(BY_STEPS)}, not {recipe.method.kind}; use float32"]
 
 
 def _augment(recipe: Recipe) -> list[str]:
     if recipe.data.augment is None:
         return []
     problems = []
-    if recipe.method.kind not in AUGMENTED:
-        problems.append(f"data.augment: method {recipe.method.kind} does not augment; use {' or '.join(AUGMENTED)}")
+    if recipe.method.kind not in BY_STEPS:
+        problems.append(f"data.augment: method {recipe.method.kind} does not augment; use {' or '.join(BY_STEPS)}")
     if recipe.data.features is not None:
         problems.append("data.augment: data.features are made once, from images as they are; leave one of the two out")
     if recipe.model.kind == "convex":
