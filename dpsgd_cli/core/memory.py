@@ -26,10 +26,9 @@ _PROBES = (16, 32)
 def keep_freed_memory() -> bool:
     """Ask the C library to keep up to 1 GiB of freed memory for the next step, and not to return it to the system.
 
-    Every step frees and takes the same tensors. Where each of them is fetched anew from the system, page by page,
-    a step of the small networks of `benchmarks/step.py` takes a tenth to a fifth longer
-    (`python benchmarks/step.py --return-memory`). Returns whether the C library (glibc) was asked; elsewhere nothing
-    happens.
+    Every step frees and takes the same tensors; fetching each of them anew from the system, page by page, takes time
+    (how much: `python benchmarks/step.py` with and without `--return-memory`). Returns whether the C library (glibc)
+    was asked; elsewhere nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -54,8 +53,7 @@ def trials_that_fit(parameters: int, row: int, on_gpu: bool) -> int:
     """How many trials of `parameters` numbers each, and `row` numbers for one row of a batch, may train together.
 
     From half of all memory, free or not, so that a sweep makes the same packs whenever it is continued. A trial
-    holds its weights, sums, noise, optimizer state, average and two checkpoints. More than 64 gain nothing
-    on a CPU; a GPU is busier with more, and 4,096 are the most there.
+    holds its weights, sums, noise, optimizer state, average and two checkpoints. At most 64 on a CPU, 4,096 on a GPU.
     """
     if on_gpu:
         total = torch.cuda.get_device_properties(0).total_memory

@@ -1,8 +1,8 @@
 """Max-pooling over 2 x 2 windows at every position, as a few passes of vectorised maxima.
 
-PyTorch's own kernel looks at one number at a time on a CPU and took half of a small network's step. Maxima of
-shifted copies are several times faster there (`python benchmarks/pooling.py`) and give the same outputs and the same
-gradients, ties included. On other devices, and for other windows and strides, PyTorch's own is used.
+PyTorch's own kernel looks at one number at a time on a CPU. Maxima of shifted copies are faster there (`python
+benchmarks/pooling.py`) and give the same outputs and the same gradients, ties included. On other devices, and for
+other windows and strides, PyTorch's own is used.
 
 Not here: layers with parameters (`core/layers/`).
 """

@@ -1,9 +1,9 @@
 """Clipped sums of small models from captured graphs: the host starts one program a step instead of hundreds.
 
 A graph is captured once for each shape of a batch and reads and writes fixed places in memory. What changes from
-step to step stays outside: the batch is copied in before a replay; noise is drawn, added and charged after it
-(`methods/dp_sgd.py`). So no random number is inside a graph, and a replay cannot repeat one. Weights and sums are
-the pack's own tensors, which updates change in place.
+step to step stays outside: the batch is copied in before a replay, noise is drawn and added after it, and both were
+charged before their epoch began (`methods/dp_sgd.py`). So no random number is inside a graph, and a replay cannot
+repeat one. Weights and sums are the pack's own tensors, which updates change in place.
 
 Not here: what the sums are (`clipping.py`).
 """
@@ -19,8 +19,8 @@ from torch import Tensor
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, sum_clipped
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
+from dpsgd_cli.core.tensors import Rows
 
-Rows = tuple[Tensor, Tensor, Tensor | None]
 Found = tuple[Tensor, Tensor | None]
 Capture = Callable[[Callable[[], Found]], tuple[Callable[[], None], Found]]
 """Runs a function once on fixed tensors; returns what repeats that run, and the tensors that then hold its results."""

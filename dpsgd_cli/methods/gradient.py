@@ -150,7 +150,7 @@ class GradientMethod(Method):
 
     @cached_property
     def small(self) -> int:
-        """Rows of a batch above which the device has work enough that starting its programs costs nothing."""
+        """Rows of a batch above which steps are not captured: starting their programs is little beside running them."""
         table, pack = self.context.table, self.context.pack
         rows = stand_in_rows(table.input_shape, table.x)
         return _SMALL_STEP // (pack.trials * elements_per_row(pack, rows))

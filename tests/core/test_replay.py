@@ -17,8 +17,9 @@ from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.core.replay import Found, Replayer, Rows
+from dpsgd_cli.core.replay import Found, Replayer
 from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.core.tensors import Rows
 
 CPU = torch.device("cpu")
 

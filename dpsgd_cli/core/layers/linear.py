@@ -36,7 +36,7 @@ class Linear(Layer):
         weight = self.values["weight"]
         rows = a.reshape(a.shape[0], -1, a.shape[-1])
         if self.session.trials == 1:
-            # two dimensions: the batched product of one matrix takes about a tenth longer
+            # two dimensions: the batched product of one matrix takes longer
             y = F.linear(rows[0], weight[0], self.values["bias"][0] if self.has_bias else None)
         elif a.shape[0] == 1:
             y = (rows[0] @ weight.reshape(-1, a.shape[-1]).T).view(-1, self.session.trials, self.outputs)
