@@ -36,7 +36,10 @@ def test_one_of_several_processes_is_interrupted_once(first: signal.Signals) -> 
 
 
 def test_a_run_that_ends_already_heeds_no_more() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
     with kill_is_interrupt(once=True):
         heed_no_more()
+        assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * len(SIGNALS)
         for number in SIGNALS:
             send(number)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
