@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,8 @@ from torch import Tensor, nn
 
 from dpsgd_cli import experiment
 from dpsgd_cli.core import models
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.clipping import Clipping, Diagnostics
+from dpsgd_cli.core.engine import Ways, adder
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.memory import keep_freed_memory
 from dpsgd_cli.core.noise import NoiseSource
@@ -36,7 +38,7 @@ from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import load_recipe
 
 Step = Callable[[], None]
-MODES = ("plain", "dpsgd", "opacus-ghost", "opacus-hooks")
+MODES = ("plain", "dpsgd", "dpsgd-compiled", "plain-compiled", "opacus-ghost", "opacus-hooks")
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,33 @@ def plain(task: Task) -> Step:
     return step
 
 
-def private(task: Task) -> Step:
-    """What `methods/dp_sgd.py` does in a step: clipped sums, noise, update."""
+def plain_compiled(task: Task) -> Step:
+    """Beside compiled private steps, so that what compiling gives is not taken for what clipping costs."""
+    model = task.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loss = torch.compile(lambda x, y: nn.functional.cross_entropy(model(x), y), dynamic=False)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(task.x, task.y).backward()
+        optimizer.step()
+
+    return step
+
+
+def private(task: Task, compiles: bool = False) -> Step:
+    """What `methods/dp_sgd.py` does in a step: clipped sums, noise, update; with `runtime.compile` or without."""
     pack = Pack(task.build, [0], Place(torch.device("cpu")), shares_input=True)
     noise = NoiseSource([SeededStreams(0)], pack.size, torch.device("cpu"), torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, torch.device("cpu"))
     scale, rate = torch.ones(1, 1), torch.full((1, 1), 0.05)
+    add = adder(pack, cross_entropy, clipping, Ways(compiles, graphs=False, small=0, calls=0))
     count = 0
 
     def step() -> None:
         nonlocal count
         pack.sums.zero_()
-        add_clipped_sums(pack, (task.x[None], task.y[None], None), cross_entropy, clipping, seen)
+        add((task.x[None], task.y[None], None), seen)
         pack.sums.addcmul_(noise.draw(count), scale)
         pack.values.addcmul_(pack.sums.div_(len(task.y)), rate, value=-1.0)
         count += 1
@@ -137,7 +154,9 @@ def opacus_ghost(task: Task) -> Step:
 
 MAKERS: dict[str, Callable[[Task], Step]] = {
     "plain": plain,
+    "plain-compiled": plain_compiled,
     "dpsgd": private,
+    "dpsgd-compiled": partial(private, compiles=True),
     "opacus-ghost": opacus_ghost,
     "opacus-hooks": opacus_hooks,
 }

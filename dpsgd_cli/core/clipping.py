@@ -142,7 +142,7 @@ def sum_clipped(
     if clipping is None:
         squares = None
         weights = torch.ones_like(losses) if mask is None else mask.to(losses.dtype)
-        if mask is not None and (losses.is_cuda or not math.isfinite(losses.sum())):
+        if mask is not None and not _surely_finite(pack, losses):
             for layer in pack.layers:
                 layer.erase(~mask)
         factors = [weights] * len(pack.layers)
@@ -177,8 +177,7 @@ def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | Non
     groups = squares.sum(dim=0, keepdim=True) if clipping.flat else squares
     factors = clipping.norms.unsqueeze(-1) / groups.sqrt()
     factors.clamp_(max=1.0)
-    # one infinite or undefined norm makes the sum of all of them so; on a GPU the question would have to wait
-    if squares.is_cuda or not math.isfinite(squares.sum()):
+    if not _surely_finite(pack, squares):
         bad = ~torch.isfinite(squares.sum(dim=0))
         factors.masked_fill_(bad, 0.0)
         for layer in pack.layers:
@@ -186,3 +185,8 @@ def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | Non
     if mask is not None:
         factors = factors * mask
     return list(factors.expand(len(pack.layers), -1, -1))
+
+
+def _surely_finite(pack: Pack, x: Tensor) -> bool:
+    """Whether no number is infinite or undefined; False where a GPU, or a program being written, cannot be asked."""
+    return not (x.is_cuda or pack.session.tracing) and math.isfinite(x.sum())

@@ -11,7 +11,8 @@ Not here: clipping (`clipping.py`), built-in models (`models.py`), models that m
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -108,20 +109,40 @@ class Pack(nn.Module):
         self.sums = torch.zeros_like(self.values)
         self.spans: dict[str, tuple[int, torch.Size]] = {}
         self.group_of = torch.empty(total, dtype=torch.long, device=place.device)
-        views: dict[int, tuple[dict[str, Tensor], dict[str, Tensor]]] = {id(layer): ({}, {}) for layer in self.layers}
         offset = 0
-        for layer, name, full, shape in shapes:
+        for layer, _, full, shape in shapes:
             stop = offset + shape.numel()
             for trial, own in enumerate(stacked):
                 self.values[trial, offset:stop] = own[full].detach().reshape(-1)
-            values, sums = views[id(layer)]
-            values[name] = self.values[:, offset:stop].view(self.trials, *shape)
-            sums[name] = self.sums[:, offset:stop].view(self.trials, *shape)
             self.spans[full] = (offset, shape)
             self.group_of[offset:stop] = self.layers.index(layer)
             offset = stop
+        self._attach(self.values, self.sums)
+
+    def _attach(self, values: Tensor, sums: Tensor) -> None:
         for layer in self.layers:
-            layer.bind(*views[id(layer)])
+            layer.bind(self._views_of(values, layer), self._views_of(sums, layer))
+
+    def _views_of(self, flat: Tensor, layer: Layer) -> dict[str, Tensor]:
+        """The parts of `flat` (R, P) that belong to a layer's parameters, as (R, *shape)."""
+        found = {}
+        for name in layer.names:
+            offset, shape = self.spans[f"{self._places[id(layer)]}.{name}".strip(".")]
+            found[name] = flat[:, offset : offset + shape.numel()].view(self.trials, *shape)
+        return found
+
+    @contextmanager
+    def traced_on(self, values: Tensor, sums: Tensor) -> Iterator[None]:
+        """Let steps read `values` and add to `sums`, both (R, P), and ask no number, as long as the context lasts."""
+        self.session.tracing = True
+        self._attach(values, sums)
+        try:
+            yield
+        finally:
+            self.session.tracing = False
+            for layer in self.layers:
+                layer.forget()
+            self._attach(self.values, self.sums)
 
     def work_in(self, dtype: torch.dtype | None, rounded_products: bool = False) -> None:
         """Compute recorded passes in `dtype` (None: as the parameters), or with rounded products (`precision.py`)."""
@@ -137,12 +158,7 @@ class Pack(nn.Module):
                 )
         self._rounded = self.values.to(dtype)
         exact = {id(layer): layer.values for layer in self.layers}
-        rounded: dict[int, dict[str, Tensor]] = {id(layer): {} for layer in self.layers}
-        for layer in self.layers:
-            for name in layer.names:
-                offset, shape = self.spans[f"{self._places[id(layer)]}.{name}".strip(".")]
-                part = self._rounded[:, offset : offset + shape.numel()]
-                rounded[id(layer)][name] = part.view(self.trials, *shape)
+        rounded = {id(layer): self._views_of(self._rounded, layer) for layer in self.layers}
         self._views = {False: exact, True: rounded}
 
     def _take_parameters(self, x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.tensors import Rows
 
 Found = tuple[Tensor, Tensor | None]
+SumClipped = Callable[[Pack, Rows, Loss, Clipping | None], Found]
 Capture = Callable[[Callable[[], Found]], tuple[Callable[[], None], Found]]
 """Runs a function once on fixed tensors; returns what repeats that run, and the tensors that then hold its results."""
 
@@ -40,14 +41,18 @@ class _Program:
 class Replayer:
     """`add_clipped_sums` by captured graphs, for a pack, a loss and bounds that stay the same tensors.
 
-    Shapes beyond the first 24, and whatever cannot be captured, run as they are.
+    Shapes beyond the first 24, and whatever cannot be captured, run as they are. `function` is `sum_clipped`, or does
+    the same in another way.
     """
 
-    def __init__(self, pack: Pack, loss: Loss, clipping: Clipping | None, capture: Capture) -> None:
+    def __init__(
+        self, pack: Pack, loss: Loss, clipping: Clipping | None, capture: Capture, function: SumClipped = sum_clipped
+    ) -> None:
         self._pack = pack
         self._loss = loss
         self._clipping = clipping
         self._capture = capture
+        self._function = function
         self._programs: dict[tuple[object, ...], _Program | None] = {}
 
     @torch.no_grad()
@@ -60,7 +65,7 @@ class Replayer:
             self._programs[key] = self._captured(rows) if len(self._programs) < _MOST_GRAPHS else None
         program = self._programs[key]
         if program is None:
-            found = sum_clipped(self._pack, rows, self._loss, self._clipping)
+            found = self._function(self._pack, rows, self._loss, self._clipping)
         else:
             for place, new in zip(program.rows, rows, strict=True):
                 if place is not None and new is not None:
@@ -75,7 +80,7 @@ class Replayer:
         places = (x.clone(), y.clone(), None if mask is None else mask.clone())
         before = self._pack.sums.clone()
         try:
-            run, found = self._capture(lambda: sum_clipped(self._pack, places, self._loss, self._clipping))
+            run, found = self._capture(lambda: self._function(self._pack, places, self._loss, self._clipping))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:

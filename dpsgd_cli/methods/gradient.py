@@ -20,13 +20,13 @@ from torch import Tensor
 from dpsgd_cli.core.ahead import AheadSampler
 from dpsgd_cli.core.augmentation import Augmentation
 from dpsgd_cli.core.averaging import StartAverage, make_average
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.clipping import Clipping, Diagnostics
+from dpsgd_cli.core.engine import Add, Ways, adder
 from dpsgd_cli.core.isolation import stand_in_rows
 from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.packing import elements_per_row
 from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
-from dpsgd_cli.core.replay import Replayer, on_gpu
 from dpsgd_cli.core.sampling import (
     FullSampler,
     PartSampler,
@@ -137,18 +137,17 @@ class GradientMethod(Method):
         """Add the clipped gradients of the step's batch to `pack.sums`."""
         del epoch
         for rows in self._batch(step):
-            if self.replayer is not None and rows[0].shape[1] <= self.small:
-                self.replayer.add(rows, seen)
-            else:
-                add_clipped_sums(self.context.pack, rows, self.context.loss, self.clipping(), seen)
+            self.add_rows(rows, seen)
 
     @cached_property
-    def replayer(self) -> Replayer | None:
-        """Captured graphs, on a GPU and where the recipe does not forbid them."""
-        on_device = self.context.pack.values.is_cuda and self.context.recipes[0].runtime.graphs
-        return Replayer(self.context.pack, self.context.loss, self.clipping(), on_gpu) if on_device else None
+    def add_rows(self) -> Add:
+        """Adds the clipped gradients of rows to `pack.sums`."""
+        context, runtime = self.context, self.context.recipes[0].runtime
+        calls = self.steps * self.epochs * -(-len(context.table) // (self.steps * self.most_rows))
+        ways = Ways(runtime.compile, runtime.graphs, self.small, calls)
+        return adder(context.pack, context.loss, self.clipping(), ways)
 
-    @cached_property
+    @property
     def small(self) -> int:
         """Rows of a batch above which steps are not captured: starting their programs is little beside running them."""
         table, pack = self.context.table, self.context.pack
@@ -228,7 +227,9 @@ def _sampler(context: Context, most_rows: int) -> Sampler:
     if isinstance(context.table, StreamedTable):
         return context.table.ahead(sampler)
     device = context.pack.values.device
-    return AheadSampler(sampler, device) if device.type == "cuda" else sampler
+    # a compiled step wants few shapes, too
+    few = device.type == "cuda" or context.recipes[0].runtime.compile is True
+    return AheadSampler(sampler, device) if few else sampler
 
 
 def _adds_records(recipe: schema.Recipe) -> bool:

@@ -30,8 +30,8 @@ SWEEPS = "sweeps/"
 # values of these and is still the same run. `dtype` and `evaluate_every` do change what is written.
 NOT_IN_HASH = (
     "description",
-    *("runtime.device", "runtime.graphs", "runtime.threads", "runtime.micro_batch", "runtime.checkpoint_seconds"),
-    "runtime.tensorboard",
+    *("runtime.device", "runtime.graphs", "runtime.compile", "runtime.threads", "runtime.micro_batch"),
+    *("runtime.checkpoint_seconds", "runtime.tensorboard"),
 )
 
 

@@ -28,13 +28,18 @@ from dpsgd_cli.errors import ModelError
 
 
 class Session:
-    """What the layers of one pack share during a pass: batch rows per trial, whether to record, whether to round."""
+    """What the layers of one pack share during a pass.
+
+    Batch rows per trial; whether to record, to round, and whether operations are being written down for a compiler, so
+    that nothing may ask what a number is.
+    """
 
     def __init__(self, trials: int, anchor: Tensor) -> None:
         self.trials = trials
         self.rows = 0
         self.recording = False
         self.rounds = False
+        self.tracing = False
         self.anchor = anchor
 
 
@@ -198,6 +203,8 @@ class _Recorded(torch.autograd.Function):
         y = layer.fold(layer.compute(a))
         # a view returned from a Function may not be modified in place, as nn.ReLU(inplace=True) would:
         # hand out the same storage as a tensor of its own
+        if layer.session.tracing:
+            return y.clone()  # which a compiler leaves out
         own = torch.empty(0, dtype=y.dtype, device=y.device)
         return own.set_(y) if y._is_view() else y  # type: ignore[call-overload]
 

@@ -23,7 +23,7 @@ BY_STEPS = ("dp-sgd", "sgd")
 def method_problems(recipe: Recipe) -> list[str]:
     """Every disagreement of the recipe's method with its other sections."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
-    return found + _augment(recipe) + _rounding(recipe)
+    return found + _augment(recipe) + _rounding(recipe) + _compiling(recipe)
 
 
 def _rounding(recipe: Recipe) -> list[str]:
@@ -32,6 +32,22 @@ def _rounding(recipe: Recipe) -> list[str]:
     if dtype not in ("bfloat16", "tf32") or recipe.method.kind in BY_STEPS:
         return []
     return [f"runtime.dtype: {dtype} is for {' and '.join(BY_STEPS)}, not {recipe.method.kind}; use float32"]
+
+
+def _compiling(recipe: Recipe) -> list[str]:
+    if recipe.runtime.compile is not True:
+        return []
+    problems = []
+    if recipe.method.kind not in BY_STEPS:
+        steps, kind = " and ".join(BY_STEPS), recipe.method.kind
+        problems.append(f"runtime.compile: the steps of {steps} are compiled, not those of {kind}; use auto")
+    dtype = recipe.runtime.dtype
+    if dtype in ("bfloat16", "tf32"):
+        problems.append(
+            f"runtime.compile: a compiler may leave out roundings that the bound under {dtype} counts on;"
+            " use float32, or compile: auto"
+        )
+    return problems
 
 
 def _augment(recipe: Recipe) -> list[str]:

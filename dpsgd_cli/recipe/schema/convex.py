@@ -42,6 +42,9 @@ class DpAgdMethod(FullBatch):
     alpha_shrink: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="Factor on the longest step tried after a choice to stay; 1 as published."
     )
+    momentum: Fraction | None = Field(
+        None, description="What a direction keeps of the one before; left out, each is of one gradient, as published."
+    )
     objective_clip: Positive = Field(3.0, description="C_obj, bound on one record's loss in a selection.")
     gradient_clip: Positive = Field(3.0, description="C_grad, L2 bound on one record's gradient.")
     sample: Count | None = Field(

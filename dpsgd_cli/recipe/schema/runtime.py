@@ -17,6 +17,11 @@ class Runtime(Section):
         " sums and noise stay float32.",
     )
     graphs: bool = Field(True, description="Run small steps from captured graphs, on a GPU.")
+    compile: bool | Literal["auto"] = Field(
+        "auto",
+        description="Run steps as programs that torch.compile makes (float32 and float64; needs a C++ compiler)."
+        " auto: on a GPU, in trainings of more than two minutes, if faster; never on a CPU.",
+    )
     threads: Count | None = Field(None, description="CPU threads; torch's own choice when left out.")
     micro_batch: Count | None = Field(None, description="Most rows per trial held at once; memory only.")
     checkpoint_seconds: NonNegative = Field(30.0, description="Least time between two checkpoints.")

@@ -1,0 +1,107 @@
+"""Clipped sums as one compiled program: `runtime.compile`.
+
+A step (forward, backward, norms, clip factors, sums) is written down once for a shape of batch as one flat list of
+tensor operations, which `torch.compile` fuses. What changes from step to step goes in and comes out: weights, bounds
+and rows; sums, losses and squared norms. Nothing random is in a program, and nothing stays in one between steps: noise
+is drawn and added outside, and was charged before its epoch began, as for captured graphs (`replay.py`).
+
+Why clipping is as strict as before: the operations are those of `sum_clipped`, with norms as large as rounding errors
+of sums and norms that were computed in different ways demand (`layers/base.py`). A compiler may order additions anew,
+and compute a number twice, in the same precision. It might also leave out a rounding to fewer bits that one place
+relies on and not another, so rounded passes (`precision.py`) are refused.
+
+Not here: when it pays (`engine.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dpsgd_cli.core.clipping import Clipping, sum_clipped
+from dpsgd_cli.core.losses import Loss
+from dpsgd_cli.core.packing import Pack
+from dpsgd_cli.core.tensors import Rows
+from dpsgd_cli.errors import ModelError
+
+Found = tuple[Tensor, Tensor | None]
+_Program = Callable[..., tuple[Tensor, ...]]
+
+_MOST_PROGRAMS = 8
+
+
+class Compiled:
+    """`sum_clipped` by a compiled program for each shape of batch; shapes beyond the first 8 run as they are.
+
+    `backend` is one of torch.compile's. Raises ModelError where a step cannot be written down or compiled.
+    """
+
+    def __init__(self, backend: str = "inductor") -> None:
+        self._backend = backend
+        self._programs: dict[tuple[object, ...], _Program] = {}
+
+    @torch.no_grad()
+    def __call__(self, pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None) -> Found:
+        """Add the clipped gradients of `rows` to the pack's sums; losses (R, B) and squared norms (M, R, B) or None."""
+        key = (id(pack), loss, clipping is None, *(None if x is None else (tuple(x.shape), x.dtype) for x in rows))
+        if key not in self._programs:
+            if len(self._programs) == _MOST_PROGRAMS:
+                return sum_clipped(pack, rows, loss, clipping)
+            self._programs[key] = self._made(pack, rows, loss, clipping)
+        sums, losses, *squares = self._programs[key](*_arguments(pack, rows, clipping))
+        pack.sums.add_(sums)
+        return losses, squares[0] if squares else None
+
+    def _made(self, pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None) -> _Program:
+        """A program for batches like `rows`, compiled; neither weights nor sums change."""
+        if pack.session.rounds:
+            raise ModelError("runtime.compile: rounded passes cannot be compiled; use float32")
+        try:
+            with _quiet():
+                program = torch.compile(
+                    _written_down(pack, rows, loss, clipping), backend=self._backend, fullgraph=True, dynamic=False
+                )
+                program(*_arguments(pack, rows, clipping))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            # a compiler's failures have no common kind
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ModelError(
+                f"runtime.compile: this step could not be compiled ({type(error).__name__}: {reason}); a C++ compiler"
+                " is needed, and operations that torch.compile knows; set runtime.compile to false"
+            ) from error
+        return program
+
+
+def _arguments(pack: Pack, rows: Rows, clipping: Clipping | None) -> list[Tensor]:
+    return [pack.values, *(x for x in rows if x is not None), *([] if clipping is None else [clipping.norms])]
+
+
+def _written_down(pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None) -> GraphModule:
+    """The operations of a step on tensors like these: sums (R, P), losses, and squared norms if anything is clipped."""
+
+    def step(values: Tensor, x: Tensor, y: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+        rest = list(more)
+        mask = None if rows[2] is None else rest.pop(0)
+        own = None if clipping is None else Clipping(rest.pop(0), clipping.flat)
+        sums = torch.zeros_like(values)
+        with pack.traced_on(values, sums):
+            losses, squares = sum_clipped(pack, (x, y, mask), loss, own)
+        return (sums, losses) if squares is None else (sums, losses, squares)
+
+    return make_fx(step)(*_arguments(pack, rows, clipping))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a compiler's warnings about its own code, which a user can do nothing about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

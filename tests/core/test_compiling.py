@@ -1,0 +1,250 @@
+"""Sums of compiled programs are those of `sum_clipped`, for every kind of layer, mask, bound and batch.
+
+Most tests run the list of operations as it was written down (torch.compile's backend `eager`), which is our part of the
+work; a few use the real compiler, which is slow to start.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli import experiment
+from dpsgd_cli.core import compiling, models
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum_clipped
+from dpsgd_cli.core.compiling import Compiled
+from dpsgd_cli.core.losses import cross_entropy
+from dpsgd_cli.core.modules import Offset, WeightStandardisedConv2d
+from dpsgd_cli.core.noise import NoiseSource
+from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.core.tensors import Rows
+from dpsgd_cli.errors import ModelError, RecipeError
+from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.results import store
+
+CPU = torch.device("cpu")
+Build = Callable[[], nn.Module]
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler, as runtime.compile does"
+)
+
+
+def built(settings: Any, shape: tuple[int, ...]) -> Build:
+    return lambda: models.builder(settings, shape, 3, Path())()
+
+
+NETWORKS: dict[str, tuple[Build, tuple[int, ...]]] = {
+    "mlp": (built(schema.MlpModel(hidden=[5]), (4,)), (4,)),
+    "cnn": (built(schema.CnnModel(), (1, 14, 14)), (1, 14, 14)),
+    "pools": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, 1), nn.ReLU(inplace=True), nn.Flatten(),
+                                    nn.Linear(27, 3)), (2, 6, 6)),
+    "wrn": (built(schema.WrnModel(depth=10, width=1, groups=4), (2, 8, 8)), (2, 8, 8)),
+    "vit": (built(schema.VitModel(patch=2, dim=6, depth=1, heads=3), (2, 4, 6)), (2, 4, 6)),
+    "sequence": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Flatten(), nn.Linear(20, 3)),
+                 (5, 3)),
+    "fallback": (lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 3)), (4,)),
+}  # fmt: skip
+
+
+def pack_of(build: Build, dtype: torch.dtype = torch.float64) -> Pack:
+    return Pack(build, [0, 1], Place(CPU, dtype))
+
+
+def batch_of(shape: tuple[int, ...], count: int, seed: int, masked: bool = False) -> Rows:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, count, *shape, generator=generator, dtype=torch.float64)
+    mask = torch.rand(2, count, generator=generator) < 0.6 if masked else None
+    return x, torch.randint(0, 3, (2, count), generator=generator), mask
+
+
+def bounds(layers: int, flat: bool) -> Clipping:
+    return Clipping(torch.tensor([[0.3, 0.05]] * (1 if flat else layers), dtype=torch.float64), flat)
+
+
+@pytest.mark.parametrize(
+    ("name", "clips"),
+    [(name, clips) for name in NETWORKS for clips in ("flat", "per-layer", "none") if name != "wrn" or clips == "flat"],
+)
+def test_programs_follow_new_batches_and_new_weights(name: str, clips: str) -> None:
+    build, shape = NETWORKS[name]
+    fast, slow, compiled = pack_of(build), pack_of(build), Compiled("eager")
+    clipping = None if clips == "none" else bounds(len(fast.layers), clips == "flat")
+    for seed, masked in enumerate([False, True, False, True]):
+        batch = batch_of(shape, 4, seed, masked)
+        losses, squares = compiled(fast, batch, cross_entropy, clipping)
+        wanted, norms = sum_clipped(slow, batch, cross_entropy, clipping)
+        torch.testing.assert_close(fast.sums, slow.sums, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(losses, wanted)
+        assert (squares is None) == (norms is None)
+        if squares is not None and norms is not None:
+            torch.testing.assert_close(squares, norms)
+        for pack in (fast, slow):
+            pack.values.sub_(0.5 * pack.sums)
+        assert bool(slow.sums.any())
+
+
+def test_copies_of_an_example_are_one_example() -> None:
+    build, shape = NETWORKS["cnn"]
+    fast, slow = pack_of(build), pack_of(build)
+    x, y, _ = batch_of(shape, 6, 0)
+    batch = (x, y[:, :2], torch.tensor([[True, True], [True, False]]))
+    Compiled("eager")(fast, batch, cross_entropy, bounds(len(fast.layers), True))
+    sum_clipped(slow, batch, cross_entropy, bounds(len(slow.layers), True))
+    torch.testing.assert_close(fast.sums, slow.sums, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=needs_compiler)])
+def test_examples_that_are_not_finite_add_nothing(backend: str, clips: bool) -> None:
+    """The program is written down on finite rows; what it meets later is not. Unclipped, masked rows are erased."""
+    build, shape = NETWORKS["cnn" if backend == "eager" else "sequence"]
+    pack, alone, compiled = pack_of(build), pack_of(build), Compiled(backend)
+    clipping = bounds(len(pack.layers), True) if clips else None
+    x, y, _ = batch_of(shape, 3, 0)
+    mask = torch.tensor([[True, True, True], [True, True, True]])
+    compiled(pack, (x, y, mask), cross_entropy, clipping)
+    pack.sums.zero_()
+    bad = x.clone()
+    bad[0, 1, 0, 0], bad[1, 1, -1, -1] = torch.inf, torch.nan
+    kept = mask.clone()
+    kept[:, 1] = False
+    compiled(pack, (bad, y, mask if clips else kept), cross_entropy, clipping)
+    sum_clipped(alone, (x, y, kept), cross_entropy, clipping)
+    assert bool(pack.sums.isfinite().all())
+    torch.testing.assert_close(pack.sums, alone.sums, rtol=1e-9, atol=1e-12)
+
+
+@needs_compiler
+def test_noise_is_new_at_every_step() -> None:
+    """Equal batches and weights: what differs between steps is the noise, and it is that of the step."""
+    build, shape = NETWORKS["mlp"]
+    pack, compiled, batch = pack_of(build), Compiled(), batch_of(shape, 4, 0)
+    streams = [SeededStreams(0), SeededStreams(1)]
+    noise, alone = (NoiseSource(streams, pack.size, CPU, torch.float64) for _ in range(2))
+    clipping = bounds(len(pack.layers), True)
+    compiled(pack, batch, cross_entropy, clipping)
+    exact, released = pack.sums.clone(), []
+    for step in range(80):
+        pack.sums.zero_()
+        compiled(pack, batch, cross_entropy, clipping)
+        pack.sums.add_(noise.draw(step))
+        torch.testing.assert_close(pack.sums - exact, alone.draw(step))
+        released.append(pack.sums.clone())
+    drawn = torch.stack(released) - exact
+    assert len({float(value) for value in drawn.flatten()}) == drawn.numel()
+
+
+class Repeated(nn.Module):
+    """One layer called on two halves of the input, whose outputs are subtracted: the gradients nearly cancel."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = x.tanh().chunk(2, dim=1)
+        y: Tensor = self.layer(one * 1e4) - self.layer(two * 1e4)
+        return y
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (lambda: Repeated(nn.Conv2d(4, 12, 3)), (4, 6, 6)),
+        (lambda: Repeated(WeightStandardisedConv2d(4, 8, 3)), (4, 6, 6)),
+        (lambda: Repeated(Offset(4, 8)), (4, 8)),
+    ],
+    ids=["conv2d", "standardised", "offset"],
+)
+def test_what_is_added_keeps_the_bound_where_terms_cancel(build: Build, shape: tuple[int, ...]) -> None:
+    """A compiler may compute a recorded input twice, for the norm and for the sum."""
+    pack, compiled = Pack(build, [0], Place(CPU)), Compiled()
+    for seed in range(20):
+        half = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        rows = (torch.cat([half, half * (1 + 1e-7)])[None, None], torch.zeros(1, 1), None)
+        pack.sums.zero_()
+        compiled(pack, rows, lambda y, _: y.flatten(2).sum(dim=2), Clipping(torch.ones(1, 1)))
+        assert float(pack.sums.double().norm()) <= 1 + 1e-4
+
+
+def test_an_epoch_afterwards_finds_the_pack_as_it_was() -> None:
+    """Tracing binds layers to other tensors for a while."""
+    build, shape = NETWORKS["vit"]
+    pack, other = pack_of(build), pack_of(build)
+    Compiled("eager")(pack, batch_of(shape, 4, 0), cross_entropy, None)
+    assert not any(layer.inputs or layer.gradients for layer in pack.layers)
+    for one in (pack, other):
+        one.sums.zero_()
+        add_clipped_sums(one, batch_of(shape, 3, 1), cross_entropy, None, Diagnostics(2, CPU))
+    assert torch.equal(pack.sums, other.sums)
+
+
+def test_shapes_beyond_the_most_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_MOST_PROGRAMS", 2)
+    build, shape = NETWORKS["mlp"]
+    pack, other, compiled = pack_of(build), pack_of(build), Compiled("eager")
+    for count in (1, 2, 3, 4, 3):
+        compiled(pack, batch_of(shape, count, count), cross_entropy, None)
+        sum_clipped(other, batch_of(shape, count, count), cross_entropy, None)
+    torch.testing.assert_close(pack.sums, other.sums)
+    assert len(compiled._programs) == 2
+
+
+class Asks(nn.Module):
+    """Decides by a number of the batch: no flat list of operations does the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.abs().max()) > 1e-9 else 2 * x
+
+
+def test_what_cannot_be_compiled_is_refused_and_nothing_is_added() -> None:
+    build, shape = (lambda: nn.Sequential(nn.Linear(4, 3), Asks())), (4,)
+    pack = pack_of(build)
+    with pytest.raises(ModelError, match=r"set runtime\.compile to false"):
+        Compiled("eager")(pack, batch_of(shape, 2, 0), cross_entropy, None)
+    assert not pack.sums.any()
+    add_clipped_sums(pack, batch_of(shape, 2, 0), cross_entropy, None, Diagnostics(2, CPU))
+    assert bool(pack.sums.any())
+
+
+def test_rounded_passes_are_not_compiled() -> None:
+    pack = Pack(NETWORKS["mlp"][0], [0, 1], Place(CPU))
+    pack.work_in(torch.bfloat16)
+    x, y, _ = batch_of((4,), 2, 0)
+    with pytest.raises(ModelError, match="rounded passes"):
+        Compiled("eager")(pack, (x.float(), y, None), cross_entropy, None)
+
+
+@needs_compiler
+def test_a_recipe_trains_the_same_weights(tmp_path: Path) -> None:
+    found = {}
+    for compiled in ("auto", "true"):
+        changes = (f"runtime.compile={compiled}", "repeats=2", "epochs=2")
+        where = experiment.run(load_recipe("quickstart", changes), experiment.Options(tmp_path / compiled))
+        found[compiled] = store.read_document(where)
+    assert found["true"]["privacy"] == found["auto"]["privacy"]
+    losses = [found[compiled]["metrics"]["test_loss"]["mean"] for compiled in ("auto", "true")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("lee2018/dp-agd", (), "not those of dp-agd"),
+        ("quickstart", ("runtime.dtype=bfloat16",), "roundings that the bound under bfloat16 counts on"),
+        ("quickstart", ("runtime.dtype=tf32",), "roundings that the bound under tf32 counts on"),
+    ],
+)
+def test_what_has_no_compiled_steps_is_refused(name: str, changes: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(RecipeError, match=reason):
+        load_recipe(name, ("runtime.compile=true", *changes))
