@@ -39,7 +39,10 @@ def gradient(w: np.ndarray, z: np.ndarray, bound: float) -> np.ndarray:
 
 
 def reference(made: schema.Recipe, z: np.ndarray, stream: Streams) -> tuple[np.ndarray, list[tuple[str, float]]]:
-    """Weights and the zCDP of each release. Lee and Kifer 2018, Algorithm 2, with the L2 term in direction and loss."""
+    """Weights and the zCDP of each release. Lee and Kifer 2018, Algorithm 2, with the L2 term in direction and loss.
+
+    With momentum, a direction is that of a sum of all earlier gradients, each weighted by momentum^age.
+    """
     m, model = made.method, made.model
     assert isinstance(m, schema.DpAgdMethod)
     assert isinstance(model, schema.ConvexModel)
@@ -53,6 +56,7 @@ def reference(made: schema.Recipe, z: np.ndarray, stream: Streams) -> tuple[np.n
     noise = PacedNoise([stream], "agd-gradient", z.shape[1], double)
     pick = PacedNoise([stream], "agd-selection", (m.step_candidates + 1) * per_score, double)
     w, reach, pull, taken, spent = np.zeros(z.shape[1]), m.alpha_max, len(z) * model.l2, [], []
+    gradients: list[np.ndarray] = []
 
     def measure(exact: np.ndarray, rho: float) -> np.ndarray:
         spent.append(("gaussian", rho))
@@ -63,7 +67,9 @@ def reference(made: schema.Recipe, z: np.ndarray, stream: Streams) -> tuple[np.n
         noisy, rho = measure(exact, rho_ng), rho - rho_ng
         choice = 0
         while choice == 0 and rho - rho_max > 0:
-            d = (noisy + pull * w) / np.linalg.norm(noisy + pull * w)
+            gradients.append(noisy + pull * w)
+            d = sum((m.momentum or 0.0) ** age * old for age, old in enumerate(reversed(gradients)))
+            d = d / np.linalg.norm(d)
             steps = np.linspace(0, reach, m.step_candidates + 1)
             scores = [losses(w - a * d, z, m.objective_clip) + pull / 2 * np.sum((w - a * d) ** 2) for a in steps]
             spent.append(("pure", rho_max))
@@ -90,11 +96,11 @@ def spending(method: DpAgd, trial: int) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("selection", ["laplace", "exponential"])
+@pytest.mark.parametrize("momentum", [None, 0.6])
 @pytest.mark.parametrize("epsilon", [2.0, 30.0])
-def test_with_the_same_noise_it_is_the_reference(selection: str, epsilon: float) -> None:
-    made = recipe(
-        agd(selection=selection, splits=9), privacy={"budget": {"epsilon": epsilon, "delta": 1e-5}}, repeats=3
-    )
+def test_with_the_same_noise_it_is_the_reference(selection: str, momentum: float | None, epsilon: float) -> None:
+    chosen = agd(selection=selection, splits=9, momentum=momentum)
+    made = recipe(chosen, privacy={"budget": {"epsilon": epsilon, "delta": 1e-5}}, repeats=3)
     method = DpAgd(context(made))
     run(method)
     rejected = 0
@@ -117,6 +123,33 @@ def test_without_noise_it_is_the_reference_and_descends() -> None:
     weights, _ = reference(made, signed(made), Silent(0))
     assert np.allclose(method.output[0].numpy(), weights, atol=1e-9)
     assert losses(weights, signed(made), 9) < 0.9 * losses(np.zeros(5), signed(made), 9)
+
+
+def steep_valley() -> tuple[np.ndarray, np.ndarray]:
+    """Classes 0 and 1 that a hinge tells apart only by moving along its kink: one in ten is of class 1."""
+    rng = np.random.default_rng(0)
+    y = (np.arange(200) % 10 == 0).astype(np.int64)
+    x = rng.uniform(size=(200, 4))
+    x[:, 0] = 0.4 * x[:, 0] + 0.6 * y
+    return x, y
+
+
+@pytest.mark.parametrize("splits", [40, 160])
+def test_without_noise_a_kink_stops_single_gradients_and_not_their_sum(splits: int) -> None:
+    """More than twice the loss is left where each direction is of one gradient, even by four times as many steps."""
+    z = signed(recipe(agd()), steep_valley())
+    reached = {}
+    for momentum, steps in ((None, splits), (0.7, 40)):
+        chosen = agd(gradient_share=0.5, splits=steps, step_candidates=20, refresh=10, alpha_shrink=0.5)
+        made = recipe(
+            {**chosen, "momentum": momentum},
+            model={"kind": "convex", "loss": "hinge", "l2": 0.001},
+            privacy={"budget": {"epsilon": 3.0, "delta": 1e-5}},
+        )
+        method = DpAgd(context(made, streams=[Silent(0)], data=steep_valley()))
+        run(method)
+        reached[momentum] = float(np.maximum(0, 1 - z @ method.output[0].numpy()).mean())
+    assert reached[0.7] < reached[None] / 2
 
 
 def test_the_chosen_candidate_is_applied_and_not_the_one_before() -> None:
@@ -173,7 +206,8 @@ def test_a_trial_is_the_same_alone_or_in_a_pack() -> None:
 
 
 def test_a_restored_run_goes_on_as_if_never_stopped() -> None:
-    made = recipe(agd(refresh=2), privacy={"budget": {"epsilon": 3.0, "delta": 1e-5}}, repeats=2)
+    chosen = agd(refresh=2, momentum=0.5)
+    made = recipe(chosen, privacy={"budget": {"epsilon": 3.0, "delta": 1e-5}}, repeats=2)
     whole, part, rest = DpAgd(context(made)), DpAgd(context(made)), DpAgd(context(made))
     run(whole)
     for epoch in range(2):
@@ -231,15 +265,23 @@ def test_a_sample_is_no_larger_than_the_data() -> None:
     splits=st.floats(1, 12),
     share=st.none() | st.floats(0.05, 0.95),
     gamma=st.floats(0.01, 5),
+    momentum=st.none() | st.floats(0.05, 0.95),
     selection=st.sampled_from(["laplace", "exponential"]),
     accountant=st.sampled_from(["zcdp", "zcdp-tight"]),
     adjacency=st.sampled_from(["add-remove", "replace-one", "zero-out"]),
 )
 def test_no_budget_is_ever_passed(
-    epsilon: float, splits: float, share: float | None, gamma: float, selection: str, accountant: str, adjacency: str
+    epsilon: float,
+    splits: float,
+    share: float | None,
+    gamma: float,
+    momentum: float | None,
+    selection: str,
+    accountant: str,
+    adjacency: str,
 ) -> None:
     privacy = {"budget": {"epsilon": epsilon, "delta": 1e-5}, "accountant": accountant, "adjacency": adjacency}
-    chosen = agd(splits=splits, gradient_share=share, gamma=gamma, selection=selection)
+    chosen = agd(splits=splits, gradient_share=share, gamma=gamma, selection=selection, momentum=momentum)
     made = recipe(chosen, privacy=privacy, repeats=2)
     try:
         method = DpAgd(context(made, data=points(12, 2)))
