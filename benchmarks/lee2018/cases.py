@@ -37,6 +37,7 @@ METHODS = {
     "non-private": "NonPrivate",
     _NO_L2: "NonPrivate, no L2 term",
     "dp-agd-better": "DP-AGD, better split",
+    "dp-agd-momentum": "DP-AGD, better split, momentum",
     "dp-gd-plain": "DP-GD",
     "dp-gd": "DP-GD, scaled features",
     "dp-gd-momentum": "DP-GD, scaled features, momentum",
@@ -59,6 +60,10 @@ STUDIES: dict[str, tuple[Any, ...]] = {
     "gradient_clip": (0.5, 1, 2, 3, 5),
     "objective_clip": (0.5, 1, 2, 3, 5),
 }
+
+# DP-AGD on Adult's SVM, up to a budget at which there is hardly any noise.
+KINK = ("dp-agd", "dp-agd-better", "dp-agd-momentum")
+KINK_EPSILONS = (0.1, 1.6, 25.6)
 
 # What was tried with DP-GD: changes of `dp-gd` or `dp-gd-momentum`, with narrower bounds unless they say otherwise.
 # Rows without a change are those of the data set's own table.

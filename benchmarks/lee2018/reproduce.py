@@ -30,6 +30,9 @@ def sections(arguments: argparse.Namespace, asked: Asked) -> Iterator[list[str]]
             if found.cells:
                 figures.append(found)
                 yield page.figure(found, asked)
+    if arguments.studies and "adult" in arguments.data and "svm" in arguments.loss:
+        with contextlib.suppress(runs.NotRun):
+            yield page.kink(runs.kink(asked))
     yield page.times(figures, asked)
     if arguments.variants:
         for data in (name for name in cases.VARIANTS if name in arguments.data):
