@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.sampling import Batch, Sampler
+from dpsgd_cli.core.tensors import sent
 
 _NUMBERS_AT_ONCE = 1 << 21
 
@@ -62,13 +63,8 @@ class AheadSampler(Sampler):
         padded = self.varies or any(batch.mask is not None for batch in drawn)
         self._first = step
         self._widths = [width if padded else rows.shape[1] for rows in sets]
-        self._rows = self._sent(block)
-        self._mask = self._sent(mask) if padded else None
-
-    def _sent(self, numbers: np.ndarray) -> Tensor:
-        """On the device; the host goes on while they travel."""
-        here = torch.from_numpy(numbers)
-        return here.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else here
+        self._rows = sent(torch.from_numpy(block), self._device)
+        self._mask = sent(torch.from_numpy(mask), self._device) if padded else None
 
 
 def _rounded_up(width: int) -> int:

@@ -17,6 +17,12 @@ from dpsgd_cli.core.sampling import Batch
 Rows = tuple[Tensor, Tensor, Tensor | None]
 
 
+def sent(here: Tensor, device: torch.device) -> Tensor:
+    """The host's `here` on `device`; where that is a GPU, the host goes on while it travels."""
+    # torch does not use pinned memory again before the copy from it is over
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+
+
 @dataclass(frozen=True)
 class Table:
     """Inputs (N, ...) shared by all trials, or (R, N, ...) when `per_trial`; labels (N,).

@@ -18,7 +18,7 @@ from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streams import Streams
-from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.core.tensors import Table, sent
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.schema import Recipe
@@ -54,7 +54,7 @@ class Context:
 
     def column(self, values: list[float]) -> Tensor:
         """One number a trial as (R, 1) on the training device."""
-        return torch.tensor(values, dtype=self.pack.values.dtype, device=self.pack.values.device).unsqueeze(1)
+        return sent(torch.tensor(values, dtype=self.pack.values.dtype), self.pack.values.device).unsqueeze(1)
 
 
 class Method(ABC):

@@ -47,6 +47,7 @@ class DpSgd(GradientMethod):
         self.sections = [_section(recipe.privacy) for recipe in context.recipes]
         pack = context.pack
         self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
+        self.sensitivities = self.bounds.sensitivities
         precision = noise_precision(context.streams, pack.values.dtype)
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, precision)
         self._scale: tuple[int, Tensor] | None = None
@@ -59,7 +60,7 @@ class DpSgd(GradientMethod):
         runs: tuple[str, int, int] = (settings.batching, len(table), settings.batch_size or len(table))
         if settings.batching == "single":
             runs = ("fixed", len(table), 1)
-        for plan, bound in zip(self.plans, self.bounds.sensitivities, strict=True):
+        for plan, bound in zip(self.plans, self.sensitivities, strict=True):
             sampling = plan.sampling
             priced = (sampling.batching, sampling.records, sampling.batch_size)
             if priced != runs:
@@ -107,18 +108,22 @@ class DpSgd(GradientMethod):
 
     def _noise_scale(self, epoch: int) -> Tensor:
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
-        scales: list[Tensor] = []
-        for plan, section in zip(self.plans, self.sections, strict=True):
-            multiplier = plan.noise_multipliers[min(epoch, len(plan.noise_multipliers) - 1)]
-            if self.pacer is not None and len(scales) in self.pacer.runners:
-                multiplier = self.pacer.runners[len(scales)].pace.multiplier
-            if _as_published(section):
-                doubled = plan.sensitivity / self.bounds.sensitivities[len(scales)]
-                norms = self.bounds.norms[:, len(scales)] * doubled * multiplier
-                scales.append(norms[self.context.pack.group_of])
-            else:
-                scales.append(torch.full((1,), multiplier * plan.sensitivity, dtype=self.bounds.norms.dtype))
-        return torch.stack([*torch.broadcast_tensors(*(s.to(self.context.pack.values) for s in scales))])
+        multipliers = [self._multiplier(epoch, trial) for trial in range(self.context.trials)]
+        scale = self.context.column([z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)])
+        published = [_as_published(section) for section in self.sections]
+        if not any(published):
+            return scale
+        doubled = [plan.sensitivity / bound for plan, bound in zip(self.plans, self.sensitivities, strict=True)]
+        by_layer = self.bounds.norms.T * self.context.column(doubled) * self.context.column(multipliers)
+        chosen = self.context.column([float(own) for own in published]) > 0
+        return torch.where(chosen, by_layer.index_select(1, self.context.pack.group_of), scale)
+
+    def _multiplier(self, epoch: int, trial: int) -> float:
+        """Noise multiplier of a trial in `epoch`; its last one when it is over."""
+        if self.pacer is not None and trial in self.pacer.runners:
+            return self.pacer.runners[trial].pace.multiplier
+        planned = self.plans[trial].noise_multipliers
+        return planned[min(epoch, len(planned) - 1)]
 
     def state(self) -> dict[str, Any]:
         assert self.pacer is not None
