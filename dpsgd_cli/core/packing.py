@@ -82,7 +82,7 @@ class Pack(nn.Module):
         _refuse(module, name or "the model")
         if not any(p.requires_grad for p in module.parameters()):
             _refuse_inside(module, name)
-            return vectorised(module) or module
+            return vectorised(module, self.session) or module
         for rule in RULES:
             if rule.accepts(module):
                 return rule(module, self.session)

@@ -1,8 +1,8 @@
 """Max-pooling over 2 x 2 windows at every position, as a few passes of vectorised maxima.
 
 PyTorch's own kernel looks at one number at a time on a CPU. Maxima of shifted copies are faster there (`python
-benchmarks/pooling.py`) and give the same outputs and the same gradients, ties included. On other devices, and for
-other windows and strides, PyTorch's own is used.
+benchmarks/pooling.py`) and give the same outputs and the same gradients, ties included. On other devices, for other
+windows and strides, and for a compiler, which vectorises it, PyTorch's own is used.
 
 Not here: layers with parameters (`core/layers/`).
 """
@@ -15,24 +15,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpsgd_cli.core.layers.base import Session
+
 
 class MaxPool(nn.Module):
     """`nn.MaxPool2d(2, stride=1)`: (B, C, H, W) -> (B, C, H - 1, W - 1)."""
 
+    def __init__(self, session: Session | None = None) -> None:
+        super().__init__()
+        self.session = session
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.session is not None and self.session.tracing:
+            return F.max_pool2d(x, 2, 1)
         if x.device.type != "cpu" or x.dim() != 4 or min(x.shape[2:]) < 2 or not x.numel():
             return F.max_pool2d(x, 2, 1)
         pooled: Tensor = _SquareMaxima.apply(x)
         return pooled
 
 
-def vectorised(module: nn.Module) -> nn.Module | None:
+def vectorised(module: nn.Module, session: Session | None = None) -> nn.Module | None:
     """The same pooling by vectorised maxima; None for any other module."""
     if type(module) is not nn.MaxPool2d or module._forward_hooks or module._forward_pre_hooks:
         return None
     sides = [_pair(x) for x in (module.kernel_size, module.stride, module.padding, module.dilation)]
     covered = sides == [(2, 2), (1, 1), (0, 0), (1, 1)] and not module.return_indices and not module.ceil_mode
-    return MaxPool() if covered else None
+    return MaxPool(session) if covered else None
 
 
 def _pair(value: Any) -> tuple[int, int]:
