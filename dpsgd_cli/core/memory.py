@@ -72,7 +72,11 @@ def _free_here() -> int:
 
 
 def _measured_on_gpu(pack: Pack, x: Tensor) -> int:
-    few, more = (_peak(pack, x.repeat(-(-count // len(x)), *[1] * (x.dim() - 1))[:count]) for count in _PROBES)
+    probes = [x.repeat(-(-count // len(x)), *[1] * (x.dim() - 1))[:count] for count in _PROBES]
+    for rows in probes:
+        # what libraries keep from their first call on is no row's need, nor are the runs that choose a form
+        _peak(pack, rows)
+    few, more = (_peak(pack, rows) for rows in probes)
     row = max(1, (more - few) // (_PROBES[1] - _PROBES[0]))
     rest = max(0, few - _PROBES[0] * row)
     free, _ = torch.cuda.mem_get_info(x.device)
