@@ -36,7 +36,7 @@ from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import Rows
-from dpsgd_cli.core.replay import Replayer, on_gpu
+from dpsgd_cli.core.replay import Graphs, Replayer
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.recipe import schema
 
@@ -120,7 +120,7 @@ def private(task: Task, dtype: str = "float32", graphs: bool = True) -> Step:
     pack.work_in(precision.of_passes(dtype), dtype == "tf32")
     noise = NoiseSource([SeededStreams(0)], pack.size, task.device, torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1, device=task.device)), Diagnostics(1, task.device)
-    replayer = Replayer(pack, cross_entropy, clipping, on_gpu) if graphs and task.device.type == "cuda" else None
+    replayer = Replayer(pack, cross_entropy, clipping, Graphs()) if graphs and task.device.type == "cuda" else None
     count = 0
 
     def step() -> None:
@@ -291,6 +291,8 @@ def main() -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no GPU here: nothing was measured", file=sys.stderr)
         return 1
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     torch.manual_seed(0)
     precision.keep_sums_exact()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

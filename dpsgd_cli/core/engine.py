@@ -19,7 +19,7 @@ import torch
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, sum_clipped
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
-from dpsgd_cli.core.replay import Replayer, SumClipped, on_gpu
+from dpsgd_cli.core.replay import Graphs, Replayer, SumClipped
 from dpsgd_cli.core.tensors import Rows
 from dpsgd_cli.errors import ModelError
 
@@ -54,7 +54,7 @@ def adder(pack: Pack, loss: Loss, clipping: Clipping | None, ways: Ways) -> Add:
 
         if not (on_device and ways.graphs):
             return plain
-        replayer = Replayer(pack, loss, clipping, on_gpu, function)
+        replayer = Replayer(pack, loss, clipping, Graphs(), function)
         return lambda rows, seen: (replayer.add if rows[0].shape[1] <= ways.small else plain)(rows, seen)
 
     if ways.compiles is False or (ways.compiles == "auto" and (pack.session.rounds or not on_device)):

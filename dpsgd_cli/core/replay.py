@@ -10,7 +10,8 @@ Not here: what the sums are (`clipping.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -93,19 +94,45 @@ class Replayer:
         return _Program(places, run, found)
 
 
-def on_gpu(function: Callable[[], Found]) -> tuple[Callable[[], None], Found]:
-    """Capture by CUDA graphs, after two runs that let libraries choose their algorithms and take their room."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        try:
-            for _ in range(2):
+class Graphs:
+    """Captures by CUDA graphs, after two runs that let libraries choose their algorithms and take their room.
+
+    All captures share a stream, because libraries keep room for each stream that they see, and a pool of memory, which
+    is safe while no two replays overlap and what a replay finds is read before the next.
+    """
+
+    def __init__(self) -> None:
+        self._side: torch.cuda.Stream | None = None
+        self._first: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, function: Callable[[], Found]) -> tuple[Callable[[], None], Found]:
+        here = torch.cuda.current_stream()
+        side = self._side = self._side or torch.cuda.Stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            try:
                 function()
-        finally:
-            # what an error left on the way must be over before sums are put back
-            side.synchronize()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = function()
-    return graph.replay, found
+                with _no_waiting():
+                    function()
+            finally:
+                # what an error left on the way must be over before sums are put back
+                side.synchronize()
+        here.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        pool = None if self._first is None else self._first.pool()
+        # torch leaves a capture that fails on its stream. Other threads may ask for pinned memory meanwhile
+        with torch.cuda.stream(here), torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
+            found = function()
+        self._first = self._first or graph
+        return graph.replay, found
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Raise RuntimeError at what waits for the device: within a capture it would leave torch's allocator in pieces."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

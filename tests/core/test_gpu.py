@@ -18,7 +18,7 @@ from dpsgd_cli.core.memory import rows_that_fit
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.core.replay import Replayer, on_gpu
+from dpsgd_cli.core.replay import Graphs, Replayer
 from dpsgd_cli.core.sampling import PoissonSampler
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Table
@@ -55,7 +55,7 @@ def trained(device: torch.device, replays: bool, steps: int = 12) -> Tensor:
     streams = [SeededStreams(0), SeededStreams(1)]
     sampler = AheadSampler(PoissonSampler(streams, 300, 40), device)
     noise = NoiseSource(streams, pack.size, CPU, torch.float32)
-    replayer = Replayer(pack, cross_entropy, clipping, on_gpu) if replays else None
+    replayer = Replayer(pack, cross_entropy, clipping, Graphs()) if replays else None
     seen = Diagnostics(2, device)
     for step in range(steps):
         pack.sums.zero_()
@@ -77,7 +77,7 @@ def test_graphs_train_the_same_weights_as_a_cpu() -> None:
 
 def test_a_graph_is_captured_and_not_given_up() -> None:
     pack = pack_on(GPU)
-    replayer = Replayer(pack, cross_entropy, clipping_on(GPU), on_gpu)
+    replayer = Replayer(pack, cross_entropy, clipping_on(GPU), Graphs())
     x, y = table(GPU).x[None, :20], table(GPU).y[None, :20]
     replayer.add((x, y, None), Diagnostics(2, GPU))
     assert [program is not None for program in replayer._programs.values()] == [True]
@@ -88,7 +88,7 @@ def test_steps_do_not_wait_for_the_device() -> None:
     streams = [SeededStreams(0), SeededStreams(1)]
     sampler = AheadSampler(PoissonSampler(streams, 300, 40), GPU)
     noise, seen = NoiseSource(streams, pack.size, GPU, torch.float32), Diagnostics(2, GPU)
-    replayer = Replayer(pack, cross_entropy, clipping, on_gpu)
+    replayer = Replayer(pack, cross_entropy, clipping, Graphs())
 
     def step(number: int) -> None:
         pack.sums.zero_()
