@@ -55,6 +55,8 @@ class Standardised(Layer):
         self.kernel = source.kernel_size
         self.floor = source.floor
         self.exact: dict[str, Tensor] = {}
+        # where the plain rule's sums are, for good: captured graphs write there
+        self.own: Tensor | None = None
         self.units: list[Tensor] = []
         self.rescaled = False
         self.kept: tuple[Tensor, Tensor] | None = None
@@ -62,8 +64,10 @@ class Standardised(Layer):
     def bind(self, values: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
         super().bind(values, sums)
         self.exact = values
-        total = torch.zeros_like(values["weight"])
-        self.plain[0].bind({"weight": total.clone()}, {"weight": total})
+        total = torch.zeros_like(values["weight"]) if self.session.tracing or self.own is None else self.own
+        if not self.session.tracing:
+            self.own = total
+        self.plain[0].bind({"weight": values["weight"]}, {"weight": total})
 
     def forget(self) -> None:
         super().forget()
