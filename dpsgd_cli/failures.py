@@ -16,7 +16,7 @@ import torch
 
 from dpsgd_cli.errors import DpsgdError, RunError
 
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?[A-Za-z]+)")
 
 

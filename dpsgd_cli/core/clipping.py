@@ -84,7 +84,7 @@ class Diagnostics:
     def sums(self) -> dict[str, list[float]]:
         """`loss`, `examples`, `norm` (of whole gradients), `clipped` and `nonfinite` counts: one number a trial."""
         self._sum_up()
-        return {name: total.tolist() for name, total in self._totals.items()}
+        return dict(zip(self._totals, torch.stack(list(self._totals.values())).tolist(), strict=True))
 
     def _sum_up(self) -> None:
         if self._room is not None and self._filled:

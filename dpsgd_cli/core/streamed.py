@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.sampling import Batch, Sampler
-from dpsgd_cli.core.tensors import Rows, Table
+from dpsgd_cli.core.tensors import Rows, Table, sent
 
 
 class Source(Protocol):
@@ -95,7 +95,7 @@ class StreamedTable(Table):
     def _sent(self, read: tuple[Tensor, Tensor], mask: np.ndarray | Tensor | None) -> Rows:
         device = self.y.device
         x, y = (own.to(device, non_blocking=True) for own in read)
-        return x, y, None if mask is None else torch.as_tensor(mask, device=device)
+        return x, y, None if mask is None else sent(torch.as_tensor(mask), device)
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,9 @@ class SecureStreams:
         angle = 2.0 * np.pi * self._uniform(pairs)
         normals = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         mixed = normals.reshape(4, out.numel()).sum(axis=0) / 2.0
-        return out.copy_(torch.from_numpy(mixed).reshape(out.shape))
+        here = torch.from_numpy(mixed).reshape(out.shape)
+        # from pinned memory a GPU fetches them by itself, while the next ones are drawn
+        return out.copy_(here.pin_memory() if out.is_cuda else here, non_blocking=True)
 
     def bits(self, purpose: str, counter: int) -> int:
         del purpose, counter

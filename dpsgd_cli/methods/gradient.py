@@ -37,7 +37,7 @@ from dpsgd_cli.core.sampling import (
     SteadySampler,
 )
 from dpsgd_cli.core.streamed import StreamedTable
-from dpsgd_cli.core.tensors import Rows
+from dpsgd_cli.core.tensors import Rows, sent
 from dpsgd_cli.core.updates import make_update
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
@@ -111,7 +111,7 @@ class GradientMethod(Method):
                 self.spend(epoch, trial)
         if self.rate_changes:
             self.learning_rate = self.context.column(self.learning_rates(epoch))
-        held = None if all(active) else _Held(self, torch.tensor(active, device=self.context.pack.values.device))
+        held = None if all(active) else _Held(self, active)
         seen = Diagnostics(self.context.trials, self.context.pack.values.device)
         for step in range(epoch * self.steps, (epoch + 1) * self.steps):
             self._step(epoch, step, seen)
@@ -197,8 +197,10 @@ def given_rate(recipe: schema.Recipe) -> float | schema.Rate:
 class _Held:
     """Weights and optimizer state of the trials that are over."""
 
-    def __init__(self, method: GradientMethod, active: Tensor) -> None:
-        self.over = ~active
+    def __init__(self, method: GradientMethod, active: list[bool]) -> None:
+        # numbers of trials, not a mask: a GPU would have to say how many it marks
+        over = torch.tensor([trial for trial, goes_on in enumerate(active) if not goes_on])
+        self.over = sent(over, method.context.pack.values.device)
         self.tensors = method._trained()
         self.kept = {name: tensor[self.over].clone() for name, tensor in self.tensors.items()}
 

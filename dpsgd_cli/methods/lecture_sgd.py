@@ -35,6 +35,7 @@ class LectureSgd(DpSgd):
         risk = linear_risk(context)
         self.rows, self.loss = risk.rows, risk.loss
         theory = [section_of(recipe).learning_rate == "theorem" for recipe in context.recipes]
+        self.any_by_theorem = any(theory)
         self.by_theorem = torch.tensor(theory, device=context.pack.values.device).unsqueeze(1)
         self.leads = context.column([self._lead(trial) for trial in range(context.trials)])
         self.powers = context.column([0.5 if _l2(recipe) == 0 else 1.0 for recipe in context.recipes])
@@ -62,7 +63,7 @@ class LectureSgd(DpSgd):
         return (plan.sensitivity / 2) ** 2 + self.context.pack.size * noise**2
 
     def _step(self, epoch: int, step: int, seen: Diagnostics) -> None:
-        if bool(self.by_theorem.any()):
+        if self.any_by_theorem:
             rate = self.leads / (step + 1) ** self.powers
             self.learning_rate = torch.where(self.by_theorem, rate, self.learning_rate)
         super()._step(epoch, step, seen)

@@ -197,8 +197,8 @@ class LinearRisk(Risk):
 
 
 def _shared(norms: Tensor) -> Tensor:
-    """(1,) when all trials clip at the same norm, which then broadcasts faster."""
-    return norms[:1] if bool((norms == norms[0]).all()) else norms
+    """(1,) when all trials clip at the same norm, which then broadcasts faster; a GPU is not asked."""
+    return norms[:1] if not norms.is_cuda and bool((norms == norms[0]).all()) else norms
 
 
 def _at_most(values: Tensor, bound: Tensor) -> Tensor:
