@@ -84,9 +84,9 @@ def _remarks(found: Figure) -> list[str]:
         said = f"{cases.METHODS[method]}: the accuracy falls from {best.accuracy:.4f} to {row[-1].accuracy:.4f}"
         objectives = [cell.objective for cell in row]
         if objectives == sorted(objectives, reverse=True):
-            said += f" while the objective goes on falling, to {objectives[-1]:.3f}, as the paper saw on Bank with the SVM."
+            said += f" while the objective goes on falling, to {objectives[-1]:.3f}, as the paper saw on Bank's SVM."
         else:
-            said += f", and the objective does not go on falling, but ends at {objectives[-1]:.3f} ([why]({_KINK_PLACE}))."
+            said += f", and the objective ends at {objectives[-1]:.3f}, not at its least ([why]({_KINK_PLACE}))."
         for optimum in list(found.cells.get("non-private", {}).values())[:1]:
             said += f" Without privacy it is {optimum.objective:.3f}."
         text += [said, ""]
