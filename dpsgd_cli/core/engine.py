@@ -26,7 +26,8 @@ from dpsgd_cli.errors import ModelError
 Add = Callable[[Rows, Diagnostics], None]
 
 _UNTIMED, _TIMED = 3, 5
-_WORTH_SECONDS = 120.0
+# Of training ahead, for each layer. On one core of a CPU, compiling took some ten seconds a layer.
+_WORTH_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -62,20 +63,23 @@ def adder(pack: Pack, loss: Loss, clipping: Clipping | None, ways: Ways) -> Add:
     from dpsgd_cli.core.compiling import Compiled  # takes a while to import
 
     compiled = way(Compiled())
-    return compiled if ways.compiles is True else Quicker(way(sum_clipped), compiled, ways.calls, _after_device)
+    if ways.compiles is True:
+        return compiled
+    slow = _WORTH_SECONDS * len(pack.layers) / max(1, ways.calls)
+    return Quicker(way(sum_clipped), compiled, slow, _after_device)
 
 
 class Quicker:
     """Of two ways to add a batch's sums, the one that took less time in a few calls of a training.
 
-    The second is tried where `calls` of the first would take more than two minutes, since compiling takes a part of
-    one; where it fails the first goes on. Every call adds its batch once, so trying costs no work. `clock` gives
-    seconds, when everything that was asked for is done.
+    The second, which takes long to prepare, is tried where a call of the first takes `slow` seconds or more; where it
+    fails the first goes on. Every call adds its batch once, so trying costs no work. `clock` gives seconds, when
+    everything that was asked for is done.
     """
 
-    def __init__(self, first: Add, second: Add, calls: int, clock: Callable[[], float]) -> None:
+    def __init__(self, first: Add, second: Add, slow: float, clock: Callable[[], float]) -> None:
         self._first, self._second = first, second
-        self._calls = calls
+        self._slow = slow
         self._clock = clock
         self._times: tuple[list[float], list[float]] = ([], [])
         self.chosen: Add | None = None
@@ -104,7 +108,7 @@ class Quicker:
         ours, theirs = (_usual(times) if len(times) == _UNTIMED + _TIMED else None for times in self._times)
         if theirs is not None and ours is not None:
             self.chosen = self._second if theirs < ours else self._first
-        elif ours is not None and self._calls * ours < _WORTH_SECONDS:
+        elif ours is not None and ours < self._slow:
             self.chosen = self._first
 
 

@@ -20,7 +20,7 @@ class Runtime(Section):
     compile: bool | Literal["auto"] = Field(
         "auto",
         description="Run steps as programs that torch.compile makes (float32 and float64; needs a C++ compiler)."
-        " auto: on a GPU, in trainings of more than two minutes, if faster; never on a CPU.",
+        " auto: on a GPU, in trainings of more than a minute a layer, if faster; never on a CPU.",
     )
     threads: Count | None = Field(None, description="CPU threads; torch's own choice when left out.")
     micro_batch: Count | None = Field(None, description="Most rows per trial held at once; memory only.")
