@@ -1,7 +1,8 @@
 """How fast are private steps and packs on a GPU, beside plain training, Opacus and torch.func?
 
     python benchmarks/gpu.py                          # or: make bench-gpu
-    python benchmarks/gpu.py --device cpu --tiny      # a rehearsal: every line runs, no number means anything
+    python benchmarks/gpu.py --device cpu --tiny      # a rehearsal: every mode runs (only the MLP is compiled, which
+                                                      # takes minutes otherwise); no number means anything
 
 Small networks from captured graphs beside Opacus; a wide residual network of 4,096 images a step, with peak
 memory; 1,000 logistic regressions at once beside one; and for each the floor, which is its operations over the rate
@@ -27,7 +28,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpsgd_cli.core import models, precision
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.clipping import Clipping, Diagnostics
+from dpsgd_cli.core.engine import Ways, adder
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.memory import rows_that_fit
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
@@ -36,8 +38,8 @@ from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import Rows
-from dpsgd_cli.core.replay import Graphs, Replayer
 from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe import schema
 
 Step = Callable[[], object]
@@ -113,14 +115,14 @@ def _as_plain(device: torch.device, dtype: str) -> Iterator[None]:
             yield
 
 
-def private(task: Task, dtype: str = "float32", graphs: bool = True) -> Step:
+def private(task: Task, dtype: str = "float32", graphs: bool = True, compiles: bool = False) -> Step:
     """What `methods/dp_sgd.py` does in a step: clipped sums of pieces that fit, noise, update."""
     pack = Pack(task.build, [0], Place(task.device), shares_input=True)
     most = rows_that_fit(pack, task.x[:4])
     pack.work_in(precision.of_passes(dtype), dtype == "tf32")
     noise = NoiseSource([SeededStreams(0)], pack.size, task.device, torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1, device=task.device)), Diagnostics(1, task.device)
-    replayer = Replayer(pack, cross_entropy, clipping, Graphs()) if graphs and task.device.type == "cuda" else None
+    add = adder(pack, cross_entropy, clipping, Ways(compiles, graphs, small=len(task.y), calls=0))
     count = 0
 
     def step() -> None:
@@ -128,10 +130,7 @@ def private(task: Task, dtype: str = "float32", graphs: bool = True) -> Step:
         pack.sums.zero_()
         for start in range(0, len(task.y), most):
             rows = (task.x[None, start : start + most], task.y[None, start : start + most], None)
-            if replayer is None:
-                add_clipped_sums(pack, rows, cross_entropy, clipping, seen)
-            else:
-                replayer.add(rows, seen)
+            add(rows, seen)
         pack.sums.add_(noise.draw(count))
         pack.values.sub_(pack.sums.div_(len(task.y)), alpha=0.05)
         count += 1
@@ -232,7 +231,7 @@ def measure(name: str, make: Callable[[], Step], task: Task, rounds: int) -> tup
         torch.cuda.reset_peak_memory_stats()
     try:
         taken = seconds(make(), task.device, rounds)
-    except (ImportError, RuntimeError, NotImplementedError) as error:
+    except (ImportError, RuntimeError, NotImplementedError, ModelError) as error:
         print(f"{task.name}, {name}: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
     peak = torch.cuda.max_memory_allocated() / 2**20 if task.device.type == "cuda" else float("nan")
@@ -306,14 +305,19 @@ def main() -> int:
             "plain float32": lambda task=task: plain(task),  # type: ignore[misc]
             "dpsgd float32, graphs": lambda task=task: private(task),  # type: ignore[misc]
             "dpsgd float32, no graphs": lambda task=task: private(task, graphs=False),  # type: ignore[misc]
+            "dpsgd float32, compiled": lambda task=task: private(task, compiles=True),  # type: ignore[misc]
             "opacus ghost": lambda task=task: opacus(task, ghost=True),  # type: ignore[misc]
             "opacus hooks": lambda task=task: opacus(task, ghost=False),  # type: ignore[misc]
         }
+        if settings.tiny and task is not small[0]:
+            del modes["dpsgd float32, compiled"]
         table(task, modes, side, settings.rounds)
     modes = {}
     for dtype in ("float32", "tf32", "bfloat16"):
         modes[f"plain {dtype}"] = lambda dtype=dtype: plain(wide, dtype)  # type: ignore[misc]
         modes[f"dpsgd {dtype}"] = lambda dtype=dtype: private(wide, dtype, graphs=False)  # type: ignore[misc]
+    if not settings.tiny:
+        modes["dpsgd float32, compiled"] = lambda: private(wide, graphs=False, compiles=True)
     modes["plain float32, ordinary convolutions"] = lambda: plain(wide, model=wide.ordinary())
     modes["opacus ghost"] = lambda: opacus(wide, ghost=True)
     modes["opacus hooks"] = lambda: opacus(wide, ghost=False)
