@@ -53,16 +53,20 @@ def test_a_method_that_fails_is_told_and_left_out(
     assert "PrivGene has no row: it broke.\n" in page.figure(found, asked)
 
 
-def test_an_accuracy_that_falls_with_its_objective_is_remarked_on(tmp_path: Path) -> None:
-    def drawn(accuracies: list[float], last: float = 0.6) -> str:
+def test_what_a_larger_budget_makes_worse_is_remarked_on(tmp_path: Path) -> None:
+    def drawn(accuracies: list[float], last: float = 0.6, loss: str = "svm") -> str:
         numbers = zip((0.1, 0.4, 1.6), accuracies, (10, 2.5, last), strict=True)
         cells = {epsilon: Cell(accuracy, 0.001, objective, 5) for epsilon, accuracy, objective in numbers}
-        return "\n".join(page.figure(runs.Figure("bank", "svm", {"dp-agd-better": cells}, {}), Asked(tmp_path)))
+        return "\n".join(page.figure(runs.Figure("bank", loss, {"dp-agd-better": cells}, {}), Asked(tmp_path)))
 
-    assert "falls from 0.8900 to 0.8830 while the objective goes on falling, to 0.600" in drawn([0.85, 0.89, 0.883])
-    assert "and the objective ends at 2.600, not at its least" in drawn([0.85, 0.89, 0.883], 2.6)
-    assert "accuracy falls" not in drawn([0.85, 0.88, 0.89])
-    assert "accuracy falls" not in drawn([0.85, 0.89, 0.8885], 2.6)
+    falls, rises, steady = [0.85, 0.89, 0.883], [0.85, 0.88, 0.89], [0.85, 0.89, 0.8885]
+    assert "falls from 0.8900 to 0.8830 while its objective goes on falling, to 0.600" in drawn(falls)
+    assert "and its objective ends at 2.600, its least being 2.500: [why](#why-dp-agds-acc" in drawn(falls, 2.6)
+    assert "split: its objective ends at 3.000, its least being 2.500: [why]" in drawn(rises, 3.0)
+    assert "alpha_shrink" in drawn(rises, 3.0, "logistic")
+    for quiet in (drawn(rises), drawn(steady), drawn(steady, 2.6)):
+        assert "falls" not in quiet
+        assert "its least" not in quiet
 
 
 def test_variants_without_a_change_are_the_cases_of_the_figure() -> None:
