@@ -151,7 +151,7 @@ class PrivateSelection(Method):
         chosen = select_least(wrong, epsilon, torch.tensor(doubled, dtype=torch.float64), "exponential", normals)
         self.chosen = chosen.tolist()
         weights = self.inner.output.view(trials, k, -1)
-        self.context.pack.values.copy_(weights[torch.arange(trials), chosen.to(weights.device)])
+        self.context.pack.values.copy_(weights[torch.arange(trials), chosen])
 
     def _wrong(self) -> Tensor:
         """Wrong predictions (R k,) on the last part, float64; every one where the weights are not finite."""
