@@ -227,13 +227,6 @@ WHOLE = {
         budget={"rho": 1.0},
         epochs="until-budget",
     ),
-        (6,),
-        method={"batching": "shuffle"},
-        schedule=FOLLOWING,
-        data=VALIDATED,
-        budget={"rho": 1.0},
-        epochs="until-budget",
-    ),
     "majority": case((6,), CONVEX, method={"kind": "majority"}, privacy=BUDGET, epochs=None),
 }
 
