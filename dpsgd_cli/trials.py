@@ -169,7 +169,7 @@ def start(
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
-    place = Place(team.device(_device(recipe.runtime.device)), precision.of_parameters(recipe.runtime.dtype))
+    place = Place(_device(recipe.runtime.device, team), precision.of_parameters(recipe.runtime.dtype))
     precision.keep_sums_exact()
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
@@ -308,11 +308,12 @@ def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> i
     return asked or rows_that_fit(pack, rows)
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _device(name: str, team: Team) -> torch.device:
+    """The device of this process, usable and, where it is a GPU, the current one."""
     try:
-        device = torch.device(name)
+        asked = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        # each process takes its own before anything is put on any
+        device = team.device(asked)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"runtime.device {name!r} is not usable here: {str(error).splitlines()[0]}") from error

@@ -10,6 +10,7 @@ Not here: what the sums are (`clipping.py`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,7 +132,10 @@ class Graphs:
 def _no_waiting() -> Iterator[None]:
     """Raise RuntimeError at what waits for the device: within a capture it would leave torch's allocator in pieces."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # that torch does not notice everything; what it overlooks fails in the capture
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -74,6 +75,7 @@ class Cuda:
         self.default = self.stream = Stream(self)
         self.capture_stream = Stream(self)
         self.sync_debug = 0
+        self.warned = False
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -107,6 +109,9 @@ class Cuda:
         gpu.captures += 1
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
+        if not self.warned:
+            self.warned = True
+            warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
         self.sync_debug = {"default": 0, "warn": 1, "error": 2}.get(mode, mode)  # type: ignore[arg-type]
         self.gpu.forbidden = self.sync_debug == 2
 

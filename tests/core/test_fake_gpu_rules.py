@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.problems import rows as problem_rows
+from dpsgd_cli.core.processes import Processes, Team
 from dpsgd_cli.core.replay import Graphs, Replayer
 from dpsgd_cli.core.sampling import PoissonSampler
 from dpsgd_cli.core.streamed import StreamedTable
@@ -145,8 +147,10 @@ def test_every_rule_from_a_graph(gpu: Gpu, layer: str, clips: str) -> None:
 
 def test_all_captures_share_a_stream_and_a_pool(gpu: Gpu) -> None:
     replayer = Replayer(packed(gpu), cross_entropy, bounds(), Graphs())
-    for count in range(1, 7):
-        replayer.add(rows(count), Diagnostics(2, PLACE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for count in range(1, 7):
+            replayer.add(rows(count), Diagnostics(2, PLACE))
     assert gpu.captures == 6
     assert gpu.pools[0] is None
     assert len(set(gpu.pools[1:])) == 1
@@ -284,11 +288,30 @@ class Mixing(nn.Module):
 
 def test_the_gpu_that_a_recipe_names_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with installed(monkeypatch, devices=2):
-        dpsgd_cli.trials._device("cuda:1")
+        assert dpsgd_cli.trials._device("cuda:1", Team()) == torch.device("cuda", 1)
         assert torch.cuda.current_device() == 1
 
 
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_each_process_takes_its_own_gpu_before_it_touches_any(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    team = Processes(1, 2, None)
+    taken = team.device
+
+    with installed(monkeypatch, devices=2) as gpu:
+
+        def device(wanted: torch.device) -> torch.device:
+            assert not gpu.ran
+            return taken(wanted)
+
+        monkeypatch.setattr(team, "device", device)
+        assert dpsgd_cli.trials._device(asked, team) == torch.device("cuda", 1)
+        assert torch.cuda.current_device() == 1
+        assert gpu.ran
+
+
 @pytest.mark.parametrize("name", [name for name in dir(test_gpu) if name.startswith("test_") and "recipe" not in name])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_what_is_meant_for_a_real_one_runs_here(gpu: Gpu, name: str) -> None:
     """So that it does not fail there for its own sake; all but the training from a recipe, which takes long."""
     getattr(test_gpu, name)()
