@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 BATCHINGS = ("poisson", "shuffle", "full", "fixed")
 
 
+class Rate(click.ParamType):
+    """A number, or a batch size over a number of records: 0.01 or 600/60000."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        size, over, records = str(value).partition("/")
+        try:
+            return float(size) / (float(records) if over else 1.0)
+        except (ValueError, ZeroDivisionError):
+            self.fail(f"{value!r} is neither a number nor a batch size over records, such as 600/60000", param, ctx)
+
+
 class Asked:
     """The command line, one attribute per option. No dataclass: making one takes a millisecond of every answer."""
 
@@ -55,7 +68,7 @@ class Asked:
 @click.command("account", short_help="State what flags, a recipe, a result or a ledger cost in privacy.")
 @click.argument("arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...")
 @click.option("--noise-multiplier", type=float, metavar="Z", help="Noise over sensitivity, the same in every step.")
-@click.option("--sampling-rate", type=float, metavar="Q", help="Expected batch size over number of records.")
+@click.option("--sampling-rate", type=Rate(), metavar="Q", help="Expected batch size over records: 0.01, 600/60000.")
 @click.option("--steps", type=int, metavar="T", help="Number of steps.")
 @click.option("--epochs", type=int, metavar="E", help="Number of epochs of 1/Q steps (instead of --steps).")
 @click.option(

@@ -108,6 +108,11 @@ def test_the_lower_bound_of_shuffling_is_told() -> None:
     assert "at least epsilon 10.99" in result.stdout
 
 
+def test_a_rate_may_be_a_batch_size_over_a_number_of_records() -> None:
+    rest = ["--noise-multiplier", "4", "--steps", "10", "--format", "json"]
+    assert run("--sampling-rate", "600/60000", *rest).output == run("--sampling-rate", "0.01", *rest).output
+
+
 def test_delta_at_an_epsilon() -> None:
     epsilon = rows(*ABADI, "--accountant", "rdp")["rdp"]["epsilon"]
     found = rows(*ABADI, "--accountant", "rdp", "--at-epsilon", repr(epsilon))
@@ -311,6 +316,7 @@ def test_the_best_of_some_trials_costs_less_than_all_of_them() -> None:
         ([*ABADI, "--delta", "nan"], "--delta is nan"),
         (["--noise-multiplier", "-1", "--sampling-rate", "0.01", "--steps", "5"], "--noise-multiplier is -1"),
         (["--noise-multiplier", "1", "--sampling-rate", "1.5", "--steps", "5"], "--sampling-rate is 1.5"),
+        (["--noise-multiplier", "1", "--sampling-rate", "5/0", "--steps", "5"], "'5/0' is neither a number"),
         (["--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "0"], "--steps is 0"),
         ([*ABADI, "--accountant", "pdl"], "unknown accountant 'pdl'"),
         ([*ABADI, "--accountant", "rdp@posson"], "unknown batching 'posson'"),
