@@ -160,7 +160,7 @@ def sum_clipped(
 def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """One recorded forward pass and one backward pass to the layers' outputs; returns the losses (R, B)."""
     copies = x.shape[1] // y.shape[1]
-    pack.session.recording = True
+    pack.session.begin()
     try:
         with torch.enable_grad(), rounded_products(pack.rounded_products):
             losses = loss(pack(x), y if copies == 1 else y.repeat(1, copies))

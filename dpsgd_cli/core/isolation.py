@@ -106,7 +106,7 @@ def _random_weights(pack: Pack) -> Iterator[None]:
 
 def _run(pack: Pack, x: Tensor, own_loss: int | None = None) -> _Run:
     """A recorded pass over rows `x` (B, ...), and one backward from the outputs of row `own_loss`."""
-    pack.session.recording = True
+    pack.session.begin()
     try:
         with torch.enable_grad():
             outputs = pack(x[None])

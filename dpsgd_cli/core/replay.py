@@ -99,12 +99,15 @@ class Graphs:
     """Captures by CUDA graphs, after two runs that let libraries choose their algorithms and take their room.
 
     All captures share a stream, because libraries keep room for each stream that they see, and a pool of memory, which
-    is safe while no two replays overlap and what a replay finds is read before the next.
+    is safe while no two replays overlap and what a replay finds is read before the next. The stream is nobody else's,
+    and graphs live as long as this does, those that failed too: with the first that goes, torch (2.13) gives back the
+    room that libraries use on its stream (pytorch/pytorch issue 193402).
     """
 
     def __init__(self) -> None:
         self._side: torch.cuda.Stream | None = None
-        self._first: torch.cuda.CUDAGraph | None = None
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[[], Found]) -> tuple[Callable[[], None], Found]:
         here = torch.cuda.current_stream()
@@ -120,11 +123,12 @@ class Graphs:
                 side.synchronize()
         here.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        pool = None if self._first is None else self._first.pool()
+        self._graphs.append(graph)
+        pool = None if self._pool is None else self._pool.pool()
         # torch leaves a capture that fails on its stream. Other threads may ask for pinned memory meanwhile
         with torch.cuda.stream(here), torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
             found = function()
-        self._first = self._first or graph
+        self._pool = self._pool or graph
         return graph.replay, found
 
 

@@ -158,6 +158,18 @@ def test_all_captures_share_a_stream_and_a_pool(gpu: Gpu) -> None:
     assert len(gpu.workspaces) == 2
 
 
+def test_each_pass_has_a_leaf_of_its_own(gpu: Gpu) -> None:
+    """One that outlived its pass would end the next on the stream of its first use, which no capture may wait for."""
+    pack, leaves = packed(gpu), []
+    for _ in range(2):
+        add_clipped_sums(pack, rows(4), cross_entropy, bounds(), Diagnostics(2, PLACE))
+        leaves.append(pack.session.anchor)
+    check_examples_stay_apart(pack, stand_in_rows((6,), pack.values))
+    leaves.append(pack.session.anchor)
+    assert len({id(leaf) for leaf in leaves}) == 3
+    assert all(leaf.is_leaf and leaf.requires_grad for leaf in leaves)
+
+
 def test_pinning_on_another_thread_spoils_no_capture(gpu: Gpu) -> None:
     """As reading ahead does; the control is a capture that forbids it to every thread."""
     failed: list[BaseException] = []

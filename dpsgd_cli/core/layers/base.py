@@ -42,6 +42,15 @@ class Session:
         self.tracing = False
         self.anchor = anchor
 
+    def begin(self) -> None:
+        """Record from now on.
+
+        Autograd ends a pass on the stream where its leaf was first used, so each pass has a leaf of its own: an earlier
+        one may outlive its pass in garbage, and a captured graph may not wait for another stream.
+        """
+        self.recording = True
+        self.anchor = self.anchor.detach().requires_grad_()
+
 
 class Layer(nn.Module, ABC):
     """R copies of `source`; parameters live in the pack's flat tensor and are bound as views (R, *shape)."""
