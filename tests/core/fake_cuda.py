@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -129,7 +130,9 @@ def _pinning(gpu: Gpu) -> Callable[..., Tensor]:
         if gpu.capturing is not None and (gpu.mode == "global" or threading.get_ident() == gpu.thread):
             gpu.refuse_in_capture("pin_memory")
         copy = self.clone(memory_format=torch.contiguous_format)
-        gpu.pinned.add(copy.untyped_storage().data_ptr())
+        place = copy.untyped_storage().data_ptr()
+        gpu.pinned.add(place)
+        weakref.finalize(copy, gpu.pinned.discard, place)
         return copy
 
     return pin_memory
