@@ -43,7 +43,8 @@ Value = TypeVar("Value")
 PATIENCE = datetime.timedelta(seconds=3)
 """How long a process that failed waits to hear whether process 0 says the same."""
 TIMEOUT = datetime.timedelta(minutes=30)
-"""How long a process waits for one that is alive but silent. One that ended is noticed at once."""
+"""How long a process waits for one that is alive but silent. One that ended is noticed at once, on CPUs; on GPUs, where
+sums travel while the host goes on, the launcher ends those that are left."""
 
 
 class Team:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,37 @@ def test_a_graph_is_captured_and_not_given_up() -> None:
     x, y = table(GPU).x[None, :20], table(GPU).y[None, :20]
     replayer.add((x, y, None), Diagnostics(2, GPU))
     assert [program is not None for program in replayer._programs.values()] == [True]
+
+
+def test_a_layer_without_a_rule_is_captured_after_passes_on_another_stream() -> None:
+    """What its vectorised passes leave to be collected holds their autograd graphs, and those their streams."""
+    pack = Pack(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(196, 8), nn.PReLU(8), nn.Linear(8, 10)), [0, 1], Place(GPU)
+    )
+    batch = (table(GPU).x[None, :20].expand(2, -1, -1, -1, -1), table(GPU).y[None, :20], None)
+    add_clipped_sums(pack, batch, cross_entropy, clipping_on(GPU), Diagnostics(2, GPU))
+    wanted = pack.sums.clone()
+    replayer = Replayer(pack, cross_entropy, clipping_on(GPU), Graphs())
+    pack.sums.zero_()
+    replayer.add(batch, Diagnostics(2, GPU))
+    assert [program is not None for program in replayer._programs.values()] == [True]
+    torch.testing.assert_close(pack.sums, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_graphs_outlive_those_of_another_pack() -> None:
+    batch = (table(GPU).x[None, :20], table(GPU).y[None, :20], None)
+    packs = [pack_on(GPU), pack_on(GPU)]
+    replayers = [Replayer(pack, cross_entropy, clipping_on(GPU), Graphs()) for pack in packs]
+    for replayer in replayers:
+        replayer.add(batch, Diagnostics(2, GPU))
+    wanted = packs[0].sums.clone()
+    del replayer, replayers[1], packs[1]
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.full((1 << 24,), torch.nan, device=GPU)
+    packs[0].sums.zero_()
+    replayers[0].add(batch, Diagnostics(2, GPU))
+    torch.testing.assert_close(packs[0].sums, wanted)
 
 
 def test_steps_do_not_wait_for_the_device() -> None:
