@@ -23,6 +23,7 @@ from dpsgd_cli import data, experiment
 from dpsgd_cli.core import noise
 from dpsgd_cli.core.packing import Place
 from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
@@ -33,6 +34,7 @@ from tests.core.fake_cuda import installed
 from tests.core.fake_gpu import Gpu
 
 RECORDS, CLASSES = 40, 3
+KEPT = ("train_x", "train_y", "test_x", "test_y")
 UNIFORM = {"kind": "uniform", "initial": 1.0}
 Case = tuple[tuple[int, ...], dict[str, Any]]
 
@@ -61,8 +63,8 @@ def case(shape: tuple[int, ...], model: dict[str, Any] | None = None, **changes:
     return shape, {key: value for key, value in content.items() if value is not None}
 
 
-def started(wanted: Case, device: str) -> Trials:
-    """Ready to train on random records, as `trials.start` makes it."""
+def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
+    """Ready to train on random records, as `trials.start` makes it; they stay on disk where a folder is given."""
     shape, content = wanted
     made = Recipe.model_validate(content | {"runtime": content["runtime"] | {"device": device}})
     loaded, rng = LoadedRecipe(made, Path(), "fake"), np.random.default_rng(0)
@@ -73,11 +75,24 @@ def started(wanted: Case, device: str) -> Trials:
     made_of = data.Dataset("fake", x[:RECORDS], y[:RECORDS], x[RECORDS:], y[RECORDS:], False, classes, (), (), {})
     if made.data.validation is not None:
         made_of = dataclasses.replace(made_of, validation_x=x[RECORDS:], validation_y=y[RECORDS:])
+    if folder is not None:
+        made_of = dataclasses.replace(
+            made_of,
+            **{
+                name: on_disk(getattr(made_of, name), folder / name)
+                for name in ("train_x", "train_y", "test_x", "test_y")
+            },
+        )
     plan = None
     if made.privacy is not None:
         pack = make_pack(loaded, shape, 1 if convex else CLASSES, [0], Place(torch.device("cpu")))
         plan = plan_for(made, Facts(RECORDS, groups=len(pack.layers), feature_bound=math.sqrt(7)))
     return start([Member(loaded, plan)], stand_in=made_of)
+
+
+def on_disk(rows: np.ndarray, place: Path) -> DiskRows:
+    np.save(place.with_suffix(".npy"), rows)
+    return DiskRows(Stored(place.with_suffix(".npy")), Selection(len(rows)))
 
 
 def trained(wanted: Case, device: str, gpu: Gpu | None = None) -> tuple[torch.Tensor, list[Any]]:
@@ -262,6 +277,22 @@ def test_secure_noise_is_fetched_without_waiting(gpu: Gpu) -> None:
         method.run_epoch(1)
     assert len(gpu.ran) > uploads
     assert not bool(torch.isnan(method.output).any())
+
+
+@pytest.mark.parametrize("batching", ["poisson", "shuffle"])
+def test_rows_that_stay_on_disk_train_the_same_weights(gpu: Gpu, tmp_path: Path, batching: str) -> None:
+    """They are read, and pinned, by another thread, also while graphs are captured."""
+    wanted = case((6,), method={"batching": batching}, runtime={"micro_batch": 7})
+    found = []
+    for folder in (None, tmp_path):
+        method = started(wanted, "cuda", folder).method
+        method.run_epoch(0)
+        with gpu.no_waiting():
+            method.run_epoch(1)
+        found.append(method.output.cpu())
+    torch.testing.assert_close(*found)
+    assert gpu.captures > 1
+    assert not gpu.refused
 
 
 def test_a_checkpoint_on_the_host_is_taken_up(gpu: Gpu) -> None:
