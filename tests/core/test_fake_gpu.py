@@ -76,13 +76,8 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
     if made.data.validation is not None:
         made_of = dataclasses.replace(made_of, validation_x=x[RECORDS:], validation_y=y[RECORDS:])
     if folder is not None:
-        made_of = dataclasses.replace(
-            made_of,
-            **{
-                name: on_disk(getattr(made_of, name), folder / name)
-                for name in ("train_x", "train_y", "test_x", "test_y")
-            },
-        )
+        held: dict[str, Any] = {name: on_disk(getattr(made_of, name), folder / name) for name in KEPT}
+        made_of = dataclasses.replace(made_of, **held)
     plan = None
     if made.privacy is not None:
         pack = make_pack(loaded, shape, 1 if convex else CLASSES, [0], Place(torch.device("cpu")))
