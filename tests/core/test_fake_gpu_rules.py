@@ -322,6 +322,20 @@ def test_each_process_takes_its_own_gpu_before_it_touches_any(monkeypatch: pytes
         assert gpu.ran
 
 
+def test_only_sums_travel_between_gpus(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest goes by way of the hosts: NCCL takes no tensors from there, and gloo none from here."""
+    sent: list[tuple[str, str]] = []
+    for name in ("reduce", "broadcast"):
+        monkeypatch.setattr(
+            torch.distributed, name, lambda x, name=name, **_: sent.append((name, x.device.type)), raising=False
+        )
+    team, seen = Processes(0, 2, None), Diagnostics(2, PLACE)
+    team.release(torch.zeros(2, 3, device="cuda"), lambda: None)
+    add_clipped_sums(packed(gpu), rows(4), cross_entropy, bounds(), seen)
+    assert team.total(seen).sums()["examples"] == [4.0, 4.0]
+    assert sent == [("reduce", "cuda"), ("broadcast", "cuda"), ("reduce", "cpu")]
+
+
 @pytest.mark.parametrize("name", [name for name in dir(test_gpu) if name.startswith("test_") and "recipe" not in name])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_what_is_meant_for_a_real_one_runs_here(gpu: Gpu, name: str) -> None:
