@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -62,8 +63,12 @@ class CudaGraph:
         return (0, id(self))
 
     def replay(self) -> None:
-        self.gpu.replays += 1
-        self.recorded.replay(self.gpu.places)
+        """Graphs share their memory: what this one makes has no numbers yet, and what others left there is gone."""
+        gpu = self.gpu
+        gpu.replays += 1
+        for graph in gpu.graphs:
+            graph.spoil(Counter() if graph is self.recorded else gpu.places)
+        self.recorded.replay(gpu.places)
 
 
 class Cuda:
@@ -108,6 +113,7 @@ class Cuda:
                 raise RuntimeError("operation failed due to a previous error during capture")
             self.stream = before
         gpu.captures += 1
+        gpu.graphs.append(graph.recorded)
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
         if not self.warned:

@@ -136,8 +136,12 @@ class Graph:
         """Nothing of a capture has run: what was there is as it was, what was made holds no numbers."""
         for whole, before in self.kept.values():
             whole.copy_(before)
-        for made in self.made.values():
-            if made.is_floating_point():
+        self.spoil(Counter())
+
+    def spoil(self, alive: Counter[int]) -> None:
+        """Take the numbers from what was made here and is not in use."""
+        for place, made in self.made.items():
+            if made.is_floating_point() and not alive[place]:
                 _whole(made).fill_(torch.nan)
 
     def replay(self, alive: Counter[int]) -> None:
@@ -172,6 +176,7 @@ class Gpu:
         self.forbidden = False
         self.capturing: Graph | None = None
         self.captures = self.replays = 0
+        self.graphs: list[Graph] = []
         self.pools: list[Any] = []
         self.mode, self.thread, self.spoilt = "global", 0, False
         self.cuda: Any = None
