@@ -49,7 +49,8 @@ class Compiled:
     @torch.no_grad()
     def __call__(self, pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None) -> Found:
         """Add the clipped gradients of `rows` to the pack's sums; losses (R, B) and squared norms (M, R, B) or None."""
-        key = (id(pack), loss, clipping is None, *(None if x is None else (tuple(x.shape), x.dtype) for x in rows))
+        kind = None if clipping is None else clipping.flat
+        key = (id(pack), loss, kind, *(None if x is None else (tuple(x.shape), x.dtype) for x in rows))
         if key not in self._programs:
             if len(self._programs) == _MOST_PROGRAMS:
                 return sum_clipped(pack, rows, loss, clipping)
@@ -62,6 +63,11 @@ class Compiled:
         """A program for batches like `rows`, compiled; neither weights nor sums change."""
         if pack.session.rounds:
             raise ModelError("runtime.compile: rounded passes cannot be compiled; use float32")
+        # once as it is: layers choose forms by a GPU's clock, and models may make what they keep, neither of which can
+        # be done with tensors that hold no numbers
+        before = pack.sums.clone()
+        sum_clipped(pack, rows, loss, clipping)
+        pack.sums.copy_(before)
         try:
             with _quiet():
                 program = torch.compile(
@@ -81,11 +87,18 @@ class Compiled:
 
 
 def _arguments(pack: Pack, rows: Rows, clipping: Clipping | None) -> list[Tensor]:
-    return [pack.values, *(x for x in rows if x is not None), *([] if clipping is None else [clipping.norms])]
+    """What goes into a program; rows as they lie in memory if side by side, because a program is for given strides."""
+    ours = [x.reshape(-1).view(x.shape) for x in rows if x is not None]
+    return [pack.values, *ours, *([] if clipping is None else [clipping.norms])]
 
 
 def _written_down(pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None) -> GraphModule:
-    """The operations of a step on tensors like these: sums (R, P), losses, and squared norms if anything is clipped."""
+    """The operations of a step on tensors like these: sums (R, P), losses, and squared norms if anything is clipped.
+
+    Guarantee: no number of these rows is in them. They are written down on tensors that have shapes and no numbers, so
+    that a model that asks for one (`tolist`, `numpy`, how many rows are positive) fails, and later batches cannot be
+    treated by what the first one held.
+    """
 
     def step(values: Tensor, x: Tensor, y: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
         rest = list(more)
@@ -96,7 +109,7 @@ def _written_down(pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None)
             losses, squares = sum_clipped(pack, (x, y, mask), loss, own)
         return (sums, losses) if squares is None else (sums, losses, squares)
 
-    return make_fx(step)(*_arguments(pack, rows, clipping))
+    return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_arguments(pack, rows, clipping))
 
 
 @contextlib.contextmanager

@@ -135,14 +135,17 @@ class Pack(nn.Module):
     def traced_on(self, values: Tensor, sums: Tensor) -> Iterator[None]:
         """Let steps read `values` and add to `sums`, both (R, P), and ask no number, as long as the context lasts."""
         self.session.tracing = True
+        # kept, not made anew afterwards: whoever writes operations down would make them of its own tensors
+        anchor, kept = self.session.anchor, [(layer.values, layer.sums) for layer in self.layers]
         self._attach(values, sums)
         try:
             yield
         finally:
             self.session.tracing = False
-            for layer in self.layers:
+            self.session.anchor = anchor
+            for layer, views in zip(self.layers, kept, strict=True):
                 layer.forget()
-            self._attach(self.values, self.sums)
+                layer.bind(*views)
 
     def work_in(self, dtype: torch.dtype | None, rounded_products: bool = False) -> None:
         """Compute recorded passes in `dtype` (None: as the parameters), or with rounded products (`precision.py`)."""

@@ -169,11 +169,15 @@ class Repeated(nn.Module):
 def test_what_is_added_keeps_the_bound_where_terms_cancel(build: Build, shape: tuple[int, ...]) -> None:
     """A compiler may compute a recorded input twice, for the norm and for the sum."""
     pack, compiled = Pack(build, [0], Place(CPU)), Compiled()
+
+    def total(y: Tensor, labels: Tensor) -> Tensor:
+        return y.flatten(2).sum(dim=2)
+
     for seed in range(20):
         half = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         rows = (torch.cat([half, half * (1 + 1e-7)])[None, None], torch.zeros(1, 1), None)
         pack.sums.zero_()
-        compiled(pack, rows, lambda y, _: y.flatten(2).sum(dim=2), Clipping(torch.ones(1, 1)))
+        compiled(pack, rows, total, Clipping(torch.ones(1, 1)))
         assert float(pack.sums.double().norm()) <= 1 + 1e-4
 
 
@@ -207,14 +211,81 @@ class Asks(nn.Module):
         return x if float(x.abs().max()) > 1e-9 else 2 * x
 
 
-def test_what_cannot_be_compiled_is_refused_and_nothing_is_added() -> None:
-    build, shape = (lambda: nn.Sequential(nn.Linear(4, 3), Asks())), (4,)
+class Lists(nn.Module):
+    """Scales each example by its largest number, by way of Python: nothing that an operation could be seen in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([row * max(values) for row, values in zip(x, x.tolist(), strict=True)])
+
+
+class Counts(nn.Module):
+    """Scales each example by how many of its numbers are positive."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([row * len(torch.nonzero(row > 0)) for row in x])
+
+
+class Arrays(nn.Module):
+    """Scales each example by its largest number, by way of NumPy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.from_numpy(x.detach().numpy().max(axis=1, keepdims=True).copy())
+
+
+@pytest.mark.parametrize("asks", [Asks, Lists, Counts, Arrays])
+def test_what_cannot_be_compiled_is_refused_and_nothing_is_added(asks: type[nn.Module]) -> None:
+    """Were it not, numbers of the first batch would decide how later ones are treated, and no bound would hold."""
+    build, shape = (lambda: nn.Sequential(nn.Linear(4, 3), asks())), (4,)
     pack = pack_of(build)
     with pytest.raises(ModelError, match=r"set runtime\.compile to false"):
         Compiled("eager")(pack, batch_of(shape, 2, 0), cross_entropy, None)
     assert not pack.sums.any()
     add_clipped_sums(pack, batch_of(shape, 2, 0), cross_entropy, None, Diagnostics(2, CPU))
     assert bool(pack.sums.any())
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_one_program_serves_pieces_of_batches_of_any_width(trials: int) -> None:
+    """The first 4 columns of masks drawn ahead: as wide as the largest batch, which changes from epoch to epoch."""
+    build, shape = NETWORKS["cnn"]
+    pack, other = (Pack(build, list(range(trials)), Place(CPU, torch.float64)) for _ in range(2))
+    compiled = Compiled("eager")
+    for width in range(4, 16):
+        x, y, mask = (part[:trials] for part in batch_of(shape, width, width, masked=True) if part is not None)
+        piece = (x[:, :4], y[:, :4], mask[:, :4])
+        compiled(pack, piece, cross_entropy, None)
+        sum_clipped(other, piece, cross_entropy, None)
+    torch.testing.assert_close(pack.sums, other.sums)
+
+
+class Keeps(nn.Module):
+    """Makes what it needs for a shape when it first meets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) not in self.kept:
+            self.kept[len(x)] = torch.arange(x.shape[1], dtype=x.dtype)
+        return x + self.kept[len(x)]
+
+
+def test_what_a_model_keeps_is_there_afterwards() -> None:
+    pack = pack_of(lambda: nn.Sequential(nn.Linear(4, 3), Keeps()))
+    batch = batch_of((4,), 5, 0)
+    Compiled("eager")(pack, batch, cross_entropy, None)
+    assert bool(pack(batch[0]).isfinite().all())
+
+
+def test_bounds_of_another_kind_get_a_program_of_their_own() -> None:
+    build, shape = NETWORKS["mlp"]
+    pack, other, compiled = pack_of(build), pack_of(build), Compiled("eager")
+    for flat in (False, True):
+        clipping = Clipping(torch.tensor([[0.3, 0.05]], dtype=torch.float64), flat)
+        compiled(pack, batch_of(shape, 4, 0), cross_entropy, clipping)
+        sum_clipped(other, batch_of(shape, 4, 0), cross_entropy, clipping)
+    torch.testing.assert_close(pack.sums, other.sums)
 
 
 def test_rounded_passes_are_not_compiled() -> None:
