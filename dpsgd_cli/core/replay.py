@@ -10,6 +10,7 @@ Not here: what the sums are (`clipping.py`).
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,10 +127,26 @@ class Graphs:
         self._graphs.append(graph)
         pool = None if self._pool is None else self._pool.pool()
         # torch leaves a capture that fails on its stream. Other threads may ask for pinned memory meanwhile
-        with torch.cuda.stream(here), torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
+        with (
+            _no_collecting(),
+            torch.cuda.stream(here),
+            torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"),
+        ):
             found = function()
         self._pool = self._pool or graph
         return graph.replay, found
+
+
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Collect no garbage: a graph in it cannot be taken apart within a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Not here: whole trainings (`test_fake_gpu.py`).
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import warnings
@@ -191,6 +192,21 @@ def test_pinning_on_another_thread_spoils_no_capture(gpu: Gpu) -> None:
     with pytest.raises(RuntimeError, match="previous error"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         loss(torch.zeros(1, 1, 3, device="cuda"), torch.zeros(1, 1, device="cuda", dtype=torch.long))
     assert len(failed) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_within_a_capture(gpu: Gpu, fails: bool) -> None:
+    """A graph that an earlier pack left in it cannot be taken apart there."""
+    collects = []
+
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        collects.append((gpu.capturing is not None, gc.isenabled()))
+        return cross_entropy(outputs + 0 * torch.rand_like(outputs) if fails else outputs, labels)
+
+    Replayer(packed(gpu), loss, bounds(), Graphs()).add(rows(4), Diagnostics(2, PLACE))
+    assert collects[:3] == [(False, True), (False, True), (True, False)]
+    assert gc.isenabled()
+    assert gpu.captures == (0 if fails else 1)
 
 
 @pytest.mark.parametrize("ask", ["item", "mask", "draw"])
