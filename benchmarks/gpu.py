@@ -115,10 +115,12 @@ def _as_plain(device: torch.device, dtype: str) -> Iterator[None]:
             yield
 
 
-def private(task: Task, dtype: str = "float32", graphs: bool = True, compiles: bool = False) -> Step:
-    """What `methods/dp_sgd.py` does in a step: clipped sums of pieces that fit, noise, update."""
+def private(
+    task: Task, dtype: str = "float32", graphs: bool = True, compiles: bool = False, piece: int | None = None
+) -> Step:
+    """What `methods/dp_sgd.py` does in a step: clipped sums of pieces of so many rows, or that fit, noise, update."""
     pack = Pack(task.build, [0], Place(task.device), shares_input=True)
-    most = rows_that_fit(pack, task.x[:4])
+    most = piece or rows_that_fit(pack, task.x[:4])
     pack.work_in(precision.of_passes(dtype), dtype == "tf32")
     noise = NoiseSource([SeededStreams(0)], pack.size, task.device, torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1, device=task.device)), Diagnostics(1, task.device)
@@ -316,6 +318,11 @@ def main() -> int:
     for dtype in ("float32", "tf32", "bfloat16"):
         modes[f"plain {dtype}"] = lambda dtype=dtype: plain(wide, dtype)  # type: ignore[misc]
         modes[f"dpsgd {dtype}"] = lambda dtype=dtype: private(wide, dtype, graphs=False)  # type: ignore[misc]
+        # an eighth of the batch at a time (`runtime.micro_batch`), for the memory
+        part = len(wide.y) // 8
+        modes[f"dpsgd {dtype}, micro_batch {part}"] = lambda dtype=dtype, part=part: private(  # type: ignore[misc]
+            wide, dtype, graphs=False, piece=part
+        )
     if not settings.tiny:
         modes["dpsgd float32, compiled"] = lambda: private(wide, graphs=False, compiles=True)
     modes["plain float32, ordinary convolutions"] = lambda: plain(wide, model=wide.ordinary())
