@@ -6,9 +6,11 @@ and rows; sums, losses and squared norms. Nothing random is in a program, and no
 is drawn and added outside, and was charged before its epoch began, as for captured graphs (`replay.py`).
 
 Why clipping is as strict as before: the operations are those of `sum_clipped`, with norms as large as rounding errors
-of sums and norms that were computed in different ways demand (`layers/base.py`). A compiler may order additions anew,
-and compute a number twice, in the same precision. It might also leave out a rounding to fewer bits that one place
-relies on and not another, so rounded passes (`precision.py`) are refused.
+of sums and norms that were computed in different ways demand (`layers/base.py`). A compiler may order additions anew.
+It is told to keep each number that several places read: by itself it would compute a layer's input or gradient once for
+the norm and once for the sum, and where terms cancel (a derivative near zero) the last bit, which may differ, is all
+there is of it. It might also leave out a rounding to fewer bits that one place relies on and not another, so rounded
+passes (`precision.py`) are refused.
 
 Not here: when it pays (`engine.py`).
 """
@@ -34,6 +36,9 @@ Found = tuple[Tensor, Tensor | None]
 _Program = Callable[..., tuple[Tensor, ...]]
 
 _MOST_PROGRAMS = 8
+# The compiler keeps a number with several readers when computing it takes more reads than this; by default each reader
+# may compute it anew.
+_ONCE = {"realize_reads_threshold": 0}
 
 
 class Compiled:
@@ -71,7 +76,11 @@ class Compiled:
         try:
             with _quiet():
                 program = torch.compile(
-                    _written_down(pack, rows, loss, clipping), backend=self._backend, fullgraph=True, dynamic=False
+                    _written_down(pack, rows, loss, clipping),
+                    backend=self._backend,
+                    fullgraph=True,
+                    dynamic=False,
+                    options=_ONCE if self._backend == "inductor" else None,
                 )
                 program(*_arguments(pack, rows, clipping))
         except torch.OutOfMemoryError:

@@ -167,7 +167,7 @@ class Repeated(nn.Module):
     ids=["conv2d", "standardised", "offset"],
 )
 def test_what_is_added_keeps_the_bound_where_terms_cancel(build: Build, shape: tuple[int, ...]) -> None:
-    """A compiler may compute a recorded input twice, for the norm and for the sum."""
+    """A compiler may order additions anew, in the norm and in the sum."""
     pack, compiled = Pack(build, [0], Place(CPU)), Compiled()
 
     def total(y: Tensor, labels: Tensor) -> Tensor:
@@ -179,6 +179,36 @@ def test_what_is_added_keeps_the_bound_where_terms_cancel(build: Build, shape: t
         pack.sums.zero_()
         compiled(pack, rows, total, Clipping(torch.ones(1, 1)))
         assert float(pack.sums.double().norm()) <= 1 + 1e-4
+
+
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+
+@needs_compiler
+def test_norms_and_sums_are_of_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sine and its derivative are computed once, and read where norms are taken and where sums are.
+
+    Two kernels that compute them may differ in the last bit, by a fused multiply-add or by another library function,
+    and that bit is all there is of a derivative near zero. Left to itself the compiler computes each several times.
+    """
+    from torch._inductor.utils import run_and_get_code
+
+    def kernels() -> list[int]:
+        pack = Pack(lambda: nn.Sequential(nn.Linear(20, 33), Sine(), nn.Linear(33, 3)), [0], Place(CPU))
+        x, y, _ = batch_of((20,), 9, 0)
+        rows = (x[:1].float(), y[:1], None)
+        torch._dynamo.reset()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            _, codes = run_and_get_code(Compiled(), pack, rows, cross_entropy, Clipping(torch.ones(1, 1)))
+        # a loop is written twice, for whole vectors and for the rest
+        loops = [part for code in codes for part in code.split("for(int64_t x0=")]
+        return [sum(f"{function}(" in part for part in loops) for function in ("sin", "cos")]
+
+    assert kernels() == [1, 1]
+    monkeypatch.setattr(compiling, "_ONCE", {})
+    assert kernels()[1] > 1
 
 
 def test_an_epoch_afterwards_finds_the_pack_as_it_was() -> None:
