@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ _Program = Callable[..., tuple[Tensor, ...]]
 _MOST_PROGRAMS = 8
 # The compiler keeps a number with several readers when computing it takes more reads than this; by default each reader
 # may compute it anew.
-_ONCE = {"realize_reads_threshold": 0}
+_ONCE: dict[str, str | int | bool | Callable[..., Any]] = {"realize_reads_threshold": 0}
 
 
 class Compiled:
