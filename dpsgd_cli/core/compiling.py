@@ -72,8 +72,10 @@ class Compiled:
         # once as it is: layers choose forms by a GPU's clock, and models may make what they keep, neither of which can
         # be done with tensors that hold no numbers
         before = pack.sums.clone()
-        sum_clipped(pack, rows, loss, clipping)
-        pack.sums.copy_(before)
+        try:
+            sum_clipped(pack, rows, loss, clipping)
+        finally:
+            pack.sums.copy_(before)
         try:
             with _quiet():
                 program = torch.compile(
