@@ -26,6 +26,7 @@ import torch
 from dpsgd_cli import data, failures
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.evaluation import evaluate
+from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Place
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.tensors import Table
@@ -36,7 +37,7 @@ from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import ConvexModel, Runtime
 from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store, tensorboard
-from dpsgd_cli.trials import Member, Snapshot, Trials, make_pack, start
+from dpsgd_cli.trials import Member, Snapshot, Trials, held_out_loss, make_pack, start
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -305,19 +306,20 @@ def _synchronise(device: torch.device) -> None:
 
 
 def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
-    found = _evaluate(trials, trials.test) if wanted else {}
+    loss = held_out_loss(trials.recipe)
+    found = _evaluate(trials, trials.test, loss) if wanted else {}
     named = {f"test_{k}": v for k, v in found.items()}
     cut, rows = trials.recipe.data.validation, trials.context.validation
     if wanted and rows is not None and cut is not None and cut.public:
-        named.update({f"validation_{k}": v for k, v in _evaluate(trials, rows).items()})
+        named.update({f"validation_{k}": v for k, v in _evaluate(trials, rows, loss).items()})
     return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
 
 
-def _evaluate(trials: Trials, table: Table) -> dict[str, list[float]]:
+def _evaluate(trials: Trials, table: Table, loss: Loss) -> dict[str, list[float]]:
     """Metrics of what would be published now; not a number for a trial whose weights are not finite."""
     context, output = trials.context, trials.method.output
     diverged = ~torch.isfinite(output).all(dim=1)
-    found = evaluate(context.pack, output, table, trials.recipe.data.task, context.most_rows, context.loss)
+    found = evaluate(context.pack, output, table, trials.recipe.data.task, context.most_rows, loss)
     return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
 
@@ -331,7 +333,7 @@ class _Final:
 
 def _final(trials: Trials) -> _Final:
     """Metrics of the published weights; those on training rows are named non-private."""
-    on_train = _evaluate(trials, trials.context.table)
+    on_train = _evaluate(trials, trials.context.table, trials.context.loss)
     last = trials.history[-1].metrics if trials.history else {}
     final = {**last, **{f"nonprivate_train_{name}": values for name, values in on_train.items()}}
     if isinstance(trials.recipe.model, ConvexModel):

@@ -29,7 +29,7 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.folds import held_out
-from dpsgd_cli.core.isolation import check_examples_stay_apart, check_outputs, stand_in_rows
+from dpsgd_cli.core.isolation import check_examples_stay_apart, check_outputs, runs_on, spread_rows, stand_in_rows
 from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.memory import keep_freed_memory, rows_that_fit
 from dpsgd_cli.core.packing import Pack, Place
@@ -196,6 +196,8 @@ def start(
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
+    if recipe.model.kind == "python":
+        _check_further(loaded, train, outputs, init_seeds[:1])
     pack.work_in(precision.of_passes(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
     bound = feature_bound(recipe, loaded.base)
@@ -223,6 +225,11 @@ def _prepared(
 def loss_of_outputs(recipe: Recipe) -> Loss:
     """One example's loss as a function of the model's outputs."""
     return output_loss(recipe.model) if isinstance(recipe.model, ConvexModel) else LOSSES[recipe.data.task]
+
+
+def held_out_loss(recipe: Recipe) -> Loss:
+    """The same on rows that nobody trains on: of their targets as they are."""
+    return output_loss(recipe.model, raw=True) if isinstance(recipe.model, ConvexModel) else LOSSES[recipe.data.task]
 
 
 def _outputs(recipe: Recipe, dataset: data.Dataset) -> int:
@@ -306,6 +313,18 @@ def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> i
     check_outputs(pack, rows, outputs)
     check_examples_stay_apart(pack, rows)
     return asked or rows_that_fit(pack, rows)
+
+
+def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int]) -> None:
+    """See that a user's model keeps examples apart whose numbers are of many sizes, as far as it takes them.
+
+    On the CPU: what a model refuses there, a number beyond a table's end for one, stops a GPU for good.
+    """
+    place = Place(torch.device("cpu"), train.x.dtype if train.x.is_floating_point() else torch.float32)
+    pack = make_pack(loaded, train.input_shape, outputs, seeds, place)
+    for batch in spread_rows(train.input_shape, torch.empty(0, dtype=train.x.dtype)):
+        if runs_on(pack, batch):
+            check_examples_stay_apart(pack, batch)
 
 
 def _device(name: str, team: Team) -> torch.device:

@@ -97,3 +97,49 @@ def test_a_dry_run_states_the_budget_and_the_records_of_a_fold() -> None:
     assert "epsilon                   0.4000 at delta 1e-08 (zcdp, upper)" in ran.output
     assert "training records is public: 39074" in ran.output
     assert "32561" not in ran.output
+
+
+OWN_TARGETS = """
+name: large
+data: {path: large.csv, target: y, task: regression, bounds: {a: [0, 1]}, preprocess: [{scale: {by: bounds}}]}
+model: {kind: convex, loss: squared, target_bound: 2}
+method: {kind: dp-gd, learning_rate: 0.5}
+privacy: {clipping: {kind: flat, norm: 3}, budget: {epsilon: 5, delta: 1e-4}, schedule: {kind: uniform, initial: auto}}
+epochs: 5
+seed: 0
+"""
+
+
+def regression_recipe(folder: Path) -> Path:
+    """Targets from 10 to 50, which a bound of 2 clamps to 2."""
+    rows = [f"{i % 41 / 40},{10 + i % 41}" for i in range(205)]
+    (folder / "large.csv").write_text("\n".join(["a,y", *rows]))
+    (folder / "large.yaml").write_text(OWN_TARGETS)
+    return folder / "large.yaml"
+
+
+def test_test_metrics_are_of_targets_as_they_are_and_the_clamping_is_declared(tmp_path: Path) -> None:
+    recipe = load_recipe(str(regression_recipe(tmp_path)))
+    document, trials = finished(experiment.run(recipe, experiment.Options(tmp_path / "out")))
+    mae, loss = (float(trials[0][name]) for name in ("test_mae", "test_loss"))
+    # half the mean square is at least half the square of the mean: of clamped targets it would be below 4
+    assert mae > 10 and loss >= mae**2 / 2 * (1 - 1e-6)
+    assert float(trials[0]["nonprivate_train_loss"]) < 4
+    assert any("clamped to [-2, 2]" in said for said in document["privacy"]["declarations"])
+
+
+def test_a_dry_run_says_that_targets_are_clamped(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from dpsgd_cli.commands.train import command
+
+    ran = CliRunner().invoke(command, [str(regression_recipe(tmp_path)), "--dry-run"])
+    assert ran.exit_code == 0
+    assert "declared public           In training targets are clamped to [-2, 2]" in ran.output
+
+
+def test_an_own_file_needs_a_bound_on_its_targets(tmp_path: Path) -> None:
+    path = regression_recipe(tmp_path)
+    path.write_text(OWN_TARGETS.replace(", target_bound: 2", ""))
+    with pytest.raises(RecipeError, match=r"large.yaml:4: model.target_bound: missing; training clamps"):
+        load_recipe(str(path))

@@ -31,7 +31,23 @@ def feature_bound(recipe: schema.Recipe, base: Path) -> float | None:
 
 
 def declarations(recipe: schema.Recipe, outline: Outline) -> tuple[str, ...]:
-    """What the outline declares, with the numbers of records that folds make of it."""
+    """What the outline declares, with the numbers of records that folds make of it, and what the model declares."""
+    return (*_of_records(recipe, outline), *of_model(recipe))
+
+
+def of_model(recipe: schema.Recipe) -> tuple[str, ...]:
+    """What the model section takes to be public of the data."""
+    model = recipe.model
+    if not isinstance(model, schema.ConvexModel) or model.loss != "squared":
+        return ()
+    bound = f"{model.target_bound:g}"
+    return (
+        f"In training targets are clamped to [-{bound}, {bound}], a public bound (model.target_bound); metrics of test"
+        " records are of their targets as they are.",
+    )
+
+
+def _of_records(recipe: schema.Recipe, outline: Outline) -> tuple[str, ...]:
     if recipe.folds is None:
         return outline.declarations
     train = training_records(recipe, outline)

@@ -235,6 +235,6 @@ def _located(root: Node, section: Path, text: str) -> Problem:
     """A rule's message at its section, or at the key that it begins with, `key.path: `."""
     name, colon, rest = text.partition(": ")
     path = (*section, *name.split("."))
-    if colon and _find(root, path) is not None:
+    if colon and _find(root, path[: len(section) + 1]) is not None:
         return Problem(root.nearest(path).place, path, rest)
     return Problem(root.nearest(section).place, section, text)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpsgd_cli.data import Dataset
+from dpsgd_cli.data.facts import of_model
 from dpsgd_cli.methods import Context
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
@@ -211,7 +212,7 @@ def _diagnostics(counts: dict[str, float], private: bool) -> Row:
 
 
 def _privacy(finished: Finished, spendings: Sequence[Spending]) -> Row:
-    plan = finished.plan
+    plan, recipe = finished.plan, finished.loaded.recipe
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
         return {**dict.fromkeys(keys), "declarations": []}
@@ -230,7 +231,7 @@ def _privacy(finished: Finished, spendings: Sequence[Spending]) -> Row:
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
         "noise_source": _noise_source(finished),
-        "declarations": [*finished.dataset.declarations, *_own_code(finished.loaded)],
+        "declarations": [*finished.dataset.declarations, *of_model(recipe), *_own_code(finished.loaded)],
         "nonprivate_steps": list(finished.dataset.nonprivate),
     }
 

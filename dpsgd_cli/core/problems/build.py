@@ -30,14 +30,18 @@ def loss_of(model: schema.ConvexModel) -> MarginLoss:
     return margin_loss(model.loss, model.huber_width)
 
 
-def output_loss(model: schema.ConvexModel) -> Loss:
-    """The same loss as a function of a packed model's outputs (R, B, 1) and labels (R, B)."""
+def output_loss(model: schema.ConvexModel, raw: bool = False) -> Loss:
+    """The same loss as a function of a packed model's outputs (R, B, 1) and labels (R, B).
+
+    `raw`: of targets as they are, however large. Training clamps them, which is the bound that its price counts on;
+    what is measured on held-out rows must not, or a model of small numbers would seem good.
+    """
     loss = loss_of(model)
+    bound = math.inf if raw else model.target_bound
 
     def of_outputs(outputs: Tensor, labels: Tensor) -> Tensor:
         margin = outputs.squeeze(-1)
         if loss.residual:
-            bound = model.target_bound
             return loss.value(margin - labels.clamp(-bound, bound))
         return loss.value(margin * ((labels > 0).to(margin) * 2 - 1))
 

@@ -121,6 +121,11 @@ def _model(recipe: Recipe) -> list[str]:
         return ["method.learning_rate: theorem is for model.kind: convex; give a number"] if theorem else []
     if (model.loss == "squared") != (recipe.data.task == "regression"):
         return [f"model.loss: {model.loss} does not go with data.task: {recipe.data.task}"]
+    if model.loss == "squared" and recipe.data.path is not None and "target_bound" not in model.model_fields_set:
+        return [
+            "model.target_bound: missing; training clamps targets to [-target_bound, target_bound], so give a public"
+            " bound that those of your file keep, in their own unit"
+        ]
     return []
 
 
