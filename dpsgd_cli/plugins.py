@@ -6,7 +6,9 @@ Running a recipe that names a Python file runs that file. Not here: what the att
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -36,3 +38,28 @@ def load_attribute(path: Path, name: str) -> Any:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise RecipeError(f"{path}: has no attribute {name!r}{hint}")
     return getattr(module, name)
+
+
+def refusal_of_call(
+    function: Callable[..., Any], name: str, given: dict[str, Any], further: dict[str, Any]
+) -> str | None:
+    """Why `function`, which the user calls `name`, cannot be called with the values of `given` in order and `further`
+    as keywords; None where it can, or says nothing of what it takes.
+    """
+    if not callable(function):
+        return f"{name} is {type(function).__name__}, not a function"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*given.values(), **further)
+    except TypeError as error:
+        takes = signature.parameters
+        unknown = [key for key in further if key not in takes]
+        named = name + str(signature.replace(return_annotation=inspect.Signature.empty))
+        if not unknown or any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+            return f"{named} is called with {', '.join([*given, *further])}: {error}"
+        near = get_close_matches(unknown[0], [key for key in takes if key not in further], n=1)
+        return f"{named} does not take {' and '.join(unknown)}{f'; did you mean {near[0]}?' if near else ''}"
+    return None

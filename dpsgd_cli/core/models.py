@@ -14,7 +14,7 @@ from torch import nn
 
 from dpsgd_cli.core import vision
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.plugins import load_attribute
+from dpsgd_cli.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.recipe import schema
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
@@ -69,6 +69,10 @@ def _last_side(side: int) -> int:
 def python(model: schema.PythonModel, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
     """The user's own factory from a Python file named in the recipe."""
     factory = load_attribute(base / model.file, model.factory)
+    given = {"input_shape": shape, "outputs": outputs}
+    refusal = refusal_of_call(factory, model.factory, given, model.arguments)
+    if refusal is not None:
+        raise ModelError(f"{model.file}: {refusal}")
 
     def build() -> nn.Module:
         made = factory(shape, outputs, **model.arguments)

@@ -20,7 +20,7 @@ from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.privgene import PrivGene
 from dpsgd_cli.methods.sgd import Sgd
 from dpsgd_cli.methods.sgd_baselines import SgdAdv, SgdMa
-from dpsgd_cli.plugins import load_attribute
+from dpsgd_cli.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.recipe import schema
 
 __all__ = ["METHODS", "Context", "Method", "create"]
@@ -57,6 +57,9 @@ def create(context: Context) -> Method:
     if not isinstance(settings, schema.PythonMethod):
         return _built_in(settings)(context)
     factory = load_attribute(context.base / settings.file, settings.factory)
+    refusal = refusal_of_call(factory, settings.factory, {"context": context}, {})
+    if refusal is not None:
+        raise RecipeError(f"{settings.file}: {refusal}")
     made = factory(context)
     if not isinstance(made, Method):
         what = factory.__name__ if inspect.isclass(factory) else type(made).__name__

@@ -96,3 +96,46 @@ def test_an_own_model_that_is_no_module_is_refused(tmp_path: Path) -> None:
 def test_an_own_model_in_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no such Python file"):
         build(schema.PythonModel(kind="python", file="none.py"), (5,), 2, tmp_path)
+
+
+ASKING = """
+from torch import nn
+
+def build(input_shape, outputs, width):
+    return nn.Linear(input_shape[0], outputs)
+
+def noargs():
+    return nn.Linear(1, 1)
+
+def anything(input_shape, outputs, **sizes):
+    return nn.Linear(input_shape[0], outputs)
+
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "arguments", "message"),
+    [
+        (
+            "build",
+            {"wdth": 3},
+            r"own.py: build\(input_shape, outputs, width\) does not take wdth; did you mean width\?",
+        ),
+        ("build", {}, r"own.py: build\(.*\) is called with input_shape, outputs: missing a required argument: 'width'"),
+        ("noargs", {}, r"own.py: noargs\(\) is called with input_shape, outputs: too many positional arguments"),
+        ("number", {}, "own.py: number is int, not a function"),
+    ],
+)
+def test_a_factory_that_cannot_be_called_is_refused(
+    tmp_path: Path, factory: str, arguments: dict[str, int], message: str
+) -> None:
+    (tmp_path / "own.py").write_text(ASKING)
+    with pytest.raises(ModelError, match=message):
+        build(schema.PythonModel(kind="python", file="own.py", factory=factory, arguments=arguments), (5,), 2, tmp_path)
+
+
+def test_a_factory_may_take_any_argument(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ASKING)
+    settings = schema.PythonModel(kind="python", file="own.py", factory="anything", arguments={"wdth": 3})
+    assert sizes(build(settings, (5,), 2, tmp_path)) == [(2, 5), (2,)]
