@@ -2,7 +2,8 @@
 
 Clipping bounds what one example adds to a sum only if row b of every layer's input, output and gradient belongs to
 example b and to no other. A model can break that between its layers: by statistics of the batch, by a
-recurrence over the wrong axis, by reordering rows around a layer (sorting by length), by keeping what it saw.
+recurrence over the wrong axis, by reordering rows around a layer (sorting by length), by keeping what it saw, by an
+`if` on a number of the batch.
 
 Not here: modules that are refused by name (`packing.py`). This finds accidents. Code that behaves differently on
 other rows, or is written to hide, passes: running a recipe's Python file trusts it.
@@ -13,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.errors import ModelError
 
 _ROWS = 4
+_ASKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 
 
@@ -51,6 +56,33 @@ def stand_in_rows(input_shape: tuple[int, ...], like: Tensor) -> Tensor:
         places = torch.randperm(numbers, generator=generator)
         rows.append(places < round((row + 0.5) / _ROWS * numbers))
     return torch.stack(rows).reshape(_ROWS, *input_shape).to(like)
+
+
+def spread_rows(input_shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
+    """Batches of four rows (4, *input_shape) of fractions; none where inputs are whole numbers.
+
+    Zeros and ones alone would hide much that a batch has in common: they have one largest and one smallest number.
+    First fractions of 1, as pixels and scaled numbers are, with another range in each row; then numbers of
+    several sizes; then both signs. A model may refuse some (`runs_on`): they need not be its inputs.
+    """
+    if not like.is_floating_point():
+        return []
+    generator = torch.Generator().manual_seed(1)
+    column = (_ROWS, *[1] * len(input_shape))
+    even = torch.rand(2, _ROWS, *input_shape, generator=generator)
+    both = torch.randn(_ROWS, *input_shape, generator=generator)
+    sizes = torch.tensor([[0.2, 0.5, 0.3, 0.6], [0.2, 1.0, 3.0, 300.0], [0.1, 0.7, 3.0, 300.0]]).view(3, *column)
+    shifts = torch.tensor([[0.0, 0.1, 0.6, 0.3], [0.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 2.0, 0.0]]).view(3, *column)
+    return [(rows * size + shift).to(like) for rows, size, shift in zip([*even, both], sizes, shifts, strict=True)]
+
+
+def runs_on(pack: Pack, x: Tensor) -> bool:
+    """Whether the model takes rows `x` (B, ...) at all."""
+    try:
+        _run(pack, x)
+    except ModelError:
+        return False
+    return True
 
 
 def check_outputs(pack: Pack, x: Tensor, outputs: int) -> None:
@@ -109,7 +141,9 @@ def _run(pack: Pack, x: Tensor, own_loss: int | None = None) -> _Run:
     pack.session.begin()
     try:
         with torch.enable_grad():
-            outputs = pack(x[None])
+            rows = x[None]
+            with _Unasked(rows):
+                outputs = pack(rows)
             if own_loss is not None:
                 own = outputs[:, own_loss].flatten(1)
                 (own * torch.arange(1, own.shape[1] + 1).to(own).cos()).sum().backward()
@@ -124,16 +158,52 @@ def _run(pack: Pack, x: Tensor, own_loss: int | None = None) -> _Run:
             layer.forget()
 
 
+class _Unasked(TorchDispatchMode):
+    """Refuses to tell Python a number that was computed from `x`, as an `if` would want it.
+
+    It may be of any example of the batch, and what is done by it is done to all.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        # held, so that no other tensor gets the same id
+        self.from_x = {id(x): x}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_leaves((args, kwargs))
+        touched = any(id(x) in self.from_x for x in given)
+        if touched and func in _ASKS:
+            raise ModelError(
+                "the model asks for a number of its input (an `if`, float() or .item()): it may be of any example, and"
+                " what is done by it is done to all, so no record's influence can be bounded; use torch.where, or"
+                " operations on each example"
+            )
+        found = func(*args, **(kwargs or {}))
+        if touched:
+            self.from_x.update((id(x), x) for x in tree_leaves(found) if isinstance(x, Tensor))
+        return found
+
+
 def _require_equal(before: _Run, after: _Run, tolerance: float = 1e-4) -> None:
     """Refuse a difference beyond rounding in outputs or layer inputs."""
     pairs = [(before.outputs, after.outputs), *zip(before.inputs, after.inputs, strict=False)]
     if len(before.inputs) != len(after.inputs) or any(one.shape != other.shape for one, other in pairs):
         raise _mixes("layers are called differently from batch to batch")
     for one, other in pairs:
-        size = float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) if one.numel() else 0.0
-        if not torch.allclose(one.double(), other.double(), rtol=tolerance, atol=tolerance * size, equal_nan=True):
-            gap = float((one.double() - other.double()).abs().max())
+        gaps = (one.double() - other.double()).abs()
+        same = (one == other) | (one.isnan() & other.isnan())
+        if bool((~same & ~(gaps <= tolerance * (one.double().abs() + _sizes(one)))).any()):
+            gap = float(gaps[~same].max())
             raise _mixes(f"an example's numbers changed by {gap:.3g} with the batch around it")
+
+
+def _sizes(x: Tensor) -> Tensor:
+    """The largest number of each example of (R or 1, B, ...), which rounding is in proportion to."""
+    if not x.numel():
+        return x.double()
+    largest = x.double().nan_to_num(0.0, 0.0, 0.0).abs().reshape(*x.shape[:2], -1).amax(dim=(0, 2))
+    largest = largest.clamp_min(1e-3 * float(largest.max()))
+    return largest.view(1, -1, *[1] * (x.dim() - 2))
 
 
 def _mixes(how: str) -> ModelError:

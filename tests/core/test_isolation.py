@@ -157,6 +157,99 @@ def test_models_that_mix_examples_are_refused(model: type[nn.Module], seeds: lis
     assert not pack.session.recording and not any(layer.inputs for layer in pack.layers)
 
 
+class ByLargest(Model):
+    def before(self, x: Tensor) -> Tensor:
+        return x / (x.abs().max() + 1e-8)
+
+
+class ByLargestOfColumns(Model):
+    def before(self, x: Tensor) -> Tensor:
+        return x / x.amax(0)
+
+
+class ByRange(Model):
+    def before(self, x: Tensor) -> Tensor:
+        return (x - x.min()) / (x.max() - x.min())
+
+
+class WithoutOutliers(Model):
+    def before(self, x: Tensor) -> Tensor:
+        return x.clamp(max=x.quantile(0.9))
+
+
+class Quantised(Model):
+    def before(self, x: Tensor) -> Tensor:
+        return (x / x.abs().max() * 127).round()
+
+
+class Pixels(Model):
+    """Numbers up to 255 or fractions, as the batch looks."""
+
+    def before(self, x: Tensor) -> Tensor:
+        return torch.where(x.max() > 1.5, x / 255, x)
+
+
+class OnlyFractions(ByRange):
+    """Takes nothing outside of [0, 1]: the table has as many rows."""
+
+    def before(self, x: Tensor) -> Tensor:
+        return x / x.max() + torch.zeros(2).index_select(0, x.flatten().ceil().long())[0]
+
+
+BY_SIZE = [ByLargest, ByLargestOfColumns, ByRange, WithoutOutliers, Quantised, Pixels, OnlyFractions]
+
+
+def check_all(pack: Pack, shape: tuple[int, ...]) -> None:
+    """What a user's model is put to (`trials.py`)."""
+    isolation.check_examples_stay_apart(pack, isolation.stand_in_rows(shape, pack.values))
+    for rows in isolation.spread_rows(shape, pack.values):
+        if isolation.runs_on(pack, rows):
+            isolation.check_examples_stay_apart(pack, rows)
+
+
+@pytest.mark.parametrize("model", BY_SIZE)
+def test_models_that_look_at_sizes_across_a_batch_are_refused(model: type[nn.Module]) -> None:
+    """Zeros and ones alone do not show it: all their rows have one largest number."""
+    with pytest.raises(ModelError, match="mixes examples"):
+        check_all(Pack(model, [0, 1], PLACE), (6,))
+
+
+class Branching(Model):
+    """Decides in Python by what is in the batch; on all of these rows it decides the same."""
+
+    def before(self, x: Tensor) -> Tensor:
+        return x / 255 if x.max() > 1e6 else x
+
+
+class Comparing(Model):
+    def between(self, x: Tensor) -> Tensor:
+        return x if torch.equal(x, x.sort(0)[0]) else 2 * x
+
+
+class Constant(Model):
+    """Decides in Python by a number of its own."""
+
+    limit: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("limit", torch.tensor(2.0))
+
+    def before(self, x: Tensor) -> Tensor:
+        return x / 2 if self.limit > 1 else x
+
+
+def test_a_model_may_ask_for_its_own_numbers_but_for_none_of_its_input() -> None:
+    for model in (Branching, Comparing):
+        with pytest.raises(ModelError, match=r"asks for a number of its input.*torch\.where"):
+            check_all(Pack(model, [0], PLACE), (6,))
+    check_all(Pack(Constant, [0], PLACE), (6,))
+
+
+def test_whole_numbers_are_not_spread() -> None:
+    assert isolation.spread_rows((3,), torch.zeros(1, dtype=torch.long)) == []
+
+
 class Attention(nn.Module):
     """Mixes positions of one example only; ranks, normalises and reverses along its axes."""
 
@@ -185,7 +278,7 @@ def test_models_that_keep_examples_apart_pass(build: Any, seeds: list[int], dtyp
     pack = Pack(build, seeds, Place(torch.device("cpu"), dtype))
     rows = isolation.stand_in_rows((6,), pack.values)
     isolation.check_outputs(pack, rows, 2)
-    isolation.check_examples_stay_apart(pack, rows)
+    check_all(pack, (6,))
 
 
 def test_a_wide_deep_network_passes_in_float32() -> None:
@@ -196,7 +289,7 @@ def test_a_wide_deep_network_passes_in_float32() -> None:
         return nn.Sequential(nn.Linear(200, 300), *hidden, nn.Linear(300, 10))
 
     pack = Pack(build, [0, 1], PLACE, shares_input=True)
-    isolation.check_examples_stay_apart(pack, isolation.stand_in_rows((200,), pack.values))
+    check_all(pack, (200,))
 
 
 def test_a_model_of_tokens_passes() -> None:
@@ -210,7 +303,7 @@ def test_a_model_of_tokens_passes() -> None:
             return y
 
     pack = Pack(Tokens, [0, 1], PLACE)
-    isolation.check_examples_stay_apart(pack, isolation.stand_in_rows((5,), pack.values))
+    check_all(pack, (5,))
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3,), (60,), (3, 32, 32)])

@@ -19,7 +19,8 @@ class Runtime(Section):
     graphs: bool = Field(True, description="Run small steps from captured graphs, on a GPU.")
     compile: bool | Literal["auto"] = Field(
         "auto",
-        description="Run steps as programs that torch.compile makes (float32 and float64; needs a C++ compiler)."
+        description="Run steps as programs that torch.compile makes (float32 and float64; needs a C++ compiler, and some"
+        " seconds a layer before the first step, so it pays in long trainings)."
         " auto: on a GPU, in trainings of more than a minute a layer, if faster; never on a CPU.",
     )
     threads: Count | None = Field(None, description="CPU threads; torch's own choice when left out.")
