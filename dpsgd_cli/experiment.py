@@ -37,7 +37,7 @@ from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import ConvexModel, Runtime
 from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store, tensorboard
-from dpsgd_cli.trials import Member, Snapshot, Trials, held_out_loss, make_pack, start
+from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, make_pack, start
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -65,6 +65,14 @@ def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     """The plan (None for a method without privacy) and what is known of the data, before any value is used."""
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
         return _plan(loaded)
+
+
+def rehearse(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
+    """What `plan_recipe` gives, once the model was built and probed as for training, on rows that are no records."""
+    plan, outline = plan_recipe(loaded)
+    with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
+        check_without_data(loaded, outline)
+    return plan, outline
 
 
 def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:

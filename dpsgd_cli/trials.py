@@ -41,11 +41,11 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound
 from dpsgd_cli.data.preparation import sizes_declared
 from dpsgd_cli.errors import ModelError, RunError, UsageError
-from dpsgd_cli.methods import Context, Method, create
+from dpsgd_cli.methods import Context, Method, create, own_factory
 from dpsgd_cli.privacy.ledger import Ledger, entries_from_lines, to_lines
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
-from dpsgd_cli.recipe.schema import ConvexModel, Recipe
+from dpsgd_cli.recipe.schema import ConvexModel, PythonMethod, Recipe
 from dpsgd_cli.results import origin
 from dpsgd_cli.results.assemble import EpochRecord
 
@@ -192,7 +192,7 @@ def start(
     if plan is not None and len(train) != plan.sampling.records:
         raise RunError(f"{dataset.name} has {len(train)} training rows, but {plan.sampling.records} were planned")
     keep_freed_memory()
-    outputs = _outputs(recipe, dataset)
+    outputs = _outputs(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
@@ -232,13 +232,12 @@ def held_out_loss(recipe: Recipe) -> Loss:
     return output_loss(recipe.model, raw=True) if isinstance(recipe.model, ConvexModel) else LOSSES[recipe.data.task]
 
 
-def _outputs(recipe: Recipe, dataset: data.Dataset) -> int:
+def _outputs(recipe: Recipe, name: str, classes: int | None) -> int:
     """How many numbers the model gives for one example: a convex model tells two classes apart by one."""
-    classes = 1 if dataset.classes is None else len(dataset.classes)
     if not isinstance(recipe.model, ConvexModel):
-        return classes
-    if dataset.classes is not None and classes != 2:
-        raise ModelError(f"model.kind: convex tells two classes apart, and {dataset.name} has {classes}; use linear")
+        return classes or 1
+    if classes is not None and classes != 2:
+        raise ModelError(f"model.kind: convex tells two classes apart, and {name} has {classes}; use linear")
     return 1
 
 
@@ -305,6 +304,25 @@ def make_pack(
         raise ModelError(f"{loaded.source}: the shape of one input is not known")
     build = models.builder(loaded.recipe.model, shape, outputs, loaded.base)
     return Pack(build, seeds, place, shares_input=loaded.recipe.model.kind in models.BUILT_IN)
+
+
+def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
+    """Refuse what `start` refuses of a model or of a user's method, before any data is read.
+
+    That examples stay apart is tried out on a user's own model only; the built-in ones are known to keep them so.
+    """
+    recipe, shape = loaded.recipe, outline.input_shape
+    outputs = _outputs(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
+    place = Place(torch.device("cpu"), precision.of_parameters(recipe.runtime.dtype))
+    pack = make_pack(loaded, shape, outputs, [0], place)
+    none = torch.empty((0, *(shape or ())), dtype=place.dtype)
+    rows = stand_in_rows(tuple(none.shape[1:]), none)
+    check_outputs(pack, rows, outputs)
+    if recipe.model.kind == "python":
+        check_examples_stay_apart(pack, rows)
+        _check_further(loaded, Table(none, none, False), outputs, [0])
+    if isinstance(recipe.method, PythonMethod):
+        own_factory(recipe.method, loaded.base)
 
 
 def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:

@@ -15,7 +15,7 @@ import click
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
               help="Where the result directory goes.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), help="Trials, trained together; short for repeats=N.")
-@click.option("--dry-run", is_flag=True, help="Print the plan and its price; train nothing.")
+@click.option("--dry-run", is_flag=True, help="Build the model, print the plan and its price; train nothing.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its last checkpoint.")
 def command(
     recipe: str, overrides: tuple[str, ...], out: Path, repeats: int | None, dry_run: bool, resume: bool
@@ -48,7 +48,7 @@ def command(
     if dry_run:
         if processes.started_by_a_launcher():
             raise UsageError("--dry-run is for one process; start it without torchrun")
-        plan, outline = experiment.plan_recipe(loaded)
+        plan, outline = experiment.rehearse(loaded)
         if plan is None:
             click.echo(f"{loaded.recipe.name}: {loaded.recipe.epochs} epochs without any privacy; nothing to price")
         else:

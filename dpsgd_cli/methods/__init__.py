@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.errors import RecipeError, UsageError
@@ -23,7 +25,7 @@ from dpsgd_cli.methods.sgd_baselines import SgdAdv, SgdMa
 from dpsgd_cli.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.recipe import schema
 
-__all__ = ["METHODS", "Context", "Method", "create"]
+__all__ = ["METHODS", "Context", "Method", "create", "own_factory"]
 
 METHODS: dict[str, type[Method]] = {
     "sgd": Sgd,
@@ -56,15 +58,22 @@ def create(context: Context) -> Method:
     settings = context.recipes[0].method
     if not isinstance(settings, schema.PythonMethod):
         return _built_in(settings)(context)
-    factory = load_attribute(context.base / settings.file, settings.factory)
-    refusal = refusal_of_call(factory, settings.factory, {"context": context}, {})
-    if refusal is not None:
-        raise RecipeError(f"{settings.file}: {refusal}")
+    factory = own_factory(settings, context.base)
     made = factory(context)
     if not isinstance(made, Method):
-        what = factory.__name__ if inspect.isclass(factory) else type(made).__name__
+        what = factory.__name__ if isinstance(factory, type) else type(made).__name__
         raise RecipeError(f"{settings.file}: {settings.factory} gives {what}, not a dpsgd_cli.methods.Method")
     return made
+
+
+def own_factory(settings: schema.PythonMethod, base: Path) -> Callable[[Context], Any]:
+    """What makes a user's own method; RecipeError where it is not there, or does not take a context."""
+    factory = load_attribute(base / settings.file, settings.factory)
+    refusal = refusal_of_call(factory, settings.factory, {"context": None}, {})
+    if refusal is not None:
+        raise RecipeError(f"{settings.file}: {refusal}")
+    found: Callable[[Context], Any] = factory
+    return found
 
 
 def _built_in(settings: schema.Method) -> type[Method]:

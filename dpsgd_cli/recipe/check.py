@@ -19,6 +19,9 @@ from dpsgd_cli.recipe.expected import Schema, any_of, shown, similar, words
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.tree import Key, Node, Path, Place, Problem, dotted, grow
 
+OTHER_NAMES = {"gpu": "cuda", "bf16": "bfloat16"}
+"""What some call a value that goes by another name here."""
+
 
 def validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
     """The recipe that `tree` holds, or everything that is wrong with it."""
@@ -159,7 +162,8 @@ class _Form:
 
 
 def _likely(value: object, names: list[str]) -> str | None:
-    return similar(value, names) if isinstance(value, str) else None
+    other = OTHER_NAMES.get(value.lower()) if isinstance(value, str) else None
+    return other if other in names else similar(value, names) if isinstance(value, str) else None
 
 
 def _nearness(path: Path) -> tuple[int, Path]:

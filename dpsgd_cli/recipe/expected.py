@@ -79,7 +79,7 @@ def words(schema: Schema) -> str:
     """What `schema` allows, to follow "must be"."""
     schema = resolve(schema)
     if "anyOf" in schema:
-        return " or ".join(words(option) for option in alternatives(schema))
+        return any_of([name for option in alternatives(schema) for name in literals(option) or [words(option)]])
     if "discriminator" in schema:
         return f"a section with kind: {any_of(list(kinds(schema)))}"
     if literals(schema):
@@ -145,7 +145,8 @@ def _typed_words(schema: Schema) -> str:
     if kind in ("integer", "number"):
         return f"a {'whole ' if kind == 'integer' else ''}number{_range_words(schema)}"
     if kind == "string":
-        return f"text that matches {schema['pattern']}" if "pattern" in schema else "text"
+        form = f"text that matches {schema['pattern']}" if "pattern" in schema else "text"
+        return str(schema.get("x-form", form))
     if kind == "boolean":
         return "true or false"
     if kind == "array" and "prefixItems" in schema:

@@ -217,6 +217,45 @@ def test_every_mistake_is_one_message_with_its_exit_code(
     assert left <= {tmp_path / "out"}
 
 
+OF_MODELS = (
+    "cnn on a table", "batch normalisation", "examples mixed by hand", "too many outputs", "another input",
+    "nothing to train", "no module", "error in a model's file", "no such function", "no such Python file",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", OF_MODELS)
+def test_a_dry_run_refuses_the_models_that_training_refuses(
+    write_recipe: WriteRecipe, tmp_path: Path, mistake: str
+) -> None:
+    wrong, arguments, code, says = MISTAKES[mistake]
+    (tmp_path / "models.py").write_text(MODELS)
+    assert not callable(wrong)
+    result = run(write_recipe(**wrong), "--dry-run", *arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert says in result.stderr
+
+
+def test_a_dry_run_looks_for_the_method_of_a_user(write_recipe: WriteRecipe, tmp_path: Path) -> None:
+    own = {"method": POISSON | {"kind": "python", "file": "dying.py", "factory": "Dying"}}
+    missing = run(write_recipe(**own), "--dry-run")
+    assert missing.exit_code == 2 and "dying.py: no such Python file" in missing.stderr
+    (tmp_path / "dying.py").write_text(METHOD)
+    assert run(write_recipe(**own), "--dry-run").exit_code == 0
+    wrong = run(write_recipe(**own), "--dry-run", "method.factory=os")
+    assert wrong.exit_code == 2 and "dying.py: os is module, not a function" in wrong.stderr
+
+
+def test_a_device_of_no_such_name_is_refused_even_where_there_is_a_result(
+    write_recipe: WriteRecipe, tmp_path: Path
+) -> None:
+    recipe = write_recipe()
+    assert run(recipe, "--out", tmp_path / "out").exit_code == 0
+    for arguments in ([], ["--dry-run"]):
+        result = run(recipe, "--out", tmp_path / "out", *arguments, "runtime.device=gpu")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "must be auto, cpu, cuda or cuda:N, got 'gpu'; did you mean cuda?" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

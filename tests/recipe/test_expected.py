@@ -23,6 +23,8 @@ NUMBER: Schema = {"type": "number", "exclusiveMinimum": 0}
         ({"const": "auto", "type": "string"}, "auto"),
         ({"enum": ["a", "b", "c"]}, "a, b or c"),
         ({"anyOf": [NUMBER, {"const": "auto"}, {"type": "null"}]}, "a number above 0 or auto"),
+        ({"anyOf": [{"enum": ["a", "b"]}, {"type": "string", "pattern": "c+", "x-form": "cc"}]}, "a, b or cc"),
+        ({"type": "string", "pattern": "c+"}, "text that matches c+"),
         ({"type": "array", "items": NUMBER}, "a list, each entry a number above 0"),
         ({"type": "array", "items": {}}, "a list"),
         ({"type": "array", "prefixItems": [NUMBER, NUMBER]}, "a list of 2 values (a number above 0, a number above 0)"),

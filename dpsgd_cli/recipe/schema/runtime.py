@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,7 +10,10 @@ from dpsgd_cli.recipe.schema.base import Count, NonNegative, Section
 
 
 class Runtime(Section):
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    device: (
+        Literal["auto", "cpu", "cuda"]
+        | Annotated[str, Field(pattern=r"^cuda:[0-9]{1,4}$", json_schema_extra={"x-form": "cuda:N"})]
+    ) = Field("auto", description="auto (a GPU where there is one), cpu, cuda or cuda:N.")
     dtype: Literal["float32", "float64", "bfloat16", "tf32"] = Field(
         "float32",
         description="Of passes through a model. With bfloat16 and tf32 (a GPU's rounded products), parameters, norms,"
@@ -19,8 +22,8 @@ class Runtime(Section):
     graphs: bool = Field(True, description="Run small steps from captured graphs, on a GPU.")
     compile: bool | Literal["auto"] = Field(
         "auto",
-        description="Run steps as programs that torch.compile makes (float32 and float64; needs a C++ compiler, and some"
-        " seconds a layer before the first step, so it pays in long trainings)."
+        description="Run steps as programs that torch.compile makes (float32 and float64; needs a C++ compiler, and"
+        " some seconds a layer before the first step, so it pays in long trainings)."
         " auto: on a GPU, in trainings of more than a minute a layer, if faster; never on a CPU.",
     )
     threads: Count | None = Field(None, description="CPU threads; torch's own choice when left out.")
