@@ -34,6 +34,7 @@ from dpsgd_cli.data.facts import feature_bound, training_records
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.planning import Facts, plan_for
+from dpsgd_cli.recipe import folder
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import ConvexModel, Runtime
 from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store, tensorboard
@@ -179,8 +180,10 @@ def _write(trials: Trials, directories: Sequence[Path]) -> None:
     try:
         for (member, span), directory in zip(trials.spans(), directories, strict=True):
             model = _weights(trials, span) if member.loaded.recipe.save_model else None
+            loaded = member.loaded
             result = assemble.result(_finished(trials, member, span, final))
-            text = dump_recipe(member.loaded.recipe)
+            result.provenance.update(folder.recorded(loaded.recipe, loaded.base, directory))
+            text = dump_recipe(loaded.recipe)
             staged.append((store.stage_result(directory, result, text, model), directory))
             if trials.recipe.runtime.tensorboard:
                 times = [record.ended for record in trials.history]

@@ -13,6 +13,7 @@ from dpsgd_cli.data.dataset import Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskSource
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.folder import data_files
 from dpsgd_cli.recipe.schema import Data
 
 ARRAYS = ".npz"
@@ -54,9 +55,7 @@ def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
 
 def names(data: Data) -> list[str]:
     """The files that the recipe names, as it gives them."""
-    npy = data.path is not None and data.path.endswith(ROWS)
-    given = (data.path, data.test_path, *((data.target, data.test_target) if npy else ()))
-    return [name for name in given if name is not None]
+    return data_files(data)
 
 
 def _kind_of(path: Path) -> str:
@@ -70,7 +69,10 @@ def _kind_of(path: Path) -> str:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise DataError(f"no such file: {path.resolve()}; data.path is relative to the recipe's own folder")
+        raise DataError(
+            f"no such file: {path.resolve()}; data.path is relative to the recipe's own folder (of a"
+            " result's recipe.yaml: to the folder that it was trained from)"
+        )
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
     return path

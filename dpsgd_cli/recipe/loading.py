@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.expected import similar
+from dpsgd_cli.recipe.folder import start_of_paths
 from dpsgd_cli.recipe.overrides import apply_overrides
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.tree import CoreDumper, Place, read_tree
@@ -61,7 +62,7 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     if recipe is None or problems:
         ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))
         raise RecipeError([str(problem) for problem in ordered])
-    return LoadedRecipe(recipe, path.parent, source)
+    return LoadedRecipe(recipe, start_of_paths(path, recipe), source)
 
 
 def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.recipe.check import validate
+from dpsgd_cli.recipe.folder import start_of_paths
 from dpsgd_cli.recipe.loading import LoadedRecipe, find_recipe, read_text, recipe_hash, resolved
 from dpsgd_cli.recipe.overrides import apply_overrides, write
 from dpsgd_cli.recipe.schema import Recipe
@@ -56,7 +57,7 @@ class _Base:
     """A recipe before the axes are written into it."""
 
     source: str
-    folder: Path
+    file: Path
     tree: Node
 
 
@@ -76,7 +77,7 @@ def expand(loaded: LoadedSweep) -> list[Cell]:
             recipe = _with_own_seed(recipe)
         shown = {"recipe": base.source} if len(bases) > 1 else {}
         shown |= {key: node.plain() for key, node in settings if key in told}
-        cell = Cell(len(cells), LoadedRecipe(recipe, base.folder, base.source), shown)
+        cell = Cell(len(cells), LoadedRecipe(recipe, start_of_paths(base.file, recipe), base.source), shown)
         cells.setdefault(cell.directory, cell)
     if problems:
         raise RecipeError(in_order(problems))
@@ -115,7 +116,7 @@ def _bases(loaded: LoadedSweep) -> list[_Base]:
             continue
         problems += wrong
         if tree is not None:
-            bases.append(_Base(source, path.parent, tree))
+            bases.append(_Base(source, path, tree))
     if problems:
         raise RecipeError(in_order(problems))
     return bases

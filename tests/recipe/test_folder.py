@@ -1,0 +1,75 @@
+"""A result's recipe is trained again, wherever its relative paths start from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.folder import KEY, named_files
+from dpsgd_cli.recipe.loading import load_recipe, recipe_hash
+
+Train = Callable[..., Path]
+WriteRecipe = Callable[..., Path]
+
+MODEL = "from torch import nn\ndef build(shape, outputs):\n    return nn.Linear(shape[0], outputs)\n"
+
+
+@pytest.fixture
+def result(train: Train, write_recipe: WriteRecipe, tmp_path: Path) -> Path:
+    """The result, in `out`, of a recipe that names a file of records and one of code, both beside it."""
+    (tmp_path / "own.py").write_text(MODEL)
+    return train(write_recipe(model={"kind": "python", "file": "own.py"}, epochs=1, repeats=1))
+
+
+def test_the_recipe_of_a_result_keeps_its_hash_and_finds_its_files(result: Path, tmp_path: Path) -> None:
+    again = load_recipe(str(result / "recipe.yaml"))
+    assert recipe_hash(again.recipe) == recipe_hash(load_recipe(str(tmp_path / "tiny.yaml")).recipe)
+    assert again.base.resolve() == tmp_path.resolve()
+    assert named_files(again.recipe) == ["tiny.npz", "own.py"]
+
+
+def test_the_recipe_of_a_result_trains_again(result: Path, train: Train, tmp_path: Path) -> None:
+    other = train(result / "recipe.yaml", "seed=4", out=tmp_path / "out")
+    assert other.parent == result.parent and other != result
+    assert load_recipe(str(other / "recipe.yaml")).base.resolve() == tmp_path.resolve()
+    said: list[str] = []
+    assert train(result / "recipe.yaml", out=tmp_path / "out", say=said.append) == result
+    assert said == []
+
+
+def test_a_project_may_be_moved_with_its_results(result: Path, tmp_path: Path) -> None:
+    moved = tmp_path.parent / f"{tmp_path.name}-moved"
+    tmp_path.rename(moved)
+    assert load_recipe(str(moved / "out" / result.name / "recipe.yaml")).base.resolve() == moved.resolve()
+
+
+def test_a_result_may_be_moved_with_its_data(result: Path, train: Train, tmp_path: Path) -> None:
+    elsewhere = Path(shutil.copytree(result, tmp_path / "a" / "b" / "c"))
+    with pytest.raises(DataError, match=r"no such file: .*tiny.npz; .* \(of a result's recipe.yaml: "):
+        train(elsewhere / "recipe.yaml", "seed=4", out=tmp_path / "more")
+    for name in ("tiny.npz", "own.py"):
+        shutil.copy(tmp_path / name, elsewhere)
+    assert load_recipe(str(elsewhere / "recipe.yaml")).base == elsewhere
+    assert train(elsewhere / "recipe.yaml", "seed=4", out=tmp_path / "more").is_dir()
+
+
+@pytest.mark.parametrize("record", ["no json", "[]", "{}", json.dumps({"provenance": {KEY: 3}})])
+def test_without_a_record_paths_start_beside_the_recipe(result: Path, record: str) -> None:
+    (result / "result.json").write_text(record)
+    assert load_recipe(str(result / "recipe.yaml")).base == result
+
+
+def test_a_recipe_that_names_no_file_records_no_folder(train: Train, tmp_path: Path) -> None:
+    recipe = tmp_path / "card.yaml"
+    recipe.write_text(
+        "name: card\ndata: {name: breast-cancer}\nmodel: {kind: linear}\nepochs: 1\nseed: 0\n"
+        "method: {kind: sgd, batch_size: 50, learning_rate: 0.1}\n"
+    )
+    directory = train(recipe)
+    assert KEY not in json.loads((directory / "result.json").read_text())["provenance"]
+    assert load_recipe(str(directory / "recipe.yaml")).base == directory
