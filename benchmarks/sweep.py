@@ -117,7 +117,7 @@ def _overhead(folder: Path, cells: int) -> float:
 
 def _reading(folder: Path, count: int) -> float:
     """Seconds that `compare` takes for `count` results, which are copies of one with other seeds."""
-    from dpsgd_cli.results import comparison
+    from dpsgd_cli.results import comparison, tables
 
     source = next(path for path in (folder / "together").iterdir() if path.is_dir())
     document = json.loads((source / "result.json").read_text())
@@ -130,7 +130,7 @@ def _reading(folder: Path, count: int) -> float:
         (place / "result.json").write_text(json.dumps(document))
     begun = time.perf_counter()
     found = comparison.compare(comparison.read_entries(many), None, None)
-    comparison.write(found, folder / "compared")
+    tables.write(found, folder / "compared")
     return time.perf_counter() - begun
 
 

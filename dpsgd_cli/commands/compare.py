@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dpsgd_cli.errors import RunError, UsageError
+from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.plan import Plan
-    from dpsgd_cli.results.comparison import Entry
+    from dpsgd_cli.results.comparison import Comparison, Entry
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...]:
@@ -35,19 +37,23 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str | Non
               help="Of the matched budgets.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), help="Trials of every recipe; the recipes' largest by default.")
 @click.option("--folds", type=click.IntRange(min=2), help="Cross-validate, with the same folds for every recipe.")
-@click.option("--data-of", metavar="RECIPE", help="Use the data section of this recipe in all of them.")
+@click.option("--data-of", metavar="RECIPE", help="Use the data section of this recipe, and its folds, in all of them.")
 @click.option("--baseline", metavar="NAME", help="What the others are compared with; the first by default.")
 @click.option("--metric", help="Column to compare; test accuracy, error or loss by default.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
-              help="Folder of results, tables and pictures.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False),
+              help="Folder of results, tables and pictures. Left out: results in results/, and tables and pictures in a"
+              " folder there for this comparison.")  # fmt: skip
 @click.option("--plot", is_flag=True, help="Draw pictures, as PNG and SVG.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write one self-contained HTML page.")
-def command(sources: tuple[str, ...], out: Path, baseline: str | None, metric: str | None, plot: bool,
-            report: Path | None, **terms: Any) -> None:  # fmt: skip
-    """Compare recipes and results on equal budgets, seeds and folds.
+@click.option("--with-nonprivate", is_flag=True,
+              help="Also draw what was computed on training records without noise: not to be published.")  # fmt: skip
+def command(sources: tuple[str, ...], out: Path | None, baseline: str | None, metric: str | None,
+            **terms: Any) -> None:  # fmt: skip
+    """Compare recipes and results on equal budgets, seeds and test records.
 
     Recipes are trained where they have no result yet; result directories (also a sweep's folder) are read as they
-    are. KEY=VALUE changes every recipe.
+    are. KEY=VALUE changes every recipe. What is not on the same records, or not at an equal budget, stands in the
+    table and is not subtracted.
 
     \b
     Examples:
@@ -56,32 +62,68 @@ def command(sources: tuple[str, ...], out: Path, baseline: str | None, metric: s
       dpsgd compare mine.yaml lee2018/dp-agd --data-of mine.yaml --epsilon 0.5,1,3 --report mine.html
     """
     from dpsgd_cli.results import comparison as comparisons
-    from dpsgd_cli.sweep.folder import write_whole
+    from dpsgd_cli.results.tables import to_markdown
 
+    shown = Shown(*(terms.pop(name) for name in ("plot", "report", "with_nonprivate")))
+    shown.check(metric)
     overrides = tuple(source for source in sources if _is_override(source))
-    directories = [Path(source) for source in sources if not _is_override(source) and Path(source).is_dir()]
+    places = [Path(source) for source in sources if not _is_override(source) and Path(source).is_dir()]
+    directories = [place for place in places if not _is_comparison(place)]
     recipes = [source for source in sources if not _is_override(source) and not Path(source).is_dir()]
     if (overrides or terms["epsilons"] or terms["folds"] or terms["repeats"]) and not recipes:
         raise UsageError("budgets, folds, repeats and KEY=VALUE are for recipes; results are compared as they are")
-    entries = _run(recipes, {**terms, "overrides": overrides}, out) if recipes else []
+    results = Path("results") if out is None else out
+    entries = _run(recipes, {**terms, "overrides": overrides}, results) if recipes else []
     entries += [entry for directory in directories for entry in comparisons.read_entries(directory)]
     if not entries:
         raise UsageError("nothing to compare; give recipes or result directories")
     found = comparisons.compare(_distinct(entries), metric, baseline)
-    written = comparisons.write(found, out)
-    click.echo(comparisons.to_markdown(found), nl=False)
-    pictures: dict[str, Path] = {}
-    if plot or report is not None:
-        from dpsgd_cli.results.pictures import draw
+    shown.check(found.metric)
+    click.echo(to_markdown(found), nl=False)
+    shown.write(found, results / found.folder if out is None else out)
 
-        pictures = draw(found, out)
-    if report is not None:
-        from dpsgd_cli.results.page import page
 
-        report.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(report, page(found, pictures))
-        written.append(report)
-    click.echo(f"written: {', '.join(map(str, [*written, *pictures.values()]))}", err=True)
+@dataclass(frozen=True)
+class Shown:
+    """What is written besides the tables."""
+
+    plot: bool
+    report: Path | None
+    with_nonprivate: bool
+
+    def check(self, metric: str | None) -> None:
+        """A page is there to be shared, so what is not to be published needs a word."""
+        nonprivate = metric is not None and metric.startswith("nonprivate_")
+        if nonprivate and self.report is not None and not self.with_nonprivate:
+            raise UsageError(
+                f"{metric} is computed on training records without noise; --with-nonprivate puts it on the page,"
+                " which is then not to be published, or choose another --metric"
+            )
+
+    def write(self, found: Comparison, place: Path) -> None:
+        """Tables, pictures and the page; says where they are."""
+        from dpsgd_cli.results import tables
+        from dpsgd_cli.sweep.folder import write_whole
+
+        written = tables.write(found, place)
+        pictures: dict[str, Path] = {}
+        if self.plot or self.report is not None:
+            from dpsgd_cli.results.pictures import draw
+
+            pictures = draw(found, place, self.with_nonprivate)
+        if self.report is not None:
+            from dpsgd_cli.results.page import page
+
+            self.report.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.report, page(found, pictures))
+        names = ", ".join(file.name for file in [*written, *pictures.values()])
+        told = "" if self.report is None else f"; the page is {self.report}"
+        click.echo(f"written to {place}: {names}{told}", err=True)
+
+
+def _is_comparison(place: Path) -> bool:
+    """What an earlier comparison wrote, which `results/*` names too."""
+    return place.name.startswith("comparison-") and (place / "comparison.json").is_file()
 
 
 def _is_override(source: str) -> bool:
@@ -113,7 +155,9 @@ def _run(recipes: list[str], terms: dict[str, Any], out: Path) -> list[Entry]:
         store.prepare_place(out / "comparison.probe")
         for number, pack in enumerate(left, start=1):
             outcome = run_job(Job(pack.cells, out, retry_failed=True))
-            click.echo(f"pack {number}/{len(left)}: {outcome.trials} trials in {outcome.seconds:.1f} s", err=True)
+            click.echo(
+                f"pack {number}/{len(left)}: {count(outcome.trials, 'trial')} in {outcome.seconds:.1f} s", err=True
+            )
             if outcome.failed:
                 raise RunError("\n".join(f"{name}: {error}" for name, error in outcome.failed.items()))
     return [

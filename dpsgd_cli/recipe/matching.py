@@ -1,4 +1,4 @@
-"""Recipes made comparable: the same budget, the same seeds and folds, if wanted the same data.
+"""Recipes made comparable: the same budget, the same seeds and test records, if wanted the same data.
 
 What a recipe leaves free is solved for by its own plan, on its own sampler and adjacency. One whose noise is fixed
 gets the first noise multiplier that the budget asks for, which moves all others (all are scaled by one factor where it
@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpsgd_cli.data import own_file
+from dpsgd_cli.data.evaluated import evaluated_on
 from dpsgd_cli.errors import PrivacyError, UsageError
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.scaling import least_factor, scaled_schedule
@@ -42,10 +44,12 @@ def matched(sources: Sequence[str], terms: Terms, plan_of: PlanOf) -> list[tuple
     """Every recipe at every budget: its label, its epsilon (None: as it is) and itself.
 
     `plan_of` plans a recipe as it is; None where it has no plan.
-    Raises RecipeError for a recipe that does not stand these terms, UsageError for the same recipe twice.
+    Raises RecipeError for a recipe that does not stand these terms, UsageError for the same recipe twice or for tests
+    on different records of the same data.
     """
     data = None if terms.data_of is None else load_recipe(terms.data_of)
     first = [(source, load_recipe(source, _shared(terms, data))) for source in sources]
+    _see_equal_tests([(source, LoadedRecipe(one.recipe, (data or one).base, source)) for source, one in first])
     seeds = {loaded.recipe.seed for _, loaded in first if loaded.recipe.seed is not None}
     repeats = terms.repeats or max((loaded.recipe.repeats for _, loaded in first), default=1)
     same = [f"seed={min(seeds, default=0)}", f"repeats={repeats}"]
@@ -68,9 +72,28 @@ def matched(sources: Sequence[str], terms: Terms, plan_of: PlanOf) -> list[tuple
 
 
 def _shared(terms: Terms, data: LoadedRecipe | None) -> list[str]:
-    given = [] if data is None else [f"data={json.dumps(resolved(data.recipe)['data'])}"]
-    given += [] if terms.folds is None else [f"folds={terms.folds}"]
+    """Who gives the data also says how they are cut: folds, or one test set."""
+    folds = [] if terms.folds is None else [f"folds={terms.folds}"]
+    if data is None:
+        return [*folds, *terms.overrides]
+    given = [f"data={json.dumps(resolved(data.recipe)['data'])}", *(folds or [f"folds={data.recipe.folds or 'null'}"])]
     return [*given, *terms.overrides]
+
+
+def _see_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
+    """Refuse, before anything is trained, what would be tested on different records of the same data."""
+    known: dict[tuple[object, ...], dict[str, str]] = {}
+    for source, loaded in recipes:
+        files = {name: str((loaded.base / name).resolve()) for name in own_file.names(loaded.recipe.data)}
+        tested = evaluated_on(resolved(loaded.recipe)["data"], loaded.recipe.folds, files)
+        ways = known.setdefault(tested.source, {})
+        ways.setdefault(tested.records, source)
+        if len(ways) > 1:
+            told = " and ".join(f"{records} ({first})" for records, first in ways.items())
+            raise UsageError(
+                f"{tested.name} would be tested in different ways: {told}; give --folds K, or --data-of"
+                f" {recipes[0][0]} for all to be tested as that one is"
+            )
 
 
 def _seeded(recipe: schema.Recipe) -> list[str]:

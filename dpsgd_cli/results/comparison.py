@@ -1,24 +1,24 @@
 """Results side by side: one row an entry, differences against a baseline, never two adjacencies in one column.
 
-Not here: running what is missing (`commands/compare.py`), pictures (`pictures.py`), the page (`page.py`).
+Not here: running what is missing (`commands/compare.py`), what may be subtracted (`comparable.py`), how it is shown
+(`tables.py`, `pictures.py`, `page.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from dpsgd_cli.data.evaluated import Evaluated
 from dpsgd_cli.errors import DataError, UsageError
-from dpsgd_cli.results import store
+from dpsgd_cli.results import comparable, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together
 from dpsgd_cli.results.result import Row
 
-_FOLDS = re.compile(r"^folds: (\d+)$", re.MULTILINE)
 METRICS = ("test_accuracy", "test_mae", "test_loss")
 WORDS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "test_mae": "mean absolute test error"}
 
@@ -48,13 +48,17 @@ class Entry:
         return found
 
     @cached_property
-    def folds(self) -> int | None:
-        """K of a cross-validation: the resolved recipe's top-level key, found without parsing thousands of them."""
+    def recipe_text(self) -> str:
+        """The resolved recipe."""
         try:
-            found = _FOLDS.search((self.directory / "recipe.yaml").read_text(encoding="utf-8"))
+            return (self.directory / "recipe.yaml").read_text(encoding="utf-8")
         except OSError as error:
             raise DataError(f"{self.directory}: its recipe.yaml cannot be read: {error.strerror}") from None
-        return int(found[1]) if found else None
+
+    @cached_property
+    def evaluated(self) -> Evaluated:
+        """The records that its metrics were measured on."""
+        return comparable.evaluated_in(self.recipe_text, self.document.get("provenance", {}))
 
     def sample(self, metric: str) -> Sample | None:
         """The metric of every trial; None when a trial has none."""
@@ -62,7 +66,7 @@ class Entry:
         values = [row.get(metric) for row in trials]
         if not values or any(value is None for value in values):
             return None
-        return Sample(tuple(values), tuple(row["seed"] for row in trials), self.folds)
+        return Sample(tuple(values), tuple(row["seed"] for row in trials), comparable.folds_in(self.recipe_text))
 
 
 def read_entries(directory: Path) -> list[Entry]:
@@ -105,6 +109,20 @@ class Comparison:
         return sorted({entry.adjacency for entry in self.entries if entry.adjacency != "none"})
 
     @cached_property
+    def data(self) -> list[str]:
+        """The names of the data sets, one for each content."""
+        return [name for _, name in dict.fromkeys((e.evaluated.source, e.evaluated.name) for e in self.entries)]
+
+    @cached_property
+    def folder(self) -> str:
+        """A name of its own: the same comparison has the same."""
+        told = [f"{entry.directory.name} {entry.method} {entry.target}" for entry in self.entries]
+        digest = hashlib.sha256("\n".join([*told, self.metric, self.baseline]).encode()).hexdigest()[:8]
+        names = list(dict.fromkeys(entry.document["name"] for entry in self.entries))
+        words = "-".join([*names[:3], *(["others"] if len(names) > 3 else [])])
+        return f"comparison-{words[:80]}-{digest}"
+
+    @cached_property
     def rows(self) -> list[Row]:
         """A row an entry. Each adjacency has an epsilon column of its own."""
         judged = dict(zip(self._compared, judge_together(self._found), strict=True))
@@ -112,7 +130,9 @@ class Comparison:
 
     def _row(self, index: int, entry: Entry, against: Difference | None) -> Row:
         metric = entry.document["metrics"].get(self.metric) or dict.fromkeys(("mean", "std", "ci95", "n"))
+        found = entry.evaluated
         row: Row = {"method": entry.method, "target_epsilon": entry.target}
+        row |= {"data": found.name, "test_records": found.records}
         for adjacency in self.adjacencies:
             row[f"epsilon ({adjacency})"] = entry.epsilon if entry.adjacency == adjacency else None
         row |= {"delta": entry.privacy["delta"], "adjacency": entry.adjacency}
@@ -130,18 +150,15 @@ class Comparison:
         base = self._base_of(entry)
         if base is None:
             return "no baseline at this budget"
-        if base.adjacency != entry.adjacency and "none" not in (base.adjacency, entry.adjacency):
-            return f"not compared: {entry.adjacency} and {base.adjacency} are different guarantees"
-        return "not compared: not every trial stayed finite"
+        why = _apart(entry, base) or ["not every trial stayed finite"]
+        return f"not compared: {', '.join(why)}"
 
     @cached_property
     def _pairs(self) -> list[tuple[int, Difference]]:
         found = []
         for index, entry in enumerate(self.entries):
             base = self._base_of(entry)
-            if base is None or base is entry or entry.method == self.baseline:
-                continue
-            if base.adjacency != entry.adjacency and "none" not in (base.adjacency, entry.adjacency):
+            if base is None or entry.method == self.baseline or _apart(entry, base):
                 continue
             ours, theirs = entry.sample(self.metric), base.sample(self.metric)
             if ours is not None and theirs is not None:
@@ -156,9 +173,15 @@ class Comparison:
     def _found(self) -> list[Difference]:
         return [difference for _, difference in self._pairs]
 
+    @property
+    def differences(self) -> int:
+        """How many are judged together."""
+        return len(self._pairs)
+
     def _base_of(self, entry: Entry) -> Entry | None:
-        """The baseline's entry at the same target; a baseline without privacy, or as it is, serves every target."""
-        return self._bases.get(entry.target, self._bases.get(None))
+        """The baseline's entry at the same target; one without privacy, or as it is, serves or meets every target."""
+        only = next(iter(self._bases.values())) if entry.target is None and len(self._bases) == 1 else None
+        return self._bases.get(entry.target, self._bases.get(None, only))
 
     @cached_property
     def _bases(self) -> dict[float | None, Entry]:
@@ -179,63 +202,6 @@ def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) 
     return Comparison(entries, chosen, base)
 
 
-def to_markdown(comparison: Comparison) -> str:
-    """The table for people, with what its columns mean."""
-    rows, metric = comparison.rows, comparison.metric
-    epsilons = [f"epsilon ({adjacency})" for adjacency in comparison.adjacencies]
-    columns = ["method", *epsilons, metric, f"difference from {comparison.baseline}", "verdict"]
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for row in rows:
-        cells = [row["method"], *(_epsilon(row, name) for name in epsilons), _spread(row[metric], row["ci95"], "")]
-        cells += [_spread(row["difference"], row["difference_ci95"], "+"), row["verdict"]]
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    return "\n".join([*lines, "", *notes(comparison)]) + "\n"
-
-
-def notes(comparison: Comparison) -> list[str]:
-    """What a reader must know to judge the table."""
-    told = [
-        "Values are means over trials with 95% intervals (Student). Each epsilon is of one trial on its own: trials"
-        " that share a seed share noise, so nothing is stated of several published together."
-    ]
-    if len(comparison.adjacencies) > 1:
-        told.append(
-            f"Epsilons for {' and '.join(comparison.adjacencies)} are different guarantees and stand in columns of"
-            " their own; methods are compared only with a baseline of their own adjacency."
-        )
-    estimates = [e.method for e in comparison.entries if e.privacy.get("bound") == "estimate"]
-    if estimates:
-        told.append(f"Epsilon is an estimate, not an upper bound, for {', '.join(dict.fromkeys(estimates))}.")
-    count = len(comparison._found)
-    if count:
-        told.append(f"{count} differences are judged together at 5% (Holm).")
-    return told
-
-
-def _epsilon(row: Row, name: str) -> str:
-    value = row[name]
-    return "" if value is None else f"{'about ' if row['bound'] == 'estimate' else ''}{value:.4g}"
-
-
-def _spread(mean: float | None, half: float | None, sign: str) -> str:
-    if mean is None:
-        return ""
-    return f"{mean:{sign}.4f}" + ("" if half is None else f" +- {half:.4f}")
-
-
-def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[Path]:
-    """Write `.csv`, `.json` and `.md`; returns their paths."""
-    from dpsgd_cli.sweep.folder import write_whole
-
-    out.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {
-        "metric": comparison.metric,
-        "baseline": comparison.baseline,
-        "notes": notes(comparison),
-        "rows": comparison.rows,
-        "privacy": {str(e.directory): e.privacy for e in comparison.entries},
-    }
-    content = {"csv": store.to_csv(comparison.rows), "json": store.to_json(document), "md": to_markdown(comparison)}
-    for ending, text in content.items():
-        write_whole(out / f"{stem}.{ending}", text)
-    return [out / f"{stem}.{ending}" for ending in content]
+def _apart(entry: Entry, base: Entry) -> list[str]:
+    """Why no difference is taken between the two."""
+    return comparable.reasons((entry.evaluated, entry.privacy), (base.evaluated, base.privacy))

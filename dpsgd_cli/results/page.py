@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli import __version__
-from dpsgd_cli.results.comparison import WORDS, Comparison, Entry, notes
+from dpsgd_cli.results.comparison import WORDS, Comparison, Entry
+from dpsgd_cli.results.tables import notes, told_apart
 
 TITLES = {
     "metric-by-epsilon": "What each budget buys",
-    "objective-by-epsilon": "How well each budget fits the training records (computed without privacy: do not publish)",
+    "nonprivate_objective-by-epsilon": "How well each budget fits the training records"
+    " (computed without privacy: do not publish)",
     "metric-by-epoch": "{metric} by epoch",
     "noise-by-epoch": "Noise multiplier by epoch",
     "budget-by-epoch": "Budget spent by epoch",
@@ -81,11 +83,23 @@ def _table(comparison: Comparison) -> str:
     told = [key for key in ("delta", "bound") if len({row[key] for row in rows if row[key] is not None}) > 1]
     epsilons = [f"epsilon ({adjacency})" for adjacency in comparison.adjacencies]
     renamed = {"difference": f"difference from {comparison.baseline}", "p_holm": "p (Holm)", "n": "trials"}
-    renamed[comparison.metric] = _words(comparison)
+    renamed["test_records"] = "test records"
+    renamed[comparison.metric] = f"{_words(comparison)} (95% CI)"
     deltas = {row["delta"] for row in rows if row["delta"] is not None}
     if len(deltas) == 1:
         renamed |= {name: f"{name} at delta {min(deltas):g}" for name in epsilons}
-    columns = ["method", *epsilons, *told, comparison.metric, "n", "difference", "p_holm", "verdict"]
+    priced = [*epsilons, "accountant"] if epsilons else []
+    columns = [
+        "method",
+        *told_apart(comparison),
+        *priced,
+        *told,
+        comparison.metric,
+        "n",
+        "difference",
+        "p_holm",
+        "verdict",
+    ]
     spreads = {comparison.metric: "ci95", "difference": "difference_ci95"}
     head = "".join(
         f'<th scope="col"><button type="button">{escape(renamed.get(column, column))}</button></th>'
@@ -167,8 +181,7 @@ def _terms(said: Sequence[tuple[str, str]]) -> str:
 
 
 def _recipe(entry: Entry) -> str:
-    text = (entry.directory / "recipe.yaml").read_text(encoding="utf-8")
-    return f"<details><summary>{escape(_name(entry))}</summary><pre>{escape(text)}</pre></details>"
+    return f"<details><summary>{escape(_name(entry))}</summary><pre>{escape(entry.recipe_text)}</pre></details>"
 
 
 def _name(entry: Entry) -> str:

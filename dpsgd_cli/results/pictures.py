@@ -1,12 +1,14 @@
-"""Pictures of a comparison, as PNG and SVG: accuracy and objective against epsilon, and three things by epoch.
+"""Pictures of a comparison, as PNG and SVG: accuracy (and the objective) by budget, and three things by epoch.
 
-Colours are Okabe and Ito's (distinguishable without colour vision); markers differ too. Curves by epoch are means over
-trials with 95% intervals. Not here: what is compared (`comparison.py`).
+Colours are Okabe and Ito's (distinguishable without colour vision). Markers and dashes differ too, and later curves are
+thinner than earlier ones, so that those which coincide are all seen. Curves by epoch are means over trials with 95%
+intervals. Not here: what is compared (`comparison.py`).
 """
 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,18 @@ from dpsgd_cli.results.result import summarise
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)))
 OBJECTIVES = {"nonprivate_train_objective": "training objective", "nonprivate_train_loss": "training loss"}
 MOST_PANELS = 4
+MOST_NAMES = 60
+ONE_BUDGET = 1.01
 
 
-def draw(comparison: Comparison, out: Path) -> dict[str, Path]:
-    """Draw every picture there is data for; name -> PNG file (an SVG of the same name lies beside it)."""
+def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> dict[str, Path]:
+    """Draw every picture there is data for; name -> PNG file (an SVG of the same name lies beside it).
+
+    What was computed on training records without noise is drawn only `with_nonprivate`, or as the metric asked for.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -35,8 +43,8 @@ def draw(comparison: Comparison, out: Path) -> dict[str, Path]:
     metric = comparison.metric
     made: dict[str, Path] = {}
     for name, figure in (
-        ("metric-by-epsilon", _by_epsilon(plt, comparison, styles, metric, WORDS.get(metric, metric))),
-        ("objective-by-epsilon", _objective(plt, comparison, styles)),
+        ("metric-by-epsilon", _by_budget(plt, comparison, styles, metric, WORDS.get(metric, metric))),
+        ("nonprivate_objective-by-epsilon", _objective(plt, comparison, styles) if with_nonprivate else None),
         ("metric-by-epoch", _by_epoch(plt, comparison, styles, histories, metric)),
         ("noise-by-epoch", _by_epoch(plt, comparison, styles, histories, "noise_multiplier")),
         ("budget-by-epoch", _by_epoch(plt, comparison, styles, histories, "epsilon")),
@@ -54,51 +62,103 @@ def draw(comparison: Comparison, out: Path) -> dict[str, Path]:
 
 
 def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """Colour, marker and label of each method; the label names the adjacency where there is more than one."""
+    """How each method is drawn; the label names the adjacency and the data where there is more than one."""
     styles = {}
-    several = len(comparison.adjacencies) > 1
+    guarantees, data = len(comparison.adjacencies) > 1, len(comparison.data) > 1
     for number, entry in enumerate({entry.method: entry for entry in comparison.entries}.values()):
-        label = f"{entry.method} ({entry.adjacency})" if several and entry.adjacency != "none" else entry.method
+        label = f"{entry.method} ({entry.adjacency})" if guarantees and entry.adjacency != "none" else entry.method
         label = f"{entry.method} (no privacy)" if entry.adjacency == "none" else label
         styles[entry.method] = {
             "color": COLOURS[number % len(COLOURS)],
             "marker": MARKERS[number % len(MARKERS)],
-            "label": label,
+            "linestyle": DASHES[number % len(DASHES)],
+            "linewidth": max(2.6 - 0.4 * number, 1.2),
+            "label": f"{label} on {entry.evaluated.name}" if data else label,
         }
     return styles
 
 
-def _by_epsilon(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any]], metric: str, words: str) -> Any:
-    with_metric = [e for e in comparison.entries if (e.document["metrics"].get(metric) or {}).get("mean") is not None]
-    private = [entry for entry in with_metric if entry.epsilon is not None]
-    if not private:
+def _by_budget(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any]], metric: str, words: str) -> Any:
+    """Against epsilon; where all have the same, against the methods."""
+    entries = [e for e in comparison.entries if (e.document["metrics"].get(metric) or {}).get("mean") is not None]
+    budgets = sorted({_budget(entry) for entry in entries if entry.epsilon})
+    if not budgets:
         return None
+    same = budgets[-1] / budgets[0] < ONE_BUDGET
+    draw_it = _by_method if same else _by_epsilon
+    deltas = sorted({entry.privacy["delta"] for entry in entries if entry.privacy["delta"]})
+    at = f"at delta {', '.join(f'{delta:g}' for delta in deltas)}{_one_adjacency(comparison)}"
+    figure: Any = draw_it(plt, entries, styles, (metric, f"{words} (mean, 95% interval)", at))
+    return figure
+
+
+def _budget(entry: Entry) -> float:
+    """What it was asked to keep to, or else what it has spent."""
+    return entry.target or entry.epsilon or 0.0
+
+
+def _by_method(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, Any]], said: tuple[str, ...]) -> Any:
+    """Methods below each other: at one budget the horizontal axis has nothing to say of epsilon."""
+    metric, words, at = said
+    figure, axes = plt.subplots(figsize=(7, min(1.3 + 0.42 * len(entries), 24)), layout="constrained")
+    for place, entry in enumerate(entries):
+        found, style = entry.document["metrics"][metric], styles[entry.method]
+        axes.errorbar([found["mean"]], [place], xerr=[found["ci95"] or 0.0], capsize=3, markersize=6,
+                      color=style["color"], marker=style["marker"])  # fmt: skip
+        if entry.epsilon is None:
+            axes.axvline(found["mean"], color=style["color"], ls=":", lw=1, zorder=0)
+    if len(entries) <= MOST_NAMES:
+        axes.set_yticks(range(len(entries)), [styles[entry.method]["label"] for entry in entries])
+    else:
+        axes.set_yticks([])
+        axes.set_ylabel(f"{len(entries)} results, in the order of the table")
+    axes.set_ylim(len(entries) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    budget = next(_budget(entry) for entry in entries if entry.epsilon)
+    axes.set_xlabel(words)
+    axes.set_title(f"epsilon {budget:.4g} {at}", fontsize=10)
+    _within_accuracies(axes.get_xlim, axes.set_xlim, metric)
+    return figure
+
+
+def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, Any]], said: tuple[str, ...]) -> Any:
+    """Methods that keep to the same budgets stand side by side at each, so that intervals do not hide each other."""
+    metric, words, at = said
+    private = [entry for entry in entries if entry.epsilon]
+    budgets = sorted({_budget(entry) for entry in private})
+    logarithmic = budgets[-1] / budgets[0] > 5
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
     for number, (method, style) in enumerate(styles.items()):
-        apart = 1 + 0.012 * (number - (len(styles) - 1) / 2)  # so that intervals do not hide each other
-        points = sorted(((e.epsilon or 0.0), e.document["metrics"][metric]) for e in private if e.method == method)
+        apart = 0.012 * (number - (len(styles) - 1) / 2)
+        found = [(_aside(e, apart, None if logarithmic else budgets), e.document["metrics"][metric])
+                 for e in private if e.method == method]  # fmt: skip
+        points = sorted((x, one["mean"], one["ci95"] or 0.0) for x, one in found)
         if points:
-            spread = [found["ci95"] or 0.0 for _, found in points]
-            means = [found["mean"] for _, found in points]
-            axes.errorbar([x * apart for x, _ in points], means, spread, capsize=3, markersize=5, **style)
-        for entry in with_metric:
+            axes.errorbar(*zip(*points, strict=True), capsize=3, markersize=5, **(style | {"linewidth": 1.5}))
+        for entry in entries:
             if entry.method == method and entry.epsilon is None:
-                axes.axhline(
-                    entry.document["metrics"][metric]["mean"], color=style["color"], ls="--", label=style["label"]
-                )
-    values = sorted({entry.epsilon for entry in private if entry.epsilon})
-    if len(values) > 1 and values[-1] / values[0] > 5:
+                mean = entry.document["metrics"][metric]["mean"]
+                axes.axhline(mean, color=style["color"], ls=style["linestyle"], label=style["label"])
+    targets = sorted({entry.target for entry in private if entry.target})
+    if logarithmic:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.xaxis.set_minor_formatter(plt.NullFormatter())
-        targets = sorted({entry.target for entry in private if entry.target}) or values
+        axes.xaxis.set_minor_locator(plt.NullLocator())
+    if targets:
         axes.set_xticks(targets if len(targets) <= 10 else targets[:: len(targets) // 10])
-    deltas = sorted({entry.privacy["delta"] for entry in private if entry.privacy["delta"]})
-    axes.set_xlabel(f"epsilon at delta {', '.join(f'{delta:g}' for delta in deltas)}{_one_adjacency(comparison)}")
-    axes.set_ylabel(f"{words} (mean, 95% interval)")
-    _within_accuracies(axes, metric)
+        axes.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.set_xlabel(f"epsilon {'(budget) ' if targets else ''}{at}")
+    axes.set_ylabel(words)
+    _within_accuracies(axes.get_ylim, axes.set_ylim, metric)
     _legend(axes, styles)
     return figure
+
+
+def _aside(entry: Entry, apart: float, linear: Sequence[float] | None) -> float:
+    """Where to draw it: at what it has spent, or beside others at the budget that it was matched to."""
+    if not entry.target:
+        return entry.epsilon or 0.0
+    return entry.target * (1 + apart) if linear is None else entry.target + apart * (linear[-1] - linear[0])
 
 
 def _one_adjacency(comparison: Comparison) -> str:
@@ -116,7 +176,7 @@ def _objective(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any
     """What all have: objectives, which know their own penalties only, or losses."""
     for name, words in OBJECTIVES.items():
         if all(name in entry.document["metrics"] for entry in comparison.entries):
-            return _by_epsilon(plt, comparison, styles, name, f"{words}, not private")
+            return _by_budget(plt, comparison, styles, name, f"{words}, not private")
     return None
 
 
@@ -141,17 +201,17 @@ def _by_epoch(
     for axes, (target, entries) in zip(grid[0], panels, strict=True):
         for entry in entries:
             _curve(axes, histories[id(entry)], column, styles[entry.method])
+        _spread_markers(axes)
         axes.set_xlabel("epoch")
         axes.set_title("" if target is None else f"epsilon {target:g}", fontsize=10)
         axes.xaxis.get_major_locator().set_params(integer=True)
     if column == "noise_multiplier":
         grid[0][0].set_yscale("log")
         for axes in grid[0]:
-            axes.yaxis.set_major_formatter(plt.FuncFormatter(lambda y, _: f"{y:g}"))
-            axes.yaxis.set_minor_formatter(plt.FuncFormatter(lambda y, _: f"{y:g}" if f"{y:g}"[0] in "25" else ""))
+            _label_logarithms(plt, axes)
     names = {"noise_multiplier": "noise multiplier", "epsilon": "epsilon spent"}
     grid[0][0].set_ylabel(names.get(column, WORDS.get(column, column)))
-    _within_accuracies(grid[0][0], column)
+    _within_accuracies(grid[0][0].get_ylim, grid[0][0].set_ylim, column)
     _legend(grid[0][-1], styles)
     return figure
 
@@ -162,15 +222,39 @@ def _curve(axes: Any, history: Sequence[dict[str, str]], column: str, style: dic
     found = [summarise(by_epoch[epoch]) for epoch in epochs]
     means = [one["mean"] for one in found]
     if len(epochs) == 1 and "(no privacy)" in style["label"]:
-        axes.axhline(means[0], color=style["color"], ls="--", label=style["label"])
+        axes.axhline(means[0], color=style["color"], ls=style["linestyle"], label=style["label"])
         return
-    alone = {"marker": style["marker"], "markersize": 5} if len(epochs) == 1 else {}
-    axes.plot(epochs, means, color=style["color"], label=style["label"], **alone)
+    axes.plot(epochs, means, markersize=6, markerfacecolor="none", **style)
     spread = [one["ci95"] or 0.0 for one in found]
     if any(spread) and column != "noise_multiplier":
         low = [mean - half for mean, half in zip(means, spread, strict=True)]
         high = [mean + half for mean, half in zip(means, spread, strict=True)]
         axes.fill_between(epochs, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _spread_markers(axes: Any) -> None:
+    """About eight on each curve, those of different curves at different epochs where there are enough."""
+    curves = [line for line in axes.get_lines() if line.get_marker() not in ("None", None, "")]
+    for number, line in enumerate(curves):
+        every = max(1, -(-len(line.get_xdata()) // 8))
+        line.set_markevery((number * every // len(curves), every))
+
+
+def _label_logarithms(plt: Any, axes: Any) -> None:
+    """At least three labelled ticks: 1, 2 and 5 times powers of ten, or what is round within the few that there are."""
+    low, high = axes.get_ylim()
+    if high / low < 1.2:
+        low, high = low / 1.1, high * 1.1
+        axes.set_ylim(low, high)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [times * 10.0**power for power in powers for times in (1, 2, 5) if low <= times * 10.0**power <= high]
+    for intervals in range(4, 12):
+        if len(ticks) >= 3:
+            break
+        ticks = [tick for tick in plt.MaxNLocator(intervals).tick_values(low, high) if low <= tick <= high]
+    axes.set_yticks(ticks)
+    axes.yaxis.set_major_formatter(plt.FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_locator(plt.NullLocator())
 
 
 def _by_epoch_of_all(history: Sequence[dict[str, str]], column: str) -> dict[int, list[float]]:
@@ -189,11 +273,11 @@ def _by_epoch_of_all(history: Sequence[dict[str, str]], column: str) -> dict[int
     return found
 
 
-def _within_accuracies(axes: Any, metric: str) -> None:
+def _within_accuracies(limits: Any, set_limits: Any, metric: str) -> None:
     """Student's intervals may pass 0 and 1, which no accuracy does."""
     if metric.endswith("accuracy"):
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, 0.0), min(high, 1.0))
+        low, high = limits()
+        set_limits(max(low, 0.0), min(high, 1.0))
 
 
 def _read_history(directory: Path) -> list[dict[str, str]]:

@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 
 from dpsgd_cli.main import main
 from dpsgd_cli.results.comparison import compare, read_entries
-from dpsgd_cli.results.pictures import _by_epoch_of_all
 
 FAST = ("data.name=digits", "model={kind: linear}", "epochs=2", "repeats=3")
 PRIVATE = """\
@@ -187,7 +186,7 @@ def test_the_page_needs_nothing_else_and_shows_everything(tmp_path: Path, recipe
     outside = _Outside()
     outside.feed(text)
     assert {address.split(",")[0] for address in outside.addresses} == {"data:", "data:image/png;base64"}
-    assert outside.tags.count("img") == 5 and outside.tags.count("script") == 1
+    assert outside.tags.count("img") == 4 and outside.tags.count("script") == 1
     assert "@import" not in text and not re.search(r"url\(", text)
     for said in (
         "at most 3",
@@ -211,7 +210,7 @@ def test_a_page_escapes_what_recipes_say(tmp_path: Path, recipe: Recipe) -> None
 def test_pictures_come_as_png_and_svg(tmp_path: Path, recipe: Recipe) -> None:
     assert run(tmp_path, recipe("a"), recipe("b", rate=2), "--epsilon", "1,3", "--plot").exit_code == 0
     out = tmp_path / "out"
-    names = {"metric-by-epsilon", "objective-by-epsilon", "metric-by-epoch", "noise-by-epoch", "budget-by-epoch"}
+    names = {"metric-by-epsilon", "metric-by-epoch", "noise-by-epoch", "budget-by-epoch"}
     assert {file.stem for file in out.glob("*.png")} == names == {file.stem for file in out.glob("*.svg")}
     for name in names:
         assert (out / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -236,20 +235,6 @@ def test_the_page_says_once_what_no_budget_changes(tmp_path: Path, recipe: Recip
     assert re.search(r'data-value="0\.\d+">0\.\d{4} \u00b1 0\.\d{4}<', text)
 
 
-def test_a_trial_that_has_ended_keeps_what_it_reached() -> None:
-    """Otherwise the mean would jump to that of the few that still train, and its interval explode."""
-    history = [
-        {"trial": str(trial), "epoch": str(epoch), "test_accuracy": f"0.{epoch + 1}", "noise_multiplier": "2"}
-        for trial, length in (("0", 2), ("1", 4))
-        for epoch in range(length)
-    ]
-    history[0]["test_accuracy"] = ""
-    assert _by_epoch_of_all(history, "test_accuracy") == {
-        1: [0.1], 2: [0.2, 0.2], 3: [0.2, 0.3], 4: [0.2, 0.4]
-    }  # fmt: skip
-    assert _by_epoch_of_all(history, "noise_multiplier") == {1: [2, 2], 2: [2, 2], 3: [2], 4: [2]}
-
-
 def test_what_all_have_is_drawn_of_the_training_records(tmp_path: Path, recipe: Recipe) -> None:
     """An objective has its own recipe's penalty, so beside a network it is the loss that is compared."""
     convex = Path(recipe("c"))
@@ -261,7 +246,10 @@ def test_what_all_have_is_drawn_of_the_training_records(tmp_path: Path, recipe: 
         for overrides in ([], other):
             command = ["compare", str(convex), *overrides, "--out", str(out)]
             assert CliRunner().invoke(main, command).exit_code == 0
-        assert CliRunner().invoke(main, ["compare", str(out), "--plot", "--out", str(out)]).exit_code == 0
-        drawn.append((out / "objective-by-epsilon.svg").read_text())
+        assert (
+            CliRunner().invoke(main, ["compare", str(out), "--plot", "--with-nonprivate", "--out", str(out)]).exit_code
+            == 0
+        )
+        drawn.append((out / "nonprivate_objective-by-epsilon.svg").read_text())
     assert ["training objective, not private" in svg for svg in drawn] == [True, False]
     assert ["training loss, not private" in svg for svg in drawn] == [False, True]

@@ -1,0 +1,67 @@
+"""Which records a recipe is tested on, as far as its `data:` section, its folds and the files' hashes tell.
+
+What is measured on other records is another quantity, and is not subtracted. Not here: cutting (`splits.py`), folds
+themselves (`core/folds.py`), verdicts (`results/comparable.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from dpsgd_cli.data import catalog
+from dpsgd_cli.errors import UsageError
+from dpsgd_cli.recipe import schema
+
+OWN_FILES = ("path", "test_path", "target", "test_target")
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """`name` of the data for people; two are of the same data where `source` is equal, and of the same records of it
+    where `records`, which says in words which, is equal too."""
+
+    name: str
+    source: tuple[Any, ...]
+    records: str
+
+
+def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Evaluated:
+    """What the resolved `data` section is tested on.
+
+    `identities` says of each file that was read what tells its content from others (a SHA-256). Preprocessing,
+    features and validation records leave the test records those that they are.
+    """
+    card = data.get("name")
+    if card is not None:
+        found = sorted(content for file, content in identities.items() if file != "features")
+        return Evaluated(str(card), ("card", card, *found), _records(data, folds))
+    # a column has no hash, and stands for itself
+    own = (identities.get(str(data.get(key)), data.get(key)) for key in OWN_FILES)
+    name = PurePath(str(data.get("path"))).name
+    return Evaluated(name, ("own", data.get("task", "classification"), *own), _records(data, folds))
+
+
+def _records(data: Mapping[str, Any], folds: int | None) -> str:
+    if folds is not None:
+        return f"{folds} folds"
+    split = data.get("split")
+    cut = _usual_cut(data) if split is None else schema.Split.model_validate(split)
+    if cut is None:
+        return "its own test records"
+    size = str(cut.test) if isinstance(cut.test, int) else f"{100 * cut.test:.4g}%"
+    return f"{size} of its records (split seed {cut.seed})"
+
+
+def _usual_cut(data: Mapping[str, Any]) -> schema.Split | None:
+    """What is held out where the recipe does not say it; None where the files have test records of their own."""
+    if data.get("name") is None:
+        # an npz file may hold test records; a split that is written down then counts as another one than that
+        return None if data.get("test_path") or str(data["path"]).endswith(".npz") else schema.Split()
+    try:
+        return catalog.load_card(str(data["name"])).split
+    except UsageError:
+        # the result of a version that had such a card
+        return None

@@ -1,0 +1,105 @@
+"""A comparison as tables: Markdown for people, CSV and JSON for programs, and the notes that go with each.
+
+Not here: what is compared (`comparison.py`), pictures (`pictures.py`), the page (`page.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.results import store
+from dpsgd_cli.results.comparison import Comparison
+from dpsgd_cli.results.result import Row
+from dpsgd_cli.wording import count
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """The table for people, with what its columns mean."""
+    metric, told = comparison.metric, told_apart(comparison)
+    epsilons = [f"epsilon ({adjacency})" for adjacency in comparison.adjacencies]
+    priced = [*epsilons, "accountant"] if epsilons else []
+    names = [column.replace("_", " ") for column in told]
+    columns = ["method", *names, *priced, f"{metric} (95% CI)", "trials", f"difference from {comparison.baseline}"]
+    lines = [f"| {' | '.join([*columns, 'verdict'])} |", f"|{'---|' * (len(columns) + 1)}"]
+    for row in comparison.rows:
+        cells = [row["method"], *(row[column] for column in told), *(_epsilon(row, name) for name in epsilons)]
+        cells += [row["accountant"] or ""] if priced else []
+        cells += [_spread(row[metric], row["ci95"], ""), "" if row["n"] is None else str(row["n"])]
+        cells += [_spread(row["difference"], row["difference_ci95"], "+"), row["verdict"]]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join([*lines, "", *notes(comparison)]) + "\n"
+
+
+def told_apart(comparison: Comparison) -> list[str]:
+    """The columns that say what was tested on, where it is not the same for all."""
+    rows = comparison.rows
+    return [
+        column
+        for column, several in (
+            ("data", len(comparison.data) > 1),
+            ("test_records", len({row["test_records"] for row in rows}) > 1),
+        )
+        if several
+    ]
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know to judge the table."""
+    told = [
+        "Values are means over trials with 95% intervals (Student). Each epsilon is of one trial on its own: trials"
+        " that share a seed share noise, so nothing is stated of several published together."
+    ]
+    if any(row["verdict"].startswith("not compared: different") for row in comparison.rows):
+        told.append(
+            "A difference is taken only between results on the same records of the same data, and at equal budgets;"
+            " a verdict says which of these does not hold."
+        )
+    if len(comparison.adjacencies) > 1:
+        told.append(
+            f"Epsilons for {' and '.join(comparison.adjacencies)} are different guarantees and stand in columns of"
+            " their own; methods are compared only with a baseline of their own adjacency."
+        )
+    accountants = list(dict.fromkeys(row["accountant"] for row in comparison.rows if row["accountant"]))
+    if len(accountants) > 1:
+        told.append(
+            f"Epsilons are stated by different accountants ({', '.join(accountants)}): for the same noise a looser one"
+            " states a larger epsilon, so equal epsilons are not equal noise."
+        )
+    estimates = [e.method for e in comparison.entries if e.privacy.get("bound") == "estimate"]
+    if estimates:
+        told.append(f"Epsilon is an estimate, not an upper bound, for {', '.join(dict.fromkeys(estimates))}.")
+    if comparison.differences == 1:
+        told.append("The difference is judged at 5%.")
+    elif comparison.differences:
+        told.append(f"{count(comparison.differences, 'difference')} are judged together at 5% (Holm).")
+    return told
+
+
+def _epsilon(row: Row, name: str) -> str:
+    value = row[name]
+    return "" if value is None else f"{'about ' if row['bound'] == 'estimate' else ''}{value:.4g}"
+
+
+def _spread(mean: float | None, half: float | None, sign: str) -> str:
+    if mean is None:
+        return ""
+    return f"{mean:{sign}.4f}" + ("" if half is None else f" +- {half:.4f}")
+
+
+def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[Path]:
+    """Write `.csv`, `.json` and `.md`; returns their paths."""
+    from dpsgd_cli.sweep.folder import write_whole
+
+    out.mkdir(parents=True, exist_ok=True)
+    document: dict[str, Any] = {
+        "metric": comparison.metric,
+        "baseline": comparison.baseline,
+        "notes": notes(comparison),
+        "rows": comparison.rows,
+        "privacy": {str(e.directory): e.privacy for e in comparison.entries},
+    }
+    content = {"csv": store.to_csv(comparison.rows), "json": store.to_json(document), "md": to_markdown(comparison)}
+    for ending, text in content.items():
+        write_whole(out / f"{stem}.{ending}", text)
+    return [out / f"{stem}.{ending}" for ending in content]
