@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 
 from dpsgd_cli.errors import InfeasibleBudget
-from dpsgd_cli.privacy.accountants import Guarantee
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.privacy.ledger import Filter, RhoFilter
+from dpsgd_cli.privacy.mechanism import Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe import schema
 
@@ -22,19 +22,27 @@ _BELOW = 1 - 1e-8
 
 @dataclass(frozen=True)
 class AdaptivePlan(Plan):
-    """A plan whose releases are not known beforehand: `rho` is all that a trial may spend, preprocessing included."""
+    """A plan whose releases are not known beforehand: `rho_total` is all that a trial may spend.
+
+    Private preprocessing is part of that where the budget covers it. Guarantee: what a trial releases is, together,
+    rho_total-zCDP, whatever it chose (Feldman and Zrnic 2021, Theorem 4.3). `chooses` is False for a method that only
+    cuts the budget into parts of a known number and size: then its ledger is the bound.
+    """
 
     rho_total: float = 0.0
+    chooses: bool = True
 
-    def rho(self) -> float:
-        """All that may be spent."""
-        return self.rho_total if self.covers_before else self.rho_total + _rho_before(self)
+    @property
+    def cap(self) -> ZeroConcentrated | None:
+        return self._whole if self.chooses else None
 
-    def guarantee(self) -> Guarantee:
-        """The guarantee of a run that spends everything."""
-        convert = bun_steinke_epsilon if self.accountant == "zcdp" else tight_zcdp_epsilon
-        epsilon = convert(self.rho(), self.delta)
-        return Guarantee(self.accountant, epsilon, self.delta, self.sampling.adjacency, "upper", "the whole budget")
+    @property
+    def bounding(self) -> list[Release]:
+        return [*(() if self.covers_before else self.before), Release(self._whole)]
+
+    @property
+    def _whole(self) -> ZeroConcentrated:
+        return ZeroConcentrated(self.rho_total, self.sampling.adjacency)
 
     def _filter(self) -> Filter:
         return RhoFilter(self.rho_total)

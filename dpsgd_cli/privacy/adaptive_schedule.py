@@ -3,9 +3,9 @@
 What it looks at is either public, and then the noise multiplier of an epoch is a function of earlier releases and
 public records, or a noisy count of right predictions on private validation records, which is a release of its own.
 
-Guarantee: noise multipliers are chosen while training runs, so only a filter may end it: `RhoFilter` (a budget in rho)
-or `GaussianFilter` (epsilon by the exact accountant), both sound for releases chosen after seeing earlier ones
-(`ledger.py`). Sampled batches have neither, and are refused.
+Guarantee: noise multipliers are chosen while training runs, so only a filter may end it: `GaussianRhoFilter` (a budget
+in rho) or `GaussianFilter` (epsilon by the exact accountant), both sound for releases chosen after seeing earlier ones
+(`ledger.py`). What is stated is that budget, not what a run spent of it. Sampled batches are refused.
 A look releases the number of right predictions on the validation records plus Gaussian noise of standard deviation
 z: one record changes that number by at most 1 under every adjacency (added, removed, replaced or set to null), so
 it is a Gaussian mechanism of noise multiplier z. Training and validation records are disjoint, and yet both are
@@ -19,10 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dpsgd_cli.privacy import accountants, budget
-from dpsgd_cli.privacy.accountants import Guarantee
-from dpsgd_cli.privacy.ledger import Filter
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe import schema
 
@@ -68,6 +65,7 @@ class PacedPlan(Plan):
     release: Callable[[float], Release] | None = None
     look: Release | None = None
     most: int = 0
+    chooses: bool = True
 
     @property
     def most_epochs(self) -> int:
@@ -83,19 +81,3 @@ class PacedPlan(Plan):
         assert self.release is not None
         looks = (self.look,) if self.look is not None and pace.looks_after(epoch) else ()
         return (self.release(pace.multiplier), *looks)
-
-    def guarantee(self) -> Guarantee:
-        """What the filter never lets pass, as one Gaussian, and preprocessing that the budget does not cover."""
-        return accountants.get(self.accountant).guarantee(self._worst(), self.delta)
-
-    def rho(self) -> float | None:
-        return budget.rho_of(self._worst())
-
-    def _worst(self) -> list[Release]:
-        assert self.budget is not None
-        most = budget.mu_squared_left(self.budget, ())
-        whole = GaussianSum(most**-0.5, self.sampling.adjacency, label="budget")
-        return [*(() if self.covers_before else self.before), Release(whole)]
-
-    def _filter(self) -> Filter:
-        return budget.enforce(self.budget, accountants.get(self.accountant), ())

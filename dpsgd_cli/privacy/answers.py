@@ -60,16 +60,10 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
             epsilon, delta = at_epsilon, max(accountant.delta(releases, at_epsilon) for releases in trials)
         rhos = [rho_of(releases) for releases in trials]
     except UnsupportedMechanism as refusal:
-        ceiling = None if at_epsilon is not None else case.ceiling(accountant)
-        if ceiling is None:
-            return _refused(case, accountant, adjacency, refusal)
-        note = "at most: it chooses its releases while it runs, within its budget"
-        stated = getattr(case, "adjacency", None)
-        return Row(
-            accountant.name, ceiling, case.delta, stated, case.batching, accountant.bound, note, case.label
-        )  # fmt: skip
+        return _refused(case, accountant, adjacency, refusal)
     rho = None if None in rhos else max(value for value in rhos if value is not None)
-    note = accountant.note if epsilon < math.inf else "no finite epsilon"
+    note = "its budget, whatever it spends of that" if case.spends_a_budget() else accountant.note
+    note = note if epsilon < math.inf else "no finite epsilon"
     return Row(
         accountant.name, epsilon, delta, adjacency, case.batching, accountant.bound, note, case.label, rho
     )  # fmt: skip

@@ -12,8 +12,15 @@ from functools import cache
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.exact_sum import exceeds
-from dpsgd_cli.privacy.ledger import Filter, GaussianFilter, PlannedFilter, RhoFilter, mu_squared_of
-from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.privacy.ledger import (
+    Filter,
+    GaussianFilter,
+    GaussianRhoFilter,
+    PlannedFilter,
+    RhoFilter,
+    mu_squared_of,
+)
+from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum, Release
 from dpsgd_cli.recipe import schema
 
 Budget = schema.RhoBudget | schema.EpsilonBudget | None
@@ -69,6 +76,29 @@ def enforce(budget: Budget, accountant: Accountant, planned: Sequence[Release]) 
     if budget is not None and accountant.name == "gaussian":
         return GaussianFilter(_most_mu_squared(budget))
     return PlannedFilter(tuple(planned))
+
+
+def enforce_on_choices(budget: schema.RhoBudget | schema.EpsilonBudget) -> Filter:
+    """The filter of a budget that `one_gaussian` states: all that it admits is mu-Gaussian-DP together."""
+    if isinstance(budget, schema.RhoBudget):
+        return GaussianRhoFilter(budget.rho)
+    return GaussianFilter(_most_mu_squared(budget))
+
+
+def one_gaussian(budget: Budget, accountant: str, adjacency: Adjacency) -> GaussianSum | None:
+    """The whole budget as one Gaussian mechanism; None where no filter of mu^2 polices it.
+
+    Guarantee: releases that `enforce_on_choices` admits are, together, mu-Gaussian-DP, whatever was chosen on the
+    way (Smith and Thakurta 2022): neighbours are at least as hard to tell apart as on this one mechanism. So every
+    accountant's bound on it is a bound on them.
+    """
+    if not isinstance(budget, schema.RhoBudget) and (budget is None or accountant != "gaussian"):
+        return None
+    most = mu_squared_left(budget, ())
+    multiplier = most**-0.5
+    while 1 / multiplier**2 > most:
+        multiplier = math.nextafter(multiplier, math.inf)
+    return GaussianSum(multiplier, adjacency, label="budget")
 
 
 def mu_squared_left(budget: schema.RhoBudget | schema.EpsilonBudget, spent: Sequence[Release]) -> float:

@@ -18,7 +18,6 @@ from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
 
 if TYPE_CHECKING:
-    from dpsgd_cli.privacy.accountants import Accountant
     from dpsgd_cli.privacy.solving import Target
 
 DEFAULT_ADJACENCY: dict[str, Adjacency] = {
@@ -42,7 +41,7 @@ class Case(ABC):
 
     @abstractmethod
     def trials(self) -> list[list[Release]]:
-        """The releases of each trial that was made; the statement holds for the dearest."""
+        """What bounds each trial that was made: its releases, or its budget; the statement holds for the dearest."""
 
     @abstractmethod
     def by_epoch(self) -> list[list[Release]]:
@@ -78,9 +77,9 @@ class Case(ABC):
 
         return Target()
 
-    def ceiling(self, accountant: Accountant) -> float | None:
-        """What a trial that chooses its releases while it runs may cost at most, where its budget says so."""
-        return None
+    def spends_a_budget(self) -> bool:
+        """Whether releases are chosen as a trial goes, so that only the budget which its filter polices is priced."""
+        return False
 
     def remarks(self) -> list[str]:
         """What a reader should know besides the rows."""
@@ -123,6 +122,12 @@ class Together(Case):
 
     def budget(self) -> Target:
         return self.case.budget()
+
+    def spends_a_budget(self) -> bool:
+        return self.case.spends_a_budget()
+
+    def remarks(self) -> list[str]:
+        return self.case.remarks()
 
     def with_value(self, parameter: str, value: float) -> Case:
         return Together(self.case.with_value(parameter, value), self.count)
@@ -225,6 +230,9 @@ class FlagCase(Case):
         if name == "delta":
             return dataclasses.replace(self, delta=float(value))
         raise UsageError(f"{parameter} is no parameter of constant noise; give a recipe with a schedule")
+
+
+CHOSEN = "it chooses what to release from what it released, so its budget is the bound; what it spends of that is none"
 
 
 def releases_of(epochs: Sequence[Sequence[Release]]) -> list[Release]:

@@ -8,8 +8,15 @@ the release that it records. Three filters exist, each with its theorem:
 - `GaussianFilter`: stops at an exact (epsilon, delta). Every release is mu-Gaussian-DP for a mu of its own; the sum
   of mu^2 is capped at the one whose Gaussian trade-off meets the budget; fully adaptive (Smith and Thakurta 2022,
   "Fully adaptive composition for Gaussian differential privacy").
+  `GaussianRhoFilter` is the same for a budget in rho, mu^2 = 2 rho.
 - `PlannedFilter`: allows exactly the releases that were priced beforehand, in order. Needed for accountants
   without a fully adaptive filter (pld, rdp with a free order); sound because nothing is adaptive.
+
+What a filter proves is its budget, fixed in advance, and nothing less: where amounts, or the end, were chosen from what
+had been released, the sum of what was spent is itself a random output. It is no bound on the privacy of the method that
+led to it (that would take a valid odometer, which costs more than the sum: Rogers et al. 2016; Whitehouse et al. 2023).
+So each entry of such a trial says what the filter that admitted it never lets pass (`within`), and `bounding` prices
+that instead. Where everything was fixed beforehand, the releases are the bound.
 
 A filter keeps a running total (`ExactSum`), so that a release costs the same whether it is the first or the
 ten-thousandth, and the total is rounded once, not once a release.
@@ -29,18 +36,43 @@ from typing import Any, Literal, get_args
 
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError
 from dpsgd_cli.privacy.exact_sum import ExactSum
-from dpsgd_cli.privacy.mechanism import Release, from_record, merge, to_record
+from dpsgd_cli.privacy.mechanism import (
+    GaussianSum,
+    Mechanism,
+    Release,
+    from_record,
+    mechanism_record,
+    merge,
+    to_record,
+)
 
 Phase = Literal["before", "train"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a ledger: a release, and when it happened."""
+    """One line of a ledger: a release, and when it happened.
+
+    `within`: all entries that say the same are, together, at most this mechanism, whatever was chosen on the way; None
+    for a release that was fixed beforehand.
+    """
 
     release: Release
     phase: Phase = "train"
     epoch: int | None = None
+    within: Mechanism | None = None
+
+
+def bounding(entries: Iterable[Entry]) -> list[Release]:
+    """Releases whose price bounds that of the trial which made `entries`, equal mechanisms merged.
+
+    Guarantee: a release that was fixed beforehand stands for itself; releases that were chosen as the trial went are
+    bounded by the budget of the filter that admitted them (Feldman and Zrnic 2021, Theorem 4.3, in zCDP; Smith and
+    Thakurta 2022 in Gaussian DP), whatever was spent of it.
+    """
+    entries = list(entries)
+    caps = dict.fromkeys(entry.within for entry in entries if entry.within is not None)
+    return merge([*(e.release for e in entries if e.within is None), *map(Release, caps)])
 
 
 class Filter(ABC):
@@ -58,14 +90,26 @@ class RhoFilter(Filter):
         self.rho = rho
         self._spent = ExactSum()
 
-    def admit(self, release: Release) -> None:
+    def cost(self, release: Release) -> float:
+        """The zCDP of a release."""
         from dpsgd_cli.privacy.accountants.zcdp import total_rho
 
-        cost = total_rho([release])
+        return total_rho([release])
+
+    def admit(self, release: Release) -> None:
+        cost = self.cost(release)
         if self._spent.passes(self.rho, cost):
             total = self._spent.total(cost)
             raise BudgetExceeded(f"this release would bring rho to {total:.6g}, over the budget {self.rho:.6g}")
         self._spent.add(cost)
+
+
+class GaussianRhoFilter(RhoFilter):
+    """A `RhoFilter` whose whole is sqrt(2 rho)-Gaussian-DP: what is no Gaussian counts mu^2 / 2 of its mu."""
+
+    def cost(self, release: Release) -> float:
+        gaussian = isinstance(release.mechanism, GaussianSum)
+        return super().cost(release) if gaussian else mu_squared_of(release) / 2
 
 
 class GaussianFilter(Filter):
@@ -98,6 +142,11 @@ class PlannedFilter(Filter):
         self.planned = planned
         self._done = 0
 
+    @property
+    def left(self) -> Sequence[Release]:
+        """What was planned and is not made yet."""
+        return self.planned[self._done :]
+
     def admit(self, release: Release) -> None:
         if self._done >= len(self.planned):
             raise BudgetExceeded(f"all {self._done} releases that the plan priced were made; there is none left")
@@ -108,11 +157,15 @@ class PlannedFilter(Filter):
 
 @dataclass
 class Ledger:
-    """What one trial released, in order. `covers_before`: whether the filter counts private preprocessing."""
+    """What one trial released, in order. `covers_before`: whether the filter counts private preprocessing.
+
+    `cap` is what the filter never lets pass, where what it admits is chosen from what was released; else None.
+    """
 
     filter: Filter | None = None
     covers_before: bool = True
     entries: list[Entry] = field(default_factory=list)
+    cap: Mechanism | None = None
 
     def spend(self, release: Release, epoch: int | None = None, phase: Phase = "train") -> None:
         """Record `release`, which the caller makes next.
@@ -123,9 +176,17 @@ class Ledger:
         stated = self.entries[0].release.mechanism.adjacency if self.entries else release.mechanism.adjacency
         if release.mechanism.adjacency != stated:
             raise PrivacyError(f"a release stated for {release.mechanism.adjacency} cannot follow one for {stated}")
-        if self.filter is not None and (phase == "train" or self.covers_before):
+        counted = phase == "train" or self.covers_before
+        if self.filter is not None and counted:
             self.filter.admit(release)
-        self.entries.append(Entry(release, phase, epoch))
+        self.entries.append(Entry(release, phase, epoch, self.cap if counted else None))
+
+    def close(self) -> None:
+        """Charge what a plan priced and the method did not make: that it stopped may have been chosen from outputs."""
+        if isinstance(self.filter, PlannedFilter):
+            last = max((entry.epoch or 0 for entry in self.entries), default=0)
+            for release in self.filter.left:
+                self.spend(release, last)
 
     def admits(self, releases: Sequence[Release]) -> bool:
         """Whether `spend` would accept all of `releases`, one after the other. Counts nothing."""
@@ -143,13 +204,24 @@ class Ledger:
         """Everything released, equal mechanisms merged."""
         return merge([entry.release for entry in self.entries])
 
+    @property
+    def bounding(self) -> list[Release]:
+        """What to price for a statement about the trial: see `bounding`."""
+        return bounding(self.entries)
+
 
 def to_lines(entries: Iterable[Entry], trial: int, seed: int | None) -> list[str]:
     """The entries of one trial's ledger as JSON lines."""
     return [
-        json.dumps({"trial": trial, "seed": seed, "phase": e.phase, "epoch": e.epoch, **to_record(e.release)})
+        json.dumps(
+            {"trial": trial, "seed": seed, "phase": e.phase, "epoch": e.epoch, **to_record(e.release), **_within(e)}
+        )
         for e in entries
     ]
+
+
+def _within(entry: Entry) -> dict[str, Any]:
+    return {} if entry.within is None else {"within": mechanism_record(entry.within)}
 
 
 def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[Entry]]:
@@ -176,11 +248,20 @@ def _entry(record: dict[str, Any]) -> Entry:
         raise PrivacyError(f"phase is {phase!r}, but must be one of {', '.join(get_args(Phase))}")
     if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
         raise PrivacyError(f"epoch is {epoch!r}, but must be a whole number >= 0 or null")
-    return Entry(from_record(record), phase, epoch)
+    within = record.get("within")
+    return Entry(from_record(record), phase, epoch, None if within is None else from_record(within).mechanism)
 
 
 def read_ledgers(path: Path) -> dict[int, list[Release]]:
-    """Releases of each trial of a `ledger.jsonl`, in order, equal mechanisms merged.
+    """What bounds each trial of a `ledger.jsonl` (see `bounding`).
+
+    Raises DataError for a missing, empty or damaged file.
+    """
+    return {trial: bounding(entries) for trial, entries in read_entries(path).items()}
+
+
+def read_entries(path: Path) -> dict[int, list[Entry]]:
+    """The entries of each trial of a `ledger.jsonl`, in order; for old files with the cap that lies beside.
 
     Raises DataError for a missing, empty or damaged file.
     """
@@ -191,4 +272,9 @@ def read_ledgers(path: Path) -> dict[int, list[Release]]:
     trials = entries_from_lines(text.splitlines(), str(path))
     if not trials:
         raise DataError(f"{path}: the ledger is empty")
-    return {trial: merge([e.release for e in entries]) for trial, entries in trials.items()}
+    if any(entry.within is not None for entries in trials.values() for entry in entries):
+        return trials
+
+    from dpsgd_cli.privacy.unmarked import mark
+
+    return mark(trials, path.parent)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.cases import Case
-from dpsgd_cli.privacy.ledger import Entry, entries_from_lines
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
+from dpsgd_cli.errors import DataError, UnsupportedMechanism
+from dpsgd_cli.privacy.cases import CHOSEN, Case
+from dpsgd_cli.privacy.ledger import Entry, bounding, read_entries
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 
 DEFAULT_DELTA = 1e-5
 
@@ -31,13 +31,7 @@ class LedgerCase(Case):
         """Trial by trial, in order. Raises DataError for a missing, empty or damaged ledger."""
         found: list[list[Entry]] = []
         for path in self.paths:
-            try:
-                lines = path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                raise DataError(f"{path}: cannot read the ledger: {error}") from None
-            trials = entries_from_lines(lines, str(path))
-            if not trials:
-                raise DataError(f"{path}: the ledger is empty")
+            trials = read_entries(path)
             found.extend(trials[trial] for trial in sorted(trials))
         return found
 
@@ -56,9 +50,17 @@ class LedgerCase(Case):
         return "+".join(sorted(names)) or "full"
 
     def trials(self) -> list[list[Release]]:
-        return [merge([entry.release for entry in trial]) for trial in self.entries]
+        return [bounding(trial) for trial in self.entries]
+
+    def spends_a_budget(self) -> bool:
+        return any(entry.within is not None for trial in self.entries for entry in trial)
+
+    def remarks(self) -> list[str]:
+        return [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
 
     def by_epoch(self) -> list[list[Release]]:
+        if self.spends_a_budget():
+            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {CHOSEN} (see history.csv)")
         longest = max(self.entries, key=len)
         epochs: dict[int, list[Release]] = {}
         for entry in longest:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, ZeroConcentrated
 
 Floats = NDArray[np.floating]
 Cells = NDArray[np.integer]
@@ -52,6 +52,7 @@ def discretise(mechanism: Mechanism, width: float) -> LossPair:
     if isinstance(mechanism, GaussianSum):
         rate = mechanism.sampling_rate if mechanism.batching == "poisson" else 1.0
         return _gaussian(rate, mechanism.noise_multiplier, width)
+    assert not isinstance(mechanism, ZeroConcentrated), "refused by Accountant.check"
     leak = mechanism.delta if isinstance(mechanism, ApproximateDP) else 0.0
     masses = _randomised_response(mechanism.epsilon, leak, width)
     return LossPair(masses, masses)
@@ -61,6 +62,7 @@ def loss_variance(mechanism: Mechanism) -> float:
     """Variance of the loss under P, to a few percent; it only sets the cell width."""
     if isinstance(mechanism, PureDP | ApproximateDP):
         return mechanism.epsilon**2
+    assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
     rate = mechanism.sampling_rate if mechanism.batching == "poisson" else 1.0
     mean, mean_square, _ = _loss_moments(rate, mechanism.noise_multiplier)
     return mean_square - mean**2

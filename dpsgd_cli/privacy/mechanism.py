@@ -94,8 +94,25 @@ class ApproximateDP:
         _require_one_of(Adjacency, "adjacency", self.adjacency)
 
 
-Mechanism = GaussianSum | PureDP | ApproximateDP
-KINDS: dict[str, type[Mechanism]] = {cls.kind: cls for cls in (GaussianSum, PureDP, ApproximateDP)}
+@dataclass(frozen=True)
+class ZeroConcentrated:
+    """Releases that are rho-zCDP together and of which nothing more is known: what a filter in rho lets through.
+
+    Their Renyi divergence is at most alpha rho at every order alpha (Bun and Steinke 2016, Definition 1.1).
+    """
+
+    kind: ClassVar[str] = "zcdp"
+    rho: float
+    adjacency: Adjacency
+    label: str = "budget"
+
+    def __post_init__(self) -> None:
+        _require(self.rho >= 0, "rho", self.rho, "at least 0")
+        _require_one_of(Adjacency, "adjacency", self.adjacency)
+
+
+Mechanism = GaussianSum | PureDP | ApproximateDP | ZeroConcentrated
+KINDS: dict[str, type[Mechanism]] = {cls.kind: cls for cls in (GaussianSum, PureDP, ApproximateDP, ZeroConcentrated)}
 
 
 @dataclass(frozen=True)
@@ -111,7 +128,12 @@ class Release:
 
 def to_record(release: Release) -> dict[str, Any]:
     """The JSON object of one ledger line; `from_record` inverts it exactly."""
-    return {"mechanism": release.mechanism.kind, **vars(release.mechanism), "count": release.count}
+    return {**mechanism_record(release.mechanism), "count": release.count}
+
+
+def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
+    """The JSON object of a mechanism; `from_record` reads it as used once."""
+    return {"mechanism": mechanism.kind, **vars(mechanism)}
 
 
 def from_record(record: dict[str, Any]) -> Release:

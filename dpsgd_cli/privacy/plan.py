@@ -30,7 +30,7 @@ from dpsgd_cli.privacy import accountants, budget, schedule
 from dpsgd_cli.privacy.accountants import Accountant, Guarantee
 from dpsgd_cli.privacy.budget import Budget, describe
 from dpsgd_cli.privacy.ledger import Filter, Ledger, mu_squared_of
-from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
+from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Mechanism, Release
 from dpsgd_cli.privacy.schedule_solver import solve_schedule
 from dpsgd_cli.recipe import schema
 
@@ -68,7 +68,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is decided before data is read. `epochs[t]` are the releases of epoch t."""
+    """Everything that is decided before data is read. `epochs[t]` are the releases of epoch t.
+
+    `chooses`: whether the method may choose what to release, or when to stop, from what it released before. Then only
+    what its filter never lets pass (`cap`) is known of a run, before it and after it.
+    """
 
     sampling: Sampling
     noise_multipliers: tuple[float, ...]
@@ -80,6 +84,7 @@ class Plan:
     delta: float
     budget: Budget
     covers_before: bool
+    chooses: bool = False
 
     @property
     def releases(self) -> list[Release]:
@@ -93,17 +98,33 @@ class Plan:
 
     def guarantee(self) -> Guarantee:
         """What the whole run guarantees, private preprocessing included."""
-        return accountants.get(self.accountant).guarantee(self.releases, self.delta)
+        return accountants.get(self.accountant).guarantee(self.bounding, self.delta)
 
     def rho(self) -> float | None:
         """Total zCDP; None where no accountant has one (sampled batches)."""
-        return budget.rho_of(self.releases)
+        return budget.rho_of(self.bounding)
+
+    @property
+    def cap(self) -> Mechanism | None:
+        """The budget as one mechanism, where a method that chooses is policed by it; None where releases are planned.
+
+        Without a filter of mu^2 the ledger lets only what is planned pass, in order, and charges what is left out.
+        """
+        return budget.one_gaussian(self.budget, self.accountant, self.sampling.adjacency) if self.chooses else None
+
+    @property
+    def bounding(self) -> list[Release]:
+        """Releases whose price bounds that of every run: those planned, or what the filter never lets pass."""
+        cap = self.cap
+        return self.releases if cap is None else [*(() if self.covers_before else self.before), Release(cap)]
 
     def ledger(self) -> Ledger:
         """An empty ledger that enforces this plan's budget."""
-        return Ledger(self._filter(), self.covers_before)
+        return Ledger(self._filter(), self.covers_before, cap=self.cap)
 
     def _filter(self) -> Filter:
+        if self.cap is not None and self.budget is not None:
+            return budget.enforce_on_choices(self.budget)
         counted = self.releases if self.covers_before else [r for epoch in self.epochs for r in epoch]
         return budget.enforce(self.budget, accountants.get(self.accountant), counted)
 

@@ -7,7 +7,7 @@ method's docstring says what it releases and which theorem prices it. Not here: 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, largest_rho
@@ -75,6 +75,16 @@ def _adaptive(recipe: schema.Recipe, facts: Facts) -> AdaptivePlan:
     )  # fmt: skip
 
 
+def _privgene(recipe: schema.Recipe, facts: Facts) -> Plan:
+    """Equal parts, as many as there are choices: nothing that is spent depends on a choice."""
+    return replace(_adaptive(recipe, facts), chooses=False)
+
+
+def _python(recipe: schema.Recipe, facts: Facts) -> Plan:
+    """The gradient plan, for code that may choose what to release, and when to stop, as it likes."""
+    return replace(_gradient(recipe, facts), chooses=True)
+
+
 def _dp_agd(recipe: schema.Recipe, facts: Facts) -> Plan:
     assert isinstance(recipe.method, schema.DpAgdMethod)
     plan = _adaptive(recipe, facts)
@@ -117,7 +127,8 @@ def _output_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:
 
 PLANNERS: dict[str, Callable[[schema.Recipe, Facts], Plan]] = {
     "dp-agd": _dp_agd,
-    "privgene": _adaptive,
+    "privgene": _privgene,
+    "python": _python,
     "objective-perturbation": _objective_perturbation,
     "output-perturbation": _output_perturbation,
     "majority": _majority,

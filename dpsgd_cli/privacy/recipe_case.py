@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError, UnsupportedMechanism, UsageError
-from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.accountants.zcdp import Zcdp, total_rho
-from dpsgd_cli.privacy.cases import CHEAPER_UPWARDS, DEARER_UPWARDS, Case
+from dpsgd_cli.privacy.cases import CHEAPER_UPWARDS, CHOSEN, DEARER_UPWARDS, Case
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.solving import Target
@@ -90,26 +88,14 @@ class RecipeCase(Case):
         return plan_for(self.recipe, Facts(records, before, _layers(self.recipe), bound))
 
     def trials(self) -> list[list[Release]]:
-        if not self.plan.epochs:
-            raise UnsupportedMechanism(
-                f"{self.label} chooses what to release while it runs; before it has run only its budget is known, and"
-                " what polices that"
-            )
-        return [self.plan.releases]
+        return [self.plan.bounding]
 
-    def ceiling(self, accountant: Accountant) -> float | None:
-        """By the filter that polices the budget: in rho for the zCDP accountants, in epsilon for the plan's own."""
-        plan, budget = self.plan, self._privacy.budget
-        if plan.epochs:
-            return None
-        if isinstance(budget, schema.EpsilonBudget) and accountant.name == plan.accountant:
-            return budget.epsilon if plan.covers_before and self.delta == budget.delta else None
-        rho = getattr(plan, "rho_total", None) or getattr(budget, "rho", None)
-        if rho is None or not isinstance(accountant, Zcdp):
-            return None
-        return accountant.epsilon_of_rho(rho + (0.0 if plan.covers_before else total_rho(plan.before)), self.delta)
+    def spends_a_budget(self) -> bool:
+        return self.plan.cap is not None or not self.plan.epochs
 
     def by_epoch(self) -> list[list[Release]]:
+        if self.spends_a_budget():
+            raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {CHOSEN}")
         epochs = [list(releases) for releases in self.plan.epochs]
         if epochs:
             epochs[0] = [*self.plan.before, *epochs[0]]

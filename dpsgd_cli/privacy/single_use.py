@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from dpsgd_cli.privacy.conversions import gaussian_delta, gaussian_epsilon
-from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release, ZeroConcentrated
 
 GaussianLemma = Callable[[float, float], float]
 
@@ -54,6 +54,7 @@ def use_epsilon(mechanism: Mechanism, delta: float, lemma: GaussianLemma, linear
     `linear` takes q epsilon for the amplified epsilon, as published, which is less than sampling achieves.
     """
     if not isinstance(mechanism, GaussianSum):
+        assert not isinstance(mechanism, ZeroConcentrated), "refused by Accountant.check"
         return mechanism.epsilon
     rate = mechanism.sampling_rate
     if rate == 0:

@@ -1,6 +1,9 @@
 """From what trials recorded to the rows of `result.json`, `trials.csv` and `history.csv`.
 
-Columns computed on private rows without noise begin with `nonprivate_`. Epsilons come from the ledgers.
+Columns computed on private rows without noise begin with `nonprivate_`. Epsilons come from the ledgers: what bounds
+them, which is the filter's budget where a method chooses what to release from what it released (`privacy/ledger.py`).
+What such a trial spent of it stands under `spent`, and by epoch in `history.csv`: a number that any reader of the
+releases can compute, and no guarantee.
 A number that is not finite has no cell: None, which is null in JSON and empty in a table.
 Not here: training (`experiment.py`), files (`store.py`), versions and hashes (`origin.py`).
 """
@@ -65,17 +68,23 @@ class Finished:
 
 @dataclass(frozen=True)
 class Spending:
-    """What one trial's ledger says: the price of all of it, and what was spent by the end of each epoch."""
+    """What one trial's ledger says: what bounds it, and what was spent by the end of each epoch.
+
+    `spent` has epsilon and rho of all that was released, where that is not the bound.
+    """
 
     epsilon: float | None
     delta: float | None
     rho: float | None
     epochs: list[Row]
+    spent: Row | None = None
 
 
 def result(finished: Finished) -> Result:
     """The record of a finished run."""
     recipe, ledgers = finished.loaded.recipe, finished.context.ledgers
+    for ledger in ledgers:
+        ledger.close()
     seeds = _seeds(finished)
     spendings = _spendings(finished.plan, ledgers, len(finished.history))
     trials = []
@@ -85,6 +94,7 @@ def result(finished: Finished) -> Result:
             row.update(fold=i % recipe.folds, repeat=i // recipe.folds)
         row.update({name: _cell(values[i]) for name, values in finished.final.items()})
         row.update(epsilon=spent.epsilon, delta=spent.delta, rho=spent.rho)
+        row.update({f"spent_{name}": value for name, value in (spent.spent or {}).items()})
         trials.append(row)
     return Result(
         name=recipe.name,
@@ -163,9 +173,13 @@ def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
 
 
 def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> Spending:
-    epsilon = prices.epsilon(plan.accountant, ledger.releases, plan.delta)
     epochs = _spent_by_epoch(plan, ledger, released)
-    return Spending(_cell(epsilon), plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
+    epsilon = _cell(prices.epsilon(plan.accountant, ledger.bounding, plan.delta))
+    if plan.cap is None:
+        return Spending(epsilon, plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
+    everything = _cell(prices.epsilon(plan.accountant, ledger.releases, plan.delta))
+    spent = {"epsilon": everything, "rho": rho_of(ledger.releases)}
+    return Spending(epsilon, plan.delta, rho_of(ledger.bounding), epochs, spent)
 
 
 def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> list[Row]:
@@ -216,11 +230,12 @@ def _privacy(finished: Finished, spendings: Sequence[Spending]) -> Row:
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
         return {**dict.fromkeys(keys), "declarations": []}
+    of_parts = parts(finished.context.ledgers, plan.accountant, plan.delta)
     return {
         "epsilon": _largest([spent.epsilon for spent in spendings]),
         "delta": plan.delta,
         "rho": _largest([spent.rho for spent in spendings]),
-        "parts": parts(finished.context.ledgers, plan.accountant, plan.delta),
+        **({"parts": of_parts, "spent": None} if plan.cap is None else {"spent": _spent(spendings, of_parts)}),
         "adjacency": plan.sampling.adjacency,
         "batching": plan.sampling.batching,
         "sampling_rate": plan.sampling.rate,
@@ -234,6 +249,13 @@ def _privacy(finished: Finished, spendings: Sequence[Spending]) -> Row:
         "declarations": [*finished.dataset.declarations, *of_model(recipe), *_own_code(finished.loaded)],
         "nonprivate_steps": list(finished.dataset.nonprivate),
     }
+
+
+def _spent(spendings: Sequence[Spending], of_parts: Row) -> Row:
+    """What the dearest trial spent of its budget, and on what: no guarantee, but a function of what was released."""
+    spent = [one.spent or {} for one in spendings]
+    largest = {name: _largest([one.get(name) for one in spent]) for name in ("epsilon", "rho")}
+    return {**largest, "parts": of_parts}
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

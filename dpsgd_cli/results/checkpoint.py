@@ -19,7 +19,7 @@ from dpsgd_cli import __version__
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.results.leftovers import hidden_name
 
-VERSION = f"3, dpsgd {__version__}"
+VERSION = f"4, dpsgd {__version__}"
 
 
 def place(directory: Path) -> Path:

@@ -20,6 +20,7 @@ from typing import Any
 
 from dpsgd_cli.errors import DataError, RunError
 from dpsgd_cli.results.leftovers import hidden_name
+from dpsgd_cli.results.restated import restate
 from dpsgd_cli.results.result import Result, Row
 
 _AT_ONCE = 16
@@ -32,7 +33,10 @@ def is_complete(directory: Path) -> bool:
 
 
 def read_document(directory: Path) -> Row:
-    """`result.json` of a finished result; DataError when there is none or it is damaged."""
+    """`result.json` of a finished result; DataError when there is none or it is damaged.
+
+    One from before budgets were stated is restated (`restated.py`).
+    """
     path = directory / "result.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -42,7 +46,7 @@ def read_document(directory: Path) -> Row:
         raise DataError(f"{path}: cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise DataError(f"{path}: not a result (a JSON object was expected)")
-    return document
+    return restate(document, directory)
 
 
 def prepare_place(directory: Path) -> None:

@@ -43,8 +43,9 @@ def test_every_trial_goes_its_own_way_and_none_passes_the_budget(train: Train, w
         own = [line for line in history if line["trial"] == row["trial"]]
         assert len(own) == int(row["epochs"])
         noise = [float(line["noise_multiplier"]) for line in own]
-        assert float(row["rho"]) == pytest.approx(sum(0.5 / z**2 for z in noise))
-        assert float(row["rho"]) <= 0.5 < float(row["rho"]) + 0.5 / (0.8 * noise[-1]) ** 2
+        assert float(row["spent_rho"]) == pytest.approx(sum(0.5 / z**2 for z in noise))
+        assert float(row["spent_rho"]) <= 0.5 < float(row["spent_rho"]) + 0.5 / (0.8 * noise[-1]) ** 2
+        assert 0.5 * (1 - 1e-12) < float(row["rho"]) <= 0.5
         # the rule, applied to the accuracies that were written down
         accuracy, last, expected = [float(line["validation_accuracy"]) for line in own], 0.0, 5.0
         for epoch in range(len(own)):
@@ -66,7 +67,7 @@ def test_public_validation_is_declared_and_private_validation_is_charged(
 ) -> None:
     public = store.read_document(train(write_recipe(**PACED)))
     assert any("20 validation records" in said and "public" in said for said in public["privacy"]["declarations"])
-    assert set(public["privacy"]["parts"]) == {"gradient"}
+    assert set(public["privacy"]["spent"]["parts"]) == {"gradient"}
     charged = PACED | {"data": OWN | {"validation": {"fraction": 0.25, "noise_multiplier": 9}}}
     directory = train(write_recipe(**charged))
     document = store.read_document(directory)
@@ -74,7 +75,7 @@ def test_public_validation_is_declared_and_private_validation_is_charged(
     looks = [line for line in lines if line["label"] == "validation" and line["trial"] == 0]
     assert len(looks) == int(table(directory, "trials.csv")[0]["epochs"])
     assert {(line["noise_multiplier"], line["sensitivity"]) for line in looks} == {(9, 1)}
-    parts = document["privacy"]["parts"]
+    parts = document["privacy"]["spent"]["parts"]
     assert parts["validation"]["rho"] == pytest.approx(max(row["epochs"] for row in document["trials"]) / (2 * 9**2))
     assert document["privacy"]["rho"] <= 0.5
     assert "validation_accuracy" not in table(directory, "history.csv")[0]

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
+from dpsgd_cli.privacy.mechanism import (
+    Adjacency,
+    ApproximateDP,
+    GaussianSum,
+    Mechanism,
+    PureDP,
+    Release,
+    ZeroConcentrated,
+    merge,
+)
 
 Bound = Literal["upper", "estimate"]
 
@@ -33,8 +42,12 @@ class Guarantee:
 
 
 class Accountant(ABC):
-    """Prices a list of releases. Stateless: the same releases always cost the same."""
+    """Prices a list of releases. Stateless: the same releases always cost the same.
 
+    `by_divergence`: whether it reads Renyi divergences only, and so covers what is known to be zCDP and nothing more.
+    """
+
+    by_divergence: ClassVar[bool] = False
     name: ClassVar[str]
     bound: ClassVar[Bound] = "upper"
     note: ClassVar[str] = ""
@@ -72,9 +85,17 @@ class Accountant(ABC):
         """Raise UnsupportedMechanism unless every release is covered and all share one adjacency."""
         common_adjacency(releases)
         for release in releases:
-            reason = _out_of_range(release.mechanism) or self.refusal(release.mechanism)
+            known_too_little = isinstance(release.mechanism, ZeroConcentrated) and not self.by_divergence
+            reason = ONLY_ZCDP if known_too_little else _out_of_range(release.mechanism)
+            reason = reason or self.refusal(release.mechanism)
             if reason is not None:
                 raise UnsupportedMechanism(f"{self.name} does not cover this: {reason}")
+
+
+ONLY_ZCDP = (
+    "what is released is chosen from what was released, within a budget in rho, and of that it is proved that the whole"
+    " is rho-zCDP and nothing more; use zcdp, zcdp-tight or rdp"
+)
 
 
 def _out_of_range(mechanism: Mechanism) -> str | None:
@@ -85,7 +106,7 @@ def _out_of_range(mechanism: Mechanism) -> str | None:
             return f"noise multiplier {noise:g} is outside [1e-100, 1e100]"
         if rate != 0 and rate < 1e-100:
             return f"sampling rate {rate:g} is below 1e-100"
-    elif mechanism.epsilon > 1e100:
+    elif not isinstance(mechanism, ZeroConcentrated) and mechanism.epsilon > 1e100:
         return f"epsilon {mechanism.epsilon:g} is above 1e100"
     return None
 

@@ -35,8 +35,9 @@ def mechanism_mu(mechanism: Mechanism) -> float:
 class Gaussian(Accountant):
     """mu^2 adds up; epsilon and delta follow from Phi.
 
-    Guarantee: equality for Gaussians, an upper bound where pure releases take part. Holds when noise
-    multipliers are chosen after seeing earlier outputs (Smith and Thakurta 2022, fully adaptive Gaussian DP).
+    Guarantee: equality for Gaussians, an upper bound where pure releases take part. Holds for noise multipliers that
+    are fixed beforehand. Where they are chosen after seeing earlier outputs, what holds is the total that a filter was
+    given beforehand (Smith and Thakurta 2022, fully adaptive Gaussian DP), as one Gaussian.
     """
 
     name = "gaussian"

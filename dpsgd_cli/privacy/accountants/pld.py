@@ -95,6 +95,7 @@ def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
         if isinstance(mechanism, ApproximateDP):
             kept.append(release)
             continue
+        assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
         noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
         if rate == 0:
             continue

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.privacy import conversions, renyi
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
+from dpsgd_cli.privacy.mechanism import (
+    ApproximateDP,
+    GaussianSum,
+    Mechanism,
+    PureDP,
+    Release,
+    ZeroConcentrated,
+    merge,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +42,7 @@ _ARRAYS_FROM = 8
 class Rdp(Accountant):
     """Sum of Renyi divergences order by order, then the best order."""
 
+    by_divergence = True
     name = "rdp"
     note = "best Renyi order"
 
@@ -219,6 +228,8 @@ def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
         return renyi.pure_divergence(mechanism.epsilon, order, mechanism.source == "exponential")
     if isinstance(mechanism, ApproximateDP):
         return math.inf
+    if isinstance(mechanism, ZeroConcentrated):
+        return order * mechanism.rho
     if mechanism.batching == "poisson":
         return renyi.poisson_gaussian_divergence(mechanism.sampling_rate, mechanism.noise_multiplier, order)
     if mechanism.batching == "fixed":

@@ -1,4 +1,4 @@
-"""Zero-concentrated DP: rho adds up, whatever was chosen adaptively. Full and shuffled batches.
+"""Zero-concentrated DP: rho adds up. Full and shuffled batches, and whatever a filter in rho lets through.
 
 Not for sampled batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2). `zcdp` states epsilon by the
 published conversion of Bun and Steinke, `zcdp-tight` by the best Renyi order; both are theorems.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
 from dpsgd_cli.privacy.exact_sum import ExactSum
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
 
 
 def mechanism_rho(mechanism: Mechanism) -> float:
@@ -29,15 +29,18 @@ def mechanism_rho(mechanism: Mechanism) -> float:
         return 1 / (2 * variance) if variance > 0 else math.inf
     if isinstance(mechanism, PureDP):
         return mechanism.epsilon**2 / (8 if mechanism.source == "exponential" else 2)
+    if isinstance(mechanism, ZeroConcentrated):
+        return mechanism.rho
     return 0.0 if mechanism.epsilon == mechanism.delta == 0 else math.inf
 
 
 def total_rho(releases: Sequence[Release]) -> float:
     """rho of all releases together, by addition.
 
-    Guarantee: holds for releases whose parameters were chosen after seeing earlier outputs (Feldman and Zrnic 2021), so
-    a budget in rho is a filter. Raises UnsupportedMechanism for what `Zcdp` refuses and for (epsilon, delta)-DP
-    releases, which have no rho.
+    Guarantee: the releases are rho-zCDP where their parameters were fixed beforehand (Bun and Steinke 2016, Lemma 1.7).
+    Where they are chosen after seeing earlier outputs, a budget that the sum never passes, on any way, is one: a filter
+    (Feldman and Zrnic 2021, Theorem 4.3); the sum that one run came to is not. Raises UnsupportedMechanism for what
+    `Zcdp` refuses and for (epsilon, delta)-DP releases, which have no rho.
     """
     Zcdp().check(releases)
     return math.fsum(r.count * mechanism_rho(r.mechanism) for r in releases if r.count)
@@ -46,6 +49,7 @@ def total_rho(releases: Sequence[Release]) -> float:
 class Zcdp(Accountant):
     """rho + 2 sqrt(rho log(1/delta))."""
 
+    by_divergence = True
     name = "zcdp"
     note = "Bun-Steinke conversion"
 
