@@ -11,6 +11,7 @@ from typing import Any
 
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.privacy.answers import NOISE, Row, Series
+from dpsgd_cli.rounding import epsilon_text, metric_text
 
 _WIDTH = 118
 
@@ -104,7 +105,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
         *source,
         row.accountant,
         *solved,
-        f"{row.epsilon:.4f}" if row.epsilon >= 0.01 or row.epsilon == 0 else f"{row.epsilon:.4g}",
+        epsilon_text(row.epsilon) if row.bound == "upper" else metric_text(row.epsilon),
         f"{row.delta:.6g}",
         *rho,
         row.bound,

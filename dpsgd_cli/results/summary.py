@@ -9,6 +9,7 @@ from dpsgd_cli.privacy.budget import describe
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.results.result import Row
+from dpsgd_cli.rounding import epsilon_text, metric_text
 
 _SHOWN = ("test_accuracy", "test_loss", "test_mae", "nonprivate_train_accuracy")
 
@@ -31,15 +32,16 @@ def _lengths(trials: Sequence[Row]) -> str:
 def _metric(metric: Row) -> str:
     if metric["mean"] is None:
         return "none: not every trial stayed finite"
-    spread = "" if metric["ci95"] is None else f" +- {metric['ci95']:.4f} (95% of {metric['n']})"
-    return f"{metric['mean']:.4f}{spread}"
+    spread = "" if metric["ci95"] is None else f" +- {metric_text(metric['ci95'])} (95% of {metric['n']})"
+    return f"{metric_text(metric['mean'])}{spread}"
 
 
 def _privacy_lines(privacy: Row) -> list[str]:
     if privacy["accountant"] is None:
         return ["  privacy                   none: nothing protects the training data"]
     relation = "<=" if privacy["bound"] == "upper" else "about"
-    epsilon = "none: no finite epsilon" if privacy["epsilon"] is None else f"{relation} {privacy['epsilon']:.4f}"
+    told = privacy["epsilon"]
+    epsilon = "none: no finite epsilon" if told is None else f"{relation} {epsilon_text(told)}"
     rho = "" if privacy["rho"] is None else f", rho {privacy['rho']:.6g}"
     return [
         f"  epsilon                   {epsilon} at delta {privacy['delta']:g}{rho}",
@@ -70,8 +72,8 @@ def plan_text(plan: Plan, name: str, declarations: Sequence[str]) -> str:
         + (f", rate {sampling.rate:.6g}" if sampling.batching == "poisson" else ""),
         f"  adjacency                 {sampling.adjacency}",
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
-        f"  epsilon                   {guarantee.epsilon:.4f} at delta {plan.delta:g} ({guarantee.accountant},"
-        f" {guarantee.bound})",
+        f"  epsilon                   {epsilon_text(guarantee.epsilon)} at delta {plan.delta:g}"
+        f" ({guarantee.accountant}, {guarantee.bound})",
         f"  rho                       {'none for sampled batches' if rho is None else format(rho, '.6g')}",
         f"  budget                    {describe(plan.budget)}{'' if plan.covers_before else ' (training only)'}",
         *[f"  before training           {_released(release)}" for release in plan.before],

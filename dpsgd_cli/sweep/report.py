@@ -15,6 +15,7 @@ from dpsgd_cli.privacy.ledger import read_ledgers
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Row
+from dpsgd_cli.rounding import epsilon_text
 from dpsgd_cli.sweep import choosing, folder, pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
@@ -137,7 +138,8 @@ def privacy_lines(privacy: dict[str, Any]) -> list[str]:
             extra = f"; {told['kind']}" if "kind" in told else f", {told['trials']} trials; {told['accountant']}"
             extra += "; EXPERIMENT: its seed is known" if told.get("randomness", "secure") != "secure" else ""
             lines.append(
-                f"{title:<25} epsilon {told['epsilon']:.4f} at delta {told['delta']:g} ({told['adjacency']}{extra})"
+                f"{title:<25} epsilon {epsilon_text(told['epsilon'])} at delta {told['delta']:g}"
+                f" ({told['adjacency']}{extra})"
             )
     return [*lines, *(f"warning: {warning}" for warning in privacy["warnings"])]
 
@@ -151,7 +153,7 @@ def chosen_line(chosen: dict[str, Any]) -> str:
 
 
 def _epsilon(one: dict[str, Any]) -> str:
-    return "none" if one["epsilon"] is None else f"{one['epsilon']:.4f}"
+    return "none" if one["epsilon"] is None else epsilon_text(one["epsilon"])
 
 
 def problems(planned: Sequence[Planned]) -> list[tuple[Cell, DpsgdError]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from dpsgd_cli.errors import DpsgdError, UsageError
 from dpsgd_cli.results import leftovers, publishing, store
+from dpsgd_cli.rounding import epsilon_text
 from dpsgd_cli.sweep import drawing, expansion, folder, grouping, planning, pricing, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.loading import load_sweep
@@ -175,6 +176,5 @@ class Session:
             noise += f" to {max(plan.noise_multipliers):.5g}"
         told = plan.guarantee()
         state = "done" if self._is_done(cell) else f"{len(plan.epochs)} epochs"
-        return (
-            f"{begin}, {state}, noise {noise}, epsilon {told.epsilon:.4f} at delta {plan.delta:g} ({told.accountant})"
-        )
+        price = f"epsilon {epsilon_text(told.epsilon)} at delta {plan.delta:g} ({told.accountant})"
+        return f"{begin}, {state}, noise {noise}, {price}"

@@ -1,0 +1,35 @@
+"""Numbers in print: as many digits as say something, and epsilons never smaller than they are.
+
+Not here: numbers in files, which are written in full.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+
+_LEAST, _MOST = 0.01, 1e6
+
+
+def epsilon_text(epsilon: float) -> str:
+    """An epsilon, rounded up: four decimals, or where those say little, four digits that do.
+
+    >>> epsilon_text(2.99991), epsilon_text(1e-6), epsilon_text(0.000123412), epsilon_text(12345678.9)
+    ('3.0000', '1e-06', '0.0001235', '1.235e+07')
+    """
+    if epsilon == 0 or not math.isfinite(epsilon):
+        return f"{epsilon:.4f}"
+    # the shortest decimal that is this number: 0.1 is not to become 0.1001 for what binary digits add to it
+    exact = Decimal(repr(float(epsilon)))
+    if _LEAST <= epsilon < _MOST:
+        return str(exact.quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
+    return f"{float(Context(prec=4, rounding=ROUND_CEILING).plus(exact)):.4g}"
+
+
+def metric_text(value: float) -> str:
+    """A loss or an accuracy, rounded: four decimals, or where those say little or too much, four digits.
+
+    >>> metric_text(0.91254), metric_text(0.0), metric_text(2.5e-7), metric_text(3262659971121966963065094144.0)
+    ('0.9125', '0.0000', '2.5e-07', '3.263e+27')
+    """
+    return f"{value:.4f}" if value == 0 or _LEAST <= abs(value) < _MOST else f"{value:.4g}"
