@@ -23,8 +23,11 @@ def table(rows: Sequence[Row]) -> str:
     lines = _aligned([_header(rows), *(_cells(row, rows) for row in priced)]) if priced else []
     if refused:
         lines += ["", "no statement:"] if lines else ["no statement:"]
+        by_reason: dict[str, list[str]] = {}
         for row in refused:
-            lines += _wrapped(f"  {_name(row, rows)}: {row.note.removeprefix('refused: ')}")
+            by_reason.setdefault(row.note.removeprefix("refused: "), []).append(_name(row, rows))
+        for reason, names in by_reason.items():
+            lines += _wrapped(f"  {', '.join(names)}: {reason}")
     return "\n".join(lines)
 
 

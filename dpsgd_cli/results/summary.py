@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpsgd_cli.privacy.budget import describe
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.rounding import epsilon_text, metric_text
@@ -46,10 +46,23 @@ def _privacy_lines(privacy: Row) -> list[str]:
     return [
         f"  epsilon                   {epsilon} at delta {privacy['delta']:g}{rho}",
         *_part_lines(privacy.get("parts", {})),
+        *_spent_lines(privacy.get("spent")),
         f"  adjacency                 {privacy['adjacency']} ({privacy['batching']} batches; {privacy['accountant']})",
         f"  noise source              {privacy['noise_source']}",
         *[f"  declared public           {said}" for said in privacy["declarations"]],
     ]
+
+
+def _spent_lines(spent: Row | None) -> list[str]:
+    """What a method that chooses its releases spent of the budget which is its guarantee."""
+    if spent is None:
+        return []
+    epsilon, rho = (
+        "none" if value is None else format(value, shown)
+        for value, shown in ((spent["epsilon"], ".4f"), (spent["rho"], ".6g"))
+    )
+    told = f"epsilon {epsilon}, rho {rho}: chosen as it ran, so no guarantee; the budget above is"
+    return [f"  spent of that             {told}", *_part_lines(spent.get("parts", {}))]
 
 
 def _part_lines(parts: Row) -> list[str]:
@@ -85,6 +98,8 @@ def plan_text(plan: Plan, name: str, declarations: Sequence[str]) -> str:
 
 def _released(release: Release) -> str:
     mechanism = release.mechanism
+    if isinstance(mechanism, ZeroConcentrated):
+        return f"{mechanism.label}: rho {mechanism.rho:g}"
     if not isinstance(mechanism, GaussianSum):
         return f"{mechanism.label}: epsilon {mechanism.epsilon:g}"
     return f"{mechanism.label}: noise multiplier {mechanism.noise_multiplier:g}"
