@@ -148,6 +148,8 @@ class Comparison:
         if entry.method == self.baseline:
             return "baseline"
         base = self._base_of(entry)
+        if base is None and entry.adjacency == "none":
+            return "without privacy; --baseline compares all with it"
         if base is None:
             return "no baseline at this budget"
         why = _apart(entry, base) or ["not every trial stayed finite"]

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli import __version__
+from dpsgd_cli.privacy.cases import CHOSEN
 from dpsgd_cli.results.comparison import WORDS, Comparison, Entry
+from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.tables import notes, told_apart
 
 TITLES = {
@@ -101,16 +103,18 @@ def _table(comparison: Comparison) -> str:
         "verdict",
     ]
     spreads = {comparison.metric: "ci95", "difference": "difference_ci95"}
-    head = "".join(
-        f'<th scope="col"><button type="button">{escape(renamed.get(column, column))}</button></th>'
-        for column in columns
-    )
+    head = "".join(_head(column, renamed.get(column, column), rows) for column in columns)
     body = "\n".join(
         f"<tr>{''.join(_cell(row[column], row.get(spreads.get(column, ''))) for column in columns)}</tr>"
         for row in rows
     )
     table = f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
     return f'<div class="wide">{table}</div>'
+
+
+def _head(column: str, words: str, rows: Sequence[Row]) -> str:
+    kind = ' class="text"' if any(isinstance(row[column], str) for row in rows) else ""
+    return f'<th scope="col"{kind}><button type="button">{escape(words)}</button></th>'
 
 
 def _words(comparison: Comparison) -> str:
@@ -165,6 +169,7 @@ def _said(entry: Entry) -> tuple[tuple[str, str], ...]:
     return (
         ("neighbouring data sets", f"{privacy['adjacency']}; batches: {privacy['batching']}"),
         ("noise", str(privacy["noise_source"])),
+        *([("what a trial spends", CHOSEN)] if privacy.get("spent") else []),
         ("scope", str(privacy.get("scope", "each trial on its own"))),
         *(("declared public", text) for text in privacy["declarations"]),
         *(("read without privacy", text) for text in privacy.get("nonprivate_steps", [])),

@@ -128,8 +128,9 @@ def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, 
     budgets = sorted({_budget(entry) for entry in private})
     logarithmic = budgets[-1] / budgets[0] > 5
     figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
-    for number, (method, style) in enumerate(styles.items()):
-        apart = 0.012 * (number - (len(styles) - 1) / 2)
+    matched = list(dict.fromkeys(entry.method for entry in private if entry.target))
+    for method, style in styles.items():
+        apart = 0.012 * (matched.index(method) - (len(matched) - 1) / 2) if method in matched else 0.0
         found = [(_aside(e, apart, None if logarithmic else budgets), e.document["metrics"][metric])
                  for e in private if e.method == method]  # fmt: skip
         points = sorted((x, one["mean"], one["ci95"] or 0.0) for x, one in found)
@@ -251,7 +252,11 @@ def _label_logarithms(plt: Any, axes: Any) -> None:
     for intervals in range(4, 12):
         if len(ticks) >= 3:
             break
-        ticks = [tick for tick in plt.MaxNLocator(intervals).tick_values(low, high) if low <= tick <= high]
+        ticks = [
+            tick
+            for tick in plt.MaxNLocator(intervals, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+            if low <= tick <= high
+        ]
     axes.set_yticks(ticks)
     axes.yaxis.set_major_formatter(plt.FuncFormatter(lambda y, _: f"{y:g}"))
     axes.yaxis.set_minor_locator(plt.NullLocator())

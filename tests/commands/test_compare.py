@@ -176,4 +176,6 @@ def test_without_privacy_there_is_no_budget_to_differ_in(here: Path) -> None:
     """Beside a baseline at one budget its price is told; beside several there is no one baseline."""
     plain = recipe(here, "plain", method="method: {kind: sgd, batching: full, learning_rate: 1}", privacy="")
     assert "(paired)" in verdicts(run("mine.yaml", plain, "--epsilon", "1"))[1]
-    assert verdicts(run("mine.yaml", plain, "--epsilon", "1,2"))[2] == "no baseline at this budget"
+    assert (
+        verdicts(run("mine.yaml", plain, "--epsilon", "1,2"))[2] == "without privacy; --baseline compares all with it"
+    )
