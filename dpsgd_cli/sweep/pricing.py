@@ -37,7 +37,7 @@ _FEW = 8
 
 @dataclass(frozen=True)
 class Spent:
-    """What ONE trial released, and how many trials released just that; `epsilon` is what is stated of one."""
+    """What bounds ONE trial (`Ledger.bounding`), and how many it bounds; `epsilon` is what is stated of one."""
 
     releases: tuple[Release, ...]
     trials: int
@@ -55,8 +55,8 @@ def statement(
 ) -> dict[str, Any]:
     """The three ways, for the result file.
 
-    `spent` has one entry a ledger; None is a trial without privacy. `cells` holds what one run of EVERY cell would
-    release, drawn or not, which random stopping needs; None where only running it can tell.
+    `spent` has one entry a ledger; None is a trial without privacy. `cells` holds what bounds one run of EVERY cell,
+    drawn or not, which random stopping needs.
     """
     private = [one for one in spent if one is not None]
     trials = sum(one.trials for one in private)
@@ -112,7 +112,7 @@ def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStoppin
     told: dict[str, Any] = {"kind": select.kind, "law": select.law, "mean": select.mean, "epsilon": None}
     told["randomness"] = _randomness(select)
     if cells is None:
-        return {**told, "note": "an adaptive method's releases are not known for cells that did not run"}
+        return {**told, "note": "what bounds the cells that did not run is not known"}
     private = [one for one in cells if one is not None]
     adjacencies = sorted({one.adjacency for one in private})
     if len(private) < len(cells) or not private:

@@ -36,7 +36,7 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
         "cells": len(cells),
         "finished": len(finished),
         "failed": sum(row["status"] == "failed" for row in rows),
-        "privacy": pricing.statement(priced, sweep, planned_cells(every)),
+        "privacy": pricing.statement(priced, sweep, planned_spending(every)),
         "chosen": choosing.choose(sweep, place, cells, _records),
     }
     folder.write_whole(place.file(".table.csv"), store.to_csv(rows))
@@ -70,7 +70,7 @@ def row_of(cell: Cell, place: Folder) -> Row:
 
 
 def _spent(cell: Cell, place: Folder) -> list[pricing.Spent | None]:
-    """What each trial of a finished cell released, equal trials together."""
+    """What bounds each trial of a finished cell, equal trials together."""
     directory = place.path / cell.directory
     privacy = store.read_document(directory)["privacy"]
     if privacy["accountant"] is None:
@@ -94,15 +94,9 @@ def planned_spending(planned: Sequence[Planned]) -> list[pricing.Spent | None]:
             found.append(None)
             continue
         told = one.plan.guarantee()
-        releases = tuple(one.plan.releases)
+        releases = tuple(one.plan.bounding)
         found.append(pricing.Spent(releases, one.cell.trials, one.plan.delta, told.epsilon, told.bound))
     return found
-
-
-def planned_cells(every: Sequence[Planned]) -> list[pricing.Spent | None] | None:
-    """What one run of each cell would release; None when an adaptive method decides that while it runs."""
-    known = all(one.plan is None or one.plan.epochs for one in every)
-    return planned_spending(every) if known else None
 
 
 def to_markdown(rows: Sequence[Row]) -> str:

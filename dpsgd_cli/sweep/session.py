@@ -126,7 +126,8 @@ class Session:
     def planned_privacy(self) -> dict[str, Any]:
         """The three statements, from plans alone; nothing of all trials where their number is secret."""
         every = [self.planner.plan(cell) for cell in self.every]
-        told = pricing.statement(report.planned_spending(every), self.sweep, report.planned_cells(every))
+        planned = report.planned_spending(every)
+        told = pricing.statement(planned, self.sweep, planned)
         return told | ({"all_trials": None} if isinstance(self.sweep.select, RandomStopping) else {})
 
     def dry_run(self) -> tuple[list[str], list[str]]:

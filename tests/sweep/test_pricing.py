@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.privacy.selection import BestOfTrials, Choice
 from dpsgd_cli.sweep.pricing import BestOfCells, Spent, statement
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
@@ -36,6 +36,16 @@ def test_no_choice_is_told_as_such() -> None:
         "choosing among these trials is not covered" in statement([spent(release(8), trials=2)], SWEEP)["warnings"][0]
     )
     assert statement([spent(release(8))], SWEEP)["warnings"] == []
+
+
+def test_a_cell_that_spends_a_budget_is_priced_by_the_budget_in_every_statement() -> None:
+    """A filter in rho has the Renyi divergences of one Gaussian of the same rho, and so its Renyi prices."""
+    capped = Spent((Release(ZeroConcentrated(1 / 128, "add-remove")),), 3, 1e-5, 0.7)
+    sweep = SWEEP.model_copy(update={"select": RandomStopping(mean=10)})
+    told = statement([capped], sweep, [capped, spent(release(9))])
+    assert told["all_trials"]["accountant"] == "rdp"
+    assert told["all_trials"]["epsilon"] == accountants.get("rdp").epsilon([release(8, 3)], 1e-5)
+    assert told["choice"]["epsilon"] == pytest.approx(BestOfTrials(Choice(10)).epsilon([release(8)], 1e-5), rel=1e-12)
 
 
 def test_shared_noise_has_no_statement_together() -> None:
