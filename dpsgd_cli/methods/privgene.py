@@ -3,12 +3,11 @@
 Released: the indices of `survivors` vectors in each round and of the last winner, one after the other. Score of a
 vector: how many training records it gets wrong, a sum over records of numbers in {0, 1}, so the exponential
 mechanism's range of exponents is eps between neighbours under add-remove: each choice is eps-DP and eps^2/8-zCDP
-(`core/selection.py`). Breeding and mutation read no data. The zCDP budget is cut into equal parts.
+(`core/selection.py`). Breeding and mutation read no data. The zCDP budget is cut into equal parts, whose number and
+size are known beforehand.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -19,8 +18,8 @@ from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.one_shot import OneShot
-from dpsgd_cli.privacy.adaptive import AdaptivePlan, rho_for_training
-from dpsgd_cli.privacy.mechanism import PureDP, Release
+from dpsgd_cli.privacy.adaptive import AdaptivePlan, equal_choices
+from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.recipe import schema
 
 
@@ -41,7 +40,7 @@ class PrivGene(OneShot):
     def _search(self, trial: int) -> Tensor:
         settings = self.context.recipes[trial].method
         assert isinstance(settings, schema.PrivGeneMethod)
-        chooser = _Chooser(self.context, trial, settings.rounds * settings.survivors + 1)
+        chooser = _Chooser(self.context, trial, settings.choices)
         risk = LinearRisk(self.rows.of_trial(trial), self.loss)
         # breeding is post-processing: one integer of the trial's stream seeds it
         generator = torch.Generator().manual_seed(self.context.streams[trial].integer("privgene") & (2**63 - 1))
@@ -64,10 +63,10 @@ class _Chooser:
         if not isinstance(plan, AdaptivePlan):
             raise PrivacyError("privgene was started without a budget")
         adjacency = plan.sampling.adjacency
-        # below an equal share by more than the rounding of their sum
-        self.epsilon = math.sqrt(8 * rho_for_training(plan) / choices) * (1 - 1e-9)
+        mechanism = equal_choices(plan, choices)
+        self.epsilon = mechanism.epsilon
         self.sensitivity = 2.0 if adjacency == "replace-one" else 1.0
-        self.release = Release(PureDP(self.epsilon, adjacency, "exponential", "parent"))
+        self.release = Release(mechanism)
         self.ledger, self.stream = context.ledgers[trial], context.streams[trial]
         self.made = 0
 

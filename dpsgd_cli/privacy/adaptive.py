@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.privacy.ledger import Filter, RhoFilter
-from dpsgd_cli.privacy.mechanism import Release, ZeroConcentrated
+from dpsgd_cli.privacy.mechanism import PureDP, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe import schema
 
@@ -22,11 +22,11 @@ _BELOW = 1 - 1e-8
 
 @dataclass(frozen=True)
 class AdaptivePlan(Plan):
-    """A plan whose releases are not known beforehand: `rho_total` is all that a trial may spend.
+    """A plan whose releases are chosen as it goes: `rho_total` is all that a trial may spend.
 
     Private preprocessing is part of that where the budget covers it. Guarantee: what a trial releases is, together,
     rho_total-zCDP, whatever it chose (Feldman and Zrnic 2021, Theorem 4.3). `chooses` is False for a method that only
-    cuts the budget into parts of a known number and size: then its ledger is the bound.
+    cuts the budget into parts of a known number and size, which are its `epochs`: then its ledger is the bound.
     """
 
     rho_total: float = 0.0
@@ -38,6 +38,8 @@ class AdaptivePlan(Plan):
 
     @property
     def bounding(self) -> list[Release]:
+        if not self.chooses:
+            return self.releases
         return [*(() if self.covers_before else self.before), Release(self._whole)]
 
     @property
@@ -106,6 +108,13 @@ def agd_rates(settings: schema.DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
             f" the {rho:.3g} that there are; raise method.splits or the budget"
         )
     return rates
+
+
+def equal_choices(plan: AdaptivePlan, choices: int) -> PureDP:
+    """One of so many uses of the exponential mechanism, eps^2/8-zCDP each, that share the budget equally."""
+    # below an equal share by more than the rounding of their sum
+    epsilon = math.sqrt(8 * rho_for_training(plan) / choices) * (1 - 1e-9)
+    return PureDP(epsilon, plan.sampling.adjacency, "exponential", "parent")
 
 
 def rho_for_training(plan: AdaptivePlan) -> float:

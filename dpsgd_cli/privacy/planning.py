@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, largest_rho
+from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, equal_choices, largest_rho
 from dpsgd_cli.privacy.candidates import plan_selection
 from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling, make_plan
@@ -77,7 +77,9 @@ def _adaptive(recipe: schema.Recipe, facts: Facts) -> AdaptivePlan:
 
 def _privgene(recipe: schema.Recipe, facts: Facts) -> Plan:
     """Equal parts, as many as there are choices: nothing that is spent depends on a choice."""
-    return replace(_adaptive(recipe, facts), chooses=False)
+    assert isinstance(recipe.method, schema.PrivGeneMethod)
+    plan, choices = _adaptive(recipe, facts), recipe.method.choices
+    return replace(plan, chooses=False, epochs=((Release(equal_choices(plan, choices), choices),),))
 
 
 def _python(recipe: schema.Recipe, facts: Facts) -> Plan:

@@ -80,6 +80,11 @@ class PrivGeneMethod(FullBatch):
     reach: Positive = Field(2.0, description="First vectors are uniform in [-reach, reach]; so wide a mutation is.")
     shrink: Fraction = Field(0.85, description="Factor on the width of mutations from one round to the next.")
 
+    @property
+    def choices(self) -> int:
+        """Uses of the exponential mechanism: the survivors of each round, and the winner."""
+        return self.rounds * self.survivors + 1
+
 
 class NonPrivateMethod(FullBatch):
     """The optimum without privacy, by L-BFGS: the yardstick."""
