@@ -11,6 +11,7 @@ DpsgdError                    exit code
 ├── ModelError            2   a model that cannot be trained privately
 └── RunError              1   training or writing failed (disk full, diverged, damaged checkpoint)
 
+An interruption is a RunError too, with the exit code that shells know it by: 130 for Ctrl-C, 143 for SIGTERM.
 Only `dpsgd_cli.main` turns these into messages and exit codes. A traceback means a bug of ours.
 """
 

@@ -1,6 +1,6 @@
 """What a run may fail of that is no bug of ours: memory, disk, an interruption, the Python files of a recipe.
 
-Not here: the errors that say everything themselves (`errors.py`), exit codes (`main.py`).
+Not here: the errors that say everything themselves (`errors.py`), how an exit code is given (`main.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from dpsgd_cli.errors import DpsgdError, RunError
+from dpsgd_cli.interrupts import exit_code
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?[A-Za-z]+)")
@@ -33,7 +34,10 @@ def explained(own_code: Sequence[Path], kept: Callable[[], str]) -> Iterator[Non
         why = reason(error, own_code)
         if why is None:
             raise
-        raise RunError(f"{why}; {kept()}") from error
+        told = RunError(f"{why}; {kept()}")
+        if isinstance(error, KeyboardInterrupt):
+            told.exit_code = exit_code(error)
+        raise told from error
 
 
 def reason(error: BaseException, own_code: Sequence[Path] = ()) -> str | None:

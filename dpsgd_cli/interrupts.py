@@ -1,4 +1,7 @@
-"""A polite kill (SIGTERM) is treated as Ctrl-C, which leaves a checkpoint. Not here: what is left (`experiment.py`)."""
+"""A polite kill (SIGTERM) is treated as Ctrl-C, which leaves a checkpoint; only the exit code tells which it was.
+
+Not here: what is left (`experiment.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,18 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Killed(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def exit_code(interruption: KeyboardInterrupt) -> int:
+    """What shells and schedulers know it by: 128 and the number of the signal."""
+    return 128 + (signal.SIGTERM if isinstance(interruption, Killed) else signal.SIGINT)
+
+
 @contextlib.contextmanager
 def kill_is_interrupt(once: bool = False) -> Iterator[None]:
-    """While inside, SIGTERM raises KeyboardInterrupt (in the main thread, where signals arrive).
+    """While inside, SIGTERM raises Killed, a KeyboardInterrupt (in the main thread, where signals arrive).
 
     `once`: the first signal does, and all after it are ignored. A launcher of several processes sends its own after
     the terminal's, while the checkpoint is being written.
@@ -22,7 +34,7 @@ def kill_is_interrupt(once: bool = False) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if once:
             heed_no_more()
-        raise KeyboardInterrupt
+        raise Killed if number == signal.SIGTERM else KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield

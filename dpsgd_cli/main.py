@@ -3,7 +3,7 @@
 Not here: what any command does (`commands/`, one file each, imported only when it is called, so that
 `dpsgd --help` needs nothing but Click).
 
-Exit codes: 0 done; 1 the run failed or was interrupted; 2 wrong usage or an invalid recipe.
+Exit codes: 0 done; 1 the run failed; 2 wrong usage or an invalid recipe; 130 (Ctrl-C), 143 (SIGTERM) interrupted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import click
 
 from dpsgd_cli import __version__
 from dpsgd_cli.errors import DpsgdError
+from dpsgd_cli.interrupts import exit_code
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dpsgd_cli.commands.train", "Train the model of one recipe and state what it guarantees."),
@@ -40,19 +41,16 @@ FILE_ADVICE = {
 
 
 class Failure(click.ClickException):
-    """An expected error on its way to the user: `error: ...` on stderr and exit code 1."""
+    """An expected error on its way to the user: `error: ...` on stderr and its exit code."""
 
-    exit_code = 1
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        # click declares it for the class, and reads it from the instance
+        self.exit_code = exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
         first, *rest = self.message.splitlines() or [""]
         click.echo("\n".join([f"error: {first}", *(f"       {line}" for line in rest)]), file=file, err=file is None)
-
-
-class Misuse(Failure):
-    """The same for what the user asked for: exit code 2."""
-
-    exit_code = 2
 
 
 class LazyGroup(click.Group):
@@ -83,9 +81,9 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except DpsgdError as error:
-            raise (Misuse if error.exit_code == 2 else Failure)(str(error)) from error
-        except KeyboardInterrupt:
-            raise Failure("interrupted; nothing more was written") from None
+            raise Failure(str(error), error.exit_code) from error
+        except KeyboardInterrupt as error:
+            raise Failure("interrupted; nothing more was written", exit_code(error)) from None
         except MemoryError as error:
             detail = f" ({error})" if str(error) else ""
             raise Failure(f"out of memory{detail}; use a smaller problem or a larger machine") from error

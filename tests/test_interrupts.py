@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from dpsgd_cli.interrupts import SIGNALS, heed_no_more, kill_is_interrupt
+from dpsgd_cli.interrupts import SIGNALS, exit_code, heed_no_more, kill_is_interrupt
 
 
 def send(number: int) -> None:
@@ -18,8 +18,9 @@ def test_a_polite_kill_is_an_interruption_each_time() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     with kill_is_interrupt():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt) as raised:
                 send(number)
+            assert exit_code(raised.value) == 128 + number
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
@@ -28,8 +29,9 @@ def test_one_of_several_processes_is_interrupted_once(first: signal.Signals) -> 
     """What the launcher sends after it does not disturb the writing of a checkpoint."""
     before = [signal.getsignal(number) for number in SIGNALS]
     with kill_is_interrupt(once=True):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as raised:
             send(first)
+        assert exit_code(raised.value) == 128 + first
         for number in SIGNALS:
             send(number)
     assert [signal.getsignal(number) for number in SIGNALS] == before

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpsgd_cli import __version__, errors
+from dpsgd_cli.interrupts import Killed
 from dpsgd_cli.main import COMMANDS, FILE_ADVICE, main
 
 HEAVY = {"torch", "pandas", "scipy", "sklearn", "numpy", "pydantic", "yaml", "matplotlib", "dp_accounting"}
@@ -148,9 +149,12 @@ def test_a_file_that_may_not_be_read_is_named(fail: Failing) -> None:
     assert (result.exit_code, result.stderr) == (1, f"error: secret.yaml: {FILE_ADVICE[errno.EACCES]}\n")
 
 
-def test_an_interrupt_is_a_message_and_exit_code_1(fail: Failing) -> None:
-    result = fail(KeyboardInterrupt())
-    assert (result.exit_code, result.stderr) == (1, "error: interrupted; nothing more was written\n")
+@pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (Killed, 143)])
+def test_an_interrupt_is_a_message_and_its_signal_is_the_exit_code(
+    fail: Failing, kind: type[KeyboardInterrupt], code: int
+) -> None:
+    result = fail(kind())
+    assert (result.exit_code, result.stderr) == (code, "error: interrupted; nothing more was written\n")
 
 
 def test_too_little_memory_is_a_message(fail: Failing) -> None:

@@ -136,7 +136,11 @@ class Processes(Team):
                 self._store.wait(["ended/0"], PATIENCE)
                 if isinstance(error.__cause__, ConnectionError) or self._store.get("ended/0").decode() == str(error):
                     raise SystemExit(error.exit_code)
-        return error if self.first else type(error)(f"process {self.rank} of {self.size}: {error}")
+        if self.first:
+            return error
+        told = type(error)(f"process {self.rank} of {self.size}: {error}")
+        told.exit_code = error.exit_code
+        return told
 
     @contextmanager
     def _in_touch(self) -> Iterator[None]:

@@ -189,9 +189,9 @@ def test_an_end_of_one_process_is_the_end_of_all(write_recipe: WriteRecipe, trai
     path = write_recipe(repeats=1, save_model=True, epochs=4)
     script = str(Path(__file__).with_name("two_processes.py"))
     command = ["train", str(path), "--out", "stopped", "--resume"]
-    for epoch, how, why in ((2, "memory", "out of memory"), (3, "interrupt", "interrupted")):
+    for epoch, how, why, code in ((2, "memory", "out of memory", 1), (3, "interrupt", "interrupted", 130)):
         ended = side_by_side([script, "stop", str(epoch), how, *command], tmp_path)
-        assert [one.returncode for one in ended] == [1, 1], ended[0].stderr + ended[1].stderr
+        assert [one.returncode for one in ended] == [1, code], ended[0].stderr + ended[1].stderr
         assert f"process 1 of 2 failed ({why}" in ended[0].stderr and f"{epoch} of 4 epochs are kept" in ended[0].stderr
         assert f"error: process 1 of 2: {why}" in ended[1].stderr
         assert ended[0].stdout == ended[1].stdout == ""

@@ -114,7 +114,7 @@ def test_a_sweep_that_was_stopped_makes_the_runs_that_were_drawn(
 
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "run_pack", interrupted)
-        assert sweep(STOPPING, "most_trials=1").exit_code == 1
+        assert sweep(STOPPING, "most_trials=1").exit_code == 130
     monkeypatch.setattr(drawing, "draw", lambda select, cells: [9, 9, 9, 9])
     assert sweep(STOPPING, "most_trials=1").exit_code == 0
     assert runs_of(out) == [1, 1, 0, 1]
@@ -178,7 +178,7 @@ def test_a_damaged_draw_is_not_drawn_again(sweep: Sweep, out: Path) -> None:
 def test_a_dry_run_shows_every_cell_and_draws_nothing(sweep: Sweep, out: Path) -> None:
     done = sweep(STOPPING, "--dry-run")
     assert done.exit_code == 0, done.output
-    assert done.stdout.count("1 trials, 1 epochs, noise 4") == 4
+    assert done.stdout.count("1 trial, 1 epoch, noise 4") == 4
     assert "runs of cells are drawn when it begins, 3 on average" in done.stdout
     assert "publishing the chosen" in done.stdout and "all trials together" not in done.stdout
     assert not out.exists()

@@ -189,7 +189,7 @@ def test_an_interrupt_stops_and_the_same_command_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "run_pack", interrupted)
         stopped = sweep(GRID, "most_trials=2")
-    assert stopped.exit_code == 1 and "interrupted" in stopped.stderr
+    assert stopped.exit_code == 130 and "interrupted" in stopped.stderr
     assert len([path for path in out.iterdir() if path.is_dir()]) == 2
     assert list(out.glob("*.failed.json")) == []
     assert sweep(GRID, "most_trials=2").exit_code == 0
