@@ -20,15 +20,17 @@ from dpsgd_cli.privacy.ledger import (
     Entry,
     Filter,
     GaussianFilter,
+    GaussianRhoFilter,
     Ledger,
     PlannedFilter,
     RhoFilter,
+    bounding,
     entries_from_lines,
     mu_squared_of,
     read_ledgers,
     to_lines,
 )
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP, Release
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.recipe.schema import EpsilonBudget
 
 Z = st.floats(min_value=0.3, max_value=50)
@@ -168,12 +170,53 @@ def test_other_mechanisms_cost_what_is_proved() -> None:
         Ledger(GaussianFilter(1e6)).spend(gaussian(0.0))
 
 
+def test_releases_that_were_chosen_are_bounded_by_the_budget_and_the_others_by_themselves() -> None:
+    cap = ZeroConcentrated(0.5, "zero-out")
+    for covers in (True, False):
+        ledger = Ledger(RhoFilter(0.5), covers, cap=cap)
+        ledger.spend(gaussian(4.0), phase="before")
+        ledger.spend(gaussian(5.0), 0)
+        ledger.spend(gaussian(3.0, 2), 1)
+        assert len(ledger.releases) == 3
+        assert ledger.bounding == ([Release(cap)] if covers else [gaussian(4.0), Release(cap)])
+        read = entries_from_lines(to_lines(ledger.entries, 0, None), "here")[0]
+        assert bounding(read) == ledger.bounding
+    known = Ledger(RhoFilter(0.5))
+    known.spend(gaussian(5.0))
+    assert known.bounding == known.releases == [gaussian(5.0)]
+
+
+def test_what_is_planned_and_not_made_is_charged_at_the_end() -> None:
+    """Whether a method stops may be chosen from what it saw, so a plan costs what all of it costs."""
+    planned = [gaussian(3.0, 1, "poisson"), gaussian(2.0, 1, "poisson")]
+    ledger = Ledger(PlannedFilter(planned))
+    ledger.spend(planned[0], 7)
+    ledger.close()
+    assert ledger.entries == [Entry(planned[0], "train", 7), Entry(planned[1], "train", 7)]
+    for unplanned in (Ledger(), Ledger(RhoFilter(1.0))):
+        unplanned.spend(gaussian(3.0))
+        unplanned.close()
+        assert len(unplanned.entries) == 1
+
+
+def test_a_rho_filter_of_gaussians_counts_the_gaussian_that_a_pure_release_is() -> None:
+    """Dong, Roth and Su 2022, Proposition 2.10: dearer than the eps^2 / 2 or eps^2 / 8 that rho alone asks for."""
+    pure = Release(PureDP(0.5, "zero-out", "exponential"))
+    mu = 2 * norm.ppf(math.exp(0.5) / (1 + math.exp(0.5)))
+    for budget, fits in ((mu**2 / 2 * (1 + 1e-9), True), (mu**2 / 2 * (1 - 1e-9), False)):
+        assert Ledger(GaussianRhoFilter(budget)).admits([pure]) is fits
+        assert Ledger(RhoFilter(budget)).admits([pure])
+    assert Ledger(GaussianRhoFilter(0.5)).admits([gaussian(1.0)])
+    assert not Ledger(GaussianRhoFilter(0.5)).admits([gaussian(0.999)])
+
+
 ENTRIES = st.lists(
     st.builds(
         Entry,
         st.builds(gaussian, st.floats(1e-6, 1e6), st.integers(0, 10**6), st.sampled_from(["full", "shuffle"])),
         st.sampled_from(["before", "train"]),
         st.none() | st.integers(0, 10**6),
+        st.none() | st.builds(ZeroConcentrated, st.floats(0, 1e6), st.just("zero-out")),
     ),
     max_size=20,
 )
@@ -199,6 +242,8 @@ def test_a_file_gives_back_every_entry_of_every_trial(first: list[Entry], second
         '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "phase": "later"}',
         '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "epoch": -1}',
         '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "epoch": "one"}',
+        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "within": "rho"}',
+        '{"mechanism": "gaussian", "noise_multiplier": 1, "adjacency": "zero-out", "within": {"mechanism": "zcdp"}}',
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, damage: str) -> None:

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, Batching, GaussianSum, Mechanism, PureDP, Release
+from dpsgd_cli.privacy.mechanism import (
+    Adjacency,
+    ApproximateDP,
+    Batching,
+    GaussianSum,
+    Mechanism,
+    PureDP,
+    Release,
+    ZeroConcentrated,
+)
 
 BATCHINGS: dict[Batching, Adjacency] = {
     "full": "add-remove",
@@ -82,6 +91,24 @@ def test_nothing_released_costs_nothing(name: str) -> None:
     assert accountant.epsilon([], 1e-5) == 0
     assert accountant.delta([], 0.0) == 0
     assert accountant.curve([], 1e-5) == []
+
+
+@everyone
+@RELAXED
+@given(rho=st.floats(1e-6, 20), count=st.integers(1, 20), log_delta=st.floats(-25, -1))
+def test_what_is_zcdp_and_nothing_more_is_priced_by_its_divergences_or_refused(
+    name: str, rho: float, count: int, log_delta: float
+) -> None:
+    """rho-zCDP bounds the divergences of a whole by those of the Gaussian of that rho, and no other test of it."""
+    whole, delta = [Release(ZeroConcentrated(rho, "add-remove"), count)], math.exp(log_delta)
+    alike = [Release(GaussianSum((2 * rho) ** -0.5, "add-remove"), count)]
+    if name not in ("zcdp", "zcdp-tight", "rdp", "rdp-markov"):
+        with pytest.raises(UnsupportedMechanism, match="chosen from what was released"):
+            accountants.get(name).epsilon(whole, delta)
+        return
+    accountant = accountants.get(name)
+    assert accountant.epsilon(whole, delta) == pytest.approx(accountant.epsilon(alike, delta), rel=1e-9)
+    assert accountant.delta(whole, 1.0) == pytest.approx(accountant.delta(alike, 1.0), rel=1e-9)
 
 
 @everyone

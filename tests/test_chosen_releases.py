@@ -1,0 +1,180 @@
+"""Methods that choose what to release from what they released: their budget is stated, and not what they spent."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dpsgd_cli import experiment
+from dpsgd_cli.main import main
+from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.ledger import entries_from_lines
+from dpsgd_cli.privacy.mechanism import merge
+from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.results import store
+from tests.conftest import GRADIENT, WAYS, Train, WriteRecipe
+
+# One gradient and one selection take four fifths of this budget, so that a fifth is left.
+AGD = ["data.name=breast-cancer", "data.preprocess=[{scale: {by: bounds}}]", "runtime.threads=1", "repeats=2",
+       "folds=null", "data.split={test: 0.2}", "privacy.budget={epsilon: 2, delta: 1e-5}", "privacy.accountant=zcdp",
+       "method.splits=1.25", "method.gradient_share=0.5"]  # fmt: skip
+
+
+def account(*args: object) -> Result:
+    return CliRunner().invoke(main, ["account", *map(str, args)])
+
+
+def rows(*args: object) -> dict[str, dict[str, Any]]:
+    result = account(*args, "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    return {row["accountant"]: row for row in json.loads(result.stdout)}
+
+
+def table(directory: Path, name: str) -> list[dict[str, str]]:
+    with (directory / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def spent(directory: Path, accountant: str) -> float:
+    """What the dearest trial's releases would cost, had they been fixed beforehand."""
+    lines = (directory / "ledger.jsonl").read_text().splitlines()
+    trials = [merge([e.release for e in own]) for own in entries_from_lines(lines, "ledger").values()]
+    return max(accountants.get(accountant).epsilon(own, 1e-5) for own in trials)
+
+
+@pytest.fixture
+def agd(tmp_path: Path) -> Path:
+    """A finished DP-AGD of a budget of epsilon 2."""
+    return experiment.run(load_recipe("lee2018/dp-agd-better", AGD), experiment.Options(tmp_path))
+
+
+def test_account_states_the_budget_of_a_result_and_nobody_the_sum(agd: Path) -> None:
+    assert spent(agd, "zcdp") < 1.9
+    for source in (agd, agd / "ledger.jsonl"):
+        found = rows(source, "--delta", "1e-5")
+        priced = {name for name, row in found.items() if row["epsilon"] is not None}
+        assert priced == {"zcdp", "rdp"}
+        assert found["zcdp"]["epsilon"] == pytest.approx(2, rel=1e-9) and found["zcdp"]["epsilon"] <= 2
+        assert found["zcdp"]["bound"] == "upper"
+        assert found["pld"]["note"].startswith("refused: what is released is chosen from what was released")
+    assert rows(agd) == {name: row | {"source": agd.name} for name, row in rows(agd, "--delta", "1e-5").items()}
+
+
+def test_the_gate_judges_the_budget(agd: Path) -> None:
+    zcdp = ("--accountant", "zcdp", "--max-epsilon")
+    assert account(agd, *zcdp, "2").exit_code == 0
+    assert account(agd, *zcdp, "1.99").exit_code == 1
+    least = rows(agd)["rdp"]["epsilon"]
+    assert account(agd, "--max-epsilon", spent(agd, "pld")).exit_code == 1
+    assert account(agd, "--max-epsilon", least).exit_code == 0
+
+
+def test_several_trials_are_that_many_budgets_and_there_is_no_curve(agd: Path) -> None:
+    one, both = (rows(agd, "--accountant", "zcdp", "--trials", n)["zcdp"]["rho"] for n in ("1", "all"))
+    assert both == pytest.approx(2 * one, rel=1e-12)
+    assert rows(agd, "--best-of", "5")["rdp"]["epsilon"] > rows(agd)["rdp"]["epsilon"]
+    recipe = ("lee2018/dp-agd-better", *AGD)
+    assert rows(*recipe)["zcdp"]["epsilon"] == rows(agd)["zcdp"]["epsilon"]
+    assert rows(*recipe, "--trials", "3")["zcdp"]["rho"] == pytest.approx(3 * one, rel=1e-12)
+    for source in ([agd], recipe):
+        refused = account(*source, "--curve")
+        assert refused.exit_code == 2
+        assert "no curve by epoch: it chooses what to release from what it released" in refused.stderr
+
+
+def test_a_result_states_the_budget_and_names_what_was_spent(agd: Path) -> None:
+    privacy, trials = store.read_document(agd)["privacy"], table(agd, "trials.csv")
+    assert privacy["epsilon"] == pytest.approx(2, rel=1e-9)
+    assert privacy["spent"]["epsilon"] == pytest.approx(spent(agd, "zcdp"), rel=1e-9)
+    assert set(privacy["spent"]["parts"]) == {"gradient", "step"}
+    assert "parts" not in privacy
+    assert {float(row["epsilon"]) for row in trials} == {privacy["epsilon"]}
+    assert max(float(row["spent_rho"]) for row in trials) == pytest.approx(privacy["spent"]["rho"])
+    assert privacy["spent"]["rho"] < privacy["rho"]
+
+
+def test_compare_states_the_budget_of_new_and_of_old_results(agd: Path, tmp_path: Path) -> None:
+    new = store.read_document(agd)
+    age(agd)
+    assert store.read_document(agd) == new
+    report = tmp_path / "page.html"
+    done = CliRunner().invoke(main, ["compare", str(agd), "--out", str(tmp_path / "c"), "--report", str(report)])
+    assert done.exit_code == 0, done.output
+    assert "<dd>at most 2 at delta 1e-05" in report.read_text()
+    assert "<dd>it chooses what to release from what it released" in report.read_text()
+    assert f"at most {spent(agd, 'zcdp'):.4g}" not in report.read_text()
+
+
+def age(directory: Path) -> None:
+    """Rewrite a result as it was written before budgets were stated."""
+    document = json.loads((directory / "result.json").read_text())
+    told = document["privacy"].pop("spent")
+    document["privacy"] |= told
+    document["trials"] = [
+        {k: v for k, v in row.items() if not k.startswith("spent_")}
+        | {"epsilon": row["spent_epsilon"], "rho": row["spent_rho"]}
+        for row in document["trials"]
+    ]
+    (directory / "result.json").write_text(json.dumps(document))
+    lines = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
+    assert all(line.pop("within")["mechanism"] in ("zcdp", "gaussian") for line in lines)
+    (directory / "ledger.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_a_schedule_that_follows_validation_is_one_gaussian_of_its_budget(
+    train: Train, write_recipe: WriteRecipe
+) -> None:
+    directory = train(write_recipe(**WAYS["shuffle-validation"]))
+    new = store.read_document(directory)
+    expected = accountants.get("gaussian").epsilon([*_of_rho(0.5)], 1e-3)
+    found = rows(directory)
+    for name in ("gaussian", "pld"):
+        assert found[name]["epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert new["privacy"]["epsilon"] == found["gaussian"]["epsilon"]
+    assert new["privacy"]["spent"]["rho"] <= new["privacy"]["rho"] == pytest.approx(0.5, rel=1e-14)
+    age(directory)
+    assert store.read_document(directory) == new
+
+
+def _of_rho(rho: float) -> list[Any]:
+    from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+
+    return [Release(GaussianSum((2 * rho) ** -0.5, "zero-out"))]
+
+
+OWN = """
+from dpsgd_cli.methods.dp_sgd import DpSgd
+
+class Short(DpSgd):
+    @property
+    def finished(self):
+        return self._done >= 1
+"""
+
+
+@pytest.mark.parametrize("batching", ["poisson", "shuffle"])
+def test_a_users_own_method_that_stops_when_it_likes_costs_its_whole_plan_or_budget(
+    train: Train, write_recipe: WriteRecipe, tmp_path: Path, batching: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    own = GRADIENT | {"kind": "python", "file": "own.py", "factory": "Short", "batching": batching}
+    privacy = {"budget": {"epsilon": 4, "delta": 1e-3}, "schedule": {"kind": "uniform", "initial": 3}}
+    directory = train(write_recipe(method=own, privacy=privacy))
+    document = store.read_document(directory)
+    assert {row["epochs"] for row in document["trials"]} == {1}
+    plain = GRADIENT | {"batching": batching}
+    whole = load_recipe(str(write_recipe(method=plain, privacy=privacy)))
+    plan, _ = experiment.plan_recipe(whole)
+    assert plan is not None
+    planned = plan.guarantee().epsilon
+    stated = document["privacy"]["epsilon"]
+    assert stated == rows(directory)["pld" if batching == "poisson" else "gaussian"]["epsilon"]
+    if batching == "poisson":
+        assert stated == pytest.approx(planned, rel=1e-6)
+    else:
+        assert planned < 3.9 < stated <= 4
