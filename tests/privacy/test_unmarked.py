@@ -25,7 +25,7 @@ def old_result(folder: Path, method: str, schedule: str, accountant: str, budget
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     stated = {"budget": budget, "accountant": accountant, "adjacency": "zero-out", "budget_covers": "total"}
     (folder / "result.json").write_text(json.dumps({"privacy": stated}))
-    entries = [Entry(Release(GaussianSum(50.0, "zero-out")), phase) for phase in ("before", "train")]  # type: ignore[arg-type]
+    entries = [Entry(Release(GaussianSum(50.0, "zero-out")), phase) for phase in ("before", "train")]
     (folder / "ledger.jsonl").write_text("\n".join(to_lines(entries, 0, 0)))
     return folder / "ledger.jsonl"
 
