@@ -27,6 +27,7 @@ from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
+from dpsgd_cli.wording import count
 
 RECORDS, FEATURES = 48_842, 108
 
@@ -71,7 +72,8 @@ def gradients() -> None:
         risk = LinearRisk(Rows(rows.z, None, rows.norms, weights), margin_loss("logistic"))
         values, bounds = torch.zeros(trials, FEATURES + 1), torch.ones(trials)
         wall, own = timed(lambda risk=risk, v=values, b=bounds: risk.gradient_sums_at(v, b), 20)  # type: ignore[misc]
-        print(f"{f'dpsgd, {trials} trial(s)' + (' with folds' if weights is not None else ''):<42}", end="")
+        what = f"dpsgd, {count(trials, 'trial')}{' with folds' if weights is not None else ''}"
+        print(f"{what:<42}", end="")
         print(f"{wall / trials:>10.2f}{own / trials:>10.2f}")
 
 

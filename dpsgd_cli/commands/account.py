@@ -253,7 +253,7 @@ def _trial_count(text: str, case: Case) -> int:
     if isinstance(case, LedgerCase):
         if text != "all":
             raise UsageError(
-                f"--trials {text}: {case.label} records its trials; give all, or leave it out for the dearest"
+                f"--trials {text}: {case.label} records its trials; give all, or leave it out for the most expensive"
             )
         return len(case.entries)
     if text == "all":

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import click
 
+from dpsgd_cli.wording import count
+
 # one line each: what an epoch of it is charged, by which accountants, and under which adjacency
 CLAIMS = {
     "shuffle": "an epoch is one Gaussian (zcdp, gaussian, rdp, pld); zero-out or replace-one",
@@ -39,7 +41,7 @@ def command(records: int, batch_size: int, seed: int) -> None:
         seen = [number for batch in batches for number in batch]
         missing, several = records - len(set(seen)), len({n for n in seen if seen.count(n) > 1})
         click.echo(f"{kind:<8} {shown}")
-        click.echo(f"         {missing} records in no batch, {several} in several; {CLAIMS[kind]}")
+        click.echo(f"         {count(missing, 'record')} in no batch, {several} in several; {CLAIMS[kind]}")
 
 
 def draw(records: int, batch_size: int, seed: int) -> dict[str, list[list[int]]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpsgd_cli.errors import RunError
+from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
     from dpsgd_cli.sweep.session import Session
@@ -71,7 +72,7 @@ def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dr
     with kill_is_interrupt():
         failed = _run(session, **how)
     if failed:
-        raise RunError(f"{failed} of {len(session.cells)} cells failed; --retry-failed tries them again")
+        raise RunError(f"{failed} of {count(len(session.cells), 'cell')} failed; --retry-failed tries them again")
 
 
 @command.command()
@@ -87,8 +88,8 @@ def status(folder: Path) -> None:
 
     for found in statuses(folder):
         click.echo(
-            f"{found.sweep}: {found.done} of {found.cells} cells done ({found.done_trials} of {found.trials} trials),"
-            f" {len(found.failed)} failed, {found.missing} missing"
+            f"{found.sweep}: {found.done} of {count(found.cells, 'cell')} done ({found.done_trials} of"
+            f" {count(found.trials, 'trial')}), {len(found.failed)} failed, {found.missing} missing"
         )
         for failure in found.failed:
             click.echo(f"  failed  {failure['directory']}: {failure['error'].splitlines()[0]}")
@@ -146,8 +147,8 @@ class _Progress:
         rate = self._done_trials / spent if spent > 0 else 0.0
         left = spent / self._done * (self._packs - self._done)
         click.echo(
-            f"pack {self._done}/{self._packs}: {len(outcome.done)} cells, {outcome.trials} trials in"
-            f" {outcome.seconds:.1f} s; {self._done_trials} of {self._trials} trials done, {self._failed} cells failed,"
-            f" {rate:.3g} trials/s, about {left:.0f} s left",
+            f"pack {self._done}/{self._packs}: {count(len(outcome.done), 'cell')}, {count(outcome.trials, 'trial')}"
+            f" in {outcome.seconds:.1f} s; {self._done_trials} of {count(self._trials, 'trial')} done,"
+            f" {count(self._failed, 'cell')} failed, {rate:.3g} trials/s, about {left:.0f} s left",
             err=True,
         )

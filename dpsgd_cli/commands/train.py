@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from dpsgd_cli.wording import count
+
 
 @click.command("train")
 @click.argument("recipe")
@@ -50,7 +52,9 @@ def command(
             raise UsageError("--dry-run is for one process; start it without torchrun")
         plan, outline = experiment.rehearse(loaded)
         if plan is None:
-            click.echo(f"{loaded.recipe.name}: {loaded.recipe.epochs} epochs without any privacy; nothing to price")
+            length = loaded.recipe.epochs
+            trained = count(length, "epoch") if isinstance(length, int) else length
+            click.echo(f"{loaded.recipe.name}: {trained} without any privacy; nothing to price")
         else:
             click.echo(summary.plan_text(plan, loaded.recipe.name, declarations(loaded.recipe, outline)))
         return

@@ -15,6 +15,7 @@ from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.wording import count
 
 
 def read(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
@@ -73,7 +74,7 @@ def _check_arrays(pairs: list[tuple[np.ndarray, np.ndarray]], path: Path) -> Non
         finite = np.isfinite(flatten(x)).all(axis=1)
         if not finite.all():
             raise DataError(
-                f"{path}: {int((~finite).sum())} rows of x hold NaN or infinite values, the first is row"
+                f"{path}: NaN or infinite values in {count(int((~finite).sum()), 'row')} of x, the first is row"
                 f" {int((~finite).argmax()) + 1}; fill them or leave those rows out"
             )
 

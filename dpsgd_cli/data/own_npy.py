@@ -16,6 +16,7 @@ from dpsgd_cli.data.dataset import Layout
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, Selection, Stored
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.wording import count
 
 _MOST_VALUES = 1000
 
@@ -69,8 +70,8 @@ def _check_features(x: Stored) -> str:
     found = _inspected(x, values=False)
     if found["bad"]:
         raise DataError(
-            f"{x.path}: {found['bad']} values are NaN or infinite, the first in row {found['first'] // per_row + 1};"
-            " fill them or leave those rows out"
+            f"{x.path}: NaN or infinite: {count(found['bad'], 'value')}, the first in row"
+            f" {found['first'] // per_row + 1}; fill them or leave those rows out"
         )
     return str(found["sha256"])
 

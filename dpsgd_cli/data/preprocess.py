@@ -18,6 +18,7 @@ from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum
 from dpsgd_cli.recipe import schema
+from dpsgd_cli.wording import count
 
 
 class ExpandCategories(Step):
@@ -193,7 +194,9 @@ class Project(PrivateStep):
     def plan(self, layout: Layout) -> Layout:
         refuse_codes("pca", layout)
         if self.components > layout.features:
-            raise DataError(f"pca: components is {self.components}, but the data have {layout.features} features")
+            raise DataError(
+                f"pca: components is {self.components}, but the data have {count(layout.features, 'feature')}"
+            )
         return Layout((self.components,))
 
     def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:

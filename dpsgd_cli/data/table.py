@@ -13,6 +13,7 @@ import numpy as np
 
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,8 +79,8 @@ def to_codes(series: pd.Series, column: Column) -> np.ndarray:
     value = series.iloc[row]
     if pd.isna(value) or value == "":
         raise DataError(
-            f"categorical column {column.name!r} has {int((codes < 0).sum())} cells without a listed value, the first"
-            f" (data row {row + 1}) is empty; fill it, or list '' among the values"
+            f"categorical column {column.name!r} has {count(int((codes < 0).sum()), 'cell')} without a listed value,"
+            f" the first (data row {row + 1}) is empty; fill it, or list '' among the values"
         )
     raise DataError(
         f"categorical column {column.name!r} holds {str(value)!r} in data row {row + 1}, which is not among its public"
@@ -101,7 +102,7 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
     where = f"label column {series.name!r}"
     if missing.any():
         raise DataError(
-            f"{where} has {int(missing.sum())} missing labels, first in data row {int(missing.argmax()) + 1};"
+            f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row {int(missing.argmax()) + 1};"
             " leave those rows out"
         )
     texts = _whole(texts, where)

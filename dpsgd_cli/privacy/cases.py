@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
+from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.solving import Target
@@ -100,7 +101,9 @@ class Together(Case):
     def __post_init__(self) -> None:
         for name in ("delta", "label", "batching", "covers_before"):
             object.__setattr__(self, name, getattr(self.case, name))
-        object.__setattr__(self, "subject", f"{self.case.subject.split('; ')[0]}; {self.count} trials together")
+        object.__setattr__(
+            self, "subject", f"{self.case.subject.split('; ')[0]}; {count(self.count, 'trial')} together"
+        )
 
     def trials(self) -> list[list[Release]]:
         made = self.case.trials()
@@ -151,8 +154,9 @@ class FlagCase(Case):
         """The setting in words."""
         noise = "noise multiplier to be found" if self.noise_multiplier is None else f"z {self.noise_multiplier:.8g}"
         rate = "" if self.sampling_rate is None else f", sampling rate {self.sampling_rate:.6g}"
-        steps = f"{self.steps} steps" if self.steps is not None else f"{self.epochs} epochs"
-        length = "length to be found" if self.steps is None and self.epochs is None else steps
+        length = "length to be found"
+        if self.steps is not None or self.epochs is not None:
+            length = count(self.epochs or 0, "epoch") if self.steps is None else count(self.steps, "step")
         return f"{self.batching} batches, {noise}{rate}, {length}, delta {self.delta:g}"
 
     @property

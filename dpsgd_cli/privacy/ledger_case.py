@@ -14,6 +14,7 @@ from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.privacy.cases import CHOSEN, Case
 from dpsgd_cli.privacy.ledger import Entry, bounding, read_entries
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.wording import count
 
 DEFAULT_DELTA = 1e-5
 
@@ -39,7 +40,9 @@ class LedgerCase(Case):
     def subject(self) -> str:  # type: ignore[override]
         """What was found."""
         files = f"{len(self.paths)} ledgers, " if len(self.paths) > 1 else ""
-        return f"{self.label}: {files}{len(self.entries)} trial(s), delta {self.delta:g}; the dearest trial is stated"
+        trials = count(len(self.entries), "trial")
+        stated = "; the most expensive trial is stated" if len(self.entries) > 1 else ""
+        return f"{self.label}: {files}{trials}, delta {self.delta:g}{stated}"
 
     @property
     def batching(self) -> str:  # type: ignore[override]

@@ -33,6 +33,7 @@ from dpsgd_cli.privacy.ledger import Filter, Ledger, mu_squared_of
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Mechanism, Release
 from dpsgd_cli.privacy.schedule_solver import solve_schedule
 from dpsgd_cli.recipe import schema
+from dpsgd_cli.wording import count
 
 MOST_EPOCHS = 100_000
 DEFAULT_ADJACENCY: dict[str, Adjacency] = {
@@ -210,8 +211,9 @@ class _Draft:
         if not self._fits(multipliers):
             fitting = self._epochs_that_fit(kind, len(multipliers))
             raise InfeasibleBudget(
-                f"{len(multipliers)} epochs of this schedule pass the budget ({describe(self.privacy.budget)});"
-                f" {fitting} fit: train fewer epochs, add noise, raise the budget, or use epochs: until-budget"
+                f"{count(len(multipliers), 'epoch')} of this schedule would pass the budget"
+                f" ({describe(self.privacy.budget)}); {fitting} fit: train fewer epochs, add noise, raise the"
+                " budget, or use epochs: until-budget"
             )
         return plan
 

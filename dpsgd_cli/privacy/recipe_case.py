@@ -16,6 +16,7 @@ from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.solving import Target
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.wording import count
 
 _DECAY_DIRECTION = {
     "time": DEARER_UPWARDS,
@@ -46,8 +47,9 @@ class RecipeCase(Case):
             plan = self.plan
         except InfeasibleBudget as error:
             return f"{self.recipe.name}: as it stands, {error}"
-        before = f", {len(plan.before)} private preprocessing release(s)" if plan.before else ""
-        length = f"{len(plan.epochs)} epochs of {plan.sampling.steps_per_epoch} step(s)" if plan.epochs else "adaptive"
+        before = f", {count(len(plan.before), 'private preprocessing release')}" if plan.before else ""
+        steps = count(plan.sampling.steps_per_epoch, "step")
+        length = f"{count(len(plan.epochs), 'epoch')} of {steps}" if plan.epochs else "adaptive"
         return f"{self.recipe.name}: {length}, {plan.sampling.batching} batches{before}, delta {self.delta:g}"
 
     @property

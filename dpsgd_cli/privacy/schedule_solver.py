@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy import schedule as schedules
 from dpsgd_cli.recipe import schema
+from dpsgd_cli.wording import count
 
 Fits = Callable[[list[float]], bool]
 _MOST = 1e9
@@ -84,8 +85,8 @@ def solve_schedule(schedule: schema.Schedule, epochs: int, fits: Fits, precision
         value = _best(affordable, search, precision)
     if math.isnan(value):
         raise InfeasibleBudget(
-            f"no value of privacy.schedule.{path} lets {epochs} epochs fit the budget: raise the budget, train fewer"
-            " epochs, or start with more noise"
+            f"no value of privacy.schedule.{path} lets {count(epochs, 'epoch')} fit the budget: raise the budget,"
+            " train fewer epochs, or start with more noise"
         )
     return schedules.with_number(schedule, path, value)
 

@@ -23,6 +23,7 @@ from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.scaling import least_factor, scaled_schedule
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
+from dpsgd_cli.wording import count
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ class _Fixed:
     @property
     def label(self) -> str:
         """What to say of it in a table."""
-        length = "" if self.plan is None or self.epochs != "until-budget" else f"{len(self.plan.epochs)} epochs, "
+        length = (
+            "" if self.plan is None or self.epochs != "until-budget" else f"{count(len(self.plan.epochs), 'epoch')}, "
+        )
         noise = "all noise scaled" if self._is_scaled else "first noise solved"
         return f" ({length}{'noise solved' if isinstance(self.schedule, schema.Uniform) else noise})"
 

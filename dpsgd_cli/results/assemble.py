@@ -27,6 +27,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import origin, prices
 from dpsgd_cli.results.parts import parts
 from dpsgd_cli.results.result import Result, Row, summarise_trials
+from dpsgd_cli.wording import count
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _warnings(finished: Finished, trials: list[Row]) -> list[str]:
 def _nonprivate_warnings(finished: Finished) -> list[str]:
     """The same, where saying it tells something of the training rows."""
     bad = sum(sum(record.counts["nonfinite"]) for record in finished.history)
-    return [f"{int(bad)} per-example gradients were not finite and were replaced by zero"] if bad else []
+    return [f"not finite and replaced by zero: {count(int(bad), 'per-example gradient')}"] if bad else []
 
 
 def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[Spending]:

@@ -16,7 +16,7 @@ from dpsgd_cli.results.result import Row
 
 
 def parts(ledgers: Sequence[Ledger], accountant: str, delta: float) -> Row:
-    """Epsilon at `delta` and rho of each label (`pca`, `gradient`, ...) of mechanisms, in the dearest trial.
+    """Epsilon at `delta` and rho of each label (`pca`, `gradient`, ...) of mechanisms, in the most expensive trial.
 
     None stands for no finite epsilon, or for releases that have no rho.
     """

@@ -10,13 +10,14 @@ from dpsgd_cli.privacy.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.rounding import epsilon_text, metric_text
+from dpsgd_cli.wording import count
 
 _SHOWN = ("test_accuracy", "test_loss", "test_mae", "nonprivate_train_accuracy")
 
 
 def result_text(document: Row, directory: Path) -> str:
     """What a user wants to see of `result.json` first."""
-    lines = [f"{document['name']}: {len(document['trials'])} trial(s), {_lengths(document['trials'])}"]
+    lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
     metrics = document["metrics"]
     lines += [f"  {name:<26}{_metric(metrics[name])}" for name in _SHOWN if name in metrics]
     lines += _privacy_lines(document["privacy"])
@@ -26,13 +27,15 @@ def result_text(document: Row, directory: Path) -> str:
 
 def _lengths(trials: Sequence[Row]) -> str:
     lengths = sorted({row["epochs"] for row in trials})
-    return f"{lengths[0]} epochs" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} epochs"
+    return count(lengths[0], "epoch") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} epochs"
 
 
 def _metric(metric: Row) -> str:
     if metric["mean"] is None:
         return "none: not every trial stayed finite"
-    spread = "" if metric["ci95"] is None else f" +- {metric_text(metric['ci95'])} (95% of {metric['n']})"
+    spread = (
+        "" if metric["ci95"] is None else f" +- {metric_text(metric['ci95'])} (95% CI, {count(metric['n'], 'trial')})"
+    )
     return f"{metric_text(metric['mean'])}{spread}"
 
 
@@ -81,7 +84,7 @@ def plan_text(plan: Plan, name: str, declarations: Sequence[str]) -> str:
     size = "all" if sampling.batching == "full" else str(sampling.batch_size)
     lines = [
         f"{name}: {_planned_length(plan)}",
-        f"  sampler                   {sampling.batching}, {size} of {sampling.records} records"
+        f"  sampler                   {sampling.batching}, {size} of {count(sampling.records, 'record')}"
         + (f", rate {sampling.rate:.6g}" if sampling.batching == "poisson" else ""),
         f"  adjacency                 {sampling.adjacency}",
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
@@ -107,10 +110,10 @@ def _released(release: Release) -> str:
 
 def _planned_length(plan: Plan) -> str:
     """A plan that decides while it runs knows the most at best."""
-    steps = f"epochs of {plan.sampling.steps_per_epoch} step(s)"
+    steps = f"of {count(plan.sampling.steps_per_epoch, 'step')}"
     if plan.epochs:
-        return f"{len(plan.epochs)} {steps}"
-    return f"at most {plan.most_epochs} {steps}" if plan.most_epochs else "until the budget is spent"
+        return f"{count(len(plan.epochs), 'epoch')} {steps}"
+    return f"at most {count(plan.most_epochs, 'epoch')} {steps}" if plan.most_epochs else "until the budget is spent"
 
 
 def _multiplier_lines(plan: Plan) -> list[str]:

@@ -21,6 +21,7 @@ from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned, shared_planner
 from dpsgd_cli.sweep.schema import Sweep
+from dpsgd_cli.wording import count
 
 
 def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Planned]) -> dict[str, Any]:
@@ -129,7 +130,9 @@ def privacy_lines(privacy: dict[str, Any]) -> list[str]:
         if told["epsilon"] is None:
             lines.append(f"{title:<25} no statement: {told.get('note', 'no accountant covers it')}")
         else:
-            extra = f"; {told['kind']}" if "kind" in told else f", {told['trials']} trials; {told['accountant']}"
+            extra = (
+                f"; {told['kind']}" if "kind" in told else f", {count(told['trials'], 'trial')}; {told['accountant']}"
+            )
             extra += "; EXPERIMENT: its seed is known" if told.get("randomness", "secure") != "secure" else ""
             lines.append(
                 f"{title:<25} epsilon {epsilon_text(told['epsilon'])} at delta {told['delta']:g}"

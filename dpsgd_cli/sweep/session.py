@@ -21,6 +21,7 @@ from dpsgd_cli.sweep.planning import Planned
 from dpsgd_cli.sweep.rehearsal import Rehearsals
 from dpsgd_cli.sweep.running import Job, is_open
 from dpsgd_cli.sweep.schema import RandomStopping, Sweep
+from dpsgd_cli.wording import count
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,11 @@ class Session:
                 planned[left[0].cell.directory] = Planned(left[0].cell, error=error)
             total, unknown = total + (seconds or 0.0), unknown or seconds is None
             about = "time unknown" if seconds is None else f"about {seconds:.1f} s"
-            lines.append(f"pack {number}: {len(pack.cells)} cells, {pack.trials} trials, {about}")
+            lines.append(f"pack {number}: {count(len(pack.cells), 'cell')}, {count(pack.trials, 'trial')}, {about}")
             lines += [f"  {self._described(one)}" for one in members]
         trials = sum(cell.trials for cell in cells)
         time = "" if unknown else f", about {total:.0f} s of training and evaluation on this machine"
-        lines.append(f"{self.sweep.name}: {len(cells)} cells, {trials} trials{time}")
+        lines.append(f"{self.sweep.name}: {count(len(cells), 'cell')}, {count(trials, 'trial')}{time}")
         if isinstance(select, RandomStopping):
             lines.append(f"{self.sweep.name}: runs of cells are drawn when it begins, {select.mean:g} on average")
         problems = [f"{self.source}: {cell.label}: {error}" for cell, error in report.problems(list(planned.values()))]
@@ -166,7 +167,7 @@ class Session:
 
     def _described(self, planned: Planned) -> str:
         cell = planned.cell
-        begin = f"{cell.number:>4}  {cell.label}: {cell.trials} trials"
+        begin = f"{cell.number:>4}  {cell.label}: {count(cell.trials, 'trial')}"
         if planned.error is not None:
             return f"{begin}; ERROR, see below"
         if planned.plan is None:
@@ -176,6 +177,6 @@ class Session:
         if plan.noise_multipliers and max(plan.noise_multipliers) != min(plan.noise_multipliers):
             noise += f" to {max(plan.noise_multipliers):.5g}"
         told = plan.guarantee()
-        state = "done" if self._is_done(cell) else f"{len(plan.epochs)} epochs"
+        state = "done" if self._is_done(cell) else count(len(plan.epochs), "epoch")
         price = f"epsilon {epsilon_text(told.epsilon)} at delta {plan.delta:g} ({told.accountant})"
         return f"{begin}, {state}, noise {noise}, {price}"

@@ -154,7 +154,7 @@ def test_noise_for_a_rho_is_exact() -> None:
 )
 def test_table_two(tmp_path: Path, kind: str, epochs: int) -> None:
     result = run(recipe(tmp_path, SCHEDULES[kind]), "--accountant", "zcdp")
-    assert f"shuffled: {epochs} epochs of 100 step(s)" in result.stdout
+    assert f"shuffled: {epochs} epochs of 100 steps" in result.stdout
     free = rows(recipe(tmp_path, SCHEDULES[kind]), "--solve", "epochs", "--accountant", "zcdp")
     assert free["zcdp"]["epochs"] == epochs
 

@@ -164,7 +164,7 @@ MISTAKES: dict[str, tuple[dict[str, Any] | Callable[[Path], None], list[str], in
         {"privacy": {"budget": {"epsilon": 2, "delta": 1e-3}, "schedule": UNIFORM["schedule"], "accountant": "rdp"}},
         ["epochs=500"],
         2,
-        "500 epochs of this schedule pass the budget (epsilon 2 at delta 0.001);",
+        "500 epochs of this schedule would pass the budget (epsilon 2 at delta 0.001);",
     ),
     "budget below the preprocessing": (
         {"data": OWN | {"preprocess": PCA}} | budget(epsilon=0.5, delta=1e-3),

@@ -110,7 +110,7 @@ def test_constant_columns_are_allowed(tmp_path: Path) -> None:
         ("a,y\n1,x\nNA,z\n", {}, r"column 'a' has 1 missing value, first in data row 2"),
         ("a,y\n1,x\ninf,z\n", {}, r"missing or infinite value"),
         ("a,y\n1,0.5\n2,1\n", {}, r"own.csv: label column 'y' holds 0.5, which is not a class"),
-        ("a,y\n1,u\n2,\n", {}, r"label column 'y' has 1 missing labels, first in data row 2"),
+        ("a,y\n1,u\n2,\n", {}, r"label column 'y' has 1 missing label, first in data row 2"),
     ],
 )
 def test_bad_tables(tmp_path: Path, content: str | bytes, data: dict[str, Any], message: str) -> None:
@@ -177,7 +177,7 @@ def test_arrays_of_bytes_have_public_bounds(tmp_path: Path) -> None:
         (
             {"x": np.where(X == 9, np.nan, X), "y": Y},
             {},
-            r"1 rows of x hold NaN or infinite values, the first is row 2",
+            r"NaN or infinite values in 1 row of x, the first is row 2",
         ),
         ({"x": X, "y": Y, "x_test": X[:, 0], "y_test": Y}, {}, "test rows have shape"),
         ({"x": X, "y": Y + 0.5}, {}, "4.5|2.5"),

@@ -46,7 +46,7 @@ def test_unlisted_and_empty_categories() -> None:
     column = Column("job", values=("True", "False"))
     with pytest.raises(DataError, match=r"holds 'yes' in data row 1.*\(YAML reads yes, no"):
         table.to_codes(pd.Series(["yes", "no"], name="job"), column)
-    with pytest.raises(DataError, match=r"1 cells without a listed value, the first \(data row 2\) is empty"):
+    with pytest.raises(DataError, match=r"1 cell without a listed value, the first \(data row 2\) is empty"):
         table.to_codes(pd.Series(["True", None], name="job"), column)
     assert table.to_codes(pd.Series([True, False]), column).tolist() == [0, 1]
     assert table.to_codes(pd.Series([2.0, 1.0]), Column("n", values=("1", "2"))).tolist() == [1, 0]
@@ -74,8 +74,8 @@ def test_labels(labels: list[Any], given: list[Any] | None, indices: list[int], 
     ("labels", "given", "message"),
     [
         ([0.5, 1.0, 2.0], None, "holds 0.5, which is not a class; for numeric targets set data.task: regression"),
-        ([0.0, np.nan, 1.0], None, "1 missing labels, first in data row 2"),
-        (["a", "", "b"], None, "1 missing labels, first in data row 2"),
+        ([0.0, np.nan, 1.0], None, "1 missing label, first in data row 2"),
+        (["a", "", "b"], None, "1 missing label, first in data row 2"),
         (["a", "a", "a"], None, "training needs at least two classes"),
         (["a", "b", "x"], ["a", "b"], r"holds 'x' in data row 3, which is not among the classes \['a', 'b'\]"),
         ([str(i) + "n" for i in range(60)], None, "60 different values in 60 rows: these are not classes"),

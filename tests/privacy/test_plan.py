@@ -107,7 +107,7 @@ def test_until_budget_trains_as_long_as_the_budget_lasts_and_no_longer(
     try:
         found = plan(batching, before=before, **given_privacy)
     except InfeasibleBudget:
-        with pytest.raises(InfeasibleBudget, match="1 epochs of this schedule pass the budget"):
+        with pytest.raises(InfeasibleBudget, match="1 epoch of this schedule would pass the budget"):
             plan(batching, 1, before=before, **given_privacy)
         return
     assume(len(found.epochs) < 2000)

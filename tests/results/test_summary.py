@@ -35,8 +35,8 @@ def document(privacy: dict[str, Any] = PRIVACY, mean: float | None = 0.9125, epo
 def test_the_numbers_of_a_result() -> None:
     text = result_text(document(), Path("results/toy-1"))
     for part in (
-        "toy: 2 trial(s), 3 epochs",
-        "test_accuracy             0.9125 +- 0.0898 (95% of 2)",
+        "toy: 2 trials, 3 epochs",
+        "test_accuracy             0.9125 +- 0.0898 (95% CI, 2 trials)",
         "<= 3.0000 at delta 1e-05, rho 0.25",
         "zero-out (shuffle batches; gaussian)",
         "declared public           The moon is public.",
@@ -73,7 +73,7 @@ def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
     assert plan is not None
     text = plan_text(plan, "toy", outline.declarations)
     for part in (
-        "toy: 7 epochs of 4 step(s)",
+        "toy: 7 epochs of 4 steps",
         "poisson, 12 of 48 records, rate 0.25",
         "adjacency                 add-remove",
         "none for sampled batches",
