@@ -118,7 +118,8 @@ def _table_2(results: Results) -> Section:
         "",
         "Ours clip the whole gradient at 1, whiten the 60 directions by the released covariance, and learn at .15, so",
         "that all noise is accounted for within rho 0.78125. Where the PCA (rho 0.001953125) does not fit beside the",
-        "paper's epochs it is outside the budget, as in the paper, and in the total that is shown.",
+        "paper's epochs it is outside the budget, as in the paper, and in the total that is shown. The noise of",
+        "`validation` follows what it released, so its rho is its budget, and not what its trials spent of that.",
     ]
     return Section("Table II: schedules at rho = 0.78125 on MNIST", [*_rows(header, rows), *said])
 
