@@ -7,7 +7,7 @@ Not here: what is compared (`comparison.py`), pictures (`pictures.py`).
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from dpsgd_cli.privacy.cases import CHOSEN
 from dpsgd_cli.results.comparison import WORDS, Comparison, Entry
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.tables import notes, told_apart
+from dpsgd_cli.rounding import epsilon_text, metric_text
 
 TITLES = {
     "metric-by-epsilon": "What each budget buys",
@@ -91,23 +92,16 @@ def _table(comparison: Comparison) -> str:
     if len(deltas) == 1:
         renamed |= {name: f"{name} at delta {min(deltas):g}" for name in epsilons}
     priced = [*epsilons, "accountant"] if epsilons else []
-    columns = [
-        "method",
-        *told_apart(comparison),
-        *priced,
-        *told,
-        comparison.metric,
-        "n",
-        "difference",
-        "p_holm",
-        "verdict",
-    ]
+    columns = ["method", *told_apart(comparison), *priced, *told, comparison.metric, "n"]
+    columns += ["difference", "p_holm", "verdict"]
     spreads = {comparison.metric: "ci95", "difference": "difference_ci95"}
+    writes = dict.fromkeys(spreads, metric_text) | dict.fromkeys(epsilons, epsilon_text)
     head = "".join(_head(column, renamed.get(column, column), rows) for column in columns)
-    body = "\n".join(
-        f"<tr>{''.join(_cell(row[column], row.get(spreads.get(column, ''))) for column in columns)}</tr>"
+    lines = [
+        "".join(_cell(row[name], row.get(spreads.get(name, "")), writes.get(name, _short)) for name in columns)
         for row in rows
-    )
+    ]
+    body = "\n".join(f"<tr>{cells}</tr>" for cells in lines)
     table = f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
     return f'<div class="wide">{table}</div>'
 
@@ -121,17 +115,20 @@ def _words(comparison: Comparison) -> str:
     return WORDS.get(comparison.metric, comparison.metric)
 
 
-def _cell(value: Any, spread: float | None = None) -> str:
-    """A number with its interval, sorted by the number."""
+def _cell(value: Any, spread: float | None, write: Callable[[float], str]) -> str:
+    """A number with its interval, as `write` has it, sorted by the number."""
     if value is None:
         return "<td></td>"
     if isinstance(value, float):
-        half = "" if spread is None else f" \u00b1 {spread:.4f}"
-        shown = f"{value:.4f}{half}" if half else f"{value:.4g}"
+        shown = write(value) + ("" if spread is None else f" \u00b1 {metric_text(spread)}")
         return f'<td data-value="{value!r}">{shown}</td>'
     if isinstance(value, str):
         return f'<td class="text">{escape(value)}</td>'
     return f"<td>{value}</td>"
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def _figure(name: str, file: Path, words: str) -> str:
@@ -158,7 +155,7 @@ def _epsilon(entry: Entry) -> tuple[str, str]:
     if privacy["accountant"] is None:
         return "no privacy", "nothing protects the training data"
     relation = {"upper": "at most", "estimate": "about"}[privacy["bound"]]
-    epsilon = "not finite" if privacy["epsilon"] is None else f"{relation} {privacy['epsilon']:.4g}"
+    epsilon = "not finite" if privacy["epsilon"] is None else f"{relation} {epsilon_text(privacy['epsilon'])}"
     return "epsilon", f"{epsilon} at delta {privacy['delta']:g}, by {privacy['accountant']} ({privacy['bound']} bound)"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from dpsgd_cli.results.comparison import WORDS, Comparison, Entry
 from dpsgd_cli.results.result import summarise
+from dpsgd_cli.rounding import epsilon_text
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -114,9 +115,10 @@ def _by_method(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, A
         axes.set_ylabel(f"{len(entries)} results, in the order of the table")
     axes.set_ylim(len(entries) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    budget = next(_budget(entry) for entry in entries if entry.epsilon)
+    first = next(entry for entry in entries if entry.epsilon)
+    budget = f"{first.target:g}" if first.target else epsilon_text(_budget(first))
     axes.set_xlabel(words)
-    axes.set_title(f"epsilon {budget:.4g} {at}", fontsize=10)
+    axes.set_title(f"epsilon {budget} {at}", fontsize=10)
     _within_accuracies(axes.get_xlim, axes.set_xlim, metric)
     return figure
 

@@ -11,6 +11,7 @@ from typing import Any
 from dpsgd_cli.results import store
 from dpsgd_cli.results.comparison import Comparison
 from dpsgd_cli.results.result import Row
+from dpsgd_cli.rounding import epsilon_text, metric_text
 from dpsgd_cli.wording import count
 
 
@@ -78,13 +79,14 @@ def notes(comparison: Comparison) -> list[str]:
 
 def _epsilon(row: Row, name: str) -> str:
     value = row[name]
-    return "" if value is None else f"{'about ' if row['bound'] == 'estimate' else ''}{value:.4g}"
+    return "" if value is None else f"{'about ' if row['bound'] == 'estimate' else ''}{epsilon_text(value)}"
 
 
 def _spread(mean: float | None, half: float | None, sign: str) -> str:
     if mean is None:
         return ""
-    return f"{mean:{sign}.4f}" + ("" if half is None else f" +- {half:.4f}")
+    plus = sign if mean >= 0 else ""
+    return f"{plus}{metric_text(mean)}" + ("" if half is None else f" +- {metric_text(half)}")
 
 
 def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[Path]:

@@ -189,7 +189,7 @@ def test_the_page_needs_nothing_else_and_shows_everything(tmp_path: Path, recipe
     assert outside.tags.count("img") == 4 and outside.tags.count("script") == 1
     assert "@import" not in text and not re.search(r"url\(", text)
     for said in (
-        "at most 3",
+        "at most 3.0000",
         "zero-out; batches: shuffle",
         "add-remove; batches: poisson",
         "kind: dp-sgd",
@@ -230,7 +230,7 @@ def test_the_page_says_once_what_no_budget_changes(tmp_path: Path, recipe: Recip
     assert done.exit_code == 0, done.output
     text = report.read_text()
     assert text.count("add-remove; batches: poisson") == text.count("zero-out; batches: shuffle") == 1
-    assert text.count("<dd>at most 1 at delta 1e-05") == text.count("<dd>at most 3 at delta 1e-05") == 2
+    assert text.count("<dd>at most 1.0000 at delta 1e-05") == text.count("<dd>at most 3.0000 at delta 1e-05") == 2
     assert "epsilon (add-remove) at delta 1e-05</button>" in text
     assert re.search(r'data-value="0\.\d+">0\.\d{4} \u00b1 0\.\d{4}<', text)
 

@@ -55,7 +55,7 @@ def labels(axis: Any) -> list[str]:
 def test_at_one_budget_the_axis_is_one_of_methods(plt: Any, target: float | None) -> None:
     axes = drawn(plt, entry("a", 2.0, target), entry("b", 1.999, target), entry("free", None))
     assert labels(axes.yaxis) == ["a", "b", "free (no privacy)"]
-    assert axes.get_title() == "epsilon 2 at delta 1e-05 (add-remove)"
+    assert axes.get_title() == f"epsilon {'2' if target else '2.0000'} at delta 1e-05 (add-remove)"
     low, high = axes.get_xlim()
     assert 0.8 < low < 0.9 < high <= 1  # the values are on the other axis, which has no epsilon
 
