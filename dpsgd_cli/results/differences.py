@@ -1,8 +1,9 @@
 """Is one method better than another? Differences of trials with intervals, and what may be called significant.
 
 Trials with the same seeds (and folds) are compared in pairs, which takes away what they share: initial weights,
-batches, the split. Others are compared by Welch's test. Trials of one cross-validation share training rows; their
-variance is widened as Nadeau and Bengio 2003 ("corrected resampled t-test") do: by test over training records.
+batches, the split. Others are compared by Welch's test. Either way, trials of one cross-validation share training
+rows; their variance is widened as Nadeau and Bengio 2003 ("corrected resampled t-test") do: by test over training
+records.
 Several differences of one table are judged together by Holm's 1979 procedure at 5%.
 
 Not here: which entries are compared (`comparison.py`).
@@ -57,7 +58,7 @@ def difference(a: Sample, b: Sample) -> Difference:
     """
     if a.seeds == b.seeds and None not in a.seeds and a.folds == b.folds:
         return _paired(a, b)
-    return _welch(a.values, b.values)
+    return _welch(a, b)
 
 
 def _paired(a: Sample, b: Sample) -> Difference:
@@ -65,23 +66,31 @@ def _paired(a: Sample, b: Sample) -> Difference:
     n = len(gaps)
     if n < 2:
         return Difference(statistics.fmean(gaps), None, None, "single trials", n)
-    overlap = 1 / (a.folds - 1) if a.folds else 0.0
-    error = statistics.stdev(gaps) * math.sqrt(1 / n + overlap)
+    error = statistics.stdev(gaps) * math.sqrt(1 / n + _overlap(a))
     kind = "paired, corrected for shared folds" if a.folds else "paired"
     return _by_student(statistics.fmean(gaps), error, n - 1, kind, n)
 
 
-def _welch(a: Sequence[float], b: Sequence[float]) -> Difference:
-    mean = statistics.fmean(a) - statistics.fmean(b)
-    n = min(len(a), len(b))
+def _overlap(sample: Sample) -> float:
+    """Test records over training records of a fold; 0 where trials share no training rows by design."""
+    return 1 / (sample.folds - 1) if sample.folds else 0.0
+
+
+def _welch(a: Sample, b: Sample) -> Difference:
+    mean = statistics.fmean(a.values) - statistics.fmean(b.values)
+    sizes = [len(a.values), len(b.values)]
+    n = min(sizes)
     if n < 2:
         return Difference(mean, None, None, "single trials", n)
-    parts = [statistics.variance(values) / len(values) for values in (a, b)]
+    kind = "unpaired, corrected for shared folds" if a.folds or b.folds else "unpaired"
+    parts = [
+        statistics.variance(one.values) * (1 / size + _overlap(one)) for one, size in zip((a, b), sizes, strict=True)
+    ]
     total = sum(parts)
     if total == 0:
-        return _by_student(mean, 0.0, len(a) + len(b) - 2, "unpaired", n)
-    freedom = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True))
-    return _by_student(mean, math.sqrt(total), freedom, "unpaired", n)
+        return _by_student(mean, 0.0, sum(sizes) - 2, kind, n)
+    freedom = total**2 / sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
+    return _by_student(mean, math.sqrt(total), freedom, kind, n)
 
 
 def _by_student(mean: float, error: float, freedom: float, kind: str, n: int) -> Difference:

@@ -43,6 +43,16 @@ def test_folds_widen_the_interval_by_nadeau_and_bengio() -> None:
     assert (folded.ci95 or 0) / (plain.ci95 or 1) == pytest.approx(math.sqrt((1 / 10 + 1 / 4) / (1 / 10)), rel=1e-12)
 
 
+def test_folds_of_other_seeds_are_widened_one_by_one() -> None:
+    random = np.random.default_rng(6)
+    a, b = random.normal(0.9, 0.02, 10), random.normal(0.88, 0.03, 10)
+    found = difference(sample(a, folds=5), sample(b, tuple(range(20, 30)), folds=5))
+    assert found.kind == "unpaired, corrected for shared folds"
+    parts = a.var(ddof=1) * (1 / 10 + 1 / 4), b.var(ddof=1) * (1 / 10 + 1 / 4)
+    freedom = sum(parts) ** 2 / sum(part**2 / 9 for part in parts)
+    assert found.ci95 == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts)), rel=1e-9)
+
+
 def test_a_95_percent_interval_covers_as_often_as_it_says() -> None:
     """4,000 repetitions: 95% within 5 standard errors (false failure below 1e-6); 2/3 and 3/2 of the width are not."""
     random = np.random.default_rng(3)
