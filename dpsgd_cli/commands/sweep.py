@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ class _RunByDefault(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            meant = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.75)
+            if meant and not Path(args[0]).exists():
+                ctx.fail(f"no sweep and no command {args[0]!r}; did you mean {meant[0]}?")
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -79,7 +79,7 @@ class Pack(nn.Module):
         return walk(source, "")
 
     def _replace(self, module: nn.Module, name: str, walk: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
-        _refuse(module, name or "the model")
+        _refuse(module, f"layer {name!r}" if name else "the model")
         if not any(p.requires_grad for p in module.parameters()):
             _refuse_inside(module, name)
             return vectorised(module, self.session) or module
@@ -220,7 +220,8 @@ def _refuse(module: nn.Module, name: str) -> None:
 
 def _refuse_inside(module: nn.Module, name: str) -> None:
     for inner_name, inner in module.named_modules():
-        _refuse(inner, f"{name}.{inner_name}".strip(".") or "the model")
+        full = f"{name}.{inner_name}".strip(".")
+        _refuse(inner, f"layer {full!r}" if full else "the model")
 
 
 def _refuse_tied(source: nn.Module) -> None:

@@ -30,7 +30,7 @@ def read_labels(
     classes: tuple[Any, ...] | None = None
     try:
         if data.task == "regression":
-            y = table.to_numbers(target).astype(np.float32)
+            y = table.to_numbers(target, is_target=True).astype(np.float32)
         else:
             y, classes = table.to_labels(target, data.classes)
     except DataError as error:

@@ -11,17 +11,23 @@ import numpy as np
 from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Split, ValidationSet
+from dpsgd_cli.wording import count
 
 
 def count_test(records: int, split: Split) -> int:
     """How many of `records` rows are held out; raises DataError unless both parts get at least one row."""
-    count = split.test if isinstance(split.test, int) else round(split.test * records)
-    if not 1 <= count < records:
+    if records < 2:
         raise DataError(
-            f"split.test: {split.test} holds out {count} of {records} rows; both parts need at least one row,"
+            f"split.test: {count(records, 'row')} cannot be split into training and test rows; give at least 2, or the"
+            " test rows in a file of their own (data.test_path)"
+        )
+    held_out = split.test if isinstance(split.test, int) else round(split.test * records)
+    if not 1 <= held_out < records:
+        raise DataError(
+            f"split.test: {split.test} holds out {held_out} of {records} rows; both parts need at least one row,"
             f" so give a fraction or a count from 1 to {records - 1}"
         )
-    return count
+    return held_out
 
 
 def split_rows(records: int, split: Split) -> tuple[np.ndarray, np.ndarray]:

@@ -40,28 +40,34 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
     return matrix
 
 
-def to_numbers(series: pd.Series) -> np.ndarray:
+def to_numbers(series: pd.Series, is_target: bool = False) -> np.ndarray:
     """The column as finite float64; raises DataError for text, missing and infinite values."""
     import pandas as pd
 
+    drop = "" if is_target else ", or put the column under data.drop"
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
-        raise DataError(f"column {series.name!r} holds dates; turn it into numbers, or put it under data.drop")
+        raise DataError(f"column {series.name!r} holds dates; turn it into numbers{drop}")
     numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if np.isfinite(numbers).all():
         return numbers
     text = np.isnan(numbers) & series.notna().to_numpy() & ~series.astype(str).str.strip().isin(MISSING).to_numpy()
     if text.any():
         row = int(text.argmax())
+        advice = (
+            "the target of data.task: regression must be; for classes, leave data.task out"
+            if is_target
+            else "name the column under data.categorical, or leave it out with data.drop"
+        )
         raise DataError(
             f"column {series.name!r} holds {str(series.iloc[row])!r} in data row {row + 1}, which is not a number;"
-            " name the column under data.categorical, or leave it out with data.drop"
+            f" {advice}"
         )
     bad = ~np.isfinite(numbers)
     count = int(bad.sum())
     what = "missing" if np.isnan(numbers[bad]).all() else "missing or infinite"
     raise DataError(
         f"column {series.name!r} has {count} {what} value{'s' * (count > 1)}, first in data row"
-        f" {int(bad.argmax()) + 1}; fill them or leave those rows out, or put the column under data.drop"
+        f" {int(bad.argmax()) + 1}; fill them or leave those rows out{drop}"
     )
 
 

@@ -328,8 +328,10 @@ class _Draft:
         """The schedule without free numbers, and its values by epoch."""
         wanted, kind = self.recipe.epochs, self.privacy.schedule
         free = schedule.free_numbers(kind)
-        if free and (self.privacy.budget is None or wanted == "until-budget"):
-            raise PrivacyError(f"schedule.{free[0]}: auto needs both a budget and epochs as a number")
+        lacking = ["privacy.budget"] * (self.privacy.budget is None)
+        lacking += ["epochs as a number, not until-budget"] * (wanted == "until-budget")
+        if free and lacking:
+            raise PrivacyError(f"privacy.schedule.{free[0]}: auto is solved for; give {' and '.join(lacking)}")
         if wanted == "until-budget":
             wanted = self._most_epochs(kind)
         elif free == ["initial"] and isinstance(kind, schema.Uniform):

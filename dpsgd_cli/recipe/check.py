@@ -189,7 +189,11 @@ def _near(options: list[Schema], node: Node) -> list[Schema]:
         for option in near
         if set(option.get("required", [])) <= set(node.value) <= set(option.get("properties", {}))
     ]
-    return exact if len(near) > 1 else near
+    if exact or len(near) < 2:
+        return exact or near
+    # no section has just these keys: the only one that has any of them is meant, and says what is wrong
+    some = [option for option in near if option.get("properties", {}).keys() & node.value.keys()]
+    return some if len(some) == 1 else []
 
 
 def _find(root: Node, path: Path) -> Node | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from dpsgd_cli.recipe.expected import similar
 from dpsgd_cli.recipe.folder import start_of_paths
 from dpsgd_cli.recipe.overrides import apply_overrides
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.tree import CoreDumper, Place, read_tree
+from dpsgd_cli.recipe.tree import CoreDumper, Node, Place, Problem, read_tree
 from dpsgd_cli.resources import shipped
 
 MOST_BYTES = 1_000_000
 SWEEPS = "sweeps/"
+IS_A_SWEEP = "this is a sweep, not a recipe; use `dpsgd sweep {}`"
 
 # What the result does not depend on beyond the order of floating-point sums: a run may be resumed with other
 # values of these and is still the same run. `dtype` and `evaluate_every` do change what is written.
@@ -38,11 +39,20 @@ NOT_IN_HASH = (
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A valid recipe, the directory that its relative paths start from, and a name to show."""
+    """A valid recipe, the directory that its relative paths start from, a name to show, and where each value stands."""
 
     recipe: Recipe
     base: Path
     source: str
+    tree: Node | None = field(default=None, compare=False, repr=False)
+
+    def located(self, message: str) -> str:
+        """`message` with `file:line` (or the override) before the key that it begins with, if it does."""
+        name, colon, rest = message.partition(": ")
+        path = tuple(name.split("."))
+        if self.tree is None or not colon or self.tree.child(path[0]) is None:
+            return message
+        return str(Problem(self.tree.nearest(path).place, path, rest))
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
@@ -56,13 +66,15 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
         raise RecipeError([str(problem) for problem in problems])
     if tree.value is None and not problems:
         raise RecipeError(f"{source}: empty; see `dpsgd recipe show quickstart` for an example")
+    if tree.child("recipes") is not None and tree.child("model") is None:
+        raise RecipeError(f"{source}: {IS_A_SWEEP.format(source)}")
     problems += apply_overrides(tree, overrides)
     recipe, wrong = validate(tree)
     problems += wrong
     if recipe is None or problems:
         ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))
         raise RecipeError([str(problem) for problem in ordered])
-    return LoadedRecipe(recipe, start_of_paths(path, recipe), source)
+    return LoadedRecipe(recipe, start_of_paths(path, recipe), source, tree)
 
 
 def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
@@ -76,11 +88,21 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
     if path.is_dir():
         inside = path / "recipe.yaml"
         raise RecipeError(f"{source}: is a directory; give {inside if inside.is_file() else 'a recipe file in it'}")
+    if source in shipped_sweeps() and shelf is None:
+        raise RecipeError(f"{source}: {IS_A_SWEEP.format(source)}")
     beside = {str(found) for found in path.parent.glob("*.y*ml")} if path.parent.is_dir() else set()
     bare = source.removesuffix(".yaml").removesuffix(".yml").removeprefix("recipes/")
-    meant = bare if bare in recipes else similar(source, [*beside, *recipes])
-    advice = f"did you mean {meant}?" if meant else f"shipped recipes: {', '.join(recipes)}"
-    raise RecipeError(f"{source}: no such file, and no shipped recipe of that name; {advice}")
+    meant = bare if bare in recipes else similar(source, [*beside, *recipes]) or _without_folder(bare, recipes)
+    what, listed = ("recipe", "`dpsgd recipe list` shows them") if shelf is None else ("sweep", f"{', '.join(recipes)}")
+    advice = f"did you mean {meant}?" if meant else f"shipped {what}s: {listed}"
+    raise RecipeError(f"{source}: no such file, and no shipped {what} of that name; {advice}")
+
+
+def _without_folder(name: str, recipes: Iterable[str]) -> str | None:
+    """The recipe whose name without its folder is like that of `name`."""
+    last = {recipe.rpartition("/")[2]: recipe for recipe in recipes}
+    found = similar(name.rpartition("/")[2], list(last), cutoff=0.75)
+    return None if found is None else last[found]
 
 
 def shipped_recipes() -> dict[str, Path]:

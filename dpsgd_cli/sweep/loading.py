@@ -13,15 +13,16 @@ from pathlib import Path as FilePath
 from pydantic import ValidationError
 
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.recipe.expected import similar
-from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_sweeps
+from dpsgd_cli.recipe.expected import any_of, shown, similar
+from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes, shipped_sweeps
 from dpsgd_cli.recipe.overrides import KEY, apply_overrides
 from dpsgd_cli.recipe.tree import Node, Path, Place, Problem, dotted, read_tree
-from dpsgd_cli.sweep.schema import Sweep
+from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 
 # Below these, a key of the sweep file is a recipe key with dots of its own.
 _BLOCKS = ("grid", "zip")
 _OWN = ("recipes", "zip", "grid", "list", "random", "select", "seeds", "most_trials", "resources")
+_IS_A_RECIPE = "this is a recipe, not a sweep; use `dpsgd train {}`"
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,16 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
     `KEY=VALUE` whose key begins with a block of the sweep (`grid.method.batch_size=[1, 2]`, `random.samples=3`)
     changes the sweep; any other is meant for every recipe. Raises RecipeError that holds every problem.
     """
+    if source in shipped_recipes() and not FilePath(source).is_file():
+        raise RecipeError(f"{source}: {_IS_A_RECIPE.format(source)}")
     path = find_recipe(source, shipped_sweeps())
     tree, problems = read_tree(read_text(path, source), Place(source, 1))
     if tree is None:
         raise RecipeError([str(problem) for problem in problems])
     if not isinstance(tree.value, dict):
         raise RecipeError(f"{source}: not a sweep; see `dpsgd recipe show quickstart` and recipes/sweeps/ci.yaml")
+    if tree.child("recipes") is None and tree.child("model") is not None:
+        raise RecipeError(f"{source}: {_IS_A_RECIPE.format(source)}")
     mine = [text for text in overrides if text.split("=")[0].split(".")[0] in _OWN]
     problems += _override(tree, mine)
     sweep, wrong = _validate(tree)
@@ -120,11 +125,24 @@ def _told(tree: Node, detail: object) -> list[Problem]:
     if detail["type"] == "extra_forbidden":
         meant = similar(str(path[-1]), [field.alias or name for name, field in Sweep.model_fields.items()])
         return [Problem(place, path, f"unknown key{f'; did you mean {meant}?' if meant else ''}")]
+    if detail["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        return [_kind_problem(here, place, path)]
     if detail["type"] == "missing":
         return [Problem(place, path, "missing")]
     if detail["type"] == "value_error":
         return [_at(tree, path, line) for line in str(detail["ctx"]["error"]).splitlines()]
     return [Problem(place, path, detail["msg"][:1].lower() + detail["msg"][1:])]
+
+
+def _kind_problem(section: Node | None, place: Place, path: Path) -> Problem:
+    """What is wrong with the kind of the only section that has several."""
+    kinds = [str(section.model_fields["kind"].default) for section in (RandomStopping, ExponentialChoice)]
+    given = section.child("kind") if section is not None else None
+    if given is None:
+        return Problem(place, (*path, "kind"), f"missing; give {any_of(kinds)}")
+    meant = similar(str(given.value), kinds)
+    advice = f"; did you mean {meant}?" if meant else ""
+    return Problem(given.place, (*path, "kind"), f"must be {any_of(kinds)}, got {shown(given.plain())}{advice}")
 
 
 def _at(tree: Node, path: Path, line: str) -> Problem:

@@ -72,8 +72,8 @@ def statement(
     if sweep.select is None and trials > 1:
         told["warnings"].append(
             "choosing among these trials is not covered by what is stated of each: whoever publishes the best of them"
-            " owes the epsilon of all_trials, or declares `select:` in the sweep; choosing by a nonprivate_ column"
-            " has no guarantee at all"
+            " owes the epsilon of all trials together, or declares `select:` in the sweep; choosing by a nonprivate_"
+            " column has no guarantee at all"
         )
     return told
 

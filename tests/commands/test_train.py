@@ -217,6 +217,27 @@ def test_every_mistake_is_one_message_with_its_exit_code(
     assert left <= {tmp_path / "out"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "tiny.yaml:{line}: privacy.schedule.initial: auto is solved for; give privacy.budget\n"),
+        (
+            ["privacy.schedule.initial=auto", "epochs=until-budget"],
+            "override privacy.schedule.initial=auto: privacy.schedule.initial: auto is solved for; give privacy.budget"
+            " and epochs as a number, not until-budget\n",
+        ),
+    ],
+)
+def test_what_a_free_number_needs_is_said_where_it_stands(
+    write_recipe: WriteRecipe, arguments: list[str], says: str
+) -> None:
+    recipe = write_recipe(privacy={"schedule": {"kind": "uniform", "initial": "auto"}, "delta": 1e-3})
+    line = 1 + [text.strip() for text in recipe.read_text().splitlines()].index("initial: auto")
+    result = run(recipe, "--dry-run", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith(says.format(line=line))
+
+
 OF_MODELS = (
     "cnn on a table", "batch normalisation", "examples mixed by hand", "too many outputs", "another input",
     "nothing to train", "no module", "error in a model's file", "no such function", "no such Python file",

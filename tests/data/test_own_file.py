@@ -86,6 +86,19 @@ def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
         read(tmp_path, "x,y\n1,0.25\n2,\n", task="regression")
 
 
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("much", "holds 'much' in data row 2, which is not a number; the target of data.task: regression must be"),
+        ("NA", "has 1 missing value, first in data row 2; fill them or leave those rows out$"),
+    ],
+)
+def test_a_regression_target_that_is_no_number(tmp_path: Path, bad: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as raised:
+        read(tmp_path, f"a,y\n1,2\n1,{bad}\n", task="regression")
+    assert "data.categorical" not in str(raised.value) and "data.drop" not in str(raised.value)
+
+
 def test_constant_columns_are_allowed(tmp_path: Path) -> None:
     assert read(tmp_path, "x,y\n1,a\n1,b\n").train.x.tolist() == [[1], [1]]
 

@@ -39,6 +39,12 @@ def test_pool_puts_training_rows_first() -> None:
     assert pool(train, None) is train
 
 
+@pytest.mark.parametrize(("records", "told"), [(0, "0 rows"), (1, "1 row")])
+def test_too_few_rows_to_split_are_refused(records: int, told: str) -> None:
+    with pytest.raises(DataError, match=f"{told} cannot be split into training and test rows; give at least 2"):
+        split_rows(records, Split())
+
+
 @pytest.mark.parametrize("test", [0.01, 0.99, 10, 11])
 def test_empty_parts_are_refused(test: float) -> None:
     with pytest.raises(DataError, match="both parts need at least one row"):

@@ -221,7 +221,12 @@ def test_noise_as_published_is_charged_what_it_costs() -> None:
         ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "zcdp"}, UnsupportedMechanism, "rdp or"),
         ("shuffle", {"budget": {"epsilon": 3, "delta": 1e-6}}, PrivacyError, "privacy.budget.delta is 1e-06; give one"),
         ("shuffle", {"delta": None}, PrivacyError, "no delta: give privacy.delta"),
-        ("shuffle", {"budget": None}, PrivacyError, "needs both a budget and epochs as a number"),
+        (
+            "shuffle",
+            {"budget": None},
+            PrivacyError,
+            "privacy.schedule.initial: auto is solved for; give privacy.budget and epochs",
+        ),
         (
             "shuffle",
             {"budget": {"rho": 1e-9}, "schedule": {"kind": "uniform", "initial": 8}},
@@ -236,7 +241,7 @@ def test_what_has_no_guarantee_or_no_solution_is_refused_with_advice(
     batching: str, privacy: dict[str, Any], error: type[PrivacyError], says: str
 ) -> None:
     wanted = "until-budget" if "schedule" in privacy else 10
-    if says.startswith("needs both"):
+    if says.startswith("privacy.schedule"):
         wanted = "until-budget"
     with pytest.raises(error, match=says.replace("{", r"\{").replace("}", r"\}").replace(".", r"\.")):
         plan(batching, wanted, **privacy)

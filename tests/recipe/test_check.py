@@ -126,6 +126,7 @@ BROKEN = [
         "7: privacy.budget: must be a section with keys rho or a section with keys epsilon, delta,"
         ' got {"rho": 1, "epsilon": 3}',
     ),
+    ("rho: 1", "epsilon: 3", "7: privacy.budget.delta: missing; give a number above 0 and below 1 (At this delta.)"),
     ("rho: 1", "epsilon: 0, delta: 1e-5", "7: privacy.budget.epsilon: must be a number above 0, got 0"),
     # missing keys
     (

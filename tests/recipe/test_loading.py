@@ -55,6 +55,12 @@ def test_a_shipped_recipe_is_found_from_anywhere(tmp_path: Path, monkeypatch: py
     assert load_recipe("yu2019/mnist-step").base.name == "yu2019"
 
 
+def test_a_sweep_is_no_recipe(file: Path) -> None:
+    assert problems("sweeps/ci") == ["sweeps/ci: this is a sweep, not a recipe; use `dpsgd sweep sweeps/ci`"]
+    file.write_text("name: x\nrecipes: [quickstart]\n")
+    assert problems(str(file)) == [f"{file}: this is a sweep, not a recipe; use `dpsgd sweep {file}`"]
+
+
 def test_a_file_comes_before_a_shipped_recipe_of_the_same_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
     file.rename("quickstart")
@@ -69,7 +75,8 @@ def test_a_file_comes_before_a_shipped_recipe_of_the_same_name(file: Path, monke
         ("recipes/yu2019/mnist-time.yaml", "did you mean yu2019/mnist-time?"),
         ("yu2019/mnist-exponental", "did you mean yu2019/mnist-exponential?"),
         ("own.yml", "did you mean own.yaml?"),
-        ("xyzzy", f"shipped recipes: {', '.join(shipped_recipes())}"),
+        ("mnist-tme", "did you mean yu2019/mnist-time?"),
+        ("xyzzy", "shipped recipes: `dpsgd recipe list` shows them"),
     ],
 )
 def test_a_missing_recipe_suggests_the_nearest(

@@ -128,6 +128,11 @@ zip: {epochs: [some, 2]}
             "random: {samples: 2, keys: {epochs: {}}}\n",
             "3: random.keys.epochs: give exactly one of choice, uniform, log-uniform, integers",
         ),
+        ("select: {}\n", "3: select.kind: missing; give random-stopping or exponential"),
+        (
+            "select: {kind: exponental, epsilon: 1}\n",
+            "3: select.kind: must be random-stopping or exponential, got 'exponental'; did you mean exponential?",
+        ),
         (
             "select: {kind: random-stopping, mean: 3}\nseeds: shared\n",
             "4: seeds: shared, but select needs runs with independent noise; use seeds: distinct",
@@ -188,3 +193,12 @@ def test_a_shipped_sweep_is_valid_and_its_header_asks_a_question_and_gives_its_c
     assert text.splitlines()[0].endswith(("?", "checks."))
     assert f"#   dpsgd sweep {name}" in text
     assert len(expand(load_sweep(name))) >= 8
+
+
+def test_a_recipe_is_no_sweep(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"^quickstart: this is a recipe, not a sweep; use `dpsgd train quickstart`$"):
+        load_sweep("quickstart")
+    with pytest.raises(RecipeError, match=r"this is a recipe, not a sweep; use `dpsgd train .*sweep.yaml`$"):
+        loaded(tmp_path, "name: x\nmodel: {kind: linear}\n")
+    with pytest.raises(RecipeError, match="no shipped sweep of that name; shipped sweeps: sweeps/ci, "):
+        load_sweep("nothing")

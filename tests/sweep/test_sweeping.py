@@ -306,3 +306,13 @@ def test_counts_are_of_the_records_that_a_cell_trains_on(sweep: Sweep, out: Path
 def test_a_sweep_over_lists_is_made_of_what_they_say(sweep: Sweep, out: Path) -> None:
     assert sweep(f"list:\n{FAST}{FAST.replace('epochs: 1', 'epochs: 2')}").exit_code == 0
     assert [row["epochs"] for row in table(out)] == ["1", "2"]
+
+
+def test_a_command_that_is_misspelt_is_no_sweep() -> None:
+    from click.testing import CliRunner
+
+    from dpsgd_cli.main import main
+
+    result = CliRunner().invoke(main, ["sweep", "staus", "results"])
+    assert result.exit_code == 2
+    assert "no sweep and no command 'staus'; did you mean status?" in result.stderr
