@@ -105,5 +105,5 @@ def main() -> None:
     Examples:
       dpsgd train quickstart
       dpsgd recipe list
-      dpsgd train recipes/yu2019/mnist-exponential.yaml repeats=3
+      dpsgd train yu2019/mnist-time repeats=3
     """

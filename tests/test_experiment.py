@@ -348,7 +348,8 @@ def test_a_table_of_ones_own(
         assert metrics["test_accuracy"]["mean"] > 0.8
     else:
         assert metrics["test_mae"]["mean"] < 0.6 * float(first["test_mae"])
-    assert store.read_document(directory)["warnings"] == []
+    # little noise, so that a model learns anything in little time
+    assert [text[:8] for text in store.read_document(directory)["warnings"]] == ["epsilon "]
 
 
 def test_two_runs_of_one_recipe_do_not_disturb_each_other(

@@ -120,7 +120,7 @@ def command(**given: Any) -> None:
     What does it cost?
       dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 10000
       dpsgd account --batching shuffle --noise-multiplier 6 --epochs 400 --accountant zcdp
-      dpsgd account recipes/yu2019/mnist-time.yaml
+      dpsgd account yu2019/mnist-time
       dpsgd account results/ --trials all
     What can I afford?
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --epochs 60

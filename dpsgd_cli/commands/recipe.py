@@ -67,7 +67,7 @@ def validate(recipes: tuple[str, ...]) -> None:
 
     \b
     Example:
-      dpsgd recipe validate recipes/*.yaml
+      dpsgd recipe validate mine.yaml yu2019/mnist-time
     """
     problems: list[str] = []
     for source in recipes:

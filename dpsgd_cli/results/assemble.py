@@ -19,6 +19,7 @@ from dpsgd_cli.data.facts import of_model
 from dpsgd_cli.methods import Context
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.cautions import cautions
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
@@ -106,7 +107,7 @@ def result(finished: Finished) -> Result:
         trials=trials,
         history=_history(finished, [spent.epochs for spent in spendings]),
         ledger=[line for i, ledger in enumerate(ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
-        warnings=[*finished.dataset.warnings, *_warnings(finished, trials)],
+        warnings=[*finished.dataset.warnings, *_cautions(finished.plan, spendings), *_warnings(finished, trials)],
         nonprivate_warnings=_nonprivate_warnings(finished),
         theory=finished.theory,
     )
@@ -129,6 +130,12 @@ def _seeds(finished: Finished) -> list[int | None]:
 
 def _cell(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _cautions(plan: Plan | None, spendings: Sequence[Spending]) -> list[str]:
+    if plan is None:
+        return []
+    return cautions(_largest([spent.epsilon for spent in spendings]), plan.delta, plan.sampling.records)
 
 
 def _warnings(finished: Finished, trials: list[Row]) -> list[str]:

@@ -49,7 +49,9 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
     if tree is None:
         raise RecipeError([str(problem) for problem in problems])
     if not isinstance(tree.value, dict):
-        raise RecipeError(f"{source}: not a sweep; see `dpsgd recipe show quickstart` and recipes/sweeps/ci.yaml")
+        raise RecipeError(
+            f"{source}: not a sweep: it names no recipes; `dpsgd sweep sweeps/ci --dry-run` shows one that is shipped"
+        )
     if tree.child("recipes") is None and tree.child("model") is not None:
         raise RecipeError(f"{source}: {_IS_A_RECIPE.format(source)}")
     mine = [text for text in overrides if text.split("=")[0].split(".")[0] in _OWN]

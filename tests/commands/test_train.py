@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -236,6 +237,17 @@ def test_what_a_free_number_needs_is_said_where_it_stands(
     result = run(recipe, "--dry-run", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.endswith(says.format(line=line))
+
+
+@pytest.mark.parametrize("how", [[], ["--dry-run"]])
+def test_a_statement_that_says_little_is_a_warning(write_recipe: WriteRecipe, tmp_path: Path, how: list[str]) -> None:
+    recipe = write_recipe(privacy={"schedule": {"kind": "uniform", "initial": 0.05}, "delta": 0.05}, epochs=3)
+    result = run(recipe, "--out", tmp_path / "out", *how)
+    assert result.exit_code == 0
+    assert "warning: delta 0.05 is not below 1 / 48, the number of training records" in result.stderr
+    assert re.search(r"warning: epsilon \d+\.\d{4} is above 100: it bounds next to nothing", result.stderr)
+    usual = run(recipe, "--dry-run", "privacy.schedule.initial=2", "privacy.delta=0.001")
+    assert (usual.exit_code, usual.stderr) == (0, "")
 
 
 OF_MODELS = (
