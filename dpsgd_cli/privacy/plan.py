@@ -295,7 +295,8 @@ class _Draft:
         if isinstance(clipping.norm, list):
             if self.groups is not None and len(clipping.norm) != self.groups:
                 raise PrivacyError(
-                    f"privacy.clipping.norm lists {len(clipping.norm)} bounds, but the model has {self.groups} layers"
+                    f"privacy.clipping.norm lists {count(len(clipping.norm), 'bound')}, but the model has"
+                    f" {count(self.groups, 'layer')}"
                 )
             return list(clipping.norm)
         if self.groups is None:
