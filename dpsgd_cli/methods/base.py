@@ -62,6 +62,8 @@ class Method(ABC):
 
     Contract: before anything computed from the training data is used with noise, the trial's ledger has
     been charged for it (`Ledger.spend`), and nothing else computed from the training data reaches the weights.
+    A method whose charges, or whose end, depend on what it released needs a plan that says so (`Plan.chooses`): then
+    the budget is stated, and not what was spent. That of a user's own method says it.
     """
 
     def __init__(self, context: Context) -> None:

@@ -22,7 +22,7 @@ as if it had seen all: given the samples of everybody else, the record at stake 
 does not depend on the data, and a mixture reveals no more than its worst part (Renyi divergence is quasi-convex).
 
 What is paid for each release is chosen after seeing earlier ones, so the budget is a zCDP filter (Feldman and Zrnic
-2021). A trial stops before the first gradient whose selection it could no longer pay.
+2021), and the budget is what is stated. A trial stops before the first gradient whose selection it could no longer pay.
 """
 
 from __future__ import annotations

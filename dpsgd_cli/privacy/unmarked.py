@@ -1,8 +1,8 @@
 """Results from before ledgers said which filter polices them: the cap, from the recipe and the result that lie beside.
 
 Only methods that choose what to release from what they released have one (`ledger.py`): `dp-agd`, schedules that
-follow the validation accuracy, and a user's own method. A ledger with nothing beside it is taken as it is.
-Not here: ledgers that say it themselves.
+follow the validation accuracy, and a user's own method. A ledger with nothing beside it is refused where DP-AGD wrote
+it (nobody else releases a `step`), and else taken as it is. Not here: ledgers that say it themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dpsgd_cli.errors import DataError
+from dpsgd_cli.errors import DataError, UnsupportedMechanism
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.ledger import Entry
@@ -26,9 +26,17 @@ _SIGNS = ("dp-agd", "validation", "python")
 
 
 def mark(trials: dict[int, list[Entry]], directory: Path) -> dict[int, list[Entry]]:
-    """The entries of trials, with the cap that `directory` tells of where its method chose what to release."""
+    """The entries of trials, with the cap that `directory` tells of where its method chose what to release.
+
+    Raises UnsupportedMechanism for entries of DP-AGD when nothing there tells the budget.
+    """
     found = cap_beside(directory)
     if found is None:
+        if any(entry.release.mechanism.label == "step" for entries in trials.values() for entry in entries):
+            raise UnsupportedMechanism(
+                f"{directory}: a ledger of dp-agd that does not say within which budget its releases were chosen; put"
+                " it beside the recipe.yaml and the result.json that it came with"
+            )
         return trials
     cap, covers_before = found
 

@@ -60,11 +60,9 @@ def _spent_lines(spent: Row | None) -> list[str]:
     """What a method that chooses its releases spent of the budget which is its guarantee."""
     if spent is None:
         return []
-    epsilon, rho = (
-        "none" if value is None else format(value, shown)
-        for value, shown in ((spent["epsilon"], ".4f"), (spent["rho"], ".6g"))
-    )
-    told = f"epsilon {epsilon}, rho {rho}: chosen as it ran, so no guarantee; the budget above is"
+    epsilon = "none" if spent["epsilon"] is None else metric_text(spent["epsilon"])
+    rho = "none" if spent["rho"] is None else f"{spent['rho']:.6g}"
+    told = f"epsilon {epsilon}, rho {rho}: may be chosen as it ran, so no guarantee; the budget above is"
     return [f"  spent of that             {told}", *_part_lines(spent.get("parts", {}))]
 
 

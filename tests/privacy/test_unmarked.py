@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from dpsgd_cli.errors import DataError
+from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.ledger import Entry, read_entries, read_ledgers, to_lines
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.privacy.unmarked import cap_beside
 
 DELTA = 1e-5
@@ -88,3 +88,6 @@ def test_a_ledger_alone_is_taken_as_it_is_and_a_damaged_result_is_named(tmp_path
     (tmp_path / "recipe.yaml").unlink()
     assert cap_beside(tmp_path) is None
     assert read_ledgers(path)[0] == [Release(GaussianSum(50.0, "zero-out"), 2)]
+    path.write_text("\n".join(to_lines([Entry(Release(PureDP(0.1, "zero-out", "laplace", "step")))], 0, 0)))
+    with pytest.raises(UnsupportedMechanism, match="does not say within which budget"):
+        read_ledgers(path)

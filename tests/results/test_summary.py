@@ -45,6 +45,16 @@ def test_the_numbers_of_a_result() -> None:
         assert part in text
 
 
+def test_what_was_spent_of_a_budget_is_no_guarantee() -> None:
+    spent = {"epsilon": 2.5, "rho": 0.2, "parts": {"gradient": {"rho": 0.15}, "step": {"rho": 0.05}}}
+    lines = result_text(document({**PRIVACY, "spent": spent}), Path("r")).splitlines()
+    at = next(i for i, line in enumerate(lines) if "spent of that" in line)
+    assert "<= 3.0000 at delta 1e-05, rho 0.25" in lines[at - 1]
+    assert "epsilon 2.5000, rho 0.2: may be chosen as it ran, so no guarantee" in lines[at]
+    assert "of that step" in lines[at + 2] and "rho 0.05" in lines[at + 2]
+    assert "spent of that" not in result_text(document({**PRIVACY, "spent": None}), Path("r"))
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
