@@ -165,11 +165,11 @@ def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
     return kept, -math.expm1(log_safe)
 
 
-def smallest_delta(epsilon_at: Callable[[float], float], epsilon: float) -> float:
+def smallest_delta(epsilon_at: Callable[[float], float], epsilon: float, most: float = 1.0) -> float:
     """Least delta of [1e-300, 1] with `epsilon_at(delta) <= epsilon`, from above; 1 where there is none.
 
     For accountants whose formula gives epsilon only. A delta for which `epsilon_at` raises UnsupportedMechanism is
-    outside the formula's region and does not count.
+    outside the formula's region and does not count; nor does one from `most` on, where that region ends.
     """
 
     def holds(log_delta: float) -> bool:
@@ -178,7 +178,7 @@ def smallest_delta(epsilon_at: Callable[[float], float], epsilon: float) -> floa
         except UnsupportedMechanism:
             return False
 
-    low, high = math.log(1e-300), math.log(1 - 1e-12)
+    low, high = math.log(1e-300), math.log(min(most, 1.0) * (1 - 1e-12))
     if not holds(high):
         return 1.0
     if holds(low):

@@ -54,7 +54,11 @@ class LectureNoise(Accountant):
         self.check(releases)
         if not any(r.count for r in releases):
             return 0.0
-        return smallest_delta(lambda delta: self.epsilon(releases, delta), epsilon)
+        return smallest_delta(lambda delta: self.epsilon(releases, delta), epsilon, self.largest_delta(releases))
+
+    def largest_delta(self, releases: Sequence[Release]) -> float:
+        """Below which delta the formula is stated at all."""
+        return 1.0
 
 
 class Lemma151(LectureNoise):
@@ -81,6 +85,10 @@ class Lemma155(LectureNoise):
     name = "lemma-15.5"
     note = "Lecture 15, for epsilon < 1"
     batching = "fixed"
+
+    def largest_delta(self, releases: Sequence[Release]) -> float:
+        rates = [r.mechanism.sampling_rate for r in releases if r.count and isinstance(r.mechanism, GaussianSum)]
+        return 2 * sum(r.count for r in releases) * max(rates, default=0.0) or 1.0
 
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
         before = delta / (2 * steps * sampling_rate)
