@@ -11,6 +11,7 @@ import click
 
 from dpsgd_cli.commands import batching
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.recipe import unsaid
 from dpsgd_cli.recipe.expected import recipe_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, shipped_recipes
 
@@ -46,16 +47,18 @@ def list_() -> None:
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def show(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Print RECIPE with every default filled in.
+    """Print RECIPE with its defaults filled in.
 
-    What is printed is a recipe again.
+    What is printed is the same recipe again. Comments at its end say what it leaves to the data card or to the
+    operating system.
 
     \b
     Examples:
       dpsgd recipe show quickstart
       dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
     """
-    click.echo(dump_recipe(load_recipe(recipe, overrides).recipe), nl=False)
+    found = load_recipe(recipe, overrides).recipe
+    click.echo("\n".join([dump_recipe(found).rstrip("\n"), *unsaid.comments(found)]))
 
 
 @command.command()

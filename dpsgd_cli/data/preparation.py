@@ -28,8 +28,6 @@ from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, Release
 from dpsgd_cli.recipe import schema
 
-DEFAULT_STEPS = (schema.PreprocessStep(scale=schema.Scale()), schema.PreprocessStep(one_hot=schema.OneHot()))
-
 Normal = Callable[[int, str, tuple[int, ...]], np.ndarray]
 Released = dict[str, np.ndarray]
 
@@ -218,7 +216,7 @@ def _float32(x: np.ndarray) -> np.ndarray:
 def _steps(data: schema.Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
     chosen: Sequence[schema.PreprocessStep] | None = data.preprocess
     if chosen is None:
-        chosen = DEFAULT_STEPS if data.name is None else catalog.load_card(data.name).preprocess
+        chosen = schema.OWN_FILE_STEPS if data.name is None else catalog.load_card(data.name).preprocess
     first: list[Step] = [] if data.features is None else [extractor(data.features, base)]
     return [*first, *preprocess.build(chosen, adjacency)]
 

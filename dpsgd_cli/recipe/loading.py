@@ -137,7 +137,7 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
 
     Optional keys that are not set are left out, so that a later version may add some without changing a hash.
     """
-    content: dict[str, Any] = _plain(recipe)
+    content: dict[str, Any] = plain(recipe)
     return content
 
 
@@ -173,14 +173,15 @@ def read_text(path: Path, source: str) -> str:
         raise RecipeError(f"{source}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A section, or what it holds, as plain data; optional keys that are not set are left out."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         names = sorted(fields, key=lambda name: name != "kind")
         told = [name for name in names if getattr(value, name) is not None or fields[name].default is not None]
-        return {fields[name].alias or name: _plain(getattr(value, name)) for name in told}
+        return {fields[name].alias or name: plain(getattr(value, name)) for name in told}
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     return value

@@ -22,6 +22,7 @@ from dpsgd_cli.recipe.schema.convex import (
     PrivGeneMethod,
 )
 from dpsgd_cli.recipe.schema.data import (
+    OWN_FILE_STEPS,
     PREPROCESS,
     Augment,
     Bias,
@@ -99,6 +100,7 @@ from dpsgd_cli.recipe.schema.schedule import (
 )
 
 __all__ = [
+    "OWN_FILE_STEPS",
     "PREPROCESS",
     "Adam",
     "AllIterates",

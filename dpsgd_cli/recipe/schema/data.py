@@ -86,6 +86,10 @@ class PreprocessStep(Section):
         return next((getattr(self, name) for name in self.model_fields_set), None)
 
 
+OWN_FILE_STEPS = (PreprocessStep(scale=Scale()), PreprocessStep(one_hot=OneHot()))
+"""What is done to a file of the user's own where the recipe does not say."""
+
+
 class Split(Section):
     test: Annotated[float, Field(gt=0, lt=1)] | Count = Field(
         0.2, description="Test rows, as a fraction or a count; drawn without looking at any value."
