@@ -33,3 +33,14 @@ def metric_text(value: float) -> str:
     ('0.9125', '0.0000', '2.5e-07', '3.263e+27')
     """
     return f"{value:.4f}" if value == 0 or _LEAST <= abs(value) < _MOST else f"{value:.4g}"
+
+
+def interval_text(value: float, half: float | None, sign: str = "") -> str:
+    """A value with the half-width of its interval, if it has one; both with the digits that the larger asks for.
+
+    >>> interval_text(0.91254, 0.0012), interval_text(-0.0012, 0.02, "+"), interval_text(2.5e-7, 1e-8)
+    ('0.9125 +- 0.0012', '-0.0012 +- 0.0200', '2.5e-07 +- 1e-08')
+    """
+    size = max(abs(value), half or 0.0)
+    digits = ".4f" if size == 0 or _LEAST <= size < _MOST else ".4g"
+    return f"{value:{sign}{digits}}" + ("" if half is None else f" +- {half:{digits}}")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.rounding import epsilon_text, metric_text
+from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
 
 POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 
@@ -40,3 +40,18 @@ def test_numbers_without_digits() -> None:
 
 def test_a_diverged_loss_is_short() -> None:
     assert metric_text(3262659971121966963065094144.0) == "3.263e+27"
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "sign", "text"),
+    [
+        (0.943, 0.008059, "", "0.9430 +- 0.0081"),
+        (0.943, None, "", "0.9430"),
+        (-0.00175, 0.0171, "+", "-0.0018 +- 0.0171"),
+        (0.0, 0.0, "+", "+0.0000 +- 0.0000"),
+        (2.5e-7, 1e-8, "", "2.5e-07 +- 1e-08"),
+        (3e27, 2e27, "", "3e+27 +- 2e+27"),
+    ],
+)
+def test_a_value_and_its_interval_have_the_same_digits(value: float, half: float | None, sign: str, text: str) -> None:
+    assert interval_text(value, half, sign) == text

@@ -17,7 +17,7 @@ from dpsgd_cli.privacy.cases import CHOSEN
 from dpsgd_cli.results.comparison import WORDS, Comparison, Entry
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.tables import notes, told_apart
-from dpsgd_cli.rounding import epsilon_text, metric_text
+from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
 
 TITLES = {
     "metric-by-epsilon": "What each budget buys",
@@ -120,7 +120,7 @@ def _cell(value: Any, spread: float | None, write: Callable[[float], str]) -> st
     if value is None:
         return "<td></td>"
     if isinstance(value, float):
-        shown = write(value) + ("" if spread is None else f" \u00b1 {metric_text(spread)}")
+        shown = write(value) if spread is None else interval_text(value, spread).replace("+-", "\u00b1")
         return f'<td data-value="{value!r}">{shown}</td>'
     if isinstance(value, str):
         return f'<td class="text">{escape(value)}</td>'

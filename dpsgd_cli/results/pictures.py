@@ -145,8 +145,7 @@ def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, 
     targets = sorted({entry.target for entry in private if entry.target})
     if logarithmic:
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.xaxis.set_minor_locator(plt.NullLocator())
+        _label_logarithms(plt, axes.xaxis)
     if targets:
         axes.set_xticks(targets if len(targets) <= 10 else targets[:: len(targets) // 10])
         axes.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
@@ -211,7 +210,7 @@ def _by_epoch(
     if column == "noise_multiplier":
         grid[0][0].set_yscale("log")
         for axes in grid[0]:
-            _label_logarithms(plt, axes)
+            _label_logarithms(plt, axes.yaxis)
     names = {"noise_multiplier": "noise multiplier", "epsilon": "epsilon spent"}
     grid[0][0].set_ylabel(names.get(column, WORDS.get(column, column)))
     _within_accuracies(grid[0][0].get_ylim, grid[0][0].set_ylim, column)
@@ -243,25 +242,26 @@ def _spread_markers(axes: Any) -> None:
         line.set_markevery((number * every // len(curves), every))
 
 
-def _label_logarithms(plt: Any, axes: Any) -> None:
-    """At least three labelled ticks: 1, 2 and 5 times powers of ten, or what is round within the few that there are."""
-    low, high = axes.get_ylim()
+def _label_logarithms(plt: Any, axis: Any) -> None:
+    """At least three labelled ticks: few times powers of ten, or what is round within the little that there is."""
+    low, high = axis.get_view_interval()
     if high / low < 1.2:
         low, high = low / 1.1, high * 1.1
-        axes.set_ylim(low, high)
+        axis.set_view_interval(low, high, ignore=True)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [times * 10.0**power for power in powers for times in (1, 2, 5) if low <= times * 10.0**power <= high]
+    ticks: list[float] = []
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
+        if len(ticks) < 3:
+            ticks = [digit * 10.0**power for power in powers for digit in digits]
+            ticks = [tick for tick in ticks if low <= tick <= high]
     for intervals in range(4, 12):
         if len(ticks) >= 3:
             break
-        ticks = [
-            tick
-            for tick in plt.MaxNLocator(intervals, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-            if low <= tick <= high
-        ]
-    axes.set_yticks(ticks)
-    axes.yaxis.set_major_formatter(plt.FuncFormatter(lambda y, _: f"{y:g}"))
-    axes.yaxis.set_minor_locator(plt.NullLocator())
+        found = plt.MaxNLocator(intervals, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        ticks = [tick for tick in found if low <= tick <= high]
+    axis.set_ticks(ticks)
+    axis.set_major_formatter(plt.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(plt.NullLocator())
 
 
 def _by_epoch_of_all(history: Sequence[dict[str, str]], column: str) -> dict[int, list[float]]:

@@ -9,7 +9,7 @@ from dpsgd_cli.privacy.budget import describe
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.results.result import Row
-from dpsgd_cli.rounding import epsilon_text, metric_text
+from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
 from dpsgd_cli.wording import count
 
 _SHOWN = ("test_accuracy", "test_loss", "test_mae", "nonprivate_train_accuracy")
@@ -33,10 +33,8 @@ def _lengths(trials: Sequence[Row]) -> str:
 def _metric(metric: Row) -> str:
     if metric["mean"] is None:
         return "none: not every trial stayed finite"
-    spread = (
-        "" if metric["ci95"] is None else f" +- {metric_text(metric['ci95'])} (95% CI, {count(metric['n'], 'trial')})"
-    )
-    return f"{metric_text(metric['mean'])}{spread}"
+    interval = "" if metric["ci95"] is None else f" (95% CI, {count(metric['n'], 'trial')})"
+    return f"{interval_text(metric['mean'], metric['ci95'])}{interval}"
 
 
 def _privacy_lines(privacy: Row) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from dpsgd_cli.results import store
 from dpsgd_cli.results.comparison import Comparison
 from dpsgd_cli.results.result import Row
-from dpsgd_cli.rounding import epsilon_text, metric_text
+from dpsgd_cli.rounding import epsilon_text, interval_text
 from dpsgd_cli.wording import count
 
 
@@ -83,10 +83,7 @@ def _epsilon(row: Row, name: str) -> str:
 
 
 def _spread(mean: float | None, half: float | None, sign: str) -> str:
-    if mean is None:
-        return ""
-    plus = sign if mean >= 0 else ""
-    return f"{plus}{metric_text(mean)}" + ("" if half is None else f" +- {metric_text(half)}")
+    return "" if mean is None else interval_text(mean, half, sign)
 
 
 def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[Path]:

@@ -69,6 +69,12 @@ def test_ticks_stand_only_at_the_budgets(plt: Any, budgets: tuple[float, ...]) -
     assert axes.get_xlabel().startswith("epsilon (budget) ")
 
 
+def test_epsilons_that_were_not_matched_have_labels_enough(plt: Any) -> None:
+    axes = drawn(plt, *(entry(f"a{number}", epsilon) for number, epsilon in enumerate((0.5, 1.0, 4.0))))
+    low, high = axes.get_xlim()
+    assert len([tick for tick in axes.get_xticks() if low <= tick <= high]) == len(labels(axes.xaxis)) >= 3
+
+
 def test_what_was_not_matched_stands_where_it_is(plt: Any) -> None:
     axes = drawn(plt, entry("a", 1.7), entry("b", 2.4))
     assert sorted(line.get_xdata()[0] for line in axes.get_lines() if line.get_marker() in "os") == [1.7, 2.4]
@@ -79,9 +85,10 @@ def test_a_logarithmic_axis_has_at_least_three_labels(plt: Any, low: float, high
     _, axes = plt.subplots()
     axes.set_yscale("log")
     axes.plot([1, 2], [low, high])
-    _label_logarithms(plt, axes)
+    _label_logarithms(plt, axes.yaxis)
     axes.figure.canvas.draw()
     bottom, top = axes.get_ylim()
+    assert list(axes.get_yticks(minor=True)) == []
     inside = [label for label in axes.yaxis.get_ticklabels() if bottom <= label.get_position()[1] <= top]
     assert len({label.get_text() for label in inside}) == len(inside) >= 3
     assert bottom <= low <= high <= top and top / bottom < (2 * high / low if high > low else 20)
