@@ -54,13 +54,13 @@ def to_numbers(series: pd.Series, is_target: bool = False) -> np.ndarray:
     if text.any():
         row = int(text.argmax())
         advice = (
-            "the target of data.task: regression must be; for classes, leave data.task out"
+            ", as targets of data.task: regression must be; for classes, leave data.task out"
             if is_target
-            else "name the column under data.categorical, or leave it out with data.drop"
+            else "; name the column under data.categorical, or leave it out with data.drop"
         )
         raise DataError(
-            f"column {series.name!r} holds {str(series.iloc[row])!r} in data row {row + 1}, which is not a number;"
-            f" {advice}"
+            f"column {series.name!r} holds {str(series.iloc[row])!r} in data row {row + 1}, which is not a number"
+            f"{advice}"
         )
     bad = ~np.isfinite(numbers)
     count = int(bad.sum())

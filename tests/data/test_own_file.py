@@ -89,7 +89,10 @@ def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("much", "holds 'much' in data row 2, which is not a number; the target of data.task: regression must be"),
+        (
+            "much",
+            "holds 'much' in data row 2, which is not a number, as targets of data.task: regression must be; for classes",
+        ),
         ("NA", "has 1 missing value, first in data row 2; fill them or leave those rows out$"),
     ],
 )
