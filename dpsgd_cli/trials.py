@@ -307,22 +307,24 @@ def make_pack(
 
 
 def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
-    """Refuse what `start` refuses of a model or of a user's method, before any data is read.
+    """Refuse what `start` refuses of a model, where the shape of an input is known, or of a user's method; no data.
 
     That examples stay apart is tried out on a user's own model only; the built-in ones are known to keep them so.
     """
     recipe, shape = loaded.recipe, outline.input_shape
+    if isinstance(recipe.method, PythonMethod):
+        own_factory(recipe.method, loaded.base)
+    if shape is None:
+        return
     outputs = _outputs(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
     place = Place(torch.device("cpu"), precision.of_parameters(recipe.runtime.dtype))
     pack = make_pack(loaded, shape, outputs, [0], place)
-    none = torch.empty((0, *(shape or ())), dtype=place.dtype)
-    rows = stand_in_rows(tuple(none.shape[1:]), none)
+    none = torch.empty((0, *shape), dtype=place.dtype)
+    rows = stand_in_rows(shape, none)
     check_outputs(pack, rows, outputs)
     if recipe.model.kind == "python":
         check_examples_stay_apart(pack, rows)
         _check_further(loaded, Table(none, none, False), outputs, [0])
-    if isinstance(recipe.method, PythonMethod):
-        own_factory(recipe.method, loaded.base)
 
 
 def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:

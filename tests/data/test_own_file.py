@@ -91,7 +91,7 @@ def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
     [
         (
             "much",
-            "holds 'much' in data row 2, which is not a number, as targets of data.task: regression must be; for classes",
+            "holds 'much' in data row 2, which is not a number, as targets of data.task: regression must be; for cl",
         ),
         ("NA", "has 1 missing value, first in data row 2; fill them or leave those rows out$"),
     ],
