@@ -29,7 +29,7 @@ def restate(document: Row, directory: Path) -> Row:
     trials, stated = [], []
     ledgers = read_ledgers(directory / "ledger.jsonl")
     for row in document["trials"]:
-        bounds = ledgers[row["trial"]]
+        bounds = ledgers.get(row["trial"], [])
         stated.append((prices.epsilon(privacy["accountant"], bounds, privacy["delta"]), rho_of(bounds)))
         epsilon, rho = stated[-1]
         spent = {"spent_epsilon": row["epsilon"], "spent_rho": row["rho"]}
