@@ -31,7 +31,7 @@ from dpsgd_cli.core.packing import Place
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound, training_records
-from dpsgd_cli.errors import PrivacyError, UsageError
+from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe import folder
@@ -94,10 +94,8 @@ def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     if recipe.privacy.clipping.kind == "per-layer":
         pack = make_pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
         groups = len(pack.layers)
-    try:
+    with loaded.placing():
         return plan_for(recipe, Facts(records, before, groups, feature_bound(recipe, loaded.base))), outline
-    except PrivacyError as error:
-        raise type(error)(loaded.located(str(error))) from error.__cause__
 
 
 def result_directory(loaded: LoadedRecipe, out: Path) -> Path:

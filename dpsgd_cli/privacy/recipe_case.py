@@ -87,7 +87,8 @@ class RecipeCase(Case):
         outline = data.outline(self.recipe.data, self.loaded.base)
         before = data.private_releases(self.recipe.data, adjacency_of(self.recipe))
         records, bound = training_records(self.recipe, outline), feature_bound(self.recipe, self.loaded.base)
-        return plan_for(self.recipe, Facts(records, before, _layers(self.recipe), bound))
+        with self.loaded.placing():
+            return plan_for(self.recipe, Facts(records, before, _layers(self.recipe), bound))
 
     def trials(self) -> list[list[Release]]:
         return [self.plan.bounding]

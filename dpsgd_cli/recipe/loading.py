@@ -5,9 +5,10 @@ Not here: YAML with line numbers (`tree.py`), `KEY=VALUE` (`overrides.py`), what
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.expected import similar
 from dpsgd_cli.recipe.folder import start_of_paths
@@ -53,6 +54,14 @@ class LoadedRecipe:
         if self.tree is None or not colon or self.tree.child(path[0]) is None:
             return message
         return str(Problem(self.tree.nearest(path).place, path, rest))
+
+    @contextlib.contextmanager
+    def placing(self) -> Iterator[None]:
+        """What is refused inside for its privacy is refused with its place in the recipe."""
+        try:
+            yield
+        except PrivacyError as error:
+            raise type(error)(self.located(str(error))) from error.__cause__
 
 
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:

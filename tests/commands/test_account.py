@@ -407,3 +407,14 @@ def test_recipes_and_loss_distributions_do_not_load_torch() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "pld" in done.stdout
     assert done.stderr.strip() == "False"
+
+
+def test_what_a_free_number_needs_is_said_where_it_stands(tmp_path: Path) -> None:
+    recipe = tmp_path / "free.yaml"
+    recipe.write_text(
+        "name: free\ndata: {name: digits}\nmodel: {kind: linear}\nmethod: {kind: dp-sgd, batch_size: 100}\n"
+        "privacy:\n  schedule: {kind: uniform, initial: auto}\n  delta: 1e-5\nepochs: 3\n"
+    )
+    result = run(str(recipe))
+    assert result.exit_code == 2
+    assert f"{recipe}:6: privacy.schedule.initial: auto is solved for; give privacy.budget" in result.stderr
