@@ -59,7 +59,7 @@ def test_account_states_the_budget_of_a_result_and_nobody_the_sum(agd: Path) -> 
     for source in (agd, agd / "ledger.jsonl"):
         found = rows(source, "--delta", "1e-5")
         priced = {name for name, row in found.items() if row["epsilon"] is not None}
-        assert priced == {"zcdp", "rdp"}
+        assert priced == {"zcdp", "zcdp-tight", "rdp"}
         assert found["zcdp"]["epsilon"] == pytest.approx(2, rel=1e-9) and found["zcdp"]["epsilon"] <= 2
         assert found["zcdp"]["bound"] == "upper"
         assert found["pld"]["note"].startswith("refused: what is released is chosen from what was released")
@@ -70,9 +70,17 @@ def test_the_gate_judges_the_budget(agd: Path) -> None:
     zcdp = ("--accountant", "zcdp", "--max-epsilon")
     assert account(agd, *zcdp, "2").exit_code == 0
     assert account(agd, *zcdp, "1.99").exit_code == 1
-    least = rows(agd)["rdp"]["epsilon"]
+    least = rows(agd)["zcdp-tight"]["epsilon"]
     assert account(agd, "--max-epsilon", spent(agd, "pld")).exit_code == 1
     assert account(agd, "--max-epsilon", least).exit_code == 0
+
+
+def test_a_budget_by_the_best_renyi_order_passes_its_own_gate(tmp_path: Path) -> None:
+    recipe = load_recipe("lee2018/dp-agd-better", [*AGD, "privacy.accountant=zcdp-tight"])
+    directory = experiment.run(recipe, experiment.Options(tmp_path))
+    assert account(directory, "--max-epsilon", "2").exit_code == 0
+    assert account(directory, "--max-epsilon", "1.9999").exit_code == 1
+    assert account("lee2018/dp-agd-better", *AGD, "privacy.accountant=zcdp-tight", "--max-epsilon", "2").exit_code == 0
 
 
 def test_several_trials_are_that_many_budgets_and_there_is_no_curve(agd: Path) -> None:

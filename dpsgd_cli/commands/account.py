@@ -288,6 +288,7 @@ def _accountants(asked: Asked, case: Case) -> list[Accountant]:
 
 def _rows(asked: Asked, cases: list[Case]) -> list[Row]:
     """Prices, or what a budget affords. A refusal by the only accountant asked is an error."""
+    from dpsgd_cli.privacy.accountants import get
     from dpsgd_cli.privacy.answers import afford, price, ranked
 
     rows: list[Row] = []
@@ -297,6 +298,9 @@ def _rows(asked: Asked, cases: list[Case]) -> list[Row]:
         parameter = _free_parameter(asked, case)
         more_is_better = parameter is not None and not case.parameters().get(parameter, True)
         if parameter is None:
+            if not asked.accountant and asked.best_of is None and case.spends_a_budget():
+                # a budget in epsilon may be one by this accountant, which then states just that
+                named = [*named, get("zcdp-tight")]
             rows += [price(case, accountant, asked.at_epsilon) for accountant in named]
         else:
             rows += afford(case, named, parameter, _target(asked, case))
