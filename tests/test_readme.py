@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 
 # These make virtual environments or install packages: `make check` itself is the test of the first, and
 # tests/test_packaging.py of the second.
-INSTALLERS = ("make train", "pip install .")
+INSTALLERS = ("make train", "pip install -c constraints.txt .")
 
 
 def commands() -> list[str]:

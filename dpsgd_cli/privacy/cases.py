@@ -236,7 +236,7 @@ class FlagCase(Case):
         raise UsageError(f"{parameter} is no parameter of constant noise; give a recipe with a schedule")
 
 
-CHOSEN = "it may choose what to release by what it released, so its budget is the bound; what it spends of that is none"
+CHOSEN = "it may choose what to release by what it released, so its budget is the bound, and what a run spent is not"
 
 
 def releases_of(epochs: Sequence[Sequence[Release]]) -> list[Release]:
