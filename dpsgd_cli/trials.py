@@ -29,7 +29,14 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.folds import held_out
-from dpsgd_cli.core.isolation import check_examples_stay_apart, check_outputs, runs_on, spread_rows, stand_in_rows
+from dpsgd_cli.core.isolation import (
+    check_examples_stay_apart,
+    check_nothing_is_asked,
+    check_outputs,
+    runs_on,
+    spread_rows,
+    stand_in_rows,
+)
 from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.memory import keep_freed_memory, rows_that_fit
 from dpsgd_cli.core.packing import Pack, Place
@@ -336,13 +343,16 @@ def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> i
 
 
 def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int]) -> None:
-    """See that a user's model keeps examples apart whose numbers are of many sizes, as far as it takes them.
+    """See that a user's model asks for no number of its input, and keeps examples of many sizes apart.
 
-    On the CPU: what a model refuses there, a number beyond a table's end for one, stops a GPU for good.
+    As far as it takes them. On the CPU: what a model refuses there, a number beyond a table's end for one, stops a GPU
+    for good.
     """
     place = Place(torch.device("cpu"), train.x.dtype if train.x.is_floating_point() else torch.float32)
     pack = make_pack(loaded, train.input_shape, outputs, seeds, place)
-    for batch in spread_rows(train.input_shape, torch.empty(0, dtype=train.x.dtype)):
+    like = torch.empty(0, dtype=train.x.dtype)
+    check_nothing_is_asked(pack, stand_in_rows(train.input_shape, like))
+    for batch in spread_rows(train.input_shape, like):
         if runs_on(pack, batch):
             check_examples_stay_apart(pack, batch)
 

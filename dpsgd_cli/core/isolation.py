@@ -92,6 +92,13 @@ def check_outputs(pack: Pack, x: Tensor, outputs: int) -> None:
         raise ModelError(f"the model gives outputs of shape {shape} for one example; the data needs ({outputs},)")
 
 
+def check_nothing_is_asked(pack: Pack, x: Tensor) -> None:
+    """Refuse a model that asks for a number of its input on rows `x` (B, ...)."""
+    rows = x[None]
+    with torch.no_grad(), _Unasked(rows):
+        pack(rows)
+
+
 def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
     """Refuse a model in which one example can reach another's output, layer inputs or gradient.
 
@@ -141,9 +148,7 @@ def _run(pack: Pack, x: Tensor, own_loss: int | None = None) -> _Run:
     pack.session.begin()
     try:
         with torch.enable_grad():
-            rows = x[None]
-            with _Unasked(rows):
-                outputs = pack(rows)
+            outputs = pack(x[None])
             if own_loss is not None:
                 own = outputs[:, own_loss].flatten(1)
                 (own * torch.arange(1, own.shape[1] + 1).to(own).cos()).sum().backward()

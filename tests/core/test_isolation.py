@@ -202,6 +202,7 @@ BY_SIZE = [ByLargest, ByLargestOfColumns, ByRange, WithoutOutliers, Quantised, P
 def check_all(pack: Pack, shape: tuple[int, ...]) -> None:
     """What a user's model is put to (`trials.py`)."""
     isolation.check_examples_stay_apart(pack, isolation.stand_in_rows(shape, pack.values))
+    isolation.check_nothing_is_asked(pack, isolation.stand_in_rows(shape, pack.values))
     for rows in isolation.spread_rows(shape, pack.values):
         if isolation.runs_on(pack, rows):
             isolation.check_examples_stay_apart(pack, rows)
@@ -241,8 +242,9 @@ class Constant(Model):
 
 def test_a_model_may_ask_for_its_own_numbers_but_for_none_of_its_input() -> None:
     for model in (Branching, Comparing):
+        pack = Pack(model, [0], PLACE)
         with pytest.raises(ModelError, match=r"asks for a number of its input.*torch\.where"):
-            check_all(Pack(model, [0], PLACE), (6,))
+            isolation.check_nothing_is_asked(pack, isolation.stand_in_rows((6,), pack.values))
     check_all(Pack(Constant, [0], PLACE), (6,))
 
 
