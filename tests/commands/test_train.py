@@ -399,3 +399,17 @@ def test_files_that_may_not_grow_are_one_message(write_recipe: WriteRecipe, tmp_
     assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
     assert ".checkpoint: File too large; free some space; no checkpoint could be written" in done.stderr
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_training_does_not_load_a_compiler_that_nobody_asked_for(write_recipe: WriteRecipe) -> None:
+    """It takes a second of every command."""
+    code = (
+        "import sys; from dpsgd_cli.main import main; sys.argv[0] = 'dpsgd'\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'torch._dynamo', 'torch._inductor'} & set(sys.modules)))"
+    )
+    recipe = write_recipe()
+    command = [sys.executable, "-c", code, "train", str(recipe), "--out", str(recipe.parent / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("['torch']\n")
