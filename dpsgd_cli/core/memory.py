@@ -49,18 +49,19 @@ def rows_that_fit(pack: Pack, x: Tensor) -> int:
     return max(1, elements // (pack.trials * elements_per_row(pack, x)))
 
 
-def trials_that_fit(parameters: int, row: int, on_gpu: bool) -> int:
+def trials_that_fit(parameters: int, row: int, gpu: int | None) -> int:
     """How many trials of `parameters` numbers each, and `row` numbers for one row of a batch, may train together.
 
     From half of all memory, free or not, so that a sweep makes the same packs whenever it is continued. A trial
     holds its weights, sums, noise, optimizer state, average and two checkpoints. At most 64 on a CPU, 4,096 on a GPU.
+    `gpu` is the number of one, or None.
     """
-    if on_gpu:
-        total = torch.cuda.get_device_properties(0).total_memory
+    if gpu is not None:
+        total = torch.cuda.get_device_properties(gpu).total_memory
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     numbers = 9 * parameters + max(parameters, BLOCK_ELEMENTS) + _PROBES[0] * row
-    return max(1, min(4096 if on_gpu else 64, total // 2 // (4 * numbers)))
+    return max(1, min(64 if gpu is None else 4096, total // 2 // (4 * numbers)))
 
 
 def _free_here() -> int:

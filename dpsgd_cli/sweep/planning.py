@@ -80,7 +80,8 @@ class Planner:
         known = None if planned.outline is None else self._models.get(_model_key(cell.loaded, planned.outline))
         parameters, row = known or (1, 1)
         asked = cell.loaded.recipe.runtime.device
-        return trials_that_fit(parameters, row, on_gpu=asked != "cpu" and torch.cuda.is_available())
+        gpu = int(asked.partition(":")[2] or 0) if asked != "cpu" and torch.cuda.is_available() else None
+        return trials_that_fit(parameters, row, gpu)
 
 
 @functools.cache

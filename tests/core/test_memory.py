@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,14 +48,14 @@ def test_memory_that_a_step_frees_is_not_fetched_anew() -> None:
 def test_trials_that_fit_fall_with_their_size_and_never_below_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 GiB: 12 GiB hold 16 trials of 20 million parameters, at ten numbers of 4 bytes each."""
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 6 << 20, "SC_PAGE_SIZE": 4096}.__getitem__)
-    assert [trials_that_fit(size, 1000, on_gpu=False) for size in (10, 20_000_000, 10**12)] == [64, 16, 1]
+    assert [trials_that_fit(size, 1000, gpu=None) for size in (10, 20_000_000, 10**12)] == [64, 16, 1]
 
 
 def test_a_trial_of_half_the_memory_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 numbers of 4 bytes a parameter: 100 parameters and the least block of noise in 40 MB, half of which count."""
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 10_000, "SC_PAGE_SIZE": 4096}.__getitem__)
     numbers = 9 * 100 + BLOCK_ELEMENTS + 16 * 7
-    assert trials_that_fit(100, 7, on_gpu=False) == 10_000 * 4096 // 2 // (4 * numbers) == 9
+    assert trials_that_fit(100, 7, gpu=None) == 10_000 * 4096 // 2 // (4 * numbers) == 9
 
 
 def test_rows_that_fit_take_no_more_than_a_quarter_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,3 +64,11 @@ def test_rows_that_fit_take_no_more_than_a_quarter_of_free_memory(monkeypatch: p
     whole = rows_that_fit(pack, x)
     monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 64, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert rows_that_fit(pack, x) == 64 * 4096 // 16 // (2 * elements_per_row(pack, x)) < whole
+
+
+def test_trials_are_measured_by_the_gpu_that_they_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {0: 1 << 34, 1: 1 << 36}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(total_memory=sizes[number]))
+    small, large = (trials_that_fit(20_000_000, 1000, gpu=number) for number in sizes)
+    assert large == pytest.approx(4 * small, abs=4)
+    assert trials_that_fit(10, 10, gpu=1) == 4096
