@@ -28,18 +28,20 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError
+from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.mechanism import (
     GaussianSum,
     Mechanism,
     Release,
+    ZeroConcentrated,
     from_record,
     mechanism_record,
     merge,
@@ -47,6 +49,10 @@ from dpsgd_cli.privacy.mechanism import (
 )
 
 Phase = Literal["before", "train"]
+
+# Of two ways to add up the same charges.
+_ROUNDING = 1e-9
+_TWO_RUNS = "the lines are not those of one run; give every ledger a file of its own"
 
 
 @dataclass(frozen=True)
@@ -182,7 +188,13 @@ class Ledger:
         self.entries.append(Entry(release, phase, epoch, self.cap if counted else None))
 
     def close(self) -> None:
-        """Charge what a plan priced and the method did not make: that it stopped may have been chosen from outputs."""
+        """Charge what a plan priced and the method did not make: that it stopped may have been chosen from outputs.
+
+        So may have been that nothing was released within `cap` after private preprocessing that it does not count: a
+        release that was made 0 times says so.
+        """
+        if self.cap is not None and self.entries and all(entry.within is None for entry in self.entries):
+            self.entries.append(Entry(Release(self.cap, 0), "train", 0, self.cap))
         if isinstance(self.filter, PlannedFilter):
             last = max((entry.epoch or 0 for entry in self.entries), default=0)
             for release in self.filter.left:
@@ -252,6 +264,39 @@ def _entry(record: dict[str, Any]) -> Entry:
     return Entry(from_record(record), phase, epoch, None if within is None else from_record(within).mechanism)
 
 
+def _check_caps(entries: Iterable[Entry], source: str) -> None:
+    """DataError where entries go back in time, or passed what they say to be within: no one filter admitted them all.
+
+    Two runs in one file, as `cat` makes it, would else be stated as one.
+    """
+    spent: dict[Mechanism, list[Entry]] = {}
+    for entry in entries:
+        if entry.within is not None:
+            spent.setdefault(entry.within, []).append(entry)
+    for cap, within in spent.items():
+        times = [-1 if entry.phase == "before" else entry.epoch or 0 for entry in within]
+        releases = [entry.release for entry in within]
+        if times != sorted(times):
+            raise DataError(f"{source}: epochs go back within one budget ({cap}): {_TWO_RUNS}")
+        try:
+            cost, most = _cost_in(cap, merge(releases)), _cost_in(cap, [Release(cap)])
+        except UnsupportedMechanism as error:
+            raise DataError(f"{source}: no filter admits these releases within {cap}: {error}") from None
+        if cost > most * (1 + _ROUNDING):
+            raise DataError(f"{source}: releases of {cost:.6g} in all say to be within {most:.6g} ({cap}): {_TWO_RUNS}")
+
+
+def _cost_in(cap: Mechanism, releases: Sequence[Release]) -> float:
+    """Of `releases`, by what polices `cap`: mu^2, or rho."""
+    from dpsgd_cli.privacy.accountants.zcdp import total_rho
+
+    if isinstance(cap, GaussianSum):
+        return math.fsum(mu_squared_of(release) for release in releases)
+    if isinstance(cap, ZeroConcentrated):
+        return total_rho(releases)
+    raise UnsupportedMechanism("a budget is one Gaussian on full batches, or zero-concentrated")
+
+
 def read_ledgers(path: Path) -> dict[int, list[Release]]:
     """What bounds each trial of a `ledger.jsonl` (see `bounding`).
 
@@ -272,6 +317,8 @@ def read_entries(path: Path) -> dict[int, list[Entry]]:
     trials = entries_from_lines(text.splitlines(), str(path))
     if not trials:
         raise DataError(f"{path}: the ledger is empty")
+    for trial, entries in trials.items():
+        _check_caps(entries, f"{path}: trial {trial}")
     if any(entry.within is not None for entries in trials.values() for entry in entries):
         return trials
 

@@ -261,3 +261,48 @@ def test_a_file_that_is_missing_empty_or_no_text_is_a_data_error(tmp_path: Path)
     for path, why in ((tmp_path / "none", "cannot read"), (empty, "is empty"), (binary, "cannot read")):
         with pytest.raises(DataError, match=why):
             read_ledgers(path)
+
+
+BUDGET = ZeroConcentrated(0.5, "add-remove")
+
+
+def _chosen(noise: float, epoch: int) -> Entry:
+    return Entry(Release(GaussianSum(noise, "add-remove")), "train", epoch, BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([_chosen(1.2, 0), _chosen(1.2, 1)], "0.694444 in all say to be within 0.5"),
+        ([_chosen(4, 0), _chosen(4, 1), _chosen(4, 0)], "epochs go back"),
+        ([Entry(Release(PureDP(0.1, "add-remove")), "train", 0, PureDP(1, "add-remove"))], "no filter admits"),
+    ],
+)
+def test_lines_of_two_runs_are_not_stated_as_one_budget(entries: list[Entry], message: str, tmp_path: Path) -> None:
+    """Two ledgers of one trial each in one file would else be stated as one budget."""
+    path = tmp_path / "ledger.jsonl"
+    path.write_text("\n".join(to_lines(entries, 0, 0)))
+    with pytest.raises(DataError, match=message):
+        read_ledgers(path)
+
+
+def test_a_whole_budget_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text("\n".join(to_lines([_chosen(math.sqrt(10), epoch) for epoch in range(10)], 0, 0)))
+    assert read_ledgers(path) == {0: [Release(BUDGET)]}
+
+
+def test_to_release_nothing_after_private_preprocessing_is_a_choice_too(tmp_path: Path) -> None:
+    """The preprocessing is not of the budget, and by what it released a method may go on or not."""
+    before = Release(GaussianSum(4.0, "add-remove", label="pca"))
+    ledger = Ledger(RhoFilter(0.5), covers_before=False, cap=BUDGET)
+    ledger.spend(before, phase="before")
+    ledger.close()
+    assert ledger.bounding == [before, Release(BUDGET)]
+    assert ledger.releases == [before]
+    path = tmp_path / "ledger.jsonl"
+    path.write_text("\n".join(to_lines(ledger.entries, 0, 0)))
+    assert read_ledgers(path) == {0: [before, Release(BUDGET)]}
+    empty = Ledger(RhoFilter(0.5), cap=BUDGET)
+    empty.close()
+    assert empty.bounding == []
