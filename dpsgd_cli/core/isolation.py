@@ -11,13 +11,14 @@ other rows, or is written to hide, passes: running a recipe's Python file trusts
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -25,7 +26,12 @@ from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.errors import ModelError
 
 _ROWS = 4
-_ASKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+_ASKS = (
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.allclose.default,
+)
+_ARRAYS = (Tensor.numpy, Tensor.__array__)
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 
 
@@ -63,7 +69,8 @@ def spread_rows(input_shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
 
     Zeros and ones alone would hide much that a batch has in common: they have one largest and one smallest number.
     First fractions of 1, as pixels and scaled numbers are, with another range in each row; then numbers of
-    several sizes; then both signs. A model may refuse some (`runs_on`): they need not be its inputs.
+    several sizes; then both signs; then fractions of both signs beside one row far out, and fractions beside one in
+    which numbers are missing. A model may refuse some (`runs_on`): they need not be its inputs.
     """
     if not like.is_floating_point():
         return []
@@ -73,14 +80,18 @@ def spread_rows(input_shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
     both = torch.randn(_ROWS, *input_shape, generator=generator)
     sizes = torch.tensor([[0.2, 0.5, 0.3, 0.6], [0.2, 1.0, 3.0, 300.0], [0.1, 0.7, 3.0, 300.0]]).view(3, *column)
     shifts = torch.tensor([[0.0, 0.1, 0.6, 0.3], [0.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 2.0, 0.0]]).view(3, *column)
-    return [(rows * size + shift).to(like) for rows, size, shift in zip([*even, both], sizes, shifts, strict=True)]
+    spread = [rows * size + shift for rows, size, shift in zip([*even, both], sizes, shifts, strict=True)]
+    outlying, missing = 2 * even[0] - 1, even[1].clone()
+    outlying[2] = 5000 * both[3]
+    missing[2][even[0, 2] >= even[0, 2].mean()] = torch.nan
+    return [rows.to(like) for rows in (*spread, outlying, missing)]
 
 
 def runs_on(pack: Pack, x: Tensor) -> bool:
     """Whether the model takes rows `x` (B, ...) at all."""
     try:
         _run(pack, x)
-    except ModelError:
+    except _DoesNotRunError:
         return False
     return True
 
@@ -95,7 +106,8 @@ def check_outputs(pack: Pack, x: Tensor, outputs: int) -> None:
 def check_nothing_is_asked(pack: Pack, x: Tensor) -> None:
     """Refuse a model that asks for a number of its input on rows `x` (B, ...)."""
     rows = x[None]
-    with torch.no_grad(), _Unasked(rows):
+    unasked = _Unasked(rows)
+    with torch.no_grad(), _Calls(unasked), unasked:
         pack(rows)
 
 
@@ -104,16 +116,17 @@ def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
 
     `x` is (B, ...), B >= 2 different rows of plausible input; no private values are needed. Each example in turn
     runs alone, and must give what it gave beside the others; is replaced, which may change no other row of any
-    layer; and has a loss of its own, whose gradient may reach no other row of any layer. Two equal runs must
-    agree, or the model keeps something of what it saw. All weights are random meanwhile, because a layer
-    that starts at zero hides what comes before it.
+    layer, forwards or backwards; and has a loss of its own, whose gradient may reach no other row of any layer. Two
+    equal runs must agree, and no run may change a buffer, or the model keeps something of what it saw. All weights are
+    random meanwhile, because a layer that starts at zero hides what comes before it.
     """
     with _random_weights(pack):
         for rows in (x, x.flip(0)):
-            first = _run(pack, rows)
-            for row in range(len(rows)):
+            everybody = list(range(len(rows)))
+            first = _run(pack, rows, everybody)
+            for row in everybody:
                 _check_row(pack, rows, row, first)
-            _require_equal(first, _run(pack, rows))
+            _require_equal(first, _run(pack, rows, everybody))
 
 
 def _check_row(pack: Pack, x: Tensor, row: int, first: _Run) -> None:
@@ -123,9 +136,9 @@ def _check_row(pack: Pack, x: Tensor, row: int, first: _Run) -> None:
     changed = x.clone()
     changed[row] = x[(row + 1) % len(x)]
     others = [other for other in range(len(x)) if other != row]
-    second = _run(pack, changed, own_loss=row)
-    _require_equal(first.rows(others), second.rows(others))
-    if any(bool((torch.isfinite(d) & (d != 0)).any()) for d in second.rows(others).gradients):
+    _require_equal(first.rows(others), _run(pack, changed, list(range(len(x)))).rows(others))
+    own = _run(pack, changed, [row])
+    if any(bool((torch.isfinite(d) & (d != 0)).any()) for d in own.rows(others).gradients):
         raise _mixes("the loss of one example has a gradient in the rows of others")
 
 
@@ -143,24 +156,41 @@ def _random_weights(pack: Pack) -> Iterator[None]:
         pack.values.copy_(kept)
 
 
-def _run(pack: Pack, x: Tensor, own_loss: int | None = None) -> _Run:
-    """A recorded pass over rows `x` (B, ...), and one backward from the outputs of row `own_loss`."""
+def _run(pack: Pack, x: Tensor, losses: Sequence[int] = ()) -> _Run:
+    """A recorded pass over rows `x` (B, ...), and one backward from the outputs of the rows `losses`, if any."""
+    held = {name: b.clone() for name, b in pack.template.named_buffers() if b.is_floating_point()}
+    found = _recorded(pack, x, losses)
+    for name, buffer in pack.template.named_buffers():
+        was = held.get(name)
+        if was is not None and was.shape == buffer.shape and not torch.equal(was.nan_to_num(), buffer.nan_to_num()):
+            raise _mixes(f"buffer {name!r} changed in a pass, which nothing clips and no noise hides")
+    return found
+
+
+def _recorded(pack: Pack, x: Tensor, losses: Sequence[int]) -> _Run:
     pack.session.begin()
     try:
         with torch.enable_grad():
             outputs = pack(x[None])
-            if own_loss is not None:
-                own = outputs[:, own_loss].flatten(1)
-                (own * torch.arange(1, own.shape[1] + 1).to(own).cos()).sum().backward()
+            if losses:
+                own = outputs[:, list(losses)].flatten(2)
+                weights = torch.arange(1, own.shape[2] + 1).to(own).cos()
+                # with gradients that differ from row to row
+                (own * weights + torch.nn.functional.softplus(own)).sum().backward()
         inputs = [a for layer in pack.layers for a in layer.inputs]
         gradients = [d for layer in pack.layers for _, d in layer.recorded()]
         return _Run(outputs.detach(), inputs, gradients)
     except _FAILURES as error:
-        raise ModelError(f"the model does not run on {len(x)} inputs of shape {tuple(x.shape[1:])}: {error}") from error
+        said = f"the model does not run on {len(x)} inputs of shape {tuple(x.shape[1:])}: {error}"
+        raise _DoesNotRunError(said) from error
     finally:
         pack.session.recording = False
         for layer in pack.layers:
             layer.forget()
+
+
+class _DoesNotRunError(ModelError):
+    """A pass failed of itself."""
 
 
 class _Unasked(TorchDispatchMode):
@@ -173,26 +203,61 @@ class _Unasked(TorchDispatchMode):
         super().__init__()
         # held, so that no other tensor gets the same id
         self.from_x = {id(x): x}
+        self.excused = False
+
+    def touched(self, given: Any) -> bool:
+        """Whether anything in `given` was computed from the input."""
+        return any(id(x) in self.from_x for x in tree_leaves(given))
+
+    def follow(self, found: Any) -> None:
+        """Take `found` for computed from the input."""
+        self.from_x.update((id(x), x) for x in tree_leaves(found) if isinstance(x, Tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = tree_leaves((args, kwargs))
-        touched = any(id(x) in self.from_x for x in given)
-        if touched and func in _ASKS:
-            raise ModelError(
-                "the model asks for a number of its input (an `if`, float() or .item()): it may be of any example, and"
-                " what is done by it is done to all, so no record's influence can be bounded; use torch.where, or"
-                " operations on each example"
-            )
+        touched = self.touched((args, kwargs))
+        if touched and func in _ASKS and not self.excused:
+            raise _asks()
         found = func(*args, **(kwargs or {}))
         if touched:
-            self.from_x.update((id(x), x) for x in tree_leaves(found) if isinstance(x, Tensor))
+            self.follow(found)
         return found
 
 
+class _Calls(TorchFunctionMode):
+    """What `_Unasked` does not see: arrays, `.data`, and `one_hot`, which asks only whether its classes are enough."""
+
+    def __init__(self, unasked: _Unasked) -> None:
+        super().__init__()
+        self.unasked = unasked
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, touched = kwargs or {}, self.unasked.touched((args, kwargs))
+        if touched and func in _ARRAYS:
+            raise _asks()
+        classes = (*args[1:2], kwargs.get("num_classes", -1))[0]
+        self.unasked.excused = func is torch.nn.functional.one_hot and classes != -1
+        try:
+            found = func(*args, **kwargs)
+        finally:
+            self.unasked.excused = False
+        if touched:
+            self.unasked.follow(found)
+        return found
+
+
+def _asks() -> ModelError:
+    return ModelError(
+        "the model asks for a number of its input (an `if`, float() or .item()): it may be of any example, and what"
+        " is done by it is done to all, so no record's influence can be bounded; use torch.where, or operations on"
+        " each example"
+    )
+
+
 def _require_equal(before: _Run, after: _Run, tolerance: float = 1e-4) -> None:
-    """Refuse a difference beyond rounding in outputs or layer inputs."""
-    pairs = [(before.outputs, after.outputs), *zip(before.inputs, after.inputs, strict=False)]
-    if len(before.inputs) != len(after.inputs) or any(one.shape != other.shape for one, other in pairs):
+    """Refuse a difference beyond rounding in outputs, layer inputs or gradients."""
+    ours, theirs = [*before.inputs, *before.gradients], [*after.inputs, *after.gradients]
+    pairs = [(before.outputs, after.outputs), *zip(ours, theirs, strict=False)]
+    if len(ours) != len(theirs) or any(one.shape != other.shape for one, other in pairs):
         raise _mixes("layers are called differently from batch to batch")
     for one, other in pairs:
         gaps = (one.double() - other.double()).abs()

@@ -196,7 +196,52 @@ class OnlyFractions(ByRange):
         return x / x.max() + torch.zeros(2).index_select(0, x.flatten().ceil().long())[0]
 
 
-BY_SIZE = [ByLargest, ByLargestOfColumns, ByRange, WithoutOutliers, Quantised, Pixels, OnlyFractions]
+class ScaledWhereFar(Model):
+    def before(self, x: Tensor) -> Tensor:
+        return torch.where(x.abs().max() > 1000, x / 1000, x)
+
+
+class Repaired(Model):
+    """Puts the mean of a column where a number is missing."""
+
+    def before(self, x: Tensor) -> Tensor:
+        return torch.where(x.isnan(), x.nanmean(0), x)
+
+
+class GradientsByNorm(Model):
+    """Clips what flows back, of all examples together."""
+
+    def between(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda d: d * (1 / d.norm()).clamp(max=1))
+        return x
+
+
+class Observed(Model):
+    """Divides by the largest number that it ever saw: it has seen it before it is looked at."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.tensor(0.0))
+
+    def before(self, x: Tensor) -> Tensor:
+        self.seen = torch.maximum(self.seen, x.detach().abs().max())
+        return x / self.seen.clamp_min(1e-6)
+
+
+class Averaging(Observed):
+    """Keeps a mean for later and uses it nowhere yet."""
+
+    def before(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.seen.mul_(0.9).add_(x.mean(), alpha=0.1)
+        return x
+
+
+FURTHER = [ScaledWhereFar, Repaired, GradientsByNorm, Observed, Averaging]
+BY_SIZE = [ByLargest, ByLargestOfColumns, ByRange, WithoutOutliers, Quantised, Pixels, OnlyFractions, *FURTHER]
 
 
 def check_all(pack: Pack, shape: tuple[int, ...]) -> None:
@@ -240,12 +285,40 @@ class Constant(Model):
         return x / 2 if self.limit > 1 else x
 
 
+class AsArray(Model):
+    def before(self, x: Tensor) -> Tensor:
+        return x / 255 if x.detach().cpu().numpy().max() > 1e6 else x
+
+
+class AskingData(Model):
+    def before(self, x: Tensor) -> Tensor:
+        return x / 255 if x.data.max() > 1e6 else x
+
+
+class AllClose(Model):
+    def between(self, x: Tensor) -> Tensor:
+        return 2 * x if torch.allclose(x, torch.zeros_like(x)) else x
+
+
+class OneHot(Model):
+    """Has a number of classes of its own."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(x.argmax(-1), 6).to(x)
+
+
+class AsManyClasses(Model):
+    def between(self, x: Tensor) -> Tensor:
+        return x * torch.nn.functional.one_hot(x.argmax(-1)).shape[-1]
+
+
 def test_a_model_may_ask_for_its_own_numbers_but_for_none_of_its_input() -> None:
-    for model in (Branching, Comparing):
+    for model in (Branching, Comparing, AsArray, AskingData, AllClose, AsManyClasses):
         pack = Pack(model, [0], PLACE)
         with pytest.raises(ModelError, match=r"asks for a number of its input.*torch\.where"):
             isolation.check_nothing_is_asked(pack, isolation.stand_in_rows((6,), pack.values))
-    check_all(Pack(Constant, [0], PLACE), (6,))
+    for right in (Constant, OneHot):
+        check_all(Pack(right, [0], PLACE), (6,))
 
 
 def test_whole_numbers_are_not_spread() -> None:
