@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
+from dpsgd_cli.privacy.mechanism import GaussianSum
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.ledger import Entry
@@ -39,11 +40,22 @@ def mark(trials: dict[int, list[Entry]], directory: Path) -> dict[int, list[Entr
             )
         return trials
     cap, covers_before = found
+    counted = [e for entries in trials.values() for e in entries if e.phase == "train" or covers_before]
+    if isinstance(cap, GaussianSum) and not all(isinstance(e.release.mechanism, GaussianSum) for e in counted):
+        cap = _in_zcdp(directory) or cap
 
     def marked(entries: Sequence[Entry]) -> list[Entry]:
         return [replace(e, within=cap) if e.phase == "train" or covers_before else e for e in entries]
 
     return {trial: marked(entries) for trial, entries in trials.items()}
+
+
+def _in_zcdp(directory: Path) -> Mechanism | None:
+    """A budget in rho as it was policed then: in zCDP, which is no Gaussian DP where not all releases are Gaussian."""
+    from dpsgd_cli.privacy.mechanism import ZeroConcentrated
+
+    stated = json.loads((directory / "result.json").read_text(encoding="utf-8"))["privacy"]
+    return ZeroConcentrated(stated["budget"]["rho"], stated["adjacency"]) if "rho" in stated["budget"] else None
 
 
 def cap_beside(directory: Path) -> tuple[Mechanism, bool] | None:

@@ -13,7 +13,7 @@ from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.ledger import Entry, read_entries, read_ledgers, to_lines
-from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.privacy.unmarked import cap_beside
 
 DELTA = 1e-5
@@ -69,6 +69,16 @@ def test_what_was_planned_is_bounded_by_itself(
 ) -> None:
     bounds = read_ledgers(old_result(tmp_path, method, schedule, accountant, budget))[0]
     assert bounds == [Release(GaussianSum(50.0, "zero-out"), 2)]
+
+
+def test_old_budgets_in_rho_are_no_gaussian_where_pure_releases_were_policed_by_them(tmp_path: Path) -> None:
+    """Three exponential mechanisms of rho 1/8 each are 0.375-zCDP, and 1.23-Gaussian-DP each: 2.3 in mu^2 / 2."""
+    path = old_result(tmp_path, "python", "uniform", "gaussian", {"rho": 0.375})
+    choice = Entry(Release(PureDP(1.0, "zero-out", "exponential"), 3))
+    path.write_text("\n".join(to_lines([choice], 0, 0)))
+    assert read_ledgers(path)[0] == [Release(ZeroConcentrated(0.375, "zero-out"))]
+    with pytest.raises(UnsupportedMechanism, match="rho-zCDP and nothing more"):
+        accountants.get("gaussian").epsilon(read_ledgers(path)[0], DELTA)
 
 
 def test_preprocessing_outside_the_budget_stays_outside(tmp_path: Path) -> None:
