@@ -6,6 +6,7 @@ Always sums, never means: the method divides by a public constant. Not here: noi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -109,9 +110,19 @@ class Diagnostics:
         self._totals[name] += torch.where(where, values.double(), 0.0).sum(dim=1)
 
 
+Found = tuple[Tensor, Tensor | None]
+SumClipped = Callable[[Pack, tuple[Tensor, Tensor, Tensor | None], Loss, Clipping | None], Found]
+"""`sum_clipped`, or what does the same in another way (`compiling.py`)."""
+
+
 @torch.no_grad()
 def add_clipped_sums(
-    pack: Pack, batch: tuple[Tensor, Tensor, Tensor | None], loss: Loss, clipping: Clipping | None, seen: Diagnostics
+    pack: Pack,
+    batch: tuple[Tensor, Tensor, Tensor | None],
+    loss: Loss,
+    clipping: Clipping | None,
+    seen: Diagnostics,
+    function: SumClipped | None = None,
 ) -> None:
     """Add every example's clipped gradient to `pack.sums`.
 
@@ -122,16 +133,16 @@ def add_clipped_sums(
     `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands
     for rows that all trials share. With K > 1 copies of every example (`augmentation.py`), first all first copies, an
     example's loss is the mean over its copies, so what is clipped is the mean of their gradients. Diagnostics go
-    to `seen`.
+    to `seen`. `function` takes the place of `sum_clipped`.
     """
     if batch[1].shape[1]:
-        seen.add(*sum_clipped(pack, batch, loss, clipping), batch[2], clipping)
+        seen.add(*(function or sum_clipped)(pack, batch, loss, clipping), batch[2], clipping)
 
 
 @torch.no_grad()
 def sum_clipped(
     pack: Pack, batch: tuple[Tensor, Tensor, Tensor | None], loss: Loss, clipping: Clipping | None
-) -> tuple[Tensor, Tensor | None]:
+) -> Found:
     """`add_clipped_sums` without diagnostics, of a batch that is not empty.
 
     Returns losses (R, B), and squared norms (M, R, B) of each layer's gradients where something is clipped.

@@ -27,13 +27,12 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dpsgd_cli.core.clipping import Clipping, sum_clipped
+from dpsgd_cli.core.clipping import Clipping, Found, sum_clipped
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.tensors import Rows
 from dpsgd_cli.errors import ModelError
 
-Found = tuple[Tensor, Tensor | None]
 _Program = Callable[..., tuple[Tensor, ...]]
 
 _MOST_PROGRAMS = 8

@@ -16,17 +16,17 @@ from typing import Literal
 
 import torch
 
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, sum_clipped
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
-from dpsgd_cli.core.replay import Graphs, Replayer, SumClipped
+from dpsgd_cli.core.replay import Graphs, Replayer
 from dpsgd_cli.core.tensors import Rows
 from dpsgd_cli.errors import ModelError
 
 Add = Callable[[Rows, Diagnostics], None]
 
 _UNTIMED, _TIMED = 3, 5
-# Of training ahead, for each layer. On one core of a CPU, compiling took some ten seconds a layer.
+# Of training ahead, for each layer: several times what compiling takes (`python benchmarks/step.py --wide`).
 _WORTH_SECONDS = 60.0
 
 
@@ -50,8 +50,7 @@ def adder(pack: Pack, loss: Loss, clipping: Clipping | None, ways: Ways) -> Add:
 
     def way(function: SumClipped) -> Add:
         def plain(rows: Rows, seen: Diagnostics) -> None:
-            if rows[1].shape[1]:
-                seen.add(*function(pack, rows, loss, clipping), rows[2], clipping)
+            add_clipped_sums(pack, rows, loss, clipping, seen, function)
 
         if not (on_device and ways.graphs):
             return plain

@@ -17,15 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, sum_clipped
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, Found, SumClipped, sum_clipped
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.tensors import Rows
 
-Found = tuple[Tensor, Tensor | None]
-SumClipped = Callable[[Pack, Rows, Loss, Clipping | None], Found]
 Capture = Callable[[Callable[[], Found]], tuple[Callable[[], None], Found]]
 """Runs a function once on fixed tensors; returns what repeats that run, and the tensors that then hold its results."""
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.core import replay
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, Found, add_clipped_sums
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.core.replay import Found, Replayer
+from dpsgd_cli.core.replay import Replayer
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Rows
 
