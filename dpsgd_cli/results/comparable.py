@@ -80,5 +80,7 @@ def equal_budgets(a: Row, b: Row) -> bool:
 def _terms(privacy: Row) -> tuple[Any, ...]:
     """The budget that a recipe names, and what it releases besides."""
     covers = privacy.get("budget_covers", "total")
-    before = {label: part for label, part in privacy.get("parts", {}).items() if label in PREPROCESS}
+    # of a method that chooses what it releases, parts are what it spent; preprocessing is fixed for it, too
+    parts = privacy.get("parts") or (privacy.get("spent") or {}).get("parts", {})
+    before = {label: part for label, part in parts.items() if label in PREPROCESS}
     return privacy.get("budget"), covers, before if covers == "training" else {}

@@ -56,6 +56,11 @@ def test_what_a_budget_does_not_cover_must_be_equal_too() -> None:
     a = {**PRIVACY, "budget_covers": "training", "epsilon": 2.5, "parts": {"pca": {"rho": 0.1}, "gradient": {"rho": 1}}}
     assert equal_budgets(a, {**a, "epsilon": 2.4, "parts": {"pca": {"rho": 0.1}, "gradient": {"rho": 0.9}}})
     assert not equal_budgets(a, {**a, "epsilon": 2.4, "parts": {"pca": {"rho": 0.05}, "gradient": {"rho": 1}}})
+    # so for what chooses its releases, whose parts stand under what it spent
+    b = {key: value for key, value in a.items() if key != "parts"}
+    spent = [{"spent": {"parts": {"pca": {"rho": rho}, "gradient": {"rho": 1}}}} for rho in (0.1, 0.05)]
+    assert equal_budgets({**b, "epsilon": 2.4, **spent[0]}, a)
+    assert not equal_budgets({**b, "epsilon": 2.4, **spent[1]}, a)
 
 
 @pytest.mark.parametrize(
