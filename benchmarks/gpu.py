@@ -4,7 +4,7 @@
     python benchmarks/gpu.py --device cpu --tiny      # a rehearsal: every mode runs (only the MLP is compiled, which
                                                       # takes minutes otherwise); no number means anything
 
-Small networks from captured graphs beside Opacus; a wide residual network of 4,096 images a step, with peak
+Small networks beside Opacus; a wide residual network of 4,096 images a step, with peak
 memory; 1,000 logistic regressions at once beside one; and for each the floor, which is its operations over the rate
 that matrix products reached in the same run. The peers train the same network with ordinary convolutions in place
 of standardised ones, which they have no fast rule for: less work than ours.
@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dpsgd_cli.core import models, precision
-from dpsgd_cli.core.clipping import Clipping, Diagnostics
-from dpsgd_cli.core.engine import Ways, adder
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum_clipped
+from dpsgd_cli.core.compiling import Compiled
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.memory import rows_that_fit
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
@@ -115,16 +115,14 @@ def _as_plain(device: torch.device, dtype: str) -> Iterator[None]:
             yield
 
 
-def private(
-    task: Task, dtype: str = "float32", graphs: bool = True, compiles: bool = False, piece: int | None = None
-) -> Step:
+def private(task: Task, dtype: str = "float32", compiles: bool = False, piece: int | None = None) -> Step:
     """What `methods/dp_sgd.py` does in a step: clipped sums of pieces of so many rows, or that fit, noise, update."""
     pack = Pack(task.build, [0], Place(task.device), shares_input=True)
     most = piece or rows_that_fit(pack, task.x[:4])
     pack.work_in(precision.of_passes(dtype), dtype == "tf32")
     noise = NoiseSource([SeededStreams(0)], pack.size, task.device, torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1, device=task.device)), Diagnostics(1, task.device)
-    add = adder(pack, cross_entropy, clipping, Ways(compiles, graphs, small=len(task.y), calls=0))
+    function = Compiled() if compiles else sum_clipped
     count = 0
 
     def step() -> None:
@@ -132,7 +130,7 @@ def private(
         pack.sums.zero_()
         for start in range(0, len(task.y), most):
             rows = (task.x[None, start : start + most], task.y[None, start : start + most], None)
-            add(rows, seen)
+            add_clipped_sums(pack, rows, cross_entropy, clipping, seen, function)
         pack.sums.add_(noise.draw(count))
         pack.values.sub_(pack.sums.div_(len(task.y)), alpha=0.05)
         count += 1
@@ -305,8 +303,7 @@ def main() -> int:
     for task in small:
         modes: dict[str, Callable[[], Step]] = {
             "plain float32": lambda task=task: plain(task),  # type: ignore[misc]
-            "dpsgd float32, graphs": lambda task=task: private(task),  # type: ignore[misc]
-            "dpsgd float32, no graphs": lambda task=task: private(task, graphs=False),  # type: ignore[misc]
+            "dpsgd float32": lambda task=task: private(task),  # type: ignore[misc]
             "dpsgd float32, compiled": lambda task=task: private(task, compiles=True),  # type: ignore[misc]
             "opacus ghost": lambda task=task: opacus(task, ghost=True),  # type: ignore[misc]
             "opacus hooks": lambda task=task: opacus(task, ghost=False),  # type: ignore[misc]
@@ -317,14 +314,14 @@ def main() -> int:
     modes = {}
     for dtype in ("float32", "tf32", "bfloat16"):
         modes[f"plain {dtype}"] = lambda dtype=dtype: plain(wide, dtype)  # type: ignore[misc]
-        modes[f"dpsgd {dtype}"] = lambda dtype=dtype: private(wide, dtype, graphs=False)  # type: ignore[misc]
+        modes[f"dpsgd {dtype}"] = lambda dtype=dtype: private(wide, dtype)  # type: ignore[misc]
         # an eighth of the batch at a time (`runtime.micro_batch`), for the memory
         part = len(wide.y) // 8
         modes[f"dpsgd {dtype}, micro_batch {part}"] = lambda dtype=dtype, part=part: private(  # type: ignore[misc]
-            wide, dtype, graphs=False, piece=part
+            wide, dtype, piece=part
         )
     if not settings.tiny:
-        modes["dpsgd float32, compiled"] = lambda: private(wide, graphs=False, compiles=True)
+        modes["dpsgd float32, compiled"] = lambda: private(wide, compiles=True)
     modes["plain float32, ordinary convolutions"] = lambda: plain(wide, model=wide.ordinary())
     modes["opacus ghost"] = lambda: opacus(wide, ghost=True)
     modes["opacus hooks"] = lambda: opacus(wide, ghost=False)

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from dpsgd_cli import experiment
 from dpsgd_cli.core import models
-from dpsgd_cli.core.clipping import Clipping, Diagnostics
-from dpsgd_cli.core.engine import Ways, adder
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum_clipped
+from dpsgd_cli.core.compiling import Compiled
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.memory import keep_freed_memory
 from dpsgd_cli.core.noise import NoiseSource
@@ -116,13 +116,13 @@ def private(task: Task, compiles: bool = False) -> Step:
     noise = NoiseSource([SeededStreams(0)], pack.size, torch.device("cpu"), torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, torch.device("cpu"))
     scale, rate = torch.ones(1, 1), torch.full((1, 1), 0.05)
-    add = adder(pack, cross_entropy, clipping, Ways(compiles, graphs=False, small=0, calls=0))
+    function = Compiled() if compiles else sum_clipped
     count = 0
 
     def step() -> None:
         nonlocal count
         pack.sums.zero_()
-        add((task.x[None], task.y[None], None), seen)
+        add_clipped_sums(pack, (task.x[None], task.y[None], None), cross_entropy, clipping, seen, function)
         pack.sums.addcmul_(noise.draw(count), scale)
         pack.values.addcmul_(pack.sums.div_(len(task.y)), rate, value=-1.0)
         count += 1

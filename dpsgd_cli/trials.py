@@ -367,7 +367,7 @@ def _device(name: str, team: Team) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"runtime.device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
     if device.type == "cuda" and device.index is not None:
-        # streams, events and captured graphs are the current device's, wherever tensors lie
+        # streams and events are the current device's, wherever tensors lie
         torch.cuda.set_device(device)
     return device
 

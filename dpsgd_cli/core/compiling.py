@@ -3,7 +3,8 @@
 A step (forward, backward, norms, clip factors, sums) is written down once for a shape of batch as one flat list of
 tensor operations, which `torch.compile` fuses. What changes from step to step goes in and comes out: weights, bounds
 and rows; sums, losses and squared norms. Nothing random is in a program, and nothing stays in one between steps: noise
-is drawn and added outside, and was charged before its epoch began, as for captured graphs (`replay.py`).
+is drawn and added outside, and was charged before its epoch began. On a GPU, torch captures a program's graph by
+itself.
 
 Why clipping is as strict as before: the operations are those of `sum_clipped`, with norms as large as rounding errors
 of sums and norms that were computed in different ways demand (`layers/base.py`). A compiler may order additions anew.
@@ -12,7 +13,7 @@ the norm and once for the sum, and where terms cancel (a derivative near zero) t
 there is of it. It might also leave out a rounding to fewer bits that one place relies on and not another, so rounded
 passes (`precision.py`) are refused.
 
-Not here: when it pays (`engine.py`).
+Not here: the sums themselves (`clipping.py`).
 """
 
 from __future__ import annotations
@@ -68,8 +69,7 @@ class Compiled:
         """A program for batches like `rows`, compiled; neither weights nor sums change."""
         if pack.session.rounds:
             raise ModelError("runtime.compile: rounded passes cannot be compiled; use float32")
-        # once as it is: layers choose forms by a GPU's clock, and models may make what they keep, neither of which can
-        # be done with tensors that hold no numbers
+        # once as it is: models may make what they keep, which cannot be done with tensors that hold no numbers
         before = pack.sums.clone()
         try:
             sum_clipped(pack, rows, loss, clipping)
@@ -82,7 +82,7 @@ class Compiled:
                     backend=self._backend,
                     fullgraph=True,
                     dynamic=False,
-                    options=_ONCE if self._backend == "inductor" else None,
+                    options=_options(pack.values.device) if self._backend == "inductor" else None,
                 )
                 program(*_arguments(pack, rows, clipping))
         except torch.OutOfMemoryError:
@@ -95,6 +95,10 @@ class Compiled:
                 " is needed, and operations that torch.compile knows; set runtime.compile to false"
             ) from error
         return program
+
+
+def _options(device: torch.device) -> dict[str, str | int | bool | Callable[..., Any]]:
+    return _ONCE | {"triton.cudagraphs": device.type == "cuda"}
 
 
 def _arguments(pack: Pack, rows: Rows, clipping: Clipping | None) -> list[Tensor]:

@@ -11,7 +11,6 @@ import os
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.clipping import Clipping, sum_clipped
 from dpsgd_cli.core.noise import BLOCK_ELEMENTS
 from dpsgd_cli.core.packing import Pack, elements_per_row
 
@@ -19,8 +18,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST_KEPT = 1 << 28
 _MOST_KEPT = 1 << 30
 _ELEMENTS_AT_ONCE = 1 << 26
-_SHARE_OF_GPU = 0.7
-_PROBES = (16, 32)
+_LEAST_ROWS = 16
 
 
 def keep_freed_memory() -> bool:
@@ -39,13 +37,13 @@ def keep_freed_memory() -> bool:
 def rows_that_fit(pack: Pack, x: Tensor) -> int:
     """How many rows a trial may hold at once, from a few rows `x` (B, ...) that are no records; at least 1.
 
-    On a CPU, counted from the model's shapes: more than 2^26 numbers at once only leave the caches, and no more than
-    a quarter of the free memory is taken. On a GPU, measured: what 32 rows take beyond 16 is a row's need, and 0.7
-    of what is free is given to rows.
+    Counted from the model's shapes: no more than a quarter of the free memory is taken, and on a CPU no more than 2^26
+    numbers at once, which only leave the caches.
     """
-    if x.device.type == "cuda":
-        return _measured_on_gpu(pack, x)
-    elements = min(_ELEMENTS_AT_ONCE, _free_here() // (4 * x.element_size()))
+    on_gpu = x.device.type == "cuda"
+    free = torch.cuda.mem_get_info(x.device)[0] if on_gpu else _free_here()
+    elements = free // (4 * x.element_size())
+    elements = elements if on_gpu else min(_ELEMENTS_AT_ONCE, elements)
     return max(1, elements // (pack.trials * elements_per_row(pack, x)))
 
 
@@ -60,7 +58,7 @@ def trials_that_fit(parameters: int, row: int, gpu: int | None) -> int:
         total = torch.cuda.get_device_properties(gpu).total_memory
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    numbers = 9 * parameters + max(parameters, BLOCK_ELEMENTS) + _PROBES[0] * row
+    numbers = 9 * parameters + max(parameters, BLOCK_ELEMENTS) + _LEAST_ROWS * row
     return max(1, min(64 if gpu is None else 4096, total // 2 // (4 * numbers)))
 
 
@@ -70,27 +68,3 @@ def _free_here() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return 1 << 62
-
-
-def _measured_on_gpu(pack: Pack, x: Tensor) -> int:
-    probes = [x.repeat(-(-count // len(x)), *[1] * (x.dim() - 1))[:count] for count in _PROBES]
-    for rows in probes:
-        # what libraries keep from their first call on is no row's need, nor are the runs that choose a form
-        _peak(pack, rows)
-    few, more = (_peak(pack, rows) for rows in probes)
-    row = max(1, (more - few) // (_PROBES[1] - _PROBES[0]))
-    rest = max(0, few - _PROBES[0] * row)
-    free, _ = torch.cuda.mem_get_info(x.device)
-    free += torch.cuda.memory_reserved(x.device) - torch.cuda.memory_allocated(x.device)
-    return max(1, int(_SHARE_OF_GPU * free - rest) // row)
-
-
-def _peak(pack: Pack, x: Tensor) -> int:
-    """Bytes that the clipped sums of rows `x` take at most; the pack is left as it was, but for its sums."""
-    torch.cuda.reset_peak_memory_stats(x.device)
-    before = torch.cuda.memory_allocated(x.device)
-    clipping = Clipping(torch.ones(1, pack.trials, device=x.device, dtype=pack.values.dtype))
-    labels = torch.zeros(1, len(x), device=x.device)
-    sum_clipped(pack, (x[None], labels, None), lambda outputs, _: outputs.flatten(2).square().sum(dim=2), clipping)
-    torch.cuda.synchronize(x.device)
-    return int(torch.cuda.max_memory_allocated(x.device)) - before

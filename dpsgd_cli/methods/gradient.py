@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +20,8 @@ from torch import Tensor
 from dpsgd_cli.core.ahead import AheadSampler
 from dpsgd_cli.core.augmentation import Augmentation
 from dpsgd_cli.core.averaging import StartAverage, make_average
-from dpsgd_cli.core.clipping import Clipping, Diagnostics
-from dpsgd_cli.core.engine import Add, Ways, adder
-from dpsgd_cli.core.isolation import stand_in_rows
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.learning_rate import rate_at
-from dpsgd_cli.core.packing import elements_per_row
 from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.sampling import (
@@ -43,8 +40,6 @@ from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.recipe import schema
-
-_SMALL_STEP = 1 << 26
 
 
 class GradientMethod(Method):
@@ -67,6 +62,7 @@ class GradientMethod(Method):
         augment = context.recipes[0].data.augment
         shape = context.table.input_shape
         self.augment = None if augment is None else Augmentation(augment, context.streams, shape)
+        self.sum_clipped = _way(context.recipes[0].runtime.compile)
 
     def learning_rates(self, epoch: int) -> list[float]:
         """Step length of each trial in `epoch`."""
@@ -137,22 +133,7 @@ class GradientMethod(Method):
         """Add the clipped gradients of the step's batch to `pack.sums`."""
         del epoch
         for rows in self._batch(step):
-            self.add_rows(rows, seen)
-
-    @cached_property
-    def add_rows(self) -> Add:
-        """Adds the clipped gradients of rows to `pack.sums`."""
-        context, runtime = self.context, self.context.recipes[0].runtime
-        calls = self.steps * self.epochs * -(-len(context.table) // (self.steps * self.most_rows))
-        ways = Ways(runtime.compile, runtime.graphs, self.small, calls)
-        return adder(context.pack, context.loss, self.clipping(), ways)
-
-    @property
-    def small(self) -> int:
-        """Rows of a batch above which steps are not captured: starting their programs is little beside running them."""
-        table, pack = self.context.table, self.context.pack
-        rows = stand_in_rows(table.input_shape, table.x)
-        return _SMALL_STEP // (pack.trials * elements_per_row(pack, rows))
+            add_clipped_sums(self.context.pack, rows, self.context.loss, self.clipping(), seen, self.sum_clipped)
 
     def _batch(self, step: int) -> Iterator[Rows]:
         """The step's batch in pieces that fit in memory, augmented where the recipe says so."""
@@ -178,6 +159,15 @@ class GradientMethod(Method):
     def load_state(self, state: dict[str, Any]) -> None:
         for name, tensor in self._trained().items():
             tensor.copy_(state[name])
+
+
+def _way(compiles: bool) -> SumClipped:
+    """How a batch's clipped sums are computed: operation by operation, or as one compiled program."""
+    if not compiles:
+        return sum_clipped
+    from dpsgd_cli.core.compiling import Compiled  # takes a while to import
+
+    return Compiled()
 
 
 def section_of(recipe: schema.Recipe) -> schema.Gradient:
@@ -230,7 +220,7 @@ def _sampler(context: Context, most_rows: int) -> Sampler:
         return context.table.ahead(sampler)
     device = context.pack.values.device
     # a compiled step wants few shapes, too
-    few = device.type == "cuda" or context.recipes[0].runtime.compile is True
+    few = device.type == "cuda" or context.recipes[0].runtime.compile
     return AheadSampler(sampler, device) if few else sampler
 
 

@@ -1,8 +1,7 @@
-"""What only a GPU can show: captured graphs, epochs without waiting, and the same sums as on a CPU."""
+"""What only a GPU can show: compiled steps, epochs without waiting, and the same sums as on a CPU."""
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,12 @@ from torch import Tensor, nn
 from dpsgd_cli import experiment
 from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.ahead import AheadSampler
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.layers.forms import Chooser
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
+from dpsgd_cli.core.compiling import Compiled
 from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.memory import rows_that_fit
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.core.replay import Graphs, Replayer
 from dpsgd_cli.core.sampling import PoissonSampler
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Table
@@ -50,69 +47,26 @@ def clipping_on(device: torch.device) -> Clipping:
     return Clipping(torch.tensor([[0.1, 1.0]], device=device))
 
 
-def trained(device: torch.device, replays: bool, steps: int = 12) -> Tensor:
+def trained(device: torch.device, function: SumClipped = sum_clipped, steps: int = 12) -> Tensor:
     """Weights after some Poisson steps with noise that was drawn on the CPU."""
     pack, clipping, rows = pack_on(device), clipping_on(device), table(device)
     streams = [SeededStreams(0), SeededStreams(1)]
     sampler = AheadSampler(PoissonSampler(streams, 300, 40), device)
     noise = NoiseSource(streams, pack.size, CPU, torch.float32)
-    replayer = Replayer(pack, cross_entropy, clipping, Graphs()) if replays else None
     seen = Diagnostics(2, device)
     for step in range(steps):
         pack.sums.zero_()
         for part in rows.chunks(sampler.batch(step), 1000):
-            if replayer is None:
-                add_clipped_sums(pack, part, cross_entropy, clipping, seen)
-            else:
-                replayer.add(part, seen)
+            add_clipped_sums(pack, part, cross_entropy, clipping, seen, function)
         pack.values.sub_(pack.sums.add_(noise.draw(step).to(device), alpha=0.01), alpha=0.05)
     assert seen.sums()["examples"][0] > 0
     return pack.values.cpu()
 
 
-def test_graphs_train_the_same_weights_as_a_cpu() -> None:
-    wanted = trained(CPU, replays=False)
-    torch.testing.assert_close(trained(GPU, replays=False), wanted, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(trained(GPU, replays=True), wanted, rtol=1e-3, atol=1e-4)
-
-
-def test_a_graph_is_captured_and_not_given_up() -> None:
-    pack = pack_on(GPU)
-    replayer = Replayer(pack, cross_entropy, clipping_on(GPU), Graphs())
-    x, y = table(GPU).x[None, :20], table(GPU).y[None, :20]
-    replayer.add((x, y, None), Diagnostics(2, GPU))
-    assert [program is not None for program in replayer._programs.values()] == [True]
-
-
-def test_a_layer_without_a_rule_is_captured_after_passes_on_another_stream() -> None:
-    """What its vectorised passes leave to be collected holds their autograd graphs, and those their streams."""
-    pack = Pack(
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(196, 8), nn.PReLU(8), nn.Linear(8, 10)), [0, 1], Place(GPU)
-    )
-    batch = (table(GPU).x[None, :20].expand(2, -1, -1, -1, -1), table(GPU).y[None, :20], None)
-    add_clipped_sums(pack, batch, cross_entropy, clipping_on(GPU), Diagnostics(2, GPU))
-    wanted = pack.sums.clone()
-    replayer = Replayer(pack, cross_entropy, clipping_on(GPU), Graphs())
-    pack.sums.zero_()
-    replayer.add(batch, Diagnostics(2, GPU))
-    assert [program is not None for program in replayer._programs.values()] == [True]
-    torch.testing.assert_close(pack.sums, wanted, rtol=1e-4, atol=1e-6)
-
-
-def test_graphs_outlive_those_of_another_pack() -> None:
-    batch = (table(GPU).x[None, :20], table(GPU).y[None, :20], None)
-    packs = [pack_on(GPU), pack_on(GPU)]
-    replayers = [Replayer(pack, cross_entropy, clipping_on(GPU), Graphs()) for pack in packs]
-    for replayer in replayers:
-        replayer.add(batch, Diagnostics(2, GPU))
-    wanted = packs[0].sums.clone()
-    del replayer, replayers[1], packs[1]
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.full((1 << 24,), torch.nan, device=GPU)
-    packs[0].sums.zero_()
-    replayers[0].add(batch, Diagnostics(2, GPU))
-    torch.testing.assert_close(packs[0].sums, wanted)
+def test_steps_train_the_same_weights_as_on_a_cpu() -> None:
+    wanted = trained(CPU)
+    torch.testing.assert_close(trained(GPU), wanted, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(trained(GPU, Compiled()), wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_steps_do_not_wait_for_the_device() -> None:
@@ -120,12 +74,11 @@ def test_steps_do_not_wait_for_the_device() -> None:
     streams = [SeededStreams(0), SeededStreams(1)]
     sampler = AheadSampler(PoissonSampler(streams, 300, 40), GPU)
     noise, seen = NoiseSource(streams, pack.size, GPU, torch.float32), Diagnostics(2, GPU)
-    replayer = Replayer(pack, cross_entropy, clipping, Graphs())
 
     def step(number: int) -> None:
         pack.sums.zero_()
         for part in rows.chunks(sampler.batch(number), 1000):
-            replayer.add(part, seen)
+            add_clipped_sums(pack, part, cross_entropy, clipping, seen)
         pack.sums.add_(noise.draw(number))
 
     for number in range(8):
@@ -174,20 +127,6 @@ def test_rounded_products_keep_the_bound_of_a_standardised_convolution() -> None
         add_clipped_sums(pack, part, cross_entropy, clipping, Diagnostics(1, GPU))
         for layer in range(2):
             assert float(pack.sums[0, pack.group_of == layer].double().norm()) <= 1e-3 * (1 + 1e-5)
-
-
-def test_one_timed_trial_decides_between_near_forms_and_stays() -> None:
-    chooser, ran = Chooser(), []
-    forms = (lambda: ran.append("gram"), lambda: ran.append("instantiated"))
-    for _ in range(2):
-        chooser.pick((5, 10, 10), torch.empty(3, device=GPU), forms)
-    assert sorted(ran[:4]) == ["gram", "gram", "instantiated", "instantiated"]
-    assert len(ran) == 6
-    assert ran[4] == ran[5]
-
-
-def test_rows_that_fit_are_measured() -> None:
-    assert rows_that_fit(pack_on(GPU), table(GPU).x[:4]) > 1000
 
 
 def test_a_recipe_trains_there_and_costs_the_same(tmp_path: Path) -> None:

@@ -168,6 +168,17 @@ def least_square(x: Tensor) -> float:
     return x.shape[-1] * torch.finfo(x.dtype).tiny
 
 
+def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
+    """Which form of a norm takes fewer operations: from Gram matrices of positions, or from the instantiated gradient.
+
+    Both are exact. The Gram form takes T^2 (I + O) operations an example and the instantiated one T I O.
+
+    >>> gram_is_cheaper(5, 10, 10), gram_is_cheaper(6, 10, 10)
+    (True, False)
+    """
+    return positions * (inputs + outputs) <= inputs * outputs
+
+
 def instantiated_margin(inputs: Tensor, outputs: Tensor) -> Tensor:
     """What to add to the squared norm of sum_t d_t a_t^T that was instantiated, from sum_t |a_t|^2 and sum_t |d_t|^2.
 

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, gram_squares, instantiated_margin
-from dpsgd_cli.core.layers.forms import Chooser
+from dpsgd_cli.core.layers.base import Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin
 
 # Patches are made for a few rows at a time. A copy that stays in a core's cache is several times cheaper than one that
 # does not; a GPU wants work for all of its processors, and 256 MiB are little of its memory.
@@ -38,7 +37,6 @@ class Conv(Layer):
         self.outputs = source.out_channels
         self.kept: Tensor | None = None
         self.shifts: Tensor | None = None
-        self.forms = Chooser()
 
     @classmethod
     def accepts(cls, source: nn.Module) -> bool:
@@ -134,7 +132,7 @@ class Conv(Layer):
             norms += self._margin([(a[:, start:stop], g[:, start:stop]) for a, g in calls])
             return norms, gradients if gradients.numel() <= u.numel() else None
 
-        return self.forms.pick((positions, inputs, outputs), u, (gram, instantiated))
+        return gram() if gram_is_cheaper(positions, inputs, outputs) else instantiated()
 
     def erase(self, bad: Tensor) -> None:
         super().erase(bad)

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, gram_squares, instantiated_margin, least_square
-from dpsgd_cli.core.layers.forms import Chooser
+from dpsgd_cli.core.layers.base import Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin, least_square
 
 # A CPU multiplies matrices of few columns and not too many terms faster when they are transposed (`_product`).
 _LONG, _SHALLOW = 16, 64
@@ -30,7 +29,6 @@ class Linear(Layer):
         super().__init__(source, session)
         self.has_bias = source.bias is not None
         self.outputs = source.out_features
-        self.forms = Chooser()
 
     def compute(self, a: Tensor) -> Tensor:
         weight = self.values["weight"]
@@ -69,7 +67,7 @@ class Linear(Layer):
             ones = positions * float(self.has_bias)
             return norms + instantiated_margin(a.square().sum(dim=(-1, -2)) + ones, d.square().sum(dim=(-1, -2)))
 
-        return self.forms.pick((positions, inputs, self.outputs), d, (gram, instantiated))
+        return gram() if gram_is_cheaper(positions, inputs, self.outputs) else instantiated()
 
     def _sequence(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """All calls side by side as (R or 1, B, T, I) and (R, B, T, O): the same weights saw them all."""

@@ -55,7 +55,7 @@ class Standardised(Layer):
         self.kernel = source.kernel_size
         self.floor = source.floor
         self.exact: dict[str, Tensor] = {}
-        # where the plain rule's sums are, for good: captured graphs write there
+        # where the plain rule's sums are, for good: programs of torch.compile may write there
         self.own: Tensor | None = None
         self.units: list[Tensor] = []
         self.rescaled = False

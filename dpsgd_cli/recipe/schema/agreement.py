@@ -35,17 +35,16 @@ def _rounding(recipe: Recipe) -> list[str]:
 
 
 def _compiling(recipe: Recipe) -> list[str]:
-    if recipe.runtime.compile is not True:
+    if not recipe.runtime.compile:
         return []
     problems = []
     if recipe.method.kind not in BY_STEPS:
         steps, kind = " and ".join(BY_STEPS), recipe.method.kind
-        problems.append(f"runtime.compile: the steps of {steps} are compiled, not those of {kind}; use auto")
+        problems.append(f"runtime.compile: the steps of {steps} are compiled, not those of {kind}; leave it false")
     dtype = recipe.runtime.dtype
     if dtype in ("bfloat16", "tf32"):
         problems.append(
-            f"runtime.compile: a compiler may leave out roundings that the bound under {dtype} counts on;"
-            " use float32, or compile: auto"
+            f"runtime.compile: a compiler may leave out roundings that the bound under {dtype} counts on; use float32"
         )
     return problems
 

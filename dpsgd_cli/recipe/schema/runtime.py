@@ -19,12 +19,10 @@ class Runtime(Section):
         description="Of passes through a model. With bfloat16 and tf32 (a GPU's rounded products), parameters, norms,"
         " sums and noise stay float32.",
     )
-    graphs: bool = Field(True, description="Run small steps from captured graphs, on a GPU.")
-    compile: bool | Literal["auto"] = Field(
-        "auto",
+    compile: bool = Field(
+        False,
         description="Run steps as programs that torch.compile makes (float32 and float64; needs a C++ compiler, and"
-        " some seconds a layer before the first step, so it pays in long trainings)."
-        " auto: on a GPU, in trainings of more than a minute a layer, if faster; never on a CPU.",
+        " some seconds a layer before the first step, so it pays in long trainings).",
     )
     threads: Count | None = Field(None, description="CPU threads; torch's own choice when left out.")
     micro_batch: Count | None = Field(None, description="Most rows per trial held at once; memory only.")
