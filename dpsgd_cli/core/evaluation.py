@@ -12,6 +12,7 @@ from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.sampling import Batch
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.metrics import metrics_of
 
 # On a CPU more rows at once only push activations out of the cache.
 _ROWS_IN_CACHE = 2048
@@ -21,11 +22,10 @@ _ROWS_IN_CACHE = 2048
 def evaluate(
     pack: Pack, values: Tensor, table: Table, task: str, most: int, loss: Loss | None = None
 ) -> dict[str, Tensor]:
-    """Metrics (R,), float64, of weights `values` (R, P) over all rows of `table`, `most` rows at a time.
+    """The task's metrics (R,), float64, of weights `values` (R, P) over all rows of `table`, `most` rows at a time.
 
-    classification: `accuracy` in [0, 1] and `loss` (mean cross-entropy). regression: `loss` (mean of half the
-    squared error) and `mae` (mean absolute error). An empty table gives no metrics. `loss` stands in for the task's
-    own; one output tells two classes apart by its sign. With folds, each trial's rows are those it trains on.
+    An empty table gives no metrics. `loss` stands in for the task's own (mean cross-entropy; mean of half the squared
+    error). With folds, each trial's rows are those it trains on.
     """
     if len(table) == 0:
         return {}
@@ -41,25 +41,15 @@ def evaluate(
 
 def _totals(pack: Pack, table: Table, judge: tuple[str, Loss], most: int) -> dict[str, Tensor]:
     task, loss_of = judge
-    loss = torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64)
-    other = torch.zeros_like(loss)
+    metrics = metrics_of(task)
+    totals = {name: torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64) for name in metrics}
     if not pack.values.is_cuda:
         most = min(most, max(1, _ROWS_IN_CACHE // pack.trials))
     for x, y, mask in table.chunks(Batch(rows=None), most):
         outputs = pack(x)
         labels = y.expand(pack.trials, -1)
-        losses, hits = loss_of(outputs, labels), _hits(outputs, labels, task)
-        if mask is not None:
-            losses, hits = torch.where(mask, losses, 0.0), torch.where(mask, hits, 0)
-        loss += losses.sum(dim=1, dtype=torch.float64)
-        other += hits.sum(dim=1, dtype=torch.float64)
-    return {"accuracy" if task == "classification" else "mae": other / len(table), "loss": loss / len(table)}
-
-
-def _hits(outputs: Tensor, labels: Tensor, task: str) -> Tensor:
-    """Right answers, or absolute errors."""
-    if task != "classification":
-        return (outputs.squeeze(-1) - labels).abs()
-    if outputs.shape[-1] == 1:
-        return (outputs.squeeze(-1) > 0) == (labels > 0)
-    return outputs.argmax(dim=-1) == labels
+        for name, metric in metrics.items():
+            counts = (metric.of_records or loss_of)(outputs, labels)
+            counts = counts if mask is None else torch.where(mask, counts, 0)
+            totals[name] += counts.sum(dim=1, dtype=torch.float64)
+    return {name: total / len(table) for name, total in totals.items()}

@@ -15,12 +15,10 @@ from pathlib import Path
 
 from dpsgd_cli.data.evaluated import Evaluated
 from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.metrics import usual_metric
 from dpsgd_cli.results import comparable, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together
 from dpsgd_cli.results.result import Row
-
-METRICS = ("test_accuracy", "test_mae", "test_loss")
-WORDS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "test_mae": "mean absolute test error"}
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ class Comparison:
 def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) -> Comparison:
     """Put entries side by side. UsageError for a metric or a baseline that none of them has."""
     known = list(dict.fromkeys(name for entry in entries for name in entry.document["metrics"]))
-    chosen = metric or next((name for name in METRICS if name in known), known[0] if known else "")
+    chosen = metric or usual_metric(known) or (known[0] if known else "")
     if chosen not in known:
         raise UsageError(f"--metric {metric}: no result has it; there are {', '.join(known)}")
     methods = list(dict.fromkeys(entry.method for entry in entries))

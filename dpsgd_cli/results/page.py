@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli import __version__
+from dpsgd_cli.metrics import in_words
 from dpsgd_cli.privacy.cases import CHOSEN
-from dpsgd_cli.results.comparison import WORDS, Comparison, Entry
+from dpsgd_cli.results.comparison import Comparison, Entry
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.tables import notes, told_apart
 from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
@@ -112,7 +113,7 @@ def _head(column: str, words: str, rows: Sequence[Row]) -> str:
 
 
 def _words(comparison: Comparison) -> str:
-    return WORDS.get(comparison.metric, comparison.metric)
+    return in_words(comparison.metric)
 
 
 def _cell(value: Any, spread: float | None, write: Callable[[float], str]) -> str:

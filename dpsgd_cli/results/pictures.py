@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.results.comparison import WORDS, Comparison, Entry
+from dpsgd_cli.metrics import in_words
+from dpsgd_cli.results.comparison import Comparison, Entry
 from dpsgd_cli.results.result import summarise
 from dpsgd_cli.rounding import epsilon_text
 
@@ -44,7 +45,7 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
     metric = comparison.metric
     made: dict[str, Path] = {}
     for name, figure in (
-        ("metric-by-epsilon", _by_budget(plt, comparison, styles, metric, WORDS.get(metric, metric))),
+        ("metric-by-epsilon", _by_budget(plt, comparison, styles, metric, in_words(metric))),
         ("nonprivate_objective-by-epsilon", _objective(plt, comparison, styles) if with_nonprivate else None),
         ("metric-by-epoch", _by_epoch(plt, comparison, styles, histories, metric)),
         ("noise-by-epoch", _by_epoch(plt, comparison, styles, histories, "noise_multiplier")),
@@ -212,7 +213,7 @@ def _by_epoch(
         for axes in grid[0]:
             _label_logarithms(plt, axes.yaxis)
     names = {"noise_multiplier": "noise multiplier", "epsilon": "epsilon spent"}
-    grid[0][0].set_ylabel(names.get(column, WORDS.get(column, column)))
+    grid[0][0].set_ylabel(names.get(column, in_words(column)))
     _within_accuracies(grid[0][0].get_ylim, grid[0][0].set_ylim, column)
     _legend(grid[0][-1], styles)
     return figure

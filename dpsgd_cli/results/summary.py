@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpsgd_cli.metrics import METRICS
 from dpsgd_cli.privacy.budget import describe
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
@@ -12,7 +13,7 @@ from dpsgd_cli.results.result import Row
 from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
 from dpsgd_cli.wording import count
 
-_SHOWN = ("test_accuracy", "test_loss", "test_mae", "nonprivate_train_accuracy")
+_SHOWN = (*(f"test_{name}" for name in METRICS), "nonprivate_train_accuracy")
 
 
 def result_text(document: Row, directory: Path) -> str:

@@ -11,23 +11,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dpsgd_cli.metrics import less_is_better
 from dpsgd_cli.results import store
 from dpsgd_cli.sweep import folder
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 
 CHOICE = ".choice.json"
-# Metrics of which less is better end in one of these.
-_LESS_IS_BETTER = ("loss", "mae", "mse", "objective", "error")
-
-
-def best_is_least(metric: str) -> bool:
-    """Whether less of a metric is better.
-
-    >>> best_is_least("test_loss"), best_is_least("test_accuracy")
-    (True, False)
-    """
-    return metric.endswith(_LESS_IS_BETTER)
 
 
 def choose(
@@ -58,7 +48,7 @@ def choose(
 
 
 def _best(trials: Sequence[tuple[Cell, Any]], select: RandomStopping) -> tuple[Cell, Any] | None:
-    sign = -1 if best_is_least(select.metric) else 1
+    sign = -1 if less_is_better(select.metric) else 1
     finite = [(cell, row) for cell, row in trials if row.get(select.metric) is not None]
     return max(finite, key=lambda one: sign * one[1][select.metric], default=None)
 
