@@ -48,7 +48,8 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound
 from dpsgd_cli.data.preparation import sizes_declared
 from dpsgd_cli.errors import ModelError, RunError, UsageError
-from dpsgd_cli.methods import Context, Method, create, own_factory
+from dpsgd_cli.methods import Context, Method, create
+from dpsgd_cli.methods.own import own_factory
 from dpsgd_cli.privacy.ledger import Ledger, entries_from_lines, to_lines
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash

@@ -23,7 +23,7 @@ class AheadSampler(Sampler):
     """The batches of `whole`, on `device`, in blocks of steps.
 
     Guarantee: the rows of a step, padding aside, are those of `whole`. Sizes that vary by chance are padded
-    to one of few widths, so that programs captured for a width serve many steps.
+    to one of few widths, so that a program compiled for a width serves many steps.
     """
 
     def __init__(self, whole: Sampler, device: torch.device) -> None:

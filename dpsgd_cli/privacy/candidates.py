@@ -6,7 +6,6 @@ the larger of the dearest training and the choice; the ledger is charged their s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
@@ -14,6 +13,7 @@ from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho, total_rho
 from dpsgd_cli.privacy.budget import rho_of
 from dpsgd_cli.privacy.mechanism import PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, adjacency_of, make_plan
+from dpsgd_cli.privacy.planning import Facts
 from dpsgd_cli.recipe import schema
 
 
@@ -25,10 +25,8 @@ class SelectionPlan(Plan):
     recipes: tuple[schema.Recipe, ...] = ()
 
 
-def plan_selection(
-    recipe: schema.Recipe, records: int, before: Sequence[Release] = (), groups: int | None = None
-) -> SelectionPlan:
-    """The plan of a `private-selection` recipe on `records` training records; a budget in rho, preprocessing included.
+def plan_selection(recipe: schema.Recipe, facts: Facts) -> SelectionPlan:
+    """The plan of a `private-selection` recipe; a budget in rho, preprocessing included.
 
     Raises PrivacyError under add-remove, where the partition depends on who is in the data, and InfeasibleBudget when
     the choice leaves nothing for training.
@@ -44,27 +42,27 @@ def plan_selection(
             " privacy.adjacency zero-out or replace-one"
         )
     choice = Release(PureDP(method.epsilon, adjacency, "exponential", "choice"))
-    counted = [*before] if privacy.budget_covers == "total" else []
+    counted = [*facts.before] if privacy.budget_covers == "total" else []
     left = (privacy.budget.rho - mechanism_rho(choice.mechanism)) * (1 - 1e-12) - total_rho(counted)
     if left <= 0:
         raise InfeasibleBudget(
             f"a choice at method.epsilon {method.epsilon:g} costs rho {method.epsilon**2 / 8:g}, which leaves nothing"
             f" of the budget {privacy.budget.rho:g} for training; lower epsilon"
         )
-    part = records // (len(method.candidates) + 1)
+    part = facts.records // (len(method.candidates) + 1)
     recipes = tuple(_candidate(recipe, privacy, schedule, left) for schedule in method.candidates)
-    plans = tuple(make_plan(one, part, (), groups) for one in recipes)
+    plans = tuple(make_plan(one, part, (), facts.groups) for one in recipes)
     dearest = max(plans, key=lambda plan: rho_of(plan.releases) or 0.0)
     longest = max(len(plan.epochs) for plan in plans)
     epochs = [*dearest.epochs, *[()] * (longest - len(dearest.epochs))]
     epochs[-1] = (*epochs[-1], choice)
     accountant = "zcdp-tight" if privacy.accountant == "auto" else privacy.accountant
     return SelectionPlan(
-        sampling=replace(dearest.sampling, records=records),
+        sampling=replace(dearest.sampling, records=facts.records),
         noise_multipliers=dearest.noise_multipliers,
         sensitivity=dearest.sensitivity,
         groups=dearest.groups,
-        before=tuple(before),
+        before=tuple(facts.before),
         epochs=tuple(epochs),
         accountant=accountant,
         delta=dearest.delta,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, equal_choices, largest_rho
-from dpsgd_cli.privacy.candidates import plan_selection
 from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling, make_plan
 from dpsgd_cli.privacy.stability import sensitivity_of_descent
 from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.descriptor import named
 
 _BELOW = 1 - 1e-9
 
@@ -35,24 +35,35 @@ class Facts:
 
 def plan_for(recipe: schema.Recipe, facts: Facts) -> Plan:
     """The plan of a private recipe. Raises PrivacyError for what has no guarantee, InfeasibleBudget for no fit."""
-    return PLANNERS.get(recipe.method.kind, _gradient)(recipe, facts)
+    planner: Callable[[schema.Recipe, Facts], Plan] = named(recipe.method.described.planner)
+    return planner(recipe, facts)
 
 
-def _gradient(recipe: schema.Recipe, facts: Facts) -> Plan:
+def gradient(recipe: schema.Recipe, facts: Facts) -> Plan:
+    """The plan of `plan.py`: a release a step or epoch, of the schedule's noise."""
     return make_plan(recipe, facts.records, facts.before, facts.groups)
 
 
-def _by_accountant(name: str) -> Callable[[schema.Recipe, Facts], Plan]:
+def by_moments(recipe: schema.Recipe, facts: Facts) -> Plan:
+    """The least noise by the moments accountant.
+
+    At all orders: its 32 integers state no epsilon below log(1/delta)/32.
+    """
+    return _by_accountant("rdp-markov", recipe, facts)
+
+
+def by_advanced_composition(recipe: schema.Recipe, facts: Facts) -> Plan:
+    """The least noise by advanced composition of amplified Gaussian mechanisms."""
+    return _by_accountant("strong-composition", recipe, facts)
+
+
+def _by_accountant(name: str, recipe: schema.Recipe, facts: Facts) -> Plan:
     """The gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
-
-    def plan(recipe: schema.Recipe, facts: Facts) -> Plan:
-        assert recipe.privacy is not None
-        if recipe.privacy.accountant == "auto":
-            privacy = recipe.privacy.model_copy(update={"accountant": name})
-            recipe = recipe.model_copy(update={"privacy": privacy})
-        return _gradient(recipe, facts)
-
-    return plan
+    assert recipe.privacy is not None
+    if recipe.privacy.accountant == "auto":
+        privacy = recipe.privacy.model_copy(update={"accountant": name})
+        recipe = recipe.model_copy(update={"privacy": privacy})
+    return gradient(recipe, facts)
 
 
 def _adaptive(recipe: schema.Recipe, facts: Facts) -> AdaptivePlan:
@@ -75,31 +86,34 @@ def _adaptive(recipe: schema.Recipe, facts: Facts) -> AdaptivePlan:
     )  # fmt: skip
 
 
-def _privgene(recipe: schema.Recipe, facts: Facts) -> Plan:
+def privgene(recipe: schema.Recipe, facts: Facts) -> Plan:
     """Equal parts, as many as there are choices: nothing that is spent depends on a choice."""
     assert isinstance(recipe.method, schema.PrivGeneMethod)
     plan, choices = _adaptive(recipe, facts), recipe.method.choices
     return replace(plan, chooses=False, epochs=((Release(equal_choices(plan, choices), choices),),))
 
 
-def _python(recipe: schema.Recipe, facts: Facts) -> Plan:
+def of_own_code(recipe: schema.Recipe, facts: Facts) -> Plan:
     """The gradient plan, for code that may choose what to release, and when to stop, as it likes."""
-    return replace(_gradient(recipe, facts), chooses=True)
+    return replace(gradient(recipe, facts), chooses=True)
 
 
-def _dp_agd(recipe: schema.Recipe, facts: Facts) -> Plan:
+def dp_agd(recipe: schema.Recipe, facts: Facts) -> Plan:
+    """A budget in zCDP whose parts `methods/dp_agd.py` chooses as it goes."""
     assert isinstance(recipe.method, schema.DpAgdMethod)
     plan = _adaptive(recipe, facts)
     agd_rates(recipe.method, plan)
     return plan
 
 
-def _objective_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:
+def objective_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:
+    """One (epsilon, delta)-DP release of the whole budget."""
     epsilon, delta = _epsilon_delta(recipe)
     return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, _add_remove(recipe))))
 
 
-def _majority(recipe: schema.Recipe, facts: Facts) -> Plan:
+def majority(recipe: schema.Recipe, facts: Facts) -> Plan:
+    """One Laplace count."""
     epsilon, _ = _epsilon_delta(recipe)
     return _one_release(recipe, facts, Release(PureDP(epsilon, _add_remove(recipe), "laplace", "count")))
 
@@ -115,30 +129,12 @@ def _one_release(recipe: schema.Recipe, facts: Facts, release: Release) -> Plan:
     )  # fmt: skip
 
 
-def _private_selection(recipe: schema.Recipe, facts: Facts) -> Plan:
-    return plan_selection(recipe, facts.records, facts.before, facts.groups)
-
-
-def _output_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:
+def output_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:
     """One Gaussian on the last iterate, of sensitivity that the problem's public constants give."""
     privacy = _privacy(recipe)
     sensitivity = sensitivity_of_descent(recipe, facts.records, facts.feature_bound)
     whole = privacy.model_copy(update={"clipping": schema.FlatClipping(norm=sensitivity), "schedule": schema.Uniform()})
-    return _gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
-
-
-PLANNERS: dict[str, Callable[[schema.Recipe, Facts], Plan]] = {
-    "dp-agd": _dp_agd,
-    "privgene": _privgene,
-    "python": _python,
-    "objective-perturbation": _objective_perturbation,
-    "output-perturbation": _output_perturbation,
-    "majority": _majority,
-    "private-selection": _private_selection,
-    # the moments accountant at all orders: its 32 integers cannot state an epsilon below log(1/delta)/32
-    "sgd-ma": _by_accountant("rdp-markov"),
-    "sgd-adv": _by_accountant("strong-composition"),
-}
+    return gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
 
 
 def _privacy(recipe: schema.Recipe) -> schema.Privacy:

@@ -1,7 +1,7 @@
 """Which cells train together: those that share data, model and sampler, on one trials axis.
 
-Only what every method reads trial by trial may differ within a pack; everything else must be equal, so that a key
-that is added to a recipe keeps its cells apart until somebody lists it here. Not here: training (`experiment.py`).
+Only what a method says it reads trial by trial (`Descriptor.may_differ`) may differ within a pack; everything else must
+be equal, so that a key that is added to a recipe keeps its cells apart until a method lists it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.sweep.expansion import Cell
 
 ALWAYS_MAY_DIFFER = ("name", "description", "seed", "repeats", "save_model")
-MAY_DIFFER = (
-    *ALWAYS_MAY_DIFFER,
-    *("epochs", "privacy.schedule", "privacy.budget", "privacy.budget_covers"),
-    *("privacy.delta", "privacy.accountant", "privacy.clipping.norm"),
-)
-GRADIENT_MAY_DIFFER = ("method.learning_rate", "method.weight_decay", "model.l2", "model.radius")
 LONGER = 1.5
-GRADIENT_METHODS = ("sgd", "dp-sgd", "gd", "dp-gd", "sgd-ma", "sgd-adv")
-CONVEX_METHODS = ("dp-agd", "objective-perturbation", "output-perturbation", "privgene", "majority")
-CONVEX_MAY_DIFFER = (*ALWAYS_MAY_DIFFER, "privacy.budget", "privacy.budget_covers", "privacy.delta")
 
 
 @dataclass(frozen=True)
@@ -42,14 +33,11 @@ def shared(loaded: LoadedRecipe) -> str:
     """What cells of one pack have in common: equal text, same pack."""
     recipe = loaded.recipe
     content = resolved(recipe)
-    may_differ: tuple[str, ...] = MAY_DIFFER
-    if recipe.method.kind in GRADIENT_METHODS and isinstance(getattr(recipe.method, "learning_rate", None), float):
-        may_differ += GRADIENT_MAY_DIFFER
-    if recipe.method.kind in CONVEX_METHODS:
-        may_differ = CONVEX_MAY_DIFFER
-    elif recipe.method.kind not in GRADIENT_METHODS:
-        may_differ = ALWAYS_MAY_DIFFER
-    elif recipe.runtime.evaluate_every > 1:
+    may_differ = (*ALWAYS_MAY_DIFFER, *recipe.method.described.may_differ)
+    if not isinstance(getattr(recipe.method, "learning_rate", None), float):
+        # rates that change by epoch, or that a theorem gives from the problem's constants, are of the whole pack
+        may_differ = tuple(key for key in may_differ if key.partition(".")[0] not in ("method", "model"))
+    if recipe.runtime.evaluate_every > 1 and "epochs" in may_differ:
         # the last epoch is always evaluated, so all must end at once
         known = isinstance(recipe.epochs, int)
         may_differ = tuple(key for key in may_differ if key != "epochs") if known else ALWAYS_MAY_DIFFER

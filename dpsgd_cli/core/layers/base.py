@@ -46,7 +46,7 @@ class Session:
         """Record from now on.
 
         Autograd ends a pass on the stream where its leaf was first used, so each pass has a leaf of its own: an earlier
-        one may outlive its pass in garbage, and a captured graph may not wait for another stream.
+        one may outlive its pass in garbage, and a graph that torch captures may not wait for another stream.
         """
         self.recording = True
         self.anchor = self.anchor.detach().requires_grad_()

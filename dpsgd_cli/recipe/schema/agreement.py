@@ -5,19 +5,16 @@ Not here: conditions of a guarantee, which the plan checks (`privacy/planning.py
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch
 from dpsgd_cli.recipe.schema.data import Pca, Scale
+from dpsgd_cli.recipe.schema.method import Gradient, Method
 from dpsgd_cli.recipe.schema.privacy import FlatClipping
 from dpsgd_cli.recipe.schema.schedule import Uniform
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
-
-WITHOUT_PRIVACY = ("sgd", "gd", "non-private")
-WITH_OR_WITHOUT = ("majority", "python")
-BY_STEPS = ("dp-sgd", "sgd")
 
 
 def method_problems(recipe: Recipe) -> list[str]:
@@ -26,21 +23,29 @@ def method_problems(recipe: Recipe) -> list[str]:
     return found + _augment(recipe) + _rounding(recipe) + _compiling(recipe)
 
 
+def _by_steps() -> str:
+    """The methods that go step by step, in words."""
+    union, _ = get_args(Method)
+    return " and ".join(one.model_fields["kind"].default for one in get_args(union) if one.descriptor.by_steps)
+
+
 def _rounding(recipe: Recipe) -> list[str]:
     """`core/precision.py` proves rounded passes for steps over batches of one public width, and for no other pass."""
     dtype = recipe.runtime.dtype
-    if dtype not in ("bfloat16", "tf32") or recipe.method.kind in BY_STEPS:
+    if dtype not in ("bfloat16", "tf32") or recipe.method.described.by_steps:
         return []
-    return [f"runtime.dtype: {dtype} is for {' and '.join(BY_STEPS)}, not {recipe.method.kind}; use float32"]
+    return [f"runtime.dtype: {dtype} is for {_by_steps()}, not {recipe.method.kind}; use float32"]
 
 
 def _compiling(recipe: Recipe) -> list[str]:
     if not recipe.runtime.compile:
         return []
     problems = []
-    if recipe.method.kind not in BY_STEPS:
-        steps, kind = " and ".join(BY_STEPS), recipe.method.kind
-        problems.append(f"runtime.compile: the steps of {steps} are compiled, not those of {kind}; leave it false")
+    if not recipe.method.described.by_steps:
+        kind = recipe.method.kind
+        problems.append(
+            f"runtime.compile: the steps of {_by_steps()} are compiled, not those of {kind}; leave it false"
+        )
     dtype = recipe.runtime.dtype
     if dtype in ("bfloat16", "tf32"):
         problems.append(
@@ -53,8 +58,8 @@ def _augment(recipe: Recipe) -> list[str]:
     if recipe.data.augment is None:
         return []
     problems = []
-    if recipe.method.kind not in BY_STEPS:
-        problems.append(f"data.augment: method {recipe.method.kind} does not augment; use {' or '.join(BY_STEPS)}")
+    if not recipe.method.described.by_steps:
+        problems.append(f"data.augment: method {recipe.method.kind} does not augment; that is for {_by_steps()}")
     if recipe.data.features is not None:
         problems.append("data.augment: data.features are made once, from images as they are; leave one of the two out")
     if recipe.model.kind == "convex":
@@ -84,12 +89,12 @@ def _validation(recipe: Recipe) -> list[str]:
 
 def _privacy(recipe: Recipe) -> list[str]:
     kind, privacy = recipe.method.kind, recipe.privacy
-    if kind in WITHOUT_PRIVACY and privacy is not None:
+    wanted = recipe.method.described.privacy
+    if wanted == "refused" and privacy is not None:
         private = "dp-gd" if kind == "gd" else "dp-sgd"
         return [f"privacy: method {kind} has no privacy; leave this section out or use {private}"]
     if privacy is None:
-        known = (*WITHOUT_PRIVACY, *WITH_OR_WITHOUT)
-        return [] if kind in known else [f"method: {kind} needs a privacy section"]
+        return [f"method: {kind} needs a privacy section"] if wanted == "needed" else []
     if not isinstance(recipe.method, FullBatch):
         return []
     unused = [
@@ -103,7 +108,8 @@ def _privacy(recipe: Recipe) -> list[str]:
 
 def _epochs(recipe: Recipe) -> list[str]:
     kind = recipe.method.kind
-    if kind in ("sgd", "gd") and recipe.epochs == "until-budget":
+    endless = recipe.method.described.privacy == "refused" and recipe.epochs == "until-budget"
+    if isinstance(recipe.method, Gradient) and endless:
         return [f"epochs: method {kind} has no budget to stop at; give a number"]
     if isinstance(recipe.method, FullBatch) and recipe.epochs != "until-budget":
         return [f"epochs: method {kind} has its own length; leave this out"]

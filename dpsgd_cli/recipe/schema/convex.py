@@ -5,11 +5,12 @@ Not here: the mini-batch gradient methods (`method.py`), the problem itself (`mo
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from dpsgd_cli.recipe.schema.base import Count, Positive, Section
+from dpsgd_cli.recipe.schema.descriptor import ITS_BUDGET, Descriptor
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
@@ -17,7 +18,13 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 class FullBatch(Section):
     """What methods that see every record in every step say about batching."""
 
+    descriptor: ClassVar[Descriptor]
     batching: Literal["full"] = Field("full", description="Every record in every step.")
+
+    @property
+    def described(self) -> Descriptor:
+        """What the rest of the program knows of this method."""
+        return self.descriptor
 
     @property
     def batch_size(self) -> None:
@@ -27,6 +34,9 @@ class FullBatch(Section):
 class DpAgdMethod(FullBatch):
     """Lee and Kifer 2018, Algorithm 2; the defaults are theirs."""
 
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.dp_agd:DpAgd", "dpsgd_cli.privacy.planning:dp_agd", may_differ=ITS_BUDGET
+    )
     kind: Literal["dp-agd"] = "dp-agd"
     splits: Positive = Field(
         60.0, description="Published rates: eps / (2 splits) a release. Shares: rho / splits a step."
@@ -58,6 +68,11 @@ class DpAgdMethod(FullBatch):
 class ObjectivePerturbationMethod(FullBatch):
     """Kifer, Smith and Thakurta 2012, Algorithm 1 with Gaussian noise."""
 
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.objective_perturbation:ObjectivePerturbation",
+        "dpsgd_cli.privacy.planning:objective_perturbation",
+        may_differ=ITS_BUDGET,
+    )
     kind: Literal["objective-perturbation"] = "objective-perturbation"
     tolerance: Positive = Field(1e-8, description="Largest norm of the mean gradient that counts as converged.")
     most_steps: Count = Field(100, description="Newton steps after which the solver gives up, which is an error.")
@@ -66,6 +81,11 @@ class ObjectivePerturbationMethod(FullBatch):
 class OutputPerturbationMethod(FullBatch):
     """Noise on the last iterate of full-batch gradient descent, by its stability."""
 
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.output_perturbation:OutputPerturbation",
+        "dpsgd_cli.privacy.planning:output_perturbation",
+        may_differ=ITS_BUDGET,
+    )
     kind: Literal["output-perturbation"] = "output-perturbation"
     steps: Count = Field(100, description="Gradient steps, at a rate for which they do not drift apart.")
 
@@ -73,6 +93,9 @@ class OutputPerturbationMethod(FullBatch):
 class PrivGeneMethod(FullBatch):
     """Zhang et al. 2013: a genetic search whose survivors are chosen by the exponential mechanism."""
 
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.privgene:PrivGene", "dpsgd_cli.privacy.planning:privgene", may_differ=ITS_BUDGET
+    )
     kind: Literal["privgene"] = "privgene"
     rounds: Count = Field(20, description="Generations.")
     population: Count = Field(100, description="Weight vectors of a generation.")
@@ -89,13 +112,20 @@ class PrivGeneMethod(FullBatch):
 class NonPrivateMethod(FullBatch):
     """The optimum without privacy, by L-BFGS: the yardstick."""
 
+    descriptor = Descriptor("dpsgd_cli.methods.non_private:NonPrivate", privacy="refused")
     kind: Literal["non-private"] = "non-private"
     most_steps: Count = Field(1000, description="Iterations after which the solver stops.")
 
 
 class MajorityMethod(FullBatch):
-    """Always the commoner class, by a Laplace count; without a privacy section, by the exact count."""
+    """Majority-class baseline, by a Laplace count; without a privacy section, by the exact count."""
 
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.majority:Majority",
+        "dpsgd_cli.privacy.planning:majority",
+        privacy="optional",
+        may_differ=ITS_BUDGET,
+    )
     kind: Literal["majority"] = "majority"
 
 

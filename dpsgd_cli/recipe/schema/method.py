@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Positive, Section
 from dpsgd_cli.recipe.schema.convex import ConvexMethod
+from dpsgd_cli.recipe.schema.descriptor import ITS_TRAINING, Descriptor
 from dpsgd_cli.recipe.schema.schedule import Decay, Rate
 
 
@@ -64,6 +66,7 @@ class Gradient(Section):
     )
     optimizer: Optimizer = Field(Sgd(), description="How a gradient becomes an update.")
     weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")
+    descriptor: ClassVar[Descriptor]
     _theorems: ClassVar[tuple[str, ...]] = ()
     averaging: Averaging | None = Field(None, description="Release averaged weights instead of the last.")
 
@@ -77,9 +80,18 @@ class Gradient(Section):
             raise ValueError(f"batching: {self.batching} {'takes no' if self.batch_size else 'needs a'} batch_size")
         return self
 
+    @property
+    def described(self) -> Descriptor:
+        """What the rest of the program knows of this method, with these settings."""
+        return self.descriptor
+
 
 class SgdMethod(Gradient):
     """No clipping, no noise, no privacy: the yardstick."""
+
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.sgd:Sgd", privacy="refused", by_steps=True, in_processes=True, may_differ=ITS_TRAINING
+    )
 
     kind: Literal["sgd"] = "sgd"
 
@@ -87,14 +99,24 @@ class SgdMethod(Gradient):
 class DpSgdMethod(Gradient):
     """Poisson, shuffled or full batches of clipped gradients; `single` is Algorithm 3 of Lecture 15."""
 
+    descriptor = Descriptor("dpsgd_cli.methods.dp_sgd:DpSgd", by_steps=True, in_processes=True, may_differ=ITS_TRAINING)
     _theorems: ClassVar[tuple[str, ...]] = ("single",)
 
     kind: Literal["dp-sgd"] = "dp-sgd"
+
+    @property
+    def described(self) -> Descriptor:
+        if self.batching != "single":
+            return self.descriptor
+        return replace(self.descriptor, runs="dpsgd_cli.methods.lecture_sgd:LectureSgd", in_processes=False)
 
 
 class PrivateSelectionMethod(Gradient):
     """Yu et al. 2019, IV-A3: train every candidate on a part of its own, publish one, chosen on the last part."""
 
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.private_selection:PrivateSelection", "dpsgd_cli.privacy.candidates:plan_selection"
+    )
     kind: Literal["private-selection"] = "private-selection"
     candidates: Annotated[list[Decay], Field(min_length=2)] = Field(
         description="Schedules, each a section as under privacy.schedule; a part of the records for each, and one more."
@@ -113,18 +135,26 @@ class FullGradient(Gradient):
 class GdMethod(FullGradient):
     """Lecture 15, Algorithm 1: no noise, no privacy."""
 
+    descriptor = Descriptor("dpsgd_cli.methods.gd:Gd", privacy="refused", may_differ=ITS_TRAINING)
     kind: Literal["gd"] = "gd"
 
 
 class DpGdMethod(FullGradient):
     """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
 
+    descriptor = Descriptor("dpsgd_cli.methods.dp_gd:DpGd", may_differ=ITS_TRAINING)
     kind: Literal["dp-gd"] = "dp-gd"
 
 
 class SgdMaMethod(Gradient):
     """DP-SGD as Lee and Kifer compared with: Poisson batches, noise by the moments accountant."""
 
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.sgd_baselines:SgdMa",
+        "dpsgd_cli.privacy.planning:by_moments",
+        in_processes=True,
+        may_differ=ITS_TRAINING,
+    )
     kind: Literal["sgd-ma"] = "sgd-ma"
     batching: Literal["poisson"] = Field("poisson", description="The sampler that the accountant needs.")
 
@@ -132,6 +162,12 @@ class SgdMaMethod(Gradient):
 class SgdAdvMethod(Gradient):
     """DP-SGD with noise by advanced composition of amplified Gaussian mechanisms."""
 
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.sgd_baselines:SgdAdv",
+        "dpsgd_cli.privacy.planning:by_advanced_composition",
+        in_processes=True,
+        may_differ=ITS_TRAINING,
+    )
     kind: Literal["sgd-adv"] = "sgd-adv"
     batching: Literal["poisson"] = Field("poisson", description="The sampler that amplification needs.")
 
@@ -139,6 +175,9 @@ class SgdAdvMethod(Gradient):
 class PythonMethod(Gradient):
     """A user's own method: a class deriving from `dpsgd_cli.methods.Method`."""
 
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.own:create", "dpsgd_cli.privacy.planning:of_own_code", privacy="optional"
+    )
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file, relative to the recipe.")
     factory: str = Field("method", description="The Method class (or a factory of one) in that file.")

@@ -1,0 +1,47 @@
+"""What the rest of the program knows of a method: its descriptor, which stands with its settings and nowhere else.
+
+To add a method: a section with a descriptor, and its name in the union `Method` (`method.py`); a class of
+`dpsgd_cli.methods.Method` that runs it; a planner, unless the gradient plan is its own. Nothing else lists methods.
+
+Not here: the sections (`method.py`, `convex.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ITS_BUDGET = ("privacy.budget", "privacy.budget_covers", "privacy.delta")
+ITS_TRAINING = (
+    *ITS_BUDGET,
+    *("epochs", "privacy.schedule", "privacy.accountant", "privacy.clipping.norm"),
+    *("method.learning_rate", "method.weight_decay", "model.l2", "model.radius"),
+)
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """`runs` and `planner` are `module:name`, imported when they are needed, so that a recipe is read without torch.
+
+    `runs`: the class that trains. `planner`: from a recipe and the facts about its data to a plan.
+    `privacy`: whether a privacy section is needed, refused, or as the recipe wishes.
+    `by_steps`: it goes step by step over batches of one public width, so its passes may be rounded (`core/precision.py`
+    proves that), compiled, and of augmented records.
+    `in_processes`: its only look at the data is the sum of `Team.release`, so several processes may train it, and rows
+    may stay on disk.
+    `may_differ`: keys that it reads trial by trial, so that recipes which differ in them train as one pack.
+    """
+
+    runs: str
+    planner: str = "dpsgd_cli.privacy.planning:gradient"
+    privacy: Literal["needed", "refused", "optional"] = "needed"
+    by_steps: bool = False
+    in_processes: bool = False
+    may_differ: tuple[str, ...] = ()
+
+
+def named(name: str) -> Any:
+    """What `module:name` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,28 @@
+"""What every method's descriptor names can be imported, and is what it should be."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import pytest
+
+from dpsgd_cli.methods import Method
+from dpsgd_cli.methods.own import create
+from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.descriptor import named
+
+SETTINGS: dict[str, Any] = {one.model_fields["kind"].default: one for one in get_args(get_args(schema.Method)[0])}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_what_a_descriptor_names_is_there(settings: Any) -> None:
+    runs, planner = named(settings.descriptor.runs), named(settings.descriptor.planner)
+    assert runs is create or issubclass(runs, Method)
+    assert list(inspect.signature(planner).parameters) == ["recipe", "facts"]
+
+
+def test_no_descriptor_is_inherited() -> None:
+    """A method that forgot its own would run as another."""
+    assert all("descriptor" in vars(settings) for settings in SETTINGS.values())
+    assert len({settings.descriptor.runs for settings in SETTINGS.values()}) == len(SETTINGS)
