@@ -142,7 +142,7 @@ def scope(run: Run) -> str:
 
 
 def planned(loaded: LoadedRecipe, trials: int | None = None) -> Run:
-    """The trials of a recipe that is yet to run, or so many like them. What its files hold is told by where they lie."""
+    """The trials of a recipe that is yet to run, or so many like them; files are told apart by where they lie."""
     from dpsgd_cli.data.evaluated import files_of
     from dpsgd_cli.privacy.plan import adjacency_of
     from dpsgd_cli.recipe.loading import resolved

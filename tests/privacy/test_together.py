@@ -154,6 +154,19 @@ def test_a_bare_ledger_of_several_trials_has_no_statement(write_recipe: WriteRec
     assert "does not say which records its trials left out" in refused(directory)
 
 
+def test_a_ledger_that_does_not_say_its_seeds_has_no_statement(write_recipe: WriteRecipe, train: Train) -> None:
+    directory = train(write_recipe(**{**ONE_STEP, "repeats": 2}))
+    file = directory / "ledger.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        del line["seed"]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "does not say the seeds of its trials" in refused(directory)
+    file.write_text("".join(f"{json.dumps({**line, 'seed': i})}\n" for i, line in enumerate([*lines, lines[0]])))
+    told = account(directory, "--trials", "all")
+    assert (told.exit_code, "trial 0 has several seeds" in told.stderr) == (1, True)
+
+
 def test_flags_say_what_they_take_for_granted() -> None:
     told = account("--batching", "full", "--noise-multiplier", "9", "--steps", "1", "--trials", "3")
     assert "3 trials together: added up as if each had noise of its own" in " ".join(told.stdout.split())

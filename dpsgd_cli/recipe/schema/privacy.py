@@ -9,7 +9,6 @@ from pydantic import Field
 from dpsgd_cli.recipe.schema.base import Delta, Positive, Section
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
 
-
 NoiseSource = Literal["seeded", "secure"]
 
 
