@@ -109,7 +109,8 @@ class Session:
             if self.part[0] > 1:
                 raise UsageError(
                     f"{self.place.path} has no {self.folder.stem}{drawing.DRAW}: shard 1/{self.part[1]} draws the"
-                    " number of runs for all shards; begin with it, and give the others its folder or a copy of that file"
+                    " number of runs for all shards; begin with it, and give the others its folder or a copy of that"
+                    " file"
                 )
             drawing.draw_and_keep(self.place, select, self.every)
         folder.write_index(self.place, self.source, self.running)

@@ -153,7 +153,8 @@ def test_a_run_that_fails_publishes_nothing_and_goes_on_with_the_same_draw(
     assert "begun; how far it is stays secret" in status
     assert "holds no ledger" in CliRunner().invoke(main, ["account", str(out)]).stderr
     draws(monkeypatch, [9, 9, 9, 9])
-    assert sweep(STOPPING, *SECURE, "--retry-failed").exit_code == 0
+    done = sweep(STOPPING, *SECURE, "--retry-failed")
+    assert (done.exit_code, done.stderr) == (0, "")
     assert "published" in CliRunner().invoke(main, ["sweep", "status", str(out)]).stdout
 
 
