@@ -102,17 +102,13 @@ class Trials:
     @property
     def seeds(self) -> list[int | None]:
         """The seed of each trial; None where randomness comes from the operating system."""
-        return [
-            None if member.loaded.recipe.seed is None else member.loaded.recipe.seed + trial
-            for member, span in self.spans()
-            for trial in range(span.stop - span.start)
-        ]
+        return [seed for member in self.members for seed in member.loaded.recipe.seeds]
 
     def spans(self) -> list[tuple[Member, slice]]:
         """Each member with the place of its trials."""
         found, begin = [], 0
         for member in self.members:
-            end = begin + len(_streams(member.loaded.recipe))
+            end = begin + member.loaded.recipe.trials
             found.append((member, slice(begin, end)))
             begin = end
         return found
@@ -375,9 +371,7 @@ def _device(name: str, team: Team) -> torch.device:
 
 def _streams(recipe: Recipe) -> tuple[Streams, ...]:
     """A seed gives seeded streams; none gives the operating system's."""
-    if recipe.seed is None:
-        return tuple(SecureStreams() for _ in range(recipe.trials))
-    return tuple(SeededStreams(recipe.seed + trial) for trial in range(recipe.trials))
+    return tuple(SecureStreams() if seed is None else SeededStreams(seed) for seed in recipe.seeds)
 
 
 def _normals(streams: Sequence[Streams]) -> Callable[[int, str, tuple[int, ...]], np.ndarray]:

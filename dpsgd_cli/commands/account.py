@@ -260,7 +260,7 @@ def _trial_count(text: str, case: Case) -> int:
         recipe = getattr(case, "recipe", None)
         if recipe is None:
             raise UsageError("--trials all: numbers have no trials of their own; give how many")
-        return int(recipe.repeats)
+        return int(recipe.trials)
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--trials is {text!r}, but must be a whole number of at least 1, or all")
     return int(text)
@@ -275,6 +275,9 @@ def _accountants(asked: Asked, case: Case) -> list[Accountant]:
 
         if set(asked.accountant) - {"rdp"}:
             raise UsageError("--best-of is priced by Renyi divergences only: leave --accountant out, or say rdp")
+        reason = case.why_apart(2)
+        if reason is not None:
+            raise UnsupportedMechanism(f"--best-of: {reason}")
         return [BestOfTrials(Choice(asked.best_of, asked.law))]
     names: list[str] = []
     for text in asked.accountant or accountants.USUAL:
@@ -304,7 +307,7 @@ def _rows(asked: Asked, cases: list[Case]) -> list[Row]:
             rows += [price(case, accountant, asked.at_epsilon) for accountant in named]
         else:
             rows += afford(case, named, parameter, _target(asked, case))
-    if all(row.epsilon is None for row in rows):
+    if all(row.epsilon is None for row in rows) and not any(case.no_statement() for case in cases):
         raise UnsupportedMechanism(_reasons(rows))
     return ranked(rows, more_is_better)
 

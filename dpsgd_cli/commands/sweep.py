@@ -75,6 +75,11 @@ def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dr
 
     with kill_is_interrupt():
         failed = _run(session, **how)
+    if failed and session.secret:
+        raise RunError(
+            f"a run failed, so nothing is published; {session.place.path} says why, which is for your eyes only;"
+            " --retry-failed tries again"
+        )
     if failed:
         raise RunError(f"{failed} of {count(len(session.cells), 'cell')} failed; --retry-failed tries them again")
 
@@ -91,6 +96,10 @@ def status(folder: Path) -> None:
     from dpsgd_cli.sweep.folder import statuses
 
     for found in statuses(folder):
+        if found.secret:
+            over = (folder / f"{found.sweep}.result.json").exists()
+            click.echo(f"{found.sweep}: {'published' if over else 'begun; how far it is stays secret'}")
+            continue
         click.echo(
             f"{found.sweep}: {found.done} of {count(found.cells, 'cell')} done ({found.done_trials} of"
             f" {count(found.trials, 'trial')}), {len(found.failed)} failed, {found.missing} missing"
@@ -117,22 +126,27 @@ def _run(session: Session, launcher: str, fail_fast: bool, retry_failed: bool) -
     launch = launchers.get(launcher)
     session.begin()
     jobs = session.jobs(retry_failed, fail_fast)
-    progress = _Progress(len(jobs), sum(job.trials for job in jobs))
+    progress = None if session.secret else _Progress(len(jobs), sum(job.trials for job in jobs))
     finished = len(session.cells) - sum(len(job.cells) for job in jobs)
-    if finished:
+    if finished and not session.secret:
         click.echo(f"{finished} of {len(session.cells)} cells were run before and are left as they are", err=True)
     try:
         for outcome in launch(jobs, session.sweep.resources):
-            progress.note(outcome)
+            if progress is not None:
+                progress.note(outcome)
     except RunError as error:
         raise RunError(str(error).replace(" with --resume", "")) from error
     result = session.finish()
+    if result is None:
+        click.echo("not all runs are over, so nothing is published yet", err=True)
+        return session.failed()
     for line in report.privacy_lines(result["privacy"]):
         click.echo(line)
     if result["chosen"] is not None:
         click.echo(f"{'chosen':<25} {report.chosen_line(result['chosen'])}")
-    click.echo(f"results in {session.out}: {session.folder.stem}.table.csv, .table.md and .result.json")
-    return session.failed()
+    tables = "" if session.secret else ".table.csv, .table.md and "
+    click.echo(f"results in {session.out}: {session.folder.stem}{tables}.result.json")
+    return 0 if session.secret else session.failed()
 
 
 class _Progress:

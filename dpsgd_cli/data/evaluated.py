@@ -14,6 +14,7 @@ from typing import Any
 from dpsgd_cli.data import catalog
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.folder import data_files
 
 OWN_FILES = ("path", "test_path", "target", "test_target")
 
@@ -42,6 +43,27 @@ def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping
     own = (identities.get(str(data.get(key)), data.get(key)) for key in OWN_FILES)
     name = PurePath(str(data.get("path"))).name
     return Evaluated(name, ("own", data.get("task", "classification"), *own), _records(data, folds))
+
+
+def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 of each file that a result says it read."""
+    kinds = ("data_sha256", "nonprivate_data_sha256")
+    return {file: found for kind in kinds for file, found in provenance.get(kind, {}).items()}
+
+
+def files_of(data: Mapping[str, Any]) -> list[str]:
+    """The files of a user's own that the resolved `data` section names."""
+    return [] if data.get("path") is None else data_files(schema.Data.model_validate(data))
+
+
+def public_validation(data: Mapping[str, Any]) -> str:
+    """Words for the validation records that are declared public, measured as test records are; else nothing."""
+    given = data.get("validation")
+    cut = None if given is None else schema.ValidationSet.model_validate(given)
+    if cut is None or not cut.public:
+        return ""
+    size = cut.records if cut.records is not None else f"{100 * (cut.fraction or 0.0):.4g}%"
+    return f", validated on {size} of the others (seed {cut.seed})"
 
 
 def _records(data: Mapping[str, Any], folds: int | None) -> str:

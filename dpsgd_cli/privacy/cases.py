@@ -8,13 +8,14 @@ Not here: prices.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
 from dpsgd_cli.wording import count
 
@@ -47,6 +48,10 @@ class Case(ABC):
     @abstractmethod
     def by_epoch(self) -> list[list[Release]]:
         """Releases of one trial, epoch by epoch; what came before training belongs to the first."""
+
+    def curves(self) -> list[list[list[Release]]]:
+        """`by_epoch` of each trial that was made."""
+        return [self.by_epoch()]
 
     def noise_multipliers(self) -> list[float | None]:
         """The noise multiplier of each epoch of `by_epoch` (its last Gaussian's)."""
@@ -86,6 +91,21 @@ class Case(ABC):
         """What a reader should know besides the rows."""
         return []
 
+    def why_apart(self, trials: int) -> str | None:
+        """Why nothing is stated of `trials` of its trials together (`together.py`); None where they add up."""
+        del trials
+        return None
+
+    def no_statement(self) -> str | None:
+        """Why nothing is stated of it, whoever accounts."""
+        return None
+
+    def added_as(self) -> str:
+        """What is taken for granted when its trials are added up."""
+        from dpsgd_cli.privacy.together import FIXED
+
+        return FIXED
+
     def repeated(self, trials: int) -> Case:
         """All of `trials` trials together, as one."""
         return Together(self, trials)
@@ -93,7 +113,7 @@ class Case(ABC):
 
 @dataclass(frozen=True)
 class Together(Case):
-    """Several trials on the same data, all of them published."""
+    """Several trials, all of them published. What asks for their releases is refused where they do not add up."""
 
     case: Case
     count: int
@@ -105,17 +125,32 @@ class Together(Case):
             self, "subject", f"{self.case.subject.split('; ')[0]}; {count(self.count, 'trial')} together"
         )
 
+    def no_statement(self) -> str | None:
+        reason = self.case.why_apart(self.count)
+        return None if reason is None else f"{count(self.count, 'trial')} together: {reason}"
+
     def trials(self) -> list[list[Release]]:
+        self._check()
         made = self.case.trials()
         if len(made) > 1:
-            return [[release for releases in made for release in releases]]
+            return [releases_of(made)]
         return [[Release(r.mechanism, r.count * self.count) for r in made[0]]]
 
     def by_epoch(self) -> list[list[Release]]:
-        return [[Release(r.mechanism, r.count * self.count) for r in epoch] for epoch in self.case.by_epoch()]
+        self._check()
+        curves = self.case.curves()
+        if len(curves) == 1:
+            return [[Release(r.mechanism, r.count * self.count) for r in epoch] for epoch in curves[0]]
+        return [releases_of(epochs) for epochs in itertools.zip_longest(*curves, fillvalue=[])]
 
     def counted(self) -> list[Release]:
+        self._check()
         return [Release(r.mechanism, r.count * self.count) for r in self.case.counted()]
+
+    def _check(self) -> None:
+        reason = self.no_statement()
+        if reason is not None:
+            raise UnsupportedMechanism(reason)
 
     def parameters(self) -> dict[str, bool]:
         return self.case.parameters()
@@ -130,7 +165,9 @@ class Together(Case):
         return self.case.spends_a_budget()
 
     def remarks(self) -> list[str]:
-        return self.case.remarks()
+        several = self.count > 1 and self.no_statement() is None
+        told = f"{count(self.count, 'trial')} together: {self.case.added_as()}"
+        return [*self.case.remarks(), *([told] if several else [])]
 
     def with_value(self, parameter: str, value: float) -> Case:
         return Together(self.case.with_value(parameter, value), self.count)
@@ -205,6 +242,11 @@ class FlagCase(Case):
     def parameters(self) -> dict[str, bool]:
         length = "steps" if self.batching in ("poisson", "fixed") and self.epochs is None else "epochs"
         return {"noise-multiplier": CHEAPER_UPWARDS, length: DEARER_UPWARDS}
+
+    def added_as(self) -> str:
+        from dpsgd_cli.privacy.together import ASSUMED
+
+        return ASSUMED
 
     def free(self) -> str | None:
         if self.noise_multiplier is None:

@@ -250,6 +250,23 @@ def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[Entr
     return found
 
 
+def read_seeds(path: Path) -> list[int | None] | None:
+    """The seed of each trial of a ledger, in the order of `read_entries`; None where a line does not say it.
+
+    Raises DataError where lines of one trial differ in it: they are of several runs.
+    """
+    found: dict[int, int | None] = {}
+    for record in [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]:
+        seed = record.get("seed", "unsaid")
+        if seed == "unsaid":
+            return None
+        if seed is not None and not (isinstance(seed, int) and seed >= 0):
+            raise DataError(f"{path}: seed is {seed!r}, but must be a whole number >= 0 or null")
+        if found.setdefault(_trial(record), seed) != seed:
+            raise DataError(f"{path}: trial {_trial(record)} has several seeds: {_TWO_RUNS}")
+    return [found[trial] for trial in sorted(found)]
+
+
 def _trial(record: dict[str, Any]) -> int:
     return int(record.get("trial", 0))
 

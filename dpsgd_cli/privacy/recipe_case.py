@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError, UnsupportedMechanism, UsageError
+from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.cases import CHEAPER_UPWARDS, CHOSEN, DEARER_UPWARDS, Case
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan
@@ -92,6 +93,9 @@ class RecipeCase(Case):
 
     def trials(self) -> list[list[Release]]:
         return [self.plan.bounding]
+
+    def why_apart(self, trials: int) -> str | None:
+        return together.why_apart([together.planned(replace(self.loaded, recipe=self.recipe), trials)])
 
     def spends_a_budget(self) -> bool:
         return self.plan.cap is not None or not self.plan.epochs

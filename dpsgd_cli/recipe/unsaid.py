@@ -9,7 +9,7 @@ from __future__ import annotations
 import yaml
 
 from dpsgd_cli.recipe.loading import plain
-from dpsgd_cli.recipe.schema import OWN_FILE_STEPS, Recipe
+from dpsgd_cli.recipe.schema import OWN_FILE_STEPS, Recipe, noise_source
 from dpsgd_cli.recipe.tree import CoreDumper
 
 
@@ -21,7 +21,7 @@ def comments(recipe: Recipe) -> list[str]:
     if recipe.seed is None:
         said.append("seed: none (the operating system's entropy; no run can be repeated)")
     if recipe.privacy is not None and recipe.privacy.noise_source is None:
-        source = "secure" if recipe.seed is None else "seeded"
+        source = noise_source(recipe.seed)
         said.append(f"privacy.noise_source: {source} ({'no seed' if recipe.seed is None else 'there is a seed'})")
     return [f"# {line}" for line in said]
 

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from dpsgd_cli.data import Dataset
 from dpsgd_cli.data.facts import of_model
 from dpsgd_cli.methods import Context
-from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy import accountants, together
 from dpsgd_cli.privacy.budget import rho_of
 from dpsgd_cli.privacy.cautions import cautions
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
+from dpsgd_cli.recipe.schema import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices
 from dpsgd_cli.results.parts import parts
 from dpsgd_cli.results.result import Result, Row, summarise_trials
@@ -87,7 +88,7 @@ def result(finished: Finished) -> Result:
     recipe, ledgers = finished.loaded.recipe, finished.context.ledgers
     for ledger in ledgers:
         ledger.close()
-    seeds = _seeds(finished)
+    seeds = recipe.seeds
     spendings = _spendings(finished.plan, ledgers, len(finished.history))
     trials = []
     for i, (seed, spent) in enumerate(zip(seeds, spendings, strict=True)):
@@ -121,11 +122,6 @@ def history_so_far(finished: Finished) -> list[Row]:
     # what a fixed plan will have spent is priced once for the whole run, and not anew at every look
     planned = tuple((*(plan.before if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs))
     return _history(finished, [_spent_by_epoch(plan, ledger, planned or _by_epoch(ledger)) for ledger in ledgers])
-
-
-def _seeds(finished: Finished) -> list[int | None]:
-    first = finished.loaded.recipe.seed
-    return [None if first is None else first + i for i in range(len(finished.context.ledgers))]
 
 
 def _cell(value: float) -> float | None:
@@ -212,7 +208,7 @@ def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Rele
 def _history(finished: Finished, spent: Sequence[Sequence[Row]]) -> list[Row]:
     """A row a trial and epoch; `spent` has what each trial's epochs had cost by their ends."""
     rows = []
-    for i, (seed, by_epoch) in enumerate(zip(_seeds(finished), spent, strict=True)):
+    for i, (seed, by_epoch) in enumerate(zip(finished.loaded.recipe.seeds, spent, strict=True)):
         # a trial whose own training was over before that of others has no more rows
         for record, spending in zip(finished.history, by_epoch, strict=False):
             row: Row = {"trial": i, "seed": seed, "epoch": record.epoch, **spending}
@@ -249,11 +245,11 @@ def _privacy(finished: Finished, spendings: Sequence[Spending]) -> Row:
         "sampling_rate": plan.sampling.rate,
         "accountant": plan.accountant,
         "bound": accountants.get(plan.accountant).bound,
-        "scope": "each trial on its own; publishing several trials composes their ledgers",
+        "scope": together.scope(_run(finished, plan.sampling.adjacency)),
         "budget": None if plan.budget is None else plan.budget.model_dump(),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
-        "noise_source": _noise_source(finished),
+        "noise_source": describe_noise(noise_source(recipe.seed)),
         "declarations": [*finished.dataset.declarations, *of_model(recipe), *_own_code(finished.loaded)],
         "nonprivate_steps": list(finished.dataset.nonprivate),
     }
@@ -272,11 +268,10 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max(known) if len(known) == len(values) else None
 
 
-def _noise_source(finished: Finished) -> str:
-    seeded = all(stream.reproducible for stream in finished.context.streams)
-    if not seeded:
-        return "secure"
-    return "seeded (experiment: the seed takes the noise away, and runs with one seed share their noise)"
+def _run(finished: Finished, adjacency: str) -> together.Run:
+    recipe = finished.loaded.recipe
+    records = together.records_of(resolved(recipe)["data"], recipe.folds, finished.dataset.sha256)
+    return together.Run(recipe.name, recipe.seeds, adjacency, records)
 
 
 def _own_code(loaded: LoadedRecipe) -> list[str]:

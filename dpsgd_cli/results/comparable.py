@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from dpsgd_cli.data.evaluated import Evaluated, evaluated_on
+from dpsgd_cli.data.evaluated import Evaluated, evaluated_on, identities_in
 from dpsgd_cli.recipe.schema import PREPROCESS
 from dpsgd_cli.recipe.tree import CoreLoader
 from dpsgd_cli.results.result import Row
@@ -34,11 +34,13 @@ def folds_in(recipe_text: str) -> int | None:
 
 def evaluated_in(recipe_text: str, provenance: Row) -> Evaluated:
     """What a result was tested on, from the text of its resolved recipe and the hashes of the files that were read."""
-    kinds = ("data_sha256", "nonprivate_data_sha256")
-    identities = {file: found for kind in kinds for file, found in provenance.get(kind, {}).items()}
+    return evaluated_on(data_in(recipe_text), folds_in(recipe_text), identities_in(provenance))
+
+
+def data_in(recipe_text: str) -> Mapping[str, Any]:
+    """The `data:` section of a resolved recipe."""
     section = _DATA.search(recipe_text)
-    data = _parsed(section[0]) if section else {}
-    return evaluated_on(data, folds_in(recipe_text), identities)
+    return _parsed(section[0]) if section else {}
 
 
 @functools.lru_cache(maxsize=256)

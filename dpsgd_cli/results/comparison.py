@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dpsgd_cli.data.evaluated import Evaluated
+from dpsgd_cli.data.evaluated import Evaluated, identities_in
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.metrics import usual_metric
+from dpsgd_cli.privacy import together
 from dpsgd_cli.results import comparable, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together
 from dpsgd_cli.results.result import Row
@@ -57,6 +58,14 @@ class Entry:
     def evaluated(self) -> Evaluated:
         """The records that its metrics were measured on."""
         return comparable.evaluated_in(self.recipe_text, self.document.get("provenance", {}))
+
+    @cached_property
+    def run(self) -> together.Run:
+        """What decides whether its trials may be published with others."""
+        seeds = [row["seed"] for row in self.document["trials"]]
+        data, folds = comparable.data_in(self.recipe_text), comparable.folds_in(self.recipe_text)
+        records = together.records_of(data, folds, identities_in(self.document.get("provenance", {})))
+        return together.Run(self.directory.name, seeds, self.privacy["adjacency"], records)
 
     def sample(self, metric: str) -> Sample | None:
         """The metric of every trial; None when a trial has none."""
@@ -110,6 +119,11 @@ class Comparison:
     def data(self) -> list[str]:
         """The names of the data sets, one for each content."""
         return [name for _, name in dict.fromkeys((e.evaluated.source, e.evaluated.name) for e in self.entries)]
+
+    @cached_property
+    def why_apart(self) -> str | None:
+        """Why nothing is stated of all these trials, which a comparison publishes; None where their ledgers add up."""
+        return together.why_apart(list({entry.directory: entry.run for entry in self.entries}.values()))
 
     @cached_property
     def folder(self) -> str:

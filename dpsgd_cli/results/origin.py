@@ -17,6 +17,7 @@ from dpsgd_cli.data import Dataset, own_file
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.schema import noise_source
 from dpsgd_cli.results.result import Row
 
 
@@ -35,7 +36,7 @@ def provenance(loaded: LoadedRecipe, dataset: Dataset, device: torch.device) -> 
         "device": str(device),
         "threads": torch.get_num_threads(),
         "seed": recipe.seed,
-        "noise_source": None if recipe.privacy is None else ("secure" if recipe.seed is None else "seeded"),
+        "noise_source": None if recipe.privacy is None else noise_source(recipe.seed),
         "data_sha256": {name: found for name, found in dataset.sha256.items() if name not in own},
         "nonprivate_data_sha256": {name: found for name, found in dataset.sha256.items() if name in own},
         "code_sha256": code_sha256(loaded),

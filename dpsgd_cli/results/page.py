@@ -15,6 +15,7 @@ from typing import Any
 from dpsgd_cli import __version__
 from dpsgd_cli.metrics import in_words
 from dpsgd_cli.privacy.cases import CHOSEN
+from dpsgd_cli.privacy.together import scope
 from dpsgd_cli.results.comparison import Comparison, Entry
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.tables import notes, told_apart
@@ -168,7 +169,7 @@ def _said(entry: Entry) -> tuple[tuple[str, str], ...]:
         ("neighbouring data sets", f"{privacy['adjacency']}; batches: {privacy['batching']}"),
         ("noise", str(privacy["noise_source"])),
         *([("what a trial spends", CHOSEN)] if privacy.get("spent") else []),
-        ("scope", str(privacy.get("scope", "each trial on its own"))),
+        ("scope", scope(entry.run)),
         *(("declared public", text) for text in privacy["declarations"]),
         *(("read without privacy", text) for text in privacy.get("nonprivate_steps", [])),
     )

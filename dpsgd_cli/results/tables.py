@@ -48,8 +48,8 @@ def told_apart(comparison: Comparison) -> list[str]:
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know to judge the table."""
     told = [
-        "Values are means over trials with 95% intervals (Student). Each epsilon is of one trial on its own: trials"
-        " that share a seed share noise, so nothing is stated of several published together."
+        "Values are means over trials with 95% intervals (Student). Each epsilon is of one trial on its own. "
+        + _of_all(comparison.why_apart)
     ]
     if any(row["verdict"].startswith("not compared: different") for row in comparison.rows):
         told.append(
@@ -75,6 +75,12 @@ def notes(comparison: Comparison) -> list[str]:
     elif comparison.differences:
         told.append(f"{count(comparison.differences, 'difference')} are judged together at 5% (Holm).")
     return told
+
+
+def _of_all(why_apart: str | None) -> str:
+    if why_apart is not None:
+        return f"Nothing is stated of all of them published together: {why_apart}."
+    return "What all of them cost together, `dpsgd account --trials all` says of the folder that holds these results."
 
 
 def _epsilon(row: Row, name: str) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from dpsgd_cli.errors import DataError, RecipeError
 from dpsgd_cli.privacy.selection import Choice
+from dpsgd_cli.privacy.together import planned, why_records_apart
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import store
 from dpsgd_cli.results.leftovers import hidden_name
@@ -36,8 +37,9 @@ _NOTE = (
 def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     """Raise RecipeError for a choice among these cells that has no proof."""
     select = sweep.select
-    if select is not None and any(cell.loaded.recipe.folds for cell in cells):
-        raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; leave folds out")
+    apart = None if select is None else why_records_apart([planned(cell.loaded) for cell in cells])
+    if select is not None and apart is not None:
+        raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")
     if isinstance(select, ExponentialChoice) and any(c.loaded.recipe.data.task != "classification" for c in cells):
         raise RecipeError(f"{source}: select: exponential counts correct classifications; data.task is another")
 

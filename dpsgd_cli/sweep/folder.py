@@ -56,10 +56,12 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_index(folder: Folder, source: str, cells: Sequence[Cell]) -> None:
-    """What the sweep consists of, for `status` and `compare`."""
+def write_index(folder: Folder, source: str, cells: Sequence[Cell], secret: bool = False) -> None:
+    """What the sweep consists of, for `status` and `compare`; of a `secret` one that it was begun."""
     rows = [{"directory": cell.directory, "trials": cell.trials, "settings": cell.settings} for cell in cells]
-    write_whole(folder.file(INDEX), store.to_json({"sweep": folder.stem, "source": source, "cells": rows}))
+    write_whole(
+        folder.file(INDEX), store.to_json({"sweep": folder.stem, "source": source, "secret": secret, "cells": rows})
+    )
 
 
 def failure_place(cell: Cell, out: Path) -> Path:
@@ -94,6 +96,7 @@ class Status:
     done: int
     done_trials: int
     failed: list[dict[str, Any]]
+    secret: bool = False
 
     @property
     def missing(self) -> int:
@@ -120,4 +123,5 @@ def _status(path: Path, index: dict[str, Any]) -> Status:
         done=len(done),
         done_trials=sum(cell["trials"] for cell in done),
         failed=[read_json(record) for record in records if record.is_file()],
+        secret=bool(index.get("secret")),
     )

@@ -1,14 +1,16 @@
 """What a sweep costs in privacy, said in three ways: each trial, all of them together, and the private choice of one.
 
-all together    The releases of all trials compose, adaptively, if each trial's noise is its own (`seeds: distinct`,
-                or no seed). Trials that share a seed share noise: two noisy sums with the same noise at two scales
-                give the exact sums away, so nothing is stated about several of them.
+all together    The releases of all trials compose where their ledgers may be added (`privacy/together.py`).
 random stopping The number of runs is random and each run is a cell drawn uniformly; only the best is published, or,
                 where a Poisson number is 0, that there is none: the price is the law's, whatever was drawn. A
                 run is a mixture over cells with public weights whose label is published too, so its Renyi divergence
                 is at most the largest of the cells', order by order (quasi-convexity: van Erven and Harremoes 2014,
-                Theorem 13). The theorem on the best run is that of `privacy/selection.py`; it needs a score that
-                costs nothing (public test records).
+                Theorem 13). The theorem on the best run is that of `privacy/selection.py`. What it covers is the output
+                of ONE run: its settings, its weights, and its score, which costs nothing because it is measured on test
+                records that every cell leaves out. How many runs there were, which cells were drawn, what the others
+                found, and which of them the best is, are no part of it: `released.py` keeps and says none of that.
+                Where the number or any noise comes from a seed, the sweep is an experiment: whoever knows the seed
+                knows the number, or can take the noise away.
 exponential     All cells compose, and the exponential mechanism's epsilon on top; a count of correctly classified
                 training records moves by at most 1 with one record.
 
@@ -27,6 +29,9 @@ from dpsgd_cli.privacy import accountants, conversions
 from dpsgd_cli.privacy.accountants.rdp import Profile
 from dpsgd_cli.privacy.mechanism import PureDP, Release, merge
 from dpsgd_cli.privacy.selection import BestOfTrials, Choice
+from dpsgd_cli.privacy.together import Run, why_apart
+from dpsgd_cli.recipe.schema import describe_noise, noise_source
+from dpsgd_cli.recipe.schema.privacy import NoiseSource
 from dpsgd_cli.results import prices
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 
@@ -37,13 +42,17 @@ _FEW = 8
 
 @dataclass(frozen=True)
 class Spent:
-    """What bounds ONE trial (`Ledger.bounding`), and how many it bounds; `epsilon` is what is stated of one."""
+    """What bounds ONE trial (`Ledger.bounding`), and the trials that it bounds; `epsilon` is what is stated of one."""
 
     releases: tuple[Release, ...]
-    trials: int
+    run: Run
     delta: float
     epsilon: float | None = None
     bound: str = "upper"
+
+    @property
+    def trials(self) -> int:
+        return len(self.run.seeds or ())
 
     @property
     def adjacency(self) -> str:
@@ -61,12 +70,13 @@ def statement(
     private = [one for one in spent if one is not None]
     trials = sum(one.trials for one in private)
     told: dict[str, Any] = {"each_trial": _each(private), "all_trials": None, "choice": None, "warnings": []}
+    told["noise_source"] = describe_noise(_noise_of(private))
     if isinstance(sweep.select, RandomStopping):
         told["choice"] = _random_stopping(cells, sweep.select)
     if len(private) < len(spent):
         told["warnings"].append("some cells have no privacy at all; nothing protects the data once they are published")
         return told
-    told["all_trials"] = _together(private, trials, sweep)
+    told["all_trials"] = _together(private, trials)
     if isinstance(sweep.select, ExponentialChoice):
         told["choice"] = _exponential(private, sweep.select, told["all_trials"])
     if sweep.select is None and trials > 1:
@@ -91,34 +101,37 @@ def _each(spent: Sequence[Spent]) -> list[dict[str, Any]]:
     ]
 
 
-def _together(spent: Sequence[Spent], trials: int, sweep: Sweep) -> dict[str, Any]:
+def _noise_of(spent: Sequence[Spent | None], seed: int | None = None) -> NoiseSource:
+    """Of all trials, and of a choice among them."""
+    return noise_source(seed, *(seed for one in spent if one is not None for seed in one.run.seeds or ()))
+
+
+def _together(spent: Sequence[Spent], trials: int) -> dict[str, Any]:
     nothing = {"epsilon": None, "trials": trials}
-    adjacencies = sorted({one.adjacency for one in spent})
-    if len(adjacencies) > 1:
-        return {**nothing, "note": f"trials are stated for different adjacencies ({', '.join(adjacencies)})"}
-    if sweep.seeds == "shared" and len(spent) > 1:
-        return {**nothing, "note": "cells share seeds and thus noise, so nothing holds of several together"}
     if not spent:
         return {**nothing, "note": "no trial"}
+    apart = why_apart([one.run for one in spent])
+    if apart is not None:
+        return {**nothing, "note": apart}
     delta = min(one.delta for one in spent)
     releases = merge([Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)])
     epsilon, accountant = least_epsilon(releases, delta)
-    return {"epsilon": _finite(epsilon), "delta": delta, "adjacency": adjacencies[0], "trials": trials,
+    return {"epsilon": _finite(epsilon), "delta": delta, "adjacency": spent[0].adjacency, "trials": trials,
             "accountant": accountant, "bound": "upper"}  # fmt: skip
 
 
 def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStopping) -> dict[str, Any]:
     """The same whatever was drawn, also when that is no run at all: it is a property of the law, not of the draw."""
     told: dict[str, Any] = {"kind": select.kind, "law": select.law, "mean": select.mean, "epsilon": None}
-    told["randomness"] = _randomness(select)
+    told["randomness"] = describe_noise(_noise_of(cells or (), select.seed))
     if cells is None:
         return {**told, "note": "what bounds the cells that did not run is not known"}
     private = [one for one in cells if one is not None]
-    adjacencies = sorted({one.adjacency for one in private})
     if len(private) < len(cells) or not private:
         return {**told, "note": "a cell without privacy may be drawn"}
-    if len(adjacencies) > 1:
-        return {**told, "note": f"cells are stated for different adjacencies ({', '.join(adjacencies)})"}
+    apart = why_apart([one.run for one in private])
+    if apart is not None:
+        return {**told, "note": apart}
     delta = min(one.delta for one in private)
     try:
         accountant = BestOfCells(Choice(select.mean, select.law))
@@ -127,20 +140,15 @@ def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStoppin
         return {**told, "note": str(error)}
     note = (
         "holds if only the best run and its settings are published, or that no run was made; the score is measured on"
-        " test records, which are declared public; how many runs there were must stay secret"
+        " test records, which are declared public; how many runs there were must stay secret, and so must how long they"
+        " took"
     )
-    return {**told, "epsilon": _finite(epsilon), "delta": delta, "adjacency": adjacencies[0], "bound": "upper",
+    return {**told, "epsilon": _finite(epsilon), "delta": delta, "adjacency": private[0].adjacency, "bound": "upper",
             "note": note}  # fmt: skip
 
 
-def _randomness(select: RandomStopping | ExponentialChoice) -> str:
-    if select.seed is None:
-        return "secure"
-    return "seeded (experiment: who knows the seed knows what the choice drew, and nothing is guaranteed against them)"
-
-
 def _exponential(spent: Sequence[Spent], select: ExponentialChoice, together: dict[str, Any]) -> dict[str, Any]:
-    told = {"kind": select.kind, "randomness": _randomness(select)}
+    told = {"kind": select.kind, "randomness": describe_noise(_noise_of(spent, select.seed))}
     if together["epsilon"] is None:
         return {**told, "epsilon": None, "note": together["note"]}
     adjacency = together["adjacency"]

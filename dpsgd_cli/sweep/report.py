@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dpsgd_cli.errors import DpsgdError
+from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.ledger import read_ledgers
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.results import store
+from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.results.result import Row
-from dpsgd_cli.rounding import epsilon_text
+from dpsgd_cli.rounding import epsilon_text, metric_text
 from dpsgd_cli.sweep import choosing, folder, pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned, shared_planner
 from dpsgd_cli.sweep.schema import Sweep
 from dpsgd_cli.wording import count
+
+EXPERIMENT = "; EXPERIMENT: its seed is known"
 
 
 def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Planned]) -> dict[str, Any]:
@@ -73,15 +78,16 @@ def row_of(cell: Cell, place: Folder) -> Row:
 def _spent(cell: Cell, place: Folder) -> list[pricing.Spent | None]:
     """What bounds each trial of a finished cell, equal trials together."""
     directory = place.path / cell.directory
-    privacy = store.read_document(directory)["privacy"]
+    found = Entry(cell.label, None, directory, store.read_document(directory))
+    privacy = found.privacy
     if privacy["accountant"] is None:
         return [None] * cell.trials
-    counts: dict[tuple[Release, ...], int] = {}
-    for releases in read_ledgers(directory / "ledger.jsonl").values():
-        counts[tuple(releases)] = counts.get(tuple(releases), 0) + 1
+    alike: dict[tuple[Release, ...], list[int | None]] = {}
+    for trial, releases in read_ledgers(directory / "ledger.jsonl").items():
+        alike.setdefault(tuple(releases), []).append(cell.loaded.recipe.seeds[trial])
     return [
-        pricing.Spent(releases, count, privacy["delta"], privacy["epsilon"], privacy["bound"])
-        for releases, count in counts.items()
+        pricing.Spent(releases, replace(found.run, seeds=seeds), privacy["delta"], privacy["epsilon"], privacy["bound"])
+        for releases, seeds in alike.items()
     ]
 
 
@@ -96,7 +102,9 @@ def planned_spending(planned: Sequence[Planned]) -> list[pricing.Spent | None]:
             continue
         told = one.plan.guarantee()
         releases = tuple(one.plan.bounding)
-        found.append(pricing.Spent(releases, one.cell.trials, one.plan.delta, told.epsilon, told.bound))
+        found.append(
+            pricing.Spent(releases, together.planned(one.cell.loaded), one.plan.delta, told.epsilon, told.bound)
+        )
     return found
 
 
@@ -119,8 +127,10 @@ def _cell(value: Any) -> str:
 
 def privacy_lines(privacy: dict[str, Any]) -> list[str]:
     """The three statements in words."""
+    seeded = EXPERIMENT if privacy["noise_source"] != "secure" else ""
     lines = [
-        f"{'each trial':<25} epsilon {_epsilon(one)} at delta {one['delta']:g} ({one['adjacency']}, {one['bound']})"
+        f"{'each trial':<25} epsilon {_epsilon(one)} at delta {one['delta']:g}"
+        f" ({one['adjacency']}, {one['bound']}{seeded})"
         for one in privacy["each_trial"]
     ]
     for name, title in (("all_trials", "all trials together"), ("choice", "publishing the chosen")):
@@ -133,7 +143,7 @@ def privacy_lines(privacy: dict[str, Any]) -> list[str]:
             extra = (
                 f"; {told['kind']}" if "kind" in told else f", {count(told['trials'], 'trial')}; {told['accountant']}"
             )
-            extra += "; EXPERIMENT: its seed is known" if told.get("randomness", "secure") != "secure" else ""
+            extra += EXPERIMENT if told.get("randomness", "secure") != "secure" else seeded
             lines.append(
                 f"{title:<25} epsilon {epsilon_text(told['epsilon'])} at delta {told['delta']:g}"
                 f" ({told['adjacency']}{extra})"
@@ -146,7 +156,11 @@ def chosen_line(chosen: dict[str, Any]) -> str:
     if chosen["directory"] is None:
         return str(chosen["note"])
     settings = ", ".join(f"{key}={json.dumps(value)}" for key, value in chosen["settings"].items())
-    return f"{settings} (trial {chosen['trial']} of {chosen['directory']})"
+    if "trial" in chosen:
+        return f"{settings} (trial {chosen['trial']} of {chosen['directory']})"
+    measured = {name: value for name, value in chosen["metrics"].items() if value is not None}
+    metrics = ", ".join(f"{name} {metric_text(value)}" for name, value in measured.items())
+    return f"{settings} ({metrics}; {chosen['directory']})"
 
 
 def _epsilon(one: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,12 +24,20 @@ from dpsgd_cli.trials import Member
 
 @dataclass(frozen=True)
 class Job:
-    """A pack, ready to run anywhere: its cells, their folder, and whether failed cells are tried again."""
+    """A pack, ready to run anywhere: its cells, their folder, and whether failed cells are tried again.
+
+    `quiet`: nothing is said that tells which cells run, or how many.
+    """
 
     cells: tuple[Cell, ...]
     out: Path
     retry_failed: bool = False
     fail_fast: bool = False
+    quiet: bool = False
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        return _keep_silent if self.quiet else _tell
 
     @property
     def trials(self) -> int:
@@ -83,11 +91,11 @@ def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: 
     """Train cells together; where that fails, each half alone, down to the cell that is at fault."""
     place = experiment.checkpoint_place(members, job.out)
     try:
-        experiment.run_pack(members, experiment.Options(job.out, resume=place.exists(), say=_tell))
+        experiment.run_pack(members, experiment.Options(job.out, resume=place.exists(), say=job.say))
     except Exception as error:
         if isinstance(error, OSError) or failures.stops_everything(error):
             raise
-        experiment.forget(place, _tell)
+        experiment.forget(place, job.say)
         if len(cells) == 1:
             _fail(job, cells[0], error, outcome)
             return
@@ -108,9 +116,14 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _keep_silent(text: str) -> None:
+    del text
+
+
 def _fail(job: Job, cell: Cell, error: Exception, outcome: Outcome) -> None:
     if job.fail_fast:
-        raise RunError(f"{cell.label}: {error}; stopped because of --fail-fast") from error
+        where = "a run failed" if job.quiet else f"{cell.label}: {error}"
+        raise RunError(f"{where}; stopped because of --fail-fast") from error
     told = error if isinstance(error, DpsgdError) else RunError("".join(traceback.format_exception(error)))
     folder.record_failure(cell, job.out, told)
     outcome.failed[cell.directory] = str(error)

@@ -48,7 +48,8 @@ class Random(Section):
 class RandomStopping(Section):
     """Papernot and Steinke 2022: the best of a random number of cells drawn uniformly, with repetition.
 
-    A cell that is drawn n times runs n trials, whatever `repeats` says.
+    A cell that is drawn n times runs n trials, whatever `repeats` says. Where nothing comes from a seed, only the best
+    run is kept and shown.
     """
 
     kind: Literal["random-stopping"] = "random-stopping"

@@ -14,8 +14,9 @@ from typing import Any
 from dpsgd_cli.errors import DpsgdError, UsageError
 from dpsgd_cli.results import leftovers, publishing, store
 from dpsgd_cli.rounding import epsilon_text
-from dpsgd_cli.sweep import drawing, expansion, folder, grouping, planning, pricing, report
+from dpsgd_cli.sweep import drawing, expansion, folder, grouping, planning, pricing, released, report
 from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.sweep.planning import Planned
 from dpsgd_cli.sweep.rehearsal import Rehearsals
@@ -49,7 +50,9 @@ class Session:
         select = self.sweep.select
         if not isinstance(select, RandomStopping):
             return self.every
-        kept = drawing.kept(self.folder, self.every) if select.seed is None else drawing.draw(select, len(self.every))
+        if self.secret and released.read(self.folder) is not None:
+            return []
+        kept = drawing.kept(self.place, self.every) if select.seed is None else drawing.draw(select, len(self.every))
         return None if kept is None else drawing.repeated(self.every, kept)
 
     @cached_property
@@ -64,10 +67,20 @@ class Session:
         return expansion.shard_of(self.running, self.part)
 
     @cached_property
-    def folder(self) -> folder.Folder:
+    def folder(self) -> Folder:
         select = self.sweep.select
         law = select.model_dump_json() if isinstance(select, RandomStopping) else ""
         return folder.folder_of(self.sweep.name, self.every, self.out, law)
+
+    @cached_property
+    def secret(self) -> bool:
+        """Whether only the best run may be seen (`released.py`)."""
+        return released.is_secret(self.sweep, self.every)
+
+    @cached_property
+    def place(self) -> Folder:
+        """Where runs lie."""
+        return released.private_folder(self.folder) if self.secret else self.folder
 
     @cached_property
     def planner(self) -> planning.Planner:
@@ -87,37 +100,45 @@ class Session:
     def begin(self) -> None:
         """See that the folder can be written, and say there what the sweep consists of."""
         store.prepare_place(self.folder.file(folder.INDEX).with_suffix(".probe"))
+        if self.secret:
+            released.open_private(self.place)
+            folder.write_index(self.folder, self.source, [], secret=True)
+            leftovers.sweep_up(self.out)
         select = self.sweep.select
         if isinstance(select, RandomStopping) and self.drawn is None:
             if self.part[0] > 1:
                 raise UsageError(
-                    f"{self.out} has no {self.folder.stem}{drawing.DRAW}: shard 1/{self.part[1]} draws the number of"
-                    " runs for all shards; begin with it, and give the others its folder or a copy of that file"
+                    f"{self.place.path} has no {self.folder.stem}{drawing.DRAW}: shard 1/{self.part[1]} draws the"
+                    " number of runs for all shards; begin with it, and give the others its folder or a copy of that"
+                    " file"
                 )
-            drawing.draw_and_keep(self.folder, select, self.every)
-        folder.write_index(self.folder, self.source, self.running)
-        publishing.roll_forward(self.out)
-        leftovers.sweep_up(self.out)
+            drawing.draw_and_keep(self.place, select, self.every)
+        folder.write_index(self.place, self.source, self.running)
+        publishing.roll_forward(self.place.path)
+        leftovers.sweep_up(self.place.path)
 
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[Job]:
         """What is left to run. Packs are made of all cells, so that a pack that was stopped finds its checkpoint."""
         found = []
         for pack in self.packs(self.cells):
-            left = tuple(cell for cell in pack.cells if is_open(cell, self.out, retry_failed))
+            left = tuple(cell for cell in pack.cells if is_open(cell, self.place.path, retry_failed))
             if left:
-                found.append(Job(left, self.out, retry_failed, fail_fast))
+                found.append(Job(left, self.place.path, retry_failed, fail_fast, self.secret))
         return found
 
     def failed(self) -> int:
         """How many of this shard's cells have failed."""
         return sum(
-            folder.failure_place(cell, self.out).exists() and not store.is_complete(self.out / cell.directory)
+            folder.failure_place(cell, self.place.path).exists()
+            and not store.is_complete(self.place.path / cell.directory)
             for cell in self.cells
         )
 
-    def finish(self) -> dict[str, Any]:
-        """Write the tables over all shards, as far as they are."""
+    def finish(self) -> dict[str, Any] | None:
+        """Write the tables over all shards, as far as they are; of a secret sweep the best, or None before its end."""
         every = [self.planner.plan(cell) for cell in self._planned_at_the_end()]
+        if self.secret:
+            return released.publish(self.folder, self.sweep, self.running, report.planned_spending(every))
         return report.write(self.folder, self.sweep, self.running, every)
 
     def _planned_at_the_end(self) -> Sequence[Cell]:
@@ -163,7 +184,7 @@ class Session:
         return lines, problems
 
     def _is_done(self, cell: Cell) -> bool:
-        return store.is_complete(self.out / cell.directory)
+        return not self.secret and store.is_complete(self.out / cell.directory)
 
     def _described(self, planned: Planned) -> str:
         cell = planned.cell

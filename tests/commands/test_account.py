@@ -254,16 +254,22 @@ def test_a_gate_fails_when_no_bound_is_below_it() -> None:
     assert "no accountant asked proves a bound" in estimate.stderr
 
 
-def ledger(path: Path, epochs: list[int]) -> None:
-    """Trials of that many epochs each."""
+def ledger(path: Path, epochs: list[int], seed: int = 0) -> None:
+    """Trials of that many epochs each, from this seed on."""
     lines: list[str] = []
     for trial, count in enumerate(epochs):
         made = Ledger()
         made.spend(Release(GaussianSum(16.0, "zero-out")), phase="before")
         for epoch in range(count):
             made.spend(Release(GaussianSum(6.0, "zero-out", "shuffle")), epoch=epoch)
-        lines += to_lines(made.entries, trial, trial)
+        lines += to_lines(made.entries, trial, seed + trial)
     path.write_text("\n".join(lines) + "\n")
+
+
+def beside(folder: Path, delta: float = 1e-5) -> None:
+    """The recipe and the result that tell which records were left out."""
+    (folder / "recipe.yaml").write_text("data: {name: digits}\n")
+    (folder / "result.json").write_text(json.dumps({"privacy": {"delta": delta}, "provenance": {}}))
 
 
 def test_a_ledger_is_priced_by_its_dearest_trial_or_as_a_whole(tmp_path: Path) -> None:
@@ -272,8 +278,11 @@ def test_a_ledger_is_priced_by_its_dearest_trial_or_as_a_whole(tmp_path: Path) -
     single = rows(str(path), "--accountant", "zcdp")["zcdp"]
     assert single["rho"] == pytest.approx(30 / 72 + 1 / 512)
     assert single["batching"] == "shuffle"
+    beside(tmp_path)
     whole = rows(str(path), "--accountant", "zcdp", "--trials", "all")["zcdp"]
     assert whole["rho"] == pytest.approx(40 / 72 + 2 / 512)
+    both = table(str(path), "--accountant", "zcdp", "--trials", "all", "--curve")
+    assert [float(both[epoch]["rho"]) for epoch in (9, 29)] == pytest.approx([20 / 72 + 2 / 512, 40 / 72 + 2 / 512])
     curve = table(str(path), "--accountant", "gaussian", "--curve")
     assert len(curve) == 30
 
@@ -282,8 +291,8 @@ def test_a_result_directory_brings_its_own_delta(tmp_path: Path) -> None:
     for name, epochs in (("one", [10]), ("two", [20, 5])):
         folder = tmp_path / "sweep" / name
         folder.mkdir(parents=True)
-        ledger(folder / "ledger.jsonl", epochs)
-        (folder / "result.json").write_text(json.dumps({"privacy": {"delta": 1e-6}}))
+        ledger(folder / "ledger.jsonl", epochs, 10 * len(epochs))
+        beside(folder, 1e-6)
     found = rows(str(tmp_path / "sweep" / "one"), "--accountant", "gaussian")["gaussian"]
     assert found["delta"] == 1e-6
     sweep = rows(str(tmp_path / "sweep"), "--accountant", "zcdp", "--trials", "all")["zcdp"]

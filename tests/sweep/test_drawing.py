@@ -21,6 +21,8 @@ from tests.sweep.conftest import FAST, Sweep
 GRID = "grid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
 STOPPING = GRID + "select: {kind: random-stopping, law: poisson, mean: 3}\n"
 
+SECURE = ("seed=null", "privacy.noise_source=secure")
+
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
@@ -190,7 +192,10 @@ def test_a_seeded_number_is_marked_as_an_experiment(sweep: Sweep, out: Path) -> 
     assert result(out)["privacy"]["choice"]["randomness"].startswith("seeded (experiment")
     assert "EXPERIMENT: its seed is known" in done.stdout
     assert not list(out.glob("*.draw.json"))
-    assert sweep(STOPPING, out="secure").exit_code == 0
+    assert sweep(STOPPING, out="unseeded").exit_code == 0
+    choice = result(out.parent / "unseeded")["privacy"]["choice"]
+    assert choice["randomness"].startswith("seeded (experiment"), "the recipe has a seed, whoever draws the number"
+    assert sweep(STOPPING, *SECURE, out="secure").exit_code == 0
     assert result(out.parent / "secure")["privacy"]["choice"]["randomness"] == "secure"
 
 

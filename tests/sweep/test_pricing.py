@@ -7,7 +7,9 @@ import pytest
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.privacy.selection import BestOfTrials, Choice
+from dpsgd_cli.privacy.together import Records, Run
 from dpsgd_cli.sweep.pricing import BestOfCells, Spent, statement
+from dpsgd_cli.sweep.report import privacy_lines
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 
 SWEEP = Sweep(name="x", recipes=["quickstart"])
@@ -17,8 +19,17 @@ def release(multiplier: float, count: int = 1, adjacency: str = "add-remove", se
     return Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity), count)  # type: ignore[arg-type]
 
 
-def spent(*releases: Release, trials: int = 1) -> Spent:
-    return Spent(releases, trials, 1e-5, accountants.get("gaussian").epsilon(releases, 1e-5))
+HELD = Records("mine", "tested on its own test records")
+
+
+def run(*seeds: int | None, adjacency: str = "add-remove", held: Records = HELD) -> Run:
+    return Run("a", seeds, adjacency, held)
+
+
+def spent(*releases: Release, trials: int = 1, seed: int | None = None, held: Records = HELD) -> Spent:
+    seeds = [None if seed is None else seed + trial for trial in range(trials)]
+    made = run(*seeds, adjacency=releases[0].mechanism.adjacency, held=held)
+    return Spent(releases, made, 1e-5, accountants.get("gaussian").epsilon(releases, 1e-5))
 
 
 def test_all_together_is_the_composition_of_every_trial() -> None:
@@ -40,7 +51,7 @@ def test_no_choice_is_told_as_such() -> None:
 
 def test_a_cell_that_spends_a_budget_is_priced_by_the_budget_in_every_statement() -> None:
     """A filter in rho has the Renyi divergences of one Gaussian of the same rho, and so its Renyi prices."""
-    capped = Spent((Release(ZeroConcentrated(1 / 128, "add-remove")),), 3, 1e-5, 0.7)
+    capped = Spent((Release(ZeroConcentrated(1 / 128, "add-remove")),), run(None, None, None), 1e-5, 0.7)
     sweep = SWEEP.model_copy(update={"select": RandomStopping(mean=10)})
     told = statement([capped], sweep, [capped, spent(release(9))])
     assert told["all_trials"]["accountant"] == "rdp"
@@ -49,9 +60,36 @@ def test_a_cell_that_spends_a_budget_is_priced_by_the_budget_in_every_statement(
 
 
 def test_shared_noise_has_no_statement_together() -> None:
+    """Whatever `seeds:` says: overlapping ranges share noise too, and without any seed nobody does."""
     shared = SWEEP.model_copy(update={"seeds": "shared"})
-    told = statement([spent(release(8)), spent(release(5))], shared)["all_trials"]
-    assert told["epsilon"] is None and "share seeds" in told["note"]
+    for sweep in (SWEEP, shared):
+        told = statement([spent(release(8), trials=3, seed=0), spent(release(5), seed=2)], sweep)["all_trials"]
+        assert told["epsilon"] is None and "share seed 2, and thus noise" in told["note"]
+        assert statement([spent(release(8), trials=2), spent(release(5))], sweep)["all_trials"]["epsilon"] > 0
+
+
+def test_cells_that_leave_out_different_records_have_no_statement_together_and_no_choice() -> None:
+    """A score that costs nothing is measured on records that no cell trains on."""
+    cells = [spent(release(8)), spent(release(8), held=Records("mine", "tested on 20% of its records (split seed 1)"))]
+    for select in (RandomStopping(mean=3), ExponentialChoice(epsilon=1)):
+        told = statement(cells, SWEEP.model_copy(update={"select": select}), cells)
+        for way in ("all_trials", "choice"):
+            assert told[way]["epsilon"] is None and "leave out different records" in told[way]["note"]
+
+
+def test_sweeps_of_seeded_recipes_are_marked_as_experiments() -> None:
+    """A statement is as good as its weakest noise: one seed among the cells, or of the choice, is enough."""
+    secure, seeded = spent(release(8)), spent(release(8), seed=7)
+    for select in (RandomStopping(mean=3), ExponentialChoice(epsilon=1)):
+        sweep = SWEEP.model_copy(update={"select": select})
+        drawn = SWEEP.model_copy(update={"select": select.model_copy(update={"seed": 1})})
+        without = statement([secure], sweep, [secure])
+        assert without["noise_source"] == without["choice"]["randomness"] == "secure"
+        assert "EXPERIMENT" not in "".join(privacy_lines(without))
+        for told in (statement([secure, seeded], sweep, [secure, seeded]), statement([secure], drawn, [secure])):
+            assert told["choice"]["randomness"].startswith("seeded (experiment")
+        lines = privacy_lines(statement([secure, seeded], sweep, [secure, seeded]))
+        assert len(lines) == 3 and all("EXPERIMENT: its seed is known" in line for line in lines)
 
 
 def test_different_adjacencies_have_no_statement_together() -> None:

@@ -79,6 +79,8 @@ from dpsgd_cli.recipe.schema.privacy import (
     PerLayerClipping,
     Privacy,
     RhoBudget,
+    describe_noise,
+    noise_source,
 )
 from dpsgd_cli.recipe.schema.runtime import Runtime
 from dpsgd_cli.recipe.schema.schedule import (
@@ -180,6 +182,8 @@ __all__ = [
     "Values",
     "VitModel",
     "WrnModel",
+    "describe_noise",
+    "noise_source",
 ]
 
 
@@ -219,3 +223,8 @@ class Recipe(Section):
     def trials(self) -> int:
         """Trials of one pack: repeats, times folds."""
         return self.repeats * (self.folds or 1)
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """The seed of each trial; None where its randomness comes from the operating system."""
+        return [None if self.seed is None else self.seed + trial for trial in range(self.trials)]

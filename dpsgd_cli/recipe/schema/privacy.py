@@ -9,6 +9,20 @@ from pydantic import Field
 from dpsgd_cli.recipe.schema.base import Delta, Positive, Section
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
 
+NoiseSource = Literal["seeded", "secure"]
+
+
+def noise_source(*seeds: int | None) -> NoiseSource:
+    """Where randomness comes from that these seeds decide: the operating system only where none is given."""
+    return "secure" if all(seed is None for seed in seeds) else "seeded"
+
+
+def describe_noise(source: NoiseSource) -> str:
+    """The same as every statement says it: what a seed can repeat is an experiment."""
+    if source == "secure":
+        return "secure"
+    return "seeded (experiment: who knows the seed can take the noise away, and runs with one seed share their noise)"
+
 
 class FlatClipping(Section):
     kind: Literal["flat"] = "flat"
@@ -56,6 +70,6 @@ class Privacy(Section):
         description="Who polices an epsilon budget, chooses the least noise for it and states epsilon. auto: exact"
         " (gaussian) for full and shuffle, pld for poisson, rdp for single, and what suits other methods.",
     )  # fmt: skip
-    noise_source: Literal["seeded", "secure"] | None = Field(
+    noise_source: NoiseSource | None = Field(
         None, description="seeded: reproducible, for experiments; secure: operating-system entropy (no seed)."
     )
