@@ -66,7 +66,7 @@ class GradientMethod(Method):
         self.average = make_average(settings.averaging, context.pack.values, [self.steps * n for n in self.lengths])
         augment = context.recipes[0].data.augment
         shape = context.table.input_shape
-        self.augment = None if augment is None else Augmentation(augment, context.streams, shape)
+        self.augment = None if augment is None else Augmentation(augment, context.lasting, shape)
 
     def learning_rates(self, epoch: int) -> list[float]:
         """Step length of each trial in `epoch`."""
