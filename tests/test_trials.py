@@ -190,7 +190,9 @@ def test_dp_agd_must_have_charged_what_it_spent(
     (saved,) = (tmp_path / "out").glob(".*.checkpoint")
     content = checkpoint.load(saved)
     assert content is not None
-    for fewer in ([[], []], [content["ledgers"][0], content["ledgers"][1][:-1]]):
+    one, other = content["ledgers"]
+    tampered: list[list[list[str]]] = [[[], []], [one, other[:-1]]]
+    for fewer in tampered:
         resealed(saved, ledgers=fewer)
         with pytest.raises(RunError, match="2 finished epochs were not charged as they are"):
             train(recipe, resume=True)
