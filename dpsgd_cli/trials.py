@@ -50,11 +50,11 @@ from dpsgd_cli.data.preparation import sizes_declared
 from dpsgd_cli.errors import ModelError, RunError, UsageError
 from dpsgd_cli.methods import Context, Method, create
 from dpsgd_cli.methods.own import own_factory
-from dpsgd_cli.privacy.ledger import Ledger, entries_from_lines, to_lines
+from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
 from dpsgd_cli.recipe.schema import ConvexModel, PythonMethod, Recipe
-from dpsgd_cli.results import origin
+from dpsgd_cli.results import checkpoint, origin
 from dpsgd_cli.results.assemble import EpochRecord
 
 
@@ -120,6 +120,9 @@ class Trials:
 
     def checkpoint(self, at: Snapshot) -> dict[str, Any]:
         """What `restore` needs to continue from `at`."""
+        return checkpoint.sealed(self._content(at))
+
+    def _content(self, at: Snapshot) -> dict[str, Any]:
         ledgers = zip(self.context.ledgers, at.entries, self.seeds, strict=True)
         return {
             "hash": [member.hash for member in self.members],
@@ -137,21 +140,29 @@ class Trials:
     def restore(self, content: dict[str, Any], saved: Path) -> None:
         """Stand where `checkpoint` left off; `saved` is its name. Raises RunError when it belongs to something else.
 
-        The ledgers are charged for what the checkpoint's were, through the filter of the budget.
+        The ledgers are charged for what the checkpoint's were, through the filter of the budget. That must be what its
+        finished epochs release: by the plan, or, where a method chooses, by the method's own state.
         """
         came_from = (content["hash"], content["data"], content["code"])
         hashes = [member.hash for member in self.members]
         if came_from != (hashes, dict(self.dataset.sha256), self._code()):
             raise RunError(f"{saved}: belongs to another recipe, other data or other code; remove it and train again")
-        for ledger, lines in zip(self.context.ledgers, content["ledgers"], strict=True):
+        done = content["done"]
+        disagree = f"{saved}: its {done} finished epochs were not charged as they are; remove it and train again"
+        for ledger, lines, plan in zip(self.context.ledgers, content["ledgers"], self.context.plans, strict=True):
             entries = next(iter(entries_from_lines(lines, str(saved)).values()), [])
             known = len(ledger.entries)
             if entries[:known] != ledger.entries:
                 raise RunError(f"{saved}: another preprocessing was charged there; remove it and train again")
+            planned = None if plan is None else plan.released_by(done)
+            if planned is not None and charged_by_epoch(entries[known:]) != planned:
+                raise RunError(disagree)
             for entry in entries[known:]:
                 ledger.spend(entry.release, entry.epoch, entry.phase)
         self.method.load_state(content["method"])
-        self.done, self.train_seconds = content["done"], content["train_seconds"]
+        if not self.method.charged_for(done):
+            raise RunError(disagree)
+        self.done, self.train_seconds = done, content["train_seconds"]
         self.history = [EpochRecord(*record) for record in content["history"]]
 
     def _code(self) -> dict[str, str]:

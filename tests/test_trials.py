@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpsgd_cli import data, trials
-from dpsgd_cli.errors import BudgetExceeded, RunError
+from dpsgd_cli.errors import RunError
 from dpsgd_cli.privacy.ledger import entries_from_lines
 from dpsgd_cli.results import checkpoint, store
 
@@ -131,17 +131,95 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
         train(recipe, resume=True)
 
 
-def test_a_checkpoint_with_other_charges_is_refused_by_the_budget(
+def resealed(saved: Path, **changes: Any) -> None:
+    """Edit a checkpoint with care: its sum is made anew."""
+    content = checkpoint.load(saved)
+    assert content is not None
+    checkpoint.save(saved, checkpoint.sealed(content | changes))
+
+
+CHARGES: dict[str, Callable[[list[list[str]]], list[list[str]]]] = {
+    "emptied": lambda ledgers: [[] for _ in ledgers],
+    "one emptied": lambda ledgers: [ledgers[0], []],
+    "last line gone": lambda ledgers: [ledgers[0], ledgers[1][:-1]],
+    "cheaper": lambda ledgers: [[line.replace('"count": 4', '"count": 1') for line in own[:-1]] for own in ledgers],
+}
+
+
+@pytest.mark.parametrize("charges", CHARGES)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_was_done_and_what_was_charged_must_agree(
+    train: Train, write_recipe: WriteRecipe, way: dict[str, Any], stop_at: StopAt, charges: str, sealed: bool
+) -> None:
+    """An emptied ledger once lowered a result's epsilon from 332.5 to 314.0. Charges of preprocessing stay here."""
+    recipe = write_recipe(**way)
+    with pytest.raises(RunError, match="2 of"):
+        train(recipe, progress=stop_at(2, KeyboardInterrupt()))
+    (saved,) = (recipe.parent / "out").glob(".*.checkpoint")
+    content = checkpoint.load(saved)
+    assert content is not None
+    before = [[line for line in own if '"phase": "before"' in line] for own in content["ledgers"]]
+    trained = [[line for line in own if '"phase": "before"' not in line] for own in content["ledgers"]]
+    fewer = [first + rest for first, rest in zip(before, CHARGES[charges](trained), strict=True)]
+    if sealed:
+        resealed(saved, ledgers=fewer)
+    else:
+        # as a hand would: the old sum stays
+        packed = torch.load(saved, weights_only=True)
+        checkpoint.save(saved, {**packed, "ledgers": fewer})
+    said = "2 finished epochs were not charged as they are" if sealed else "changed since it was written"
+    with pytest.raises(RunError, match=f"{said}.*remove it and train again"):
+        train(recipe, resume=True)
+
+
+def test_dp_agd_must_have_charged_what_it_spent(
     train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt
 ) -> None:
-    """The filter of the budget sees every release of the checkpoint again."""
+    stored = dict(np.load(tmp_path / "tiny.npz"))
+    two = {key: value % 2 if key.startswith("y") else value for key, value in stored.items()}
+    np.savez(tmp_path / "two.npz", **two)
+    recipe = write_recipe(
+        data=OWN | {"path": "two.npz", "classes": [0, 1]},
+        model={"kind": "convex"},
+        method={"kind": "dp-agd", "refresh": 1, "splits": 5},
+        privacy={"budget": {"epsilon": 1, "delta": 1e-3}},
+        epochs=None,
+    )
+    with pytest.raises(RunError, match="2 of"):
+        train(recipe, progress=stop_at(2, KeyboardInterrupt()))
+    (saved,) = (tmp_path / "out").glob(".*.checkpoint")
+    content = checkpoint.load(saved)
+    assert content is not None
+    one, other = content["ledgers"]
+    tampered: list[list[list[str]]] = [[[], []], [one, other[:-1]]]
+    for fewer in tampered:
+        resealed(saved, ledgers=fewer)
+        with pytest.raises(RunError, match="2 finished epochs were not charged as they are"):
+            train(recipe, resume=True)
+    resealed(saved, ledgers=content["ledgers"])
+    train(recipe, resume=True)
+
+
+def test_epochs_that_were_not_trained_are_not_done(train: Train, write_recipe: WriteRecipe, stop_at: StopAt) -> None:
+    recipe = write_recipe()
+    with pytest.raises(RunError, match="kept"):
+        train(recipe, progress=stop_at(2, KeyboardInterrupt()))
+    (saved,) = (recipe.parent / "out").glob(".*.checkpoint")
+    for done in (1, 3):
+        resealed(saved, done=done)
+        with pytest.raises(RunError, match=f"its {done} finished epochs were not charged as they are"):
+            train(recipe, resume=True)
+
+
+def test_a_checkpoint_with_other_charges_is_refused(
+    train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt
+) -> None:
     recipe = write_recipe()
     with pytest.raises(RunError, match="kept"):
         train(recipe, progress=stop_at(2, KeyboardInterrupt()))
     (saved,) = (tmp_path / "out").glob(".*.checkpoint")
     content = checkpoint.load(saved)
     assert content is not None
-    content["ledgers"][1] = content["ledgers"][1] * 2
-    checkpoint.save(saved, content)
-    with pytest.raises(BudgetExceeded, match="all 3 releases that the plan priced were made"):
+    resealed(saved, ledgers=[content["ledgers"][0], content["ledgers"][1] * 2])
+    with pytest.raises(RunError, match="not charged as they are"):
         train(recipe, resume=True)

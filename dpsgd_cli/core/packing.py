@@ -48,6 +48,7 @@ class Pack(nn.Module):
         self, build: Callable[[], nn.Module], seeds: Sequence[int], place: Place, shares_input: bool = False
     ) -> None:
         super().__init__()
+        self.seeds = tuple(seeds)
         self.trials = len(seeds)
         self.rounded_products = False
         self._rounded: Tensor | None = None

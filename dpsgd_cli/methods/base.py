@@ -17,7 +17,7 @@ from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.processes import Team
-from dpsgd_cli.core.streams import Streams
+from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table, sent
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.plan import Plan
@@ -52,6 +52,15 @@ class Context:
     def trials(self) -> int:
         return len(self.recipes)
 
+    @property
+    def lasting(self) -> tuple[Streams, ...]:
+        """Streams for what a method draws while it is made, and must find again after a resume; never for noise.
+
+        Functions of the initial seeds, which every checkpoint holds: secure `streams` would draw something else.
+        """
+        pairs = zip(self.streams, self.pack.seeds, strict=True)
+        return tuple(own if own.reproducible else SeededStreams(seed) for own, seed in pairs)
+
     def column(self, values: list[float]) -> Tensor:
         """One number a trial as (R, 1) on the training device."""
         return sent(torch.tensor(values, dtype=self.pack.values.dtype), self.pack.values.device).unsqueeze(1)
@@ -62,6 +71,8 @@ class Method(ABC):
 
     Contract: before anything computed from the training data is used with noise, the trial's ledger has
     been charged for it (`Ledger.spend`), and nothing else computed from the training data reaches the weights.
+    What a constructor draws comes from `Context.lasting`; what is drawn later and still needed after an epoch is part
+    of `state`.
     A method whose charges, or whose end, depend on what it released needs a plan that says so (`Plan.chooses`): then
     the budget is stated, and not what was spent. That of a user's own method says it.
     """
@@ -96,6 +107,11 @@ class Method(ABC):
     @abstractmethod
     def steps(self) -> int:
         """Steps of one epoch."""
+
+    def charged_for(self, done: int) -> bool:
+        """Whether the ledgers hold what `done` epochs released, by a state that was loaded; for methods that choose."""
+        del done
+        return True
 
     def state(self) -> dict[str, Any]:
         """Everything besides the seeds that continuing needs, as tensors and plain values; at least the weights."""

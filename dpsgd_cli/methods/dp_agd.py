@@ -41,6 +41,7 @@ from dpsgd_cli.core.problems.sampled import SampledRisk
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.recipe import schema
@@ -213,6 +214,13 @@ class DpAgd(Method):
             pace.reach = (1 + settings.alpha_growth) * max(pace.recent)
             pace.recent = []
 
+    def charged_for(self, done: int) -> bool:
+        """Each pace knows the rho that it spent."""
+        del done
+        trained = [[e.release for e in ledger.entries if e.phase == "train"] for ledger in self.context.ledgers]
+        pairs = zip(trained, self.paces, strict=True)
+        return all(math.isclose(total_rho(releases), pace.spent, rel_tol=1e-9) for releases, pace in pairs)
+
     def state(self) -> dict[str, Any]:
         return {
             "values": self.values.clone(),
@@ -221,7 +229,7 @@ class DpAgd(Method):
             "heading": self.heading.clone(),
             "paces": [pace.__dict__ | {"recent": list(pace.recent)} for pace in self.paces],
             "drawn": [list(self.gradient_noise.drawn), list(self.selection_noise.drawn)],
-            "samples": list(self.risk.drawn) if isinstance(self.risk, SampledRisk) else [],
+            "samples": self.risk.state() if isinstance(self.risk, SampledRisk) else {},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -233,7 +241,7 @@ class DpAgd(Method):
         self.gradient_noise.resume(state["drawn"][0])
         self.selection_noise.resume(state["drawn"][1])
         if isinstance(self.risk, SampledRisk):
-            self.risk.resume(state["samples"])
+            self.risk.load_state(state["samples"])
 
 
 class _Pace:

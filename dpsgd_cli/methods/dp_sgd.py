@@ -125,6 +125,10 @@ class DpSgd(GradientMethod):
         planned = self.plans[trial].noise_multipliers
         return planned[min(epoch, len(planned) - 1)]
 
+    def charged_for(self, done: int) -> bool:
+        assert self.pacer is not None
+        return self.pacer.charged_for(done)
+
     def state(self) -> dict[str, Any]:
         assert self.pacer is not None
         return super().state() | {"pacer": self.pacer.state(), "done": self._done}

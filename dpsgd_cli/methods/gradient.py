@@ -61,7 +61,7 @@ class GradientMethod(Method):
         self.average = make_average(settings.averaging, context.pack.values, [self.steps * n for n in self.lengths])
         augment = context.recipes[0].data.augment
         shape = context.table.input_shape
-        self.augment = None if augment is None else Augmentation(augment, context.streams, shape)
+        self.augment = None if augment is None else Augmentation(augment, context.lasting, shape)
         self.sum_clipped = _way(context.recipes[0].runtime.compile)
 
     def learning_rates(self, epoch: int) -> list[float]:

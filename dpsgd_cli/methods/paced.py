@@ -16,7 +16,8 @@ from dpsgd_cli.core.evaluation import evaluate
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.privacy.adaptive_schedule import Pace, PacedPlan
-from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.privacy.ledger import charged_by_epoch
+from dpsgd_cli.privacy.mechanism import GaussianSum, merge
 from dpsgd_cli.privacy.plan import Plan
 
 
@@ -76,6 +77,19 @@ class Pacer:
                 planned = runner.plan.releases_of(runner.pace, epoch)
                 if not self.context.ledgers[trial].admits(planned):
                     self.lengths[trial] = epoch
+
+    def charged_for(self, done: int) -> bool:
+        """Whether every ledger holds what the accuracies that its trial saw lead to, epoch by epoch."""
+        return all(self._replayed(runner, done) for runner in self.runners.values())
+
+    def _replayed(self, runner: Runner, done: int) -> bool:
+        trained = [entry for entry in self.context.ledgers[runner.trial].entries if entry.phase == "train"]
+        pace, seen, released = runner.plan.pace(), iter(runner.pace.seen), {}
+        for epoch in range(min(done, self.lengths[runner.trial])):
+            released[epoch] = merge(list(runner.plan.releases_of(pace, epoch)))
+            if pace.looks_after(epoch):
+                pace.observe(next(seen, 0.0))
+        return charged_by_epoch(trained) == released and pace == runner.pace
 
     def state(self) -> dict[str, Any]:
         """Plain values that `load_state` continues from."""

@@ -1,8 +1,9 @@
 """Private choice among schedules (Yu et al. 2019, IV-A3; Gupta et al. 2010): train k candidates, publish one.
 
 The training records are cut into k + 1 parts of N // (k + 1) (the last takes what is left over), by a permutation that
-depends on the seed and on N only. Candidate i is trained with DP-SGD on part i; on the last part its wrong predictions
-z_i are counted; index i is drawn with probability proportional to exp(-eps z_i / D), and its weights are published.
+depends on the trial's streams and on N only, and is the same after a resume. Candidate i is trained with DP-SGD on part
+i; on the last part its wrong predictions z_i are counted; index i is drawn with probability proportional to
+exp(-eps z_i / D), and its weights are published.
 D is 1 under zero-out (a null record is predicted wrong by nobody, so all counts move one way) and 2 under
 replace-one; the paper's exponent, eps z_i / 2, is the second.
 
@@ -80,7 +81,7 @@ class PrivateSelection(Method):
         """The part (N,) of each record, 0 to k - 1 for the candidates and k for the judges."""
         rows = self.context.table.rows
         size = rows // (self.candidates + 1)
-        order = torch.from_numpy(self.context.streams[trial].permutation("parts", 0, rows))
+        order = torch.from_numpy(self.context.lasting[trial].permutation("parts", 0, rows))
         part = torch.full((rows,), self.candidates)
         for index in range(self.candidates):
             part[order[index * size : (index + 1) * size]] = index
@@ -102,18 +103,20 @@ class PrivateSelection(Method):
             plans=plans,
             ledgers=tuple(plan.ledger() for plan in plans),
             streams=streams,
-            pack=self._inner_pack(streams),
+            pack=self._inner_pack(),
             table=table.with_folds(held_out),
         )
 
-    def _inner_pack(self, streams: tuple[CandidateStreams, ...]) -> Pack:
+    def _inner_pack(self) -> Pack:
         context, pack = self.context, self.context.pack
         shape = context.table.input_shape
         with torch.no_grad():
             outputs = pack(pack.values.new_zeros(1, 1, *shape)).shape[-1]
         build = models.builder(context.recipes[0].model, shape, outputs, context.base)
         place = Place(pack.values.device, pack.values.dtype)
-        return Pack(build, [one.integer("init") for one in streams], place, pack.shares_input)
+        names = [f"candidate-{i}" for i in range(self.candidates)]
+        seeds = [CandidateStreams(own, name).integer("init") for own in context.lasting for name in names]
+        return Pack(build, seeds, place, pack.shares_input)
 
     @property
     def epochs(self) -> int:

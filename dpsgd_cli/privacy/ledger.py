@@ -81,6 +81,14 @@ def bounding(entries: Iterable[Entry]) -> list[Release]:
     return merge([*(e.release for e in entries if e.within is None), *map(Release, caps)])
 
 
+def charged_by_epoch(entries: Iterable[Entry]) -> dict[int | None, list[Release]]:
+    """What was released in each epoch, equal mechanisms merged; None stands for what names no epoch."""
+    found: dict[int | None, list[Release]] = {}
+    for entry in entries:
+        found.setdefault(entry.epoch, []).append(entry.release)
+    return {epoch: merge(releases) for epoch, releases in found.items()}
+
+
 class Filter(ABC):
     """Decides whether a release may still happen. It counts what it admitted, so each ledger has its own."""
 

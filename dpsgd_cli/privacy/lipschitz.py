@@ -46,8 +46,12 @@ def constants_of(model: schema.ConvexModel, feature_bound: float) -> Constants:
     return Constants(slope * feature_bound, smoothness, model.l2, feature_bound)
 
 
-def problem_constants(recipe: schema.Recipe, feature_bound: float | None) -> Constants:
-    """Constants of a recipe's smooth convex problem; PrivacyError that names the condition which fails."""
+def problem_constants(recipe: schema.Recipe, feature_bound: float | None, in_ball: bool = True) -> Constants:
+    """Constants of a recipe's smooth convex problem; PrivacyError that names the condition which fails.
+
+    `in_ball`: whether the method keeps all weights that it meets in the ball of `model.radius`. One that does not needs
+    constants that hold everywhere, and may not be given a radius.
+    """
     kind, model = recipe.method.kind, recipe.model
     if not isinstance(model, schema.ConvexModel):
         raise PrivacyError(f"method {kind} is proved for model.kind: convex, not {model.kind}")
@@ -56,11 +60,17 @@ def problem_constants(recipe: schema.Recipe, feature_bound: float | None) -> Con
             f"method {kind} needs a public bound on the norm of a record's features: scale by bounds, or add unit-norm"
             " to data.preprocess"
         )
-    constants = constants_of(model, feature_bound)
+    constants = constants_of(model if in_ball else model.model_copy(update={"radius": None}), feature_bound)
     if not constants.lipschitz < math.inf:
-        raise PrivacyError(
-            f"method {kind} needs bounded gradients: give model.radius, or a loss other than {model.loss}"
+        where = (
+            "give model.radius, or" if in_ball else "it looks for weights everywhere, so model.radius is no help: use"
         )
+        raise PrivacyError(f"method {kind} needs bounded gradients; {where} a loss other than {model.loss}")
     if not constants.smoothness < math.inf:
         raise PrivacyError(f"method {kind} needs a smooth loss, which {model.loss} is not; use huber-svm or logistic")
+    if not in_ball and model.radius is not None:
+        raise PrivacyError(
+            f"method {kind} is proved for the minimiser among all weights, so model.radius {model.radius:g} would not"
+            " be kept: leave it out"
+        )
     return constants

@@ -30,7 +30,7 @@ from dpsgd_cli.privacy import accountants, budget, schedule
 from dpsgd_cli.privacy.accountants import Accountant, Guarantee
 from dpsgd_cli.privacy.budget import Budget, describe
 from dpsgd_cli.privacy.ledger import Filter, Ledger, mu_squared_of
-from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Mechanism, Release
+from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Mechanism, Release, merge
 from dpsgd_cli.privacy.schedule_solver import solve_schedule
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.wording import count
@@ -96,6 +96,10 @@ class Plan:
     def most_epochs(self) -> int:
         """No trial trains longer."""
         return len(self.epochs)
+
+    def released_by(self, done: int) -> dict[int | None, list[Release]] | None:
+        """What the first `done` epochs release, by epoch as `charged_by_epoch` has it; None where a method chooses."""
+        return None if self.chooses else {t: merge(list(epoch)) for t, epoch in enumerate(self.epochs[:done]) if epoch}
 
     def guarantee(self) -> Guarantee:
         """What the whole run guarantees, private preprocessing included."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, equal_choices, largest_rho
+from dpsgd_cli.privacy.lipschitz import problem_constants
 from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling, make_plan
 from dpsgd_cli.privacy.stability import sensitivity_of_descent
@@ -109,6 +110,7 @@ def dp_agd(recipe: schema.Recipe, facts: Facts) -> Plan:
 def objective_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:
     """One (epsilon, delta)-DP release of the whole budget."""
     epsilon, delta = _epsilon_delta(recipe)
+    problem_constants(recipe, facts.feature_bound, in_ball=False)
     return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, _add_remove(recipe))))
 
 

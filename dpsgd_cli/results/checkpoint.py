@@ -2,24 +2,29 @@
 
 A checkpoint holds the weights, everything else that continuing needs, and the ledgers, so that a resumed run
 can neither forget nor repeat a release. It holds non-private diagnostics too, so only its owner can read it.
+It says its own SHA-256, so that one which was damaged, or edited without care, is not continued: what is charged and
+what is trained belong together. That is no signature: who means to can write the sum anew.
 Several runs of one recipe may share the place: each writes a file of its own and moves it there, so what lies
 there is always one run's whole checkpoint. Not here: what goes into it (`trials.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpsgd_cli import __version__
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.results.leftovers import hidden_name
 
-VERSION = f"4, dpsgd {__version__}"
+VERSION = f"5, dpsgd {__version__}"
 
 
 def place(directory: Path) -> Path:
@@ -27,8 +32,44 @@ def place(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.checkpoint")
 
 
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """`content` with its SHA-256: made where the content is, and checked by `load`."""
+    return {**content, "sha256": _sum(content)}
+
+
+def _sum(content: dict[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for part in _parts(content):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """Bytes that tell any two contents apart: every part is preceded by its kind and size."""
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        yield f"{flat.dtype} {tuple(value.shape)} ".encode()
+        yield flat.view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, dict):
+        yield f"dict {len(value)} ".encode()
+        for key, part in value.items():
+            yield from _parts(key)
+            yield from _parts(part)
+    elif isinstance(value, list | tuple):
+        yield f"list {len(value)} ".encode()
+        for part in value:
+            yield from _parts(part)
+    else:
+        text = repr(value).encode()
+        yield f"{type(value).__name__} {len(text)} ".encode()
+        yield text
+
+
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Replace the checkpoint at `path`. A failure, which is an OSError that names it, leaves the old one in place."""
+    """Replace the checkpoint at `path` by `sealed` content.
+
+    A failure, which is an OSError that names it, leaves the old one in place.
+    """
     temporary = hidden_name(path)
     # in memory first: where a file cannot grow, torch's own writer ends with an error about itself
     packed = io.BytesIO()
@@ -61,4 +102,7 @@ def load(path: Path) -> dict[str, Any] | None:
         raise RunError(f"{path}: damaged checkpoint ({type(error).__name__}); remove it and train again") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise RunError(f"{path}: written by another version of dpsgd; use that one, or remove it and train again")
-    return content
+    own = {key: part for key, part in content.items() if key not in ("version", "sha256")}
+    if content.get("sha256") != _sum(own):
+        raise RunError(f"{path}: damaged checkpoint (changed since it was written); remove it and train again")
+    return own

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from scipy.optimize import minimize
+from scipy.stats import norm
 from sklearn.svm import LinearSVC
 
 from dpsgd_cli.core.noise import NoiseSource
+from dpsgd_cli.core.problems import newton
 from dpsgd_cli.core.problems.linear import LinearRisk
+from dpsgd_cli.core.problems.losses import Logistic
+from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.core.streams import SeededStreams, Streams
-from dpsgd_cli.errors import PrivacyError, RunError
+from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods import create
-from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation, noise_scale
+from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation, noise_of
 from dpsgd_cli.methods.privgene import PrivGene
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan
-from dpsgd_cli.privacy.lipschitz import problem_constants
+from dpsgd_cli.privacy.lipschitz import Constants, problem_constants
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
+from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.privacy.stability import moved_by_one, rate_of_descent
 from dpsgd_cli.recipe import schema
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
+REGRESSION = {"path": "small.csv", "target": "y", "task": "regression"}
 
 
 def made(kind: str, **changes: Any) -> schema.Recipe:
@@ -47,28 +55,53 @@ def test_objective_perturbation_minimises_the_perturbed_objective() -> None:
     z, known = signed(one), problem_constants(one, math.sqrt(5))
     assert known.lipschitz == pytest.approx(math.sqrt(5))
     assert known.smoothness == pytest.approx(5 / 4)
+    first, noise = 0.999 * 2.0, noise_of(known, 60, 2.0, 1e-5)
     empty = torch.empty(5, dtype=torch.float64)
-    promised = method.promised[1]
-    b = SeededStreams(1).normal("objective", 0, empty).numpy() * noise_scale(known, 2.0, promised.delta)
-    curvature = max(60 * 0.01, 2 * (5 / 4) / 2.0)
+    b = SeededStreams(1).normal("objective", 0, empty).numpy().copy()
+    # Kifer, Smith and Thakurta 2012, Algorithm 1, at what is left of epsilon and delta
+    b *= math.sqrt(5) * math.sqrt(8 * math.log(2 / (0.999 * 1e-5)) + 4 * first) / first
+    curvature = max(60 * 0.01, 2 * (5 / 4) / first)
 
     def perturbed(w: np.ndarray) -> float:
         return float(np.logaddexp(0, -z @ w).sum() + curvature / 2 * w @ w + b @ w)
 
     best = minimize(perturbed, np.zeros(5), method="BFGS", options={"gtol": 1e-8}).x
-    assert np.allclose(method.output[1].numpy(), best, atol=1e-5)
+    found = method.output[1].numpy() - SeededStreams(1).normal("objective-rest", 0, empty).numpy() * noise.output
+    assert np.allclose(found, best, atol=1e-5)
+    # the half of 1e-6 L that the search may leave, and the rounding of taking the rest away again
+    left = -(z / (1 + np.exp(z @ found))[:, None]).sum(axis=0) + curvature * found + b
+    assert np.linalg.norm(left) <= 0.5e-6 * math.sqrt(5) + 1e-12
     mechanism = method.context.ledgers[1].entries[0].release.mechanism
     assert isinstance(mechanism, ApproximateDP)
     stated = accountants.get("basic-composition").epsilon(method.context.ledgers[1].releases, 1e-5)
     assert stated == 2.0
 
 
+@pytest.mark.parametrize("epsilon", [0.01, 0.4, 1.0, 8.0])
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.01])
+def test_objective_perturbation_adds_what_each_half_of_its_proof_needs(epsilon: float, delta: float) -> None:
+    """By SciPy's normal tail: determinant and density each stay within e^(eps1/2), but for delta1; then the rest."""
+    known = Constants(lipschitz=3.0, smoothness=2.0, strong_convexity=0.0, feature_bound=1.0)
+    noise = noise_of(known, 1000, epsilon, delta)
+    shift, first = 3.0 / noise.tilt, 0.999 * epsilon
+    assert math.log1p(2.0 / noise.curvature) <= first / 2
+    assert norm.sf((first / 2 - shift**2 / 2) / shift) <= 0.999 * delta
+    # two points within g / k of the same one are up to 2 g / k apart: Balle and Wang 2018, Theorem 8
+    mu, rest = 2 * noise.gradient / noise.curvature / noise.output, epsilon / 1000
+    spent = norm.cdf(mu / 2 - rest / mu) - math.exp(rest) * norm.cdf(-mu / 2 - rest / mu)
+    assert spent == pytest.approx(delta / 1000, rel=1e-4)
+    # which costs next to nothing beside b, of which w* moves by 1 / k
+    assert noise.output < 0.002 * noise.tilt / noise.curvature
+
+
 def test_objective_perturbation_is_private_where_the_density_is_known() -> None:
-    """One weight: w's density follows from b's by the change of variables. Its ratio between neighbours stays below
+    """One weight: w*'s density follows from b's by the change of variables. Its ratio between neighbours stays below
     e^eps wherever |b| is no larger than the proof allows."""
-    epsilon, delta, curvature, bound = 1.0, 1e-3, 2 * 0.25 / 1.0, 1.0
+    epsilon, delta, bound = 1.0, 1e-3, 1.0
     known = problem_constants(made("objective-perturbation", model={"kind": "convex"}), bound)
-    scale = noise_scale(known, epsilon, delta)
+    noise = noise_of(known, 5, epsilon, delta)
+    curvature, scale = noise.curvature, noise.tilt
+    assert curvature == pytest.approx(2 * 0.25 / 0.999)
     x = np.array([0.3, -0.8, 1.0, -0.5])
     grid = np.linspace(-30, 30, 20001)
 
@@ -88,11 +121,69 @@ def test_objective_perturbation_is_private_where_the_density_is_known() -> None:
     assert np.abs(shift).max() > epsilon
 
 
-def test_a_solver_that_did_not_converge_is_an_error_and_releases_nothing() -> None:
-    method = create(context(made("objective-perturbation", method={"most_steps": 1, "tolerance": 1e-14})))
-    with pytest.raises(RunError, match="exact minimiser"):
-        run(method)
-    assert float(method.output.abs().max()) == 0
+@pytest.mark.parametrize("radius", [None, 1.0])
+def test_objective_perturbation_refuses_the_squared_loss(radius: float | None) -> None:
+    """Its gradient is unbounded outside a ball, and the minimiser lies anywhere: one record moved 473 to 521."""
+    model = {"kind": "convex", "loss": "squared", "target_bound": 5.0, "radius": radius}
+    with pytest.raises(PrivacyError, match=r"model\.radius is no help: use a loss other than squared"):
+        plan_for(made("objective-perturbation", data=REGRESSION, model=model), Facts(60, feature_bound=1.0))
+
+
+def test_objective_perturbation_refuses_a_radius_that_it_would_not_keep() -> None:
+    with pytest.raises(PrivacyError, match=r"model.radius 2 would not be kept: leave it out"):
+        plan_for(made("objective-perturbation", model={"kind": "convex", "radius": 2.0}), Facts(60, feature_bound=1.0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"kind": "convex", "radius": 2.0}},
+        {"model": {"kind": "convex", "loss": "squared", "radius": 2.0, "target_bound": 5.0}, "data": REGRESSION},
+    ],
+)
+def test_objective_perturbation_itself_refuses_what_its_plan_does(changes: dict[str, Any]) -> None:
+    """Handed the plan of a recipe that is allowed, it still looks at its own."""
+    allowed, other = context(made("objective-perturbation")), made("objective-perturbation", **changes)
+    with pytest.raises(PrivacyError, match=r"model\.radius"):
+        create(replace(allowed, recipes=(other,)))
+
+
+def test_no_row_is_longer_than_the_public_bound() -> None:
+    """sqrt(5) bounds rows of [0, 1]; a record outside is shrunk to it, and not by a float's rounding more or less."""
+    x, y = points()
+    method = create(context(made("objective-perturbation"), data=(10 * x, y)))
+    assert isinstance(method, ObjectivePerturbation)
+    assert method.rows.z.dtype == torch.float64
+    assert float(method.rows.z.norm(dim=1).max()) == pytest.approx(math.sqrt(5), rel=1e-15)
+
+
+@pytest.mark.parametrize("key", ["tolerance", "most_steps"])
+def test_how_near_the_minimiser_is_no_choice_of_the_recipe(key: str) -> None:
+    with pytest.raises(ValidationError, match=key):
+        made("objective-perturbation", method={key: 10})
+
+
+def test_rounding_is_far_below_where_the_search_ends() -> None:
+    """The gradient at 200,000 records against extended precision, in units of g = 1e-6 L."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(200_000, 4, generator=generator, dtype=torch.float64)
+    rows = Rows.load(x, (torch.rand(200_000, generator=generator) < 0.5).long(), residual=False, bias=True)
+    w = torch.randn(1, 5, generator=generator, dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    found = newton.Tilted(rows, Logistic(), one, 0 * w).gradient(rows.z, rows.z @ w.T, w)[0].numpy()
+    z = rows.z.numpy().astype(np.longdouble)
+    exact = -(z / (1 + np.exp(z @ w[0].numpy()))[:, None]).sum(axis=0) + w[0].numpy()
+    assert np.linalg.norm((found - exact).astype(float)) < 0.01 * 1e-6 * math.sqrt(5)
+
+
+def test_a_search_that_newton_leaves_unfinished_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether something is released is no function of the records: another method ends what Newton's does not."""
+    whole, cut = (create(context(made("objective-perturbation", repeats=2))) for _ in range(2))
+    run(whole)
+    monkeypatch.setattr(newton, "_NEWTON_STEPS", 1)
+    run(cut)
+    assert torch.allclose(cut.output, whole.output, atol=1e-5)
+    assert not torch.equal(cut.output, whole.output)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +240,66 @@ def test_no_record_moves_descent_further_than_its_sensitivity(l2: float) -> None
             ends.append(w)
         worst = max(worst, float(np.linalg.norm(ends[0] - ends[1])))
     assert 0.01 * moved_by_one(known, records, steps) < worst <= moved_by_one(known, records, steps)
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "records", "moved"),
+    [("add-remove", slice(0, 59), 1.0), ("replace-one", slice(0, 60), 2.0), ("zero-out", slice(0, 60), 1.0)],
+)
+def test_output_perturbation_counts_what_its_adjacency_moves(adjacency: str, records: slice, moved: float) -> None:
+    """One step of a loss of slope -1 at 0, the longest record gone, turned round or null: moved by eta L / n times
+    1, 2 and 1, as `z` says by itself. N stays the public 60."""
+    one = made("output-perturbation", method={"steps": 1}, model={"kind": "convex", "loss": "huber-svm"},
+               privacy={**BUDGET, "adjacency": adjacency})  # fmt: skip
+    x, y = points()
+    x[59] = 1.0
+    other_x, other_y = x[records].copy(), y[records].copy()
+    if adjacency == "replace-one":
+        other_y[59] = 1 - other_y[59]
+    if adjacency == "zero-out":
+        other_x[59] = np.nan
+    quiet = [create(context(one, streams=[Silent(0)], data=data)) for data in ((x, y), (other_x, other_y))]
+    quiet[1].context = replace(quiet[1].context, table=quiet[0].context.table)
+    for method in quiet:
+        run(method)
+    distance = float((quiet[0].output - quiet[1].output).norm())
+    (entry,) = quiet[0].context.ledgers[0].entries
+    assert isinstance(entry.release.mechanism, GaussianSum)
+    rate = 1 / (5.0 * (1 + 1 / 60))  # 1 / (beta (1 + 1/n)), beta = B^2 / (2 h) with B^2 = 5, h = 1/2
+    assert distance == pytest.approx(moved * rate * math.sqrt(5) / 60, rel=1e-9)
+    assert entry.release.mechanism.sensitivity == pytest.approx(distance, rel=1e-9)
+
+
+def test_steps_of_output_perturbation_do_not_drift_apart() -> None:
+    """The map of a step has slope 1 - eta (beta (1 + 1/n) + lambda) where the loss is steepest: never below 0."""
+    known = Constants(lipschitz=1.0, smoothness=3.0, strong_convexity=0.5, feature_bound=1.0)
+    for records in (1, 2, 60):
+        # so many records, and one more, of one direction z with phi'' |z|^2 = beta each, over a public number of them
+        slopes = [
+            1 - rate_of_descent(known, records) * (3.0 * there / records + 0.5) for there in (records, records + 1)
+        ]
+        assert min(slopes) >= -1e-12
+        assert max(slopes) <= 1 - rate_of_descent(known, records) * 0.5
+
+
+def test_squared_descent_stays_in_its_ball_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L = (R B + Y) B holds inside only: no gradient is taken outside, and none is longer."""
+    model = {"kind": "convex", "loss": "squared", "radius": 0.5, "target_bound": 5.0}
+    one = made("output-perturbation", method={"steps": 20}, data=REGRESSION, model=model)
+    x, y = points()
+    method = create(context(one, data=(x, 100.0 * (2 * y - 1))))
+    seen: list[torch.Tensor] = []
+    taken = LinearRisk.gradient_sums_at
+
+    def watched(self: LinearRisk, values: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+        seen.append(values.norm(dim=1))
+        return taken(self, values, norms)
+
+    monkeypatch.setattr(LinearRisk, "gradient_sums_at", watched)
+    run(method)
+    assert len(seen) == 20
+    assert 0.5 * (1 - 1e-9) < float(torch.cat(seen).max()) <= 0.5 * (1 + 1e-12)
+    assert problem_constants(one, math.sqrt(5)).lipschitz == pytest.approx((0.5 * math.sqrt(5) + 5.0) * math.sqrt(5))
 
 
 def test_privgene_charges_each_choice_and_spends_the_budget() -> None:

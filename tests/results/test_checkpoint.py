@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ import torch
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.results import checkpoint
 
-CONTENT = {"done": 3, "method": {"values": torch.arange(4.0)}, "history": [(0, {"accuracy": [0.5]}, {})]}
+CONTENT = checkpoint.sealed(
+    {"done": 3, "method": {"values": torch.arange(4.0)}, "history": [(0, {"accuracy": [0.5]}, {})]}
+)
 
 
 def test_a_checkpoint_is_read_back(tmp_path: Path) -> None:
@@ -41,7 +44,7 @@ def test_a_failure_keeps_the_old_checkpoint(
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(type(error)) as failure:
-        checkpoint.save(path, {"done": 4})
+        checkpoint.save(path, checkpoint.sealed({"done": 4}))
     assert getattr(failure.value, "filename", str(path)) == str(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -64,6 +67,25 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
     else:
         torch.save([1] if damage == "not a dict" else {"version": "0"}, path)
     with pytest.raises(RunError, match=r"(damaged checkpoint|written by another version).*remove it and train again"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"done": 2},
+        {"done": 3.0},
+        {"method": {"values": torch.arange(4.0) + 1}},
+        {"method": {"values": torch.arange(4.0).reshape(2, 2)}},
+        {"history": []},
+        {"more": None},
+        {"sha256": None},
+    ],
+)
+def test_a_checkpoint_that_was_edited_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path = tmp_path / "c"
+    checkpoint.save(path, {**CONTENT, **changed})
+    with pytest.raises(RunError, match=r"changed since it was written\); remove it and train again"):
         checkpoint.load(path)
 
 

@@ -8,6 +8,7 @@ Not here: what the minimiser is for (`methods/objective_perturbation.py`, `metho
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from dpsgd_cli.core.problems.losses import MarginLoss
 from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.errors import RunError
 
+_NEWTON_STEPS = 100
 _SAMPLE = 40_000
 _HALVINGS = 40
 
@@ -51,7 +54,7 @@ class Tilted:
         return slopes.T @ z + self.curvature.unsqueeze(1) * values + self.tilt
 
 
-def minimise(problem: Tilted, start: Tensor, tolerance: float, most_steps: int) -> Found:
+def minimise(problem: Tilted, start: Tensor, tolerance: float | Tensor, most_steps: int) -> Found:
     """Newton steps with backtracking until every trial's gradient norm is at most `tolerance`, or `most_steps` are
     made.
 
@@ -71,6 +74,54 @@ def minimise(problem: Tilted, start: Tensor, tolerance: float, most_steps: int) 
         values -= lengths.unsqueeze(1) * step
         margins = _margins(problem.rows, z, values)
     return Found(values, torch.linalg.vector_norm(problem.gradient(z, margins, values), dim=1))
+
+
+def minimise_surely(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Tensor:
+    """Weights (R, P) where each trial's gradient norm is at most its `tolerance` (R,) > 0.
+
+    `steepest` (R,) bounds the largest eigenvalue of the Hessian anywhere. Guarantee: in exact arithmetic they are
+    always found. Newton's method nearly always gets there; where it does not, the accelerated gradient method does,
+    after a number of steps that is known beforehand. The error, of rounding, says nothing of the data.
+    """
+    found = minimise(problem, torch.zeros_like(problem.tilt), tolerance, _NEWTON_STEPS)
+    there = found.gradient_norms <= tolerance
+    values = found.values
+    if not bool(there.all()):
+        descended = _accelerated(problem, steepest, tolerance)
+        there |= descended.gradient_norms <= tolerance
+        values = torch.where((found.gradient_norms <= tolerance).unsqueeze(1), values, descended.values)
+    if not bool(there.all()):
+        raise RunError(
+            "rounding kept the search for a minimiser from its end, so nothing is released: scale the features to a"
+            " smaller bound, or raise model.l2"
+        )
+    return values
+
+
+def _accelerated(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Found:
+    """Nesterov's method from 0 for a k-strongly convex, M-smooth objective, until every gradient is small enough.
+
+    Let c = M / k and E_t = (1 - 1/sqrt(c))^t (f(0) - f* + k/2 |w*|^2), whose bracket is at most |grad f(0)|^2 / k.
+    Iterates have f(w_t) - f* <= E_t, hence |w_t - w*|^2 <= 2 E_t / k, and the points v_t ahead of them, where gradients
+    are taken, lie within 3 sqrt(2 E_(t-1) / k) of w*: |grad f(v_t)|^2 <= 18 c^2 (1 - 1/sqrt(c))^(t-1) |grad f(0)|^2.
+    So 1 + sqrt(c) log(18 c^2 |grad f(0)|^2 / tolerance^2) steps are enough. Source: Nesterov 2018, "Lectures on Convex
+    Optimization", method 2.2.22.
+    """
+    z, root = problem.rows.z.double(), (steepest / problem.curvature).sqrt()
+    carry = ((root - 1) / (root + 1)).unsqueeze(1)
+    values = ahead = torch.zeros_like(problem.tilt)
+    gradient = problem.gradient(z, _margins(problem.rows, z, ahead), ahead)
+    norms = torch.linalg.vector_norm(gradient, dim=1)
+    most = root * (18 * root**4 * (norms / tolerance).square().clamp_min(1.0)).log()
+    for _ in range(1 + math.ceil(float(most.max()))):
+        going = (norms > tolerance).unsqueeze(1)
+        if not bool(going.any()):
+            break
+        after = ahead - gradient / steepest.unsqueeze(1)
+        ahead, values = torch.where(going, after + carry * (after - values), ahead), after
+        gradient = problem.gradient(z, _margins(problem.rows, z, ahead), ahead)
+        norms = torch.linalg.vector_norm(gradient, dim=1)
+    return Found(ahead, norms)
 
 
 def minimise_on_ball(

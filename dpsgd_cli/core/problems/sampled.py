@@ -7,6 +7,7 @@ Not here: what sampling does to a price (the caller charges as if every record h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,21 +43,20 @@ class SampledRisk(Risk):
     def sample(self, trials: Sequence[int]) -> None:
         """Draw a new sample for each of `trials`."""
         for trial in trials:
-            self._draw(trial, self.drawn[trial])
+            batch: Batch = self.samplers[trial].batch(self.drawn[trial])
+            assert batch.rows is not None
+            index = torch.from_numpy(batch.rows[0]).to(self.rows.z.device)
+            self.samples[trial] = index if self.own is None else self.own[trial][index]
             self.drawn[trial] += 1
 
-    def resume(self, drawn: Sequence[int]) -> None:
-        """Stand at the sample that followed `drawn` - 1 others in each trial."""
-        self.drawn = list(drawn)
-        for trial, count in enumerate(drawn):
-            if count:
-                self._draw(trial, count - 1)
+    def state(self) -> dict[str, list[int] | list[Tensor]]:
+        """How many samples each trial has drawn, and its latest, which an iteration goes on with after a resume."""
+        return {"drawn": list(self.drawn), "samples": list(self.samples)}
 
-    def _draw(self, trial: int, number: int) -> None:
-        batch: Batch = self.samplers[trial].batch(number)
-        assert batch.rows is not None
-        index = torch.from_numpy(batch.rows[0]).to(self.rows.z.device)
-        self.samples[trial] = index if self.own is None else self.own[trial][index]
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Inverse of `state`."""
+        self.drawn = list(state["drawn"])
+        self.samples = [sample.to(self.rows.z.device) for sample in state["samples"]]
 
     def _active(self, active: Tensor | None) -> list[int]:
         return list(range(len(self.samples))) if active is None else active.tolist()

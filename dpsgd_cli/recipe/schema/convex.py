@@ -66,7 +66,7 @@ class DpAgdMethod(FullBatch):
 
 
 class ObjectivePerturbationMethod(FullBatch):
-    """Kifer, Smith and Thakurta 2012, Algorithm 1 with Gaussian noise."""
+    """Kifer, Smith and Thakurta 2012 with Gaussian noise; what the search leaves is paid for (Iyengar et al. 2019)."""
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.objective_perturbation:ObjectivePerturbation",
@@ -74,8 +74,6 @@ class ObjectivePerturbationMethod(FullBatch):
         may_differ=ITS_BUDGET,
     )
     kind: Literal["objective-perturbation"] = "objective-perturbation"
-    tolerance: Positive = Field(1e-8, description="Largest norm of the mean gradient that counts as converged.")
-    most_steps: Count = Field(100, description="Newton steps after which the solver gives up, which is an error.")
 
 
 class OutputPerturbationMethod(FullBatch):
