@@ -88,4 +88,6 @@ class Fallback(Layer):
         if not self.found:
             self.square_norms()
         for name, g in self.found.items():
-            self.sums[name] += torch.bmm(factors.unsqueeze(1), g.flatten(2)).view(self.sums[name].shape)
+            self.sums[name] += torch.bmm(factors.unsqueeze(1), g.flatten(2).to(factors.dtype)).view(
+                self.sums[name].shape
+            )
