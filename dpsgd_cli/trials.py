@@ -209,6 +209,8 @@ def start(
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
     if recipe.model.kind == "python":
+        # what the model is given in training is the rows of all trials, one below the other
+        check_batches(pack, stand_in_rows(train.input_shape, train.x), _rows_at_once(recipe, len(train), rows))
         _check_further(loaded, train, outputs, init_seeds[:1], rows)
     pack.work_in(precision.of_passes(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)

@@ -30,7 +30,7 @@ from dpsgd_cli.errors import ModelError
 class Session:
     """What the layers of one pack share during a pass.
 
-    Batch rows per trial; whether to record, to round; the precision in which what was recorded is given out; and whether
+    Batch rows per trial; whether to record, to round; how precisely what was recorded is given out; and whether
     operations are being written down for a compiler, so that nothing may ask what a number is.
     """
 
