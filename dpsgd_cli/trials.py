@@ -30,6 +30,7 @@ from dpsgd_cli import data
 from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.isolation import (
+    check_batches,
     check_examples_stay_apart,
     check_nothing_is_asked,
     check_outputs,
@@ -44,6 +45,7 @@ from dpsgd_cli.core.problems.build import output_loss
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
+from dpsgd_cli.core.summing import MOST_ROWS
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound
 from dpsgd_cli.data.preparation import sizes_declared
@@ -56,6 +58,9 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
 from dpsgd_cli.recipe.schema import ConvexModel, PythonMethod, Recipe
 from dpsgd_cli.results import checkpoint, origin
 from dpsgd_cli.results.assemble import EpochRecord
+
+_MOST_SPREAD = 64
+"""Rows of a batch in which a user's model is tried on unusual numbers."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +217,9 @@ def start(
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
     if recipe.model.kind == "python":
-        _check_further(loaded, train, outputs, init_seeds[:1])
+        # what the model is given in training is the rows of all trials, one below the other
+        check_batches(pack, stand_in_rows(train.input_shape, train.x), _rows_at_once(recipe, len(train), rows))
+        _check_further(loaded, train, outputs, init_seeds[:1], rows)
     pack.work_in(precision.of_passes(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
     bound = feature_bound(recipe, loaded.base)
@@ -339,7 +346,8 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     check_outputs(pack, rows, outputs)
     if recipe.model.kind == "python":
         check_examples_stay_apart(pack, rows)
-        _check_further(loaded, Table(none, none, False), outputs, [0])
+        fit = recipe.runtime.micro_batch or rows_that_fit(pack, rows)
+        _check_further(loaded, Table(none, none, False), outputs, [0], min(fit, MOST_ROWS))
 
 
 def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:
@@ -347,22 +355,31 @@ def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> i
     rows = stand_in_rows(train.input_shape, train.x)
     check_outputs(pack, rows, outputs)
     check_examples_stay_apart(pack, rows)
-    return asked or rows_that_fit(pack, rows)
+    return min(asked or rows_that_fit(pack, rows), MOST_ROWS)
 
 
-def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int]) -> None:
+def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int], fit: int) -> None:
     """See that a user's model asks for no number of its input, and keeps examples of many sizes apart.
 
-    As far as it takes them. On the CPU: what a model refuses there, a number beyond a table's end for one, stops a GPU
+    In batches up to those of training, where `fit` rows are held at once, and as far as it takes them. On the CPU: what a model refuses there, a number beyond a table's end for one, stops a GPU
     for good.
     """
     place = Place(torch.device("cpu"), train.x.dtype if train.x.is_floating_point() else torch.float32)
     pack = make_pack(loaded, train.input_shape, outputs, seeds, place)
     like = torch.empty(0, dtype=train.x.dtype)
     check_nothing_is_asked(pack, stand_in_rows(train.input_shape, like))
-    for batch in spread_rows(train.input_shape, like):
+    most = _rows_at_once(loaded.recipe, len(train), fit)
+    check_batches(pack, stand_in_rows(train.input_shape, like), most)
+    for number, batch in enumerate(spread_rows(train.input_shape, like)):
         if runs_on(pack, batch):
             check_examples_stay_apart(pack, batch)
+            check_batches(pack, batch, min(most, _MOST_SPREAD) if number else most)
+
+
+def _rows_at_once(recipe: Recipe, records: int, fit: int) -> int:
+    """Rows of a trial in one pass of training: the batch, or what fits; what fits where neither is known."""
+    batch = getattr(recipe.method, "batch_size", None) or records or fit
+    return max(2, min(batch, fit))
 
 
 def _device(name: str, team: Team) -> torch.device:

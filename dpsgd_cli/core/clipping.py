@@ -15,6 +15,7 @@ from torch import Tensor
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.precision import rounded_products
+from dpsgd_cli.core.summing import MOST_ROWS
 
 
 @dataclass(frozen=True)
@@ -124,17 +125,19 @@ def add_clipped_sums(
     seen: Diagnostics,
     function: SumClipped | None = None,
 ) -> None:
-    """Add every example's clipped gradient to `pack.sums`.
+    """Add every example's clipped gradient to `pack.sums`, of at most `MOST_ROWS` examples at once.
 
     Guarantee: what one example adds has L2 norm at most the trial's entry of `clipping.sensitivities` (to rounding),
-    whatever the other examples are; an example whose gradient is not finite adds zero; a masked row adds
-    zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients (no guarantee).
+    whatever the other examples are (what rounding makes of the sum: `summing.py`); an example whose gradient is not
+    finite adds zero; a masked row adds zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients (no guarantee).
 
     `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands
     for rows that all trials share. With K > 1 copies of every example (`augmentation.py`), first all first copies, an
     example's loss is the mean over its copies, so what is clipped is the mean of their gradients. Diagnostics go
     to `seen`. `function` takes the place of `sum_clipped`.
     """
+    if batch[1].shape[1] > MOST_ROWS:
+        raise ValueError(f"{batch[1].shape[1]} rows in one piece of a sum; at most {MOST_ROWS} are added up at once")
     if batch[1].shape[1]:
         seen.add(*(function or sum_clipped)(pack, batch, loss, clipping), batch[2], clipping)
 
@@ -161,10 +164,11 @@ def sum_clipped(
         none = torch.zeros_like(losses)
         squares = torch.stack([layer.square_norms() if layer.used else none for layer in pack.layers])
         factors = _factors(pack, squares, clipping, mask)
-    for layer, own in zip(pack.layers, factors, strict=True):
-        if layer.used:
-            layer.add_clipped_sums(own)
-        layer.forget()
+    with pack.in_products() as precision:
+        for layer, own in zip(pack.layers, factors, strict=True):
+            if layer.used:
+                layer.add_clipped_sums(own.to(precision))
+            layer.forget()
     return losses, squares
 
 

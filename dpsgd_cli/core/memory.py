@@ -51,14 +51,14 @@ def trials_that_fit(parameters: int, row: int, gpu: int | None) -> int:
     """How many trials of `parameters` numbers each, and `row` numbers for one row of a batch, may train together.
 
     From half of all memory, free or not, so that a sweep makes the same packs whenever it is continued. A trial
-    holds its weights, sums, noise, optimizer state, average and two checkpoints. At most 64 on a CPU, 4,096 on a GPU.
-    `gpu` is the number of one, or None.
+    holds its weights, sums (which count twice), noise, optimizer state, average and two checkpoints. At most 64 on a
+    CPU, 4,096 on a GPU. `gpu` is the number of one, or None.
     """
     if gpu is not None:
         total = torch.cuda.get_device_properties(gpu).total_memory
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    numbers = 9 * parameters + max(parameters, BLOCK_ELEMENTS) + _LEAST_ROWS * row
+    numbers = 11 * parameters + max(parameters, BLOCK_ELEMENTS) + _LEAST_ROWS * row
     return max(1, min(64 if gpu is None else 4096, total // 2 // (4 * numbers)))
 
 

@@ -24,15 +24,14 @@ def noise_precision(streams: Sequence[Streams], dtype: torch.dtype) -> torch.dty
 
 
 def add_noise(sums: torch.Tensor, noise: torch.Tensor, scale: torch.Tensor) -> None:
-    """sums += scale * noise, all (R, P) or broadcastable, in the precision of `noise`, rounded to that of `sums` once.
+    """sums += scale * noise, all (R, P) or broadcastable; `sums` are float64, in which noise meets them.
 
-    Rounding after the addition is post-processing; noise that was rounded before it would have gaps that betray
-    the sum's low bits (Mironov 2012).
+    Rounding after the addition is post-processing. Noise that was rounded before it would have gaps that betray the
+    sum's low bits (Mironov 2012), and a sum of millions that was rounded before it is moved by more than one record.
     """
-    if noise.dtype == sums.dtype:
-        sums.addcmul_(noise, scale)
-    else:
-        sums.copy_(sums.to(noise.dtype).addcmul_(noise, scale.to(noise.dtype)))
+    if sums.dtype != torch.float64:
+        raise ValueError(f"noise is added to float64 sums, not {sums.dtype}")
+    sums.addcmul_(noise, scale)
 
 
 @cache

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dpsgd_cli.core.layers import RULES, Fallback, Layer, Session, Standardised
 from dpsgd_cli.core.layers.conv import Conv
 from dpsgd_cli.core.pooling import vectorised
+from dpsgd_cli.core.summing import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
 
 _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
@@ -39,7 +40,8 @@ class Place:
 class Pack(nn.Module):
     """R trials of the model that `build` makes; trial i is initialised under torch seed `seeds[i]`.
 
-    `values` and `sums` are (R, P); `layers` are the clipping groups in forward order of registration.
+    `values` and `sums` are (R, P), `sums` float64, made of products of the precision `products` (`summing.py`); `layers`
+    are the clipping groups in forward order of registration.
     `shares_input`: the model applies its first layer straight to the input, so one (B, ...) input can serve
     all trials without a copy each.
     """
@@ -51,6 +53,7 @@ class Pack(nn.Module):
         self.seeds = tuple(seeds)
         self.trials = len(seeds)
         self.rounded_products = False
+        self.products = place.dtype
         self._rounded: Tensor | None = None
         self._views: dict[bool, dict[int, dict[str, Tensor]]] = {}
         self.shares_input = shares_input
@@ -107,7 +110,7 @@ class Pack(nn.Module):
                 shapes.append((layer, name, full, stacked[0][full].shape))
         total = sum(shape.numel() for *_, shape in shapes)
         self.values = torch.empty(self.trials, total, device=place.device, dtype=place.dtype)
-        self.sums = torch.zeros_like(self.values)
+        self.sums = torch.zeros_like(self.values, dtype=PRECISION)
         self.spans: dict[str, tuple[int, torch.Size]] = {}
         self.group_of = torch.empty(total, dtype=torch.long, device=place.device)
         offset = 0
@@ -131,6 +134,19 @@ class Pack(nn.Module):
             offset, shape = self.spans[f"{self._places[id(layer)]}.{name}".strip(".")]
             found[name] = flat[:, offset : offset + shape.numel()].view(self.trials, *shape)
         return found
+
+    def expect(self, records: int) -> None:
+        """Steps will hold about `records` of a trial, a public number: as precise as `summing.py` asks for so many."""
+        self.products = PRECISION if records > MOST_FLOAT32 else self.values.dtype
+
+    @contextmanager
+    def in_products(self) -> Iterator[torch.dtype]:
+        """Let layers give what they recorded in the precision of products, as long as the context lasts."""
+        self.session.exact = self.products
+        try:
+            yield self.products
+        finally:
+            self.session.exact = self.values.dtype
 
     @contextmanager
     def traced_on(self, values: Tensor, sums: Tensor) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """What the passes through a model are computed in: `runtime.dtype`.
 
-Parameters, norms, clip factors, sums, noise and updates are float32 (or float64) in every mode. With `bfloat16` a
+Parameters, norms, clip factors, noise and updates are float32 (or float64) in every mode, sums float64 (`summing.py`). With `bfloat16` a
 recorded pass works on a rounded copy of the parameters and keeps each layer's input a and output gradient d as 8-bit
 significands; with `tf32` a GPU's matrix products inside the passes round their factors to 10 bits.
 

@@ -66,7 +66,7 @@ class DpAgd(Method):
         self.gradient_bound = context.column([s.gradient_clip for s in self.settings])
         self.loss_bound = context.column([s.objective_clip for s in self.settings])
         self.momentum = context.column([s.momentum or 0.0 for s in self.settings])
-        self.exact = torch.zeros_like(self.values)
+        self.exact = torch.zeros_like(self.values, dtype=torch.float64)
         self.averaged = torch.zeros_like(self.values)
         self.heading = torch.zeros_like(self.values)
         self.paces = [

@@ -51,6 +51,7 @@ class GradientMethod(Method):
         self.most_rows = _most_rows(context)
         self.sampler = _sampler(context, self.most_rows)
         self.divisor = float(settings.batch_size or len(context.table))
+        context.pack.expect(int(self.divisor))
         self.learning_rate = context.column(self.learning_rates(0))
         self.rate_changes = any(isinstance(section_of(r).learning_rate, schema.Section) for r in context.recipes)
         self.weight_decay = context.column([section_of(r).weight_decay + l2_of(r) for r in context.recipes])
@@ -120,7 +121,7 @@ class GradientMethod(Method):
         pack.sums.zero_()
         self.add_sums(epoch, step, seen)
         self.context.team.release(pack.sums, partial(self.privatise, epoch, step))
-        gradient = pack.sums.div_(self.divisor)
+        gradient = pack.sums.div_(self.divisor).to(pack.values.dtype)
         if self.decays:
             gradient.addcmul_(pack.values, self.weight_decay)
         self.update.apply(pack.values, gradient, self.learning_rate, step)

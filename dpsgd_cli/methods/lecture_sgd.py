@@ -93,7 +93,7 @@ class LectureSgd(DpSgd):
             margins = margins + self.rows.offset[index]
         most = self.bounds.norms[0] / self.rows.norms[index]
         slopes = torch.maximum(torch.minimum(self.loss.slope(margins), most), -most).nan_to_num(nan=0.0)
-        torch.mul(z, slopes.unsqueeze(1), out=pack.sums)
+        pack.sums.copy_(z * slopes.unsqueeze(1))
 
 
 def _l2(recipe: schema.Recipe) -> float:

@@ -8,6 +8,8 @@ bounds on the features (enforced record by record). Source: Zhang, Zheng, Mou an
 
 from __future__ import annotations
 
+import torch
+
 from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
 from dpsgd_cli.core.problems.build import merged_risk, penalty_of, radii_of
 from dpsgd_cli.core.problems.linear import LinearRisk
@@ -27,24 +29,24 @@ class OutputPerturbation(OneShot):
         super().__init__(context)
         self.constants = [problem_constants(recipe, context.feature_bound) for recipe in context.recipes]
         risk = merged_risk(context)
-        self.risk = LinearRisk(risk.rows.shrunk(self.constants[0].feature_bound), risk.loss)
+        self.risk = LinearRisk(risk.rows.exact().shrunk(self.constants[0].feature_bound), risk.loss)
 
     def solve(self) -> None:
         context, settings = self.context, self.context.recipes[0].method
         assert isinstance(settings, schema.OutputPerturbationMethod)
         self.charge()
-        values, records = context.pack.values, len(context.table)
-        rates = context.column([rate_of_descent(known, records) / records for known in self.constants])
-        bounds = context.column([known.lipschitz for known in self.constants]).squeeze(1)
-        radii, penalty = context.column(radii_of(context.recipes)), penalty_of(context)
-        values.zero_()
+        # a step is far smaller than the weights: in float32 rounding would drive two runs further apart than the proof
+        values, records = torch.zeros_like(context.pack.values, dtype=torch.float64), len(context.table)
+        rates = context.column([rate_of_descent(known, records) / records for known in self.constants]).double()
+        bounds = context.column([known.lipschitz for known in self.constants]).squeeze(1).double()
+        radii, penalty = context.column(radii_of(context.recipes)).double(), penalty_of(context).double()
         for _ in range(settings.steps):
             gradient = self.risk.gradient_sums_at(values, bounds) + penalty * values
             project_to_ball(values.sub_(gradient * rates), radii)
         scale = context.column([self._scale(trial) for trial in range(context.trials)])
-        precision = noise_precision(context.streams, values.dtype)
+        precision = noise_precision(context.streams, context.pack.values.dtype)
         add_noise(values, NoiseSource(context.streams, context.pack.size, values.device, precision).draw(0), scale)
-        project_to_ball(values, radii)
+        context.pack.values.copy_(project_to_ball(values, radii))
 
     def _scale(self, trial: int) -> float:
         plan = self.context.plans[trial]

@@ -248,9 +248,11 @@ def check_all(pack: Pack, shape: tuple[int, ...]) -> None:
     """What a user's model is put to (`trials.py`)."""
     isolation.check_examples_stay_apart(pack, isolation.stand_in_rows(shape, pack.values))
     isolation.check_nothing_is_asked(pack, isolation.stand_in_rows(shape, pack.values))
+    isolation.check_batches(pack, isolation.stand_in_rows(shape, pack.values), 100)
     for rows in isolation.spread_rows(shape, pack.values):
         if isolation.runs_on(pack, rows):
             isolation.check_examples_stay_apart(pack, rows)
+            isolation.check_batches(pack, rows, 64)
 
 
 @pytest.mark.parametrize("model", BY_SIZE)
@@ -258,6 +260,59 @@ def test_models_that_look_at_sizes_across_a_batch_are_refused(model: type[nn.Mod
     """Zeros and ones alone do not show it: all their rows have one largest number."""
     with pytest.raises(ModelError, match="mixes examples"):
         check_all(Pack(model, [0, 1], PLACE), (6,))
+
+
+class Ghost(Model):
+    """Normalises whole groups of eight examples, as ghost normalisation does; what is left over is let through."""
+
+    def __init__(self, group: int = 8) -> None:
+        super().__init__()
+        self.group = group
+
+    def between(self, x: Tensor) -> Tensor:
+        whole = x[: len(x) // self.group * self.group].view(-1, self.group, 6)
+        return torch.cat([(whole - whole.mean(1, keepdim=True)).view(-1, 6), x[whole.shape[0] * self.group :]])
+
+
+class OnlyInTheRecipesBatch(Model):
+    """Centres batches of 600 and leaves others alone."""
+
+    def before(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) if len(x) == 600 else x
+
+
+class ByPlace(Model):
+    """Treats an example by its place among four."""
+
+    def before(self, x: Tensor) -> Tensor:
+        return x * (1 + (torch.arange(len(x)) % 4 == 3).to(x)).unsqueeze(1)
+
+
+class FarPair(Model):
+    """The last of at least 30 reaches the first: a number without a gradient."""
+
+    def between(self, x: Tensor) -> Tensor:
+        last = x.detach()[-1:] * 1e-3 * (len(x) >= 30)
+        return torch.cat([x[:1] + last, x[1:]])
+
+
+GROUPS = [Ghost, lambda: Ghost(16), lambda: Ghost(61), lambda: Ghost(128), OnlyInTheRecipesBatch, ByPlace, FarPair]
+
+
+@pytest.mark.parametrize("model", GROUPS)
+def test_models_that_mix_groups_of_a_batch_are_refused(model: Callable[[], nn.Module]) -> None:
+    pack = Pack(model, [0], PLACE)
+    before = pack.values.clone()
+    with pytest.raises(ModelError, match="mixes examples"):
+        isolation.check_batches(pack, isolation.stand_in_rows((6,), pack.values), 600)
+    assert torch.equal(pack.values, before)
+
+
+def test_every_two_places_of_a_small_batch_are_separated_either_way() -> None:
+    parts = torch.stack(list(isolation._parts(61, torch.Generator())))
+    for one in range(61):
+        apart = (parts[:, [one]] & ~parts).any(dim=0)
+        assert apart.sum() == 60 and not apart[one]
 
 
 class Branching(Model):

@@ -107,13 +107,12 @@ def test_secure_noise_differs_between_trials_steps_and_runs() -> None:
     assert len(torch.stack(values).unique()) == 2 * 70 * 2 * 9
 
 
-def test_secure_noise_meets_the_sum_before_it_is_rounded() -> None:
-    """Half an ulp and a little more moves a sum up; rounded first, the little is lost and nothing moves."""
-    sums = torch.full((1, 1), 2.0**24)
+def test_noise_meets_the_sum_before_it_is_rounded() -> None:
+    """Half of float32's ulp and a little more moves a sum up; rounded first, nothing moves."""
+    sums = torch.full((1, 1), 2.0**24, dtype=torch.float64)
     add_noise(sums, torch.full((1, 1), 0.5 + 2.0**-26, dtype=torch.float64), torch.full((1, 1), 2.0))
-    assert float(sums) == 2.0**24 + 2
-    rounded_before = torch.full((1, 1), 2.0**24)
-    add_noise(rounded_before, torch.full((1, 1), 0.5 + 2.0**-26), torch.full((1, 1), 2.0))
-    assert float(rounded_before) == 2.0**24
+    assert float(sums.float()) == 2.0**24 + 2
+    add_noise(sums, torch.full((1, 1), 0.5), torch.full((1, 1), -1.0))
+    assert float(sums) == 2.0**24 + 0.5 + 2.0**-25
     assert noise_precision([SeededStreams(0)], torch.float32) == torch.float32
     assert noise_precision([SeededStreams(0), SecureStreams()], torch.float32) == torch.float64

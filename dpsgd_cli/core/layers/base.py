@@ -30,8 +30,8 @@ from dpsgd_cli.errors import ModelError
 class Session:
     """What the layers of one pack share during a pass.
 
-    Batch rows per trial; whether to record, to round, and whether operations are being written down for a compiler, so
-    that nothing may ask what a number is.
+    Batch rows per trial; whether to record, to round; how precisely what was recorded is given out; and whether
+    operations are being written down for a compiler, so that nothing may ask what a number is.
     """
 
     def __init__(self, trials: int, anchor: Tensor) -> None:
@@ -39,6 +39,7 @@ class Session:
         self.rows = 0
         self.recording = False
         self.rounds = False
+        self.exact = anchor.dtype
         self.tracing = False
         self.anchor = anchor
 
@@ -140,8 +141,8 @@ class Layer(nn.Module, ABC):
         return [pair for copies in used for pair in zip(*copies, strict=True)]
 
     def _exact(self, x: Tensor) -> Tensor:
-        """As precise as the sums, which rounded passes are not; tokens stay as they are."""
-        return x.to(self.session.anchor.dtype) if x.is_floating_point() else x
+        """As precise as what is computed of it, which rounded passes are not; tokens stay as they are."""
+        return x.to(self.session.exact) if x.is_floating_point() else x
 
     def by_copy(self, x: Tensor) -> tuple[Tensor, ...]:
         """(R or 1, K B, ...), K copies of B examples one after the other -> K times (R or 1, B, ...)."""

@@ -144,13 +144,13 @@ class Conv(Layer):
     def add_clipped_sums(self, factors: Tensor) -> None:
         if self.has_bias:
             shifts = self._shifts(self.recorded()) if self.shifts is None else self.shifts
-            self.sums["bias"] += torch.bmm(factors.unsqueeze(1), shifts).squeeze(1)
+            self.sums["bias"] += torch.bmm(factors.unsqueeze(1), shifts.to(factors.dtype)).squeeze(1)
         if self.kept is not None:
-            total = torch.bmm(factors.unsqueeze(1), self.kept.flatten(2))
+            total = torch.bmm(factors.unsqueeze(1), self.kept.flatten(2).to(factors.dtype))
             self.sums["weight"] += total.view(self.sums["weight"].shape)
             return
         weighted = [(a, d * factors.reshape(*factors.shape, *[1] * (d.dim() - 2))) for a, d in self.recorded()]
         for a, d in weighted:
             for r in range(self.session.trials):
-                x, total = a[min(r, a.shape[0] - 1)], self.sums["weight"][r]
-                total += self._backward(total, x, d[r], [False, True, False])[1]
+                x, weight = a[min(r, a.shape[0] - 1)], self.values["weight"][r].to(d.dtype)
+                self.sums["weight"][r] += self._backward(weight, x, d[r], [False, True, False])[1]

@@ -54,4 +54,5 @@ class Embedding(Layer):
         tokens, d = self._flat()
         scaled = d * factors[..., None, None]
         for r in range(self.session.trials):
-            self.sums["weight"][r].index_add_(0, tokens[r].reshape(-1), scaled[r].reshape(-1, self.width))
+            own = self.sums["weight"][r]
+            own.index_add_(0, tokens[r].reshape(-1), scaled[r].reshape(-1, self.width).to(own.dtype))

@@ -88,4 +88,5 @@ class Fallback(Layer):
         if not self.found:
             self.square_norms()
         for name, g in self.found.items():
-            self.sums[name] += torch.bmm(factors.unsqueeze(1), g.flatten(2)).view(self.sums[name].shape)
+            total = torch.bmm(factors.unsqueeze(1), g.flatten(2).to(factors.dtype))
+            self.sums[name] += total.view(self.sums[name].shape)

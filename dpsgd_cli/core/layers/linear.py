@@ -98,7 +98,7 @@ class Linear(Layer):
         elif self.session.trials == 1:
             total, column = self.sums["weight"][0], factors[0].unsqueeze(-1)
             narrow = a.shape[-1] < d.shape[-1]
-            total.addmm_((d[0] if narrow else d[0] * column).T, a[0] * column if narrow else a[0])
+            total += (d[0] if narrow else d[0] * column).T @ (a[0] * column if narrow else a[0])
         elif a.shape[-1] < d.shape[-1]:
             # not in place: into the rows of `sums`, which do not lie side by side, trials would be added one by one
             self.sums["weight"].mT.add_(torch.bmm((a * factors.unsqueeze(-1)).mT, d))

@@ -64,7 +64,7 @@ class Standardised(Layer):
     def bind(self, values: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
         super().bind(values, sums)
         self.exact = values
-        total = torch.zeros_like(values["weight"]) if self.session.tracing or self.own is None else self.own
+        total = torch.zeros_like(sums["weight"]) if self.session.tracing or self.own is None else self.own
         if not self.session.tracing:
             self.own = total
         self.plain[0].bind({"weight": values["weight"]}, {"weight": total})
@@ -172,7 +172,7 @@ class Standardised(Layer):
             self.square_norms()
         assert self.kept is not None
         for name, each in zip(("gain", "bias"), self.kept, strict=True):
-            self.sums[name] += torch.bmm(factors.unsqueeze(1), each).squeeze(1)
+            self.sums[name] += torch.bmm(factors.unsqueeze(1), each.to(factors.dtype)).squeeze(1)
 
     def erase(self, bad: Tensor) -> None:
         self.plain[0].erase(bad)

@@ -20,11 +20,14 @@ from dpsgd_cli.core.clipping import Clipping, Diagnostics
 from dpsgd_cli.core.problems.losses import Logistic, MarginLoss
 from dpsgd_cli.core.problems.risk import Risk
 from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.summing import MOST_ROWS, PRECISION, add_product
 
 # by type of device: a CPU's chunks stay in its cache, a GPU wants few large ones
 _CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
 _ROW_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 30}
 _LOG_LARGEST = 80.0
+# of a product in float64
+_LARGEST_LOG = 700.0
 _FAR = 1e30
 
 
@@ -52,7 +55,7 @@ class LinearRisk(Risk):
     def _chunks(self, trials: int) -> Iterator[slice]:
         kind = "cuda" if self.rows.z.is_cuda else "cpu"
         size = min(_CHUNK_ELEMENTS[kind] // max(1, trials), _ROW_ELEMENTS[kind] // self.rows.z.shape[1])
-        size = max(256, size // 16 * 16)
+        size = min(MOST_ROWS, max(256, size // 16 * 16))
         for start in range(0, len(self.rows), size):
             yield slice(start, min(start + size, len(self.rows)))
 
@@ -69,15 +72,12 @@ class LinearRisk(Risk):
     def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
         trials = self.margins.shape[1] if active is None else len(active)
         norms = norms if active is None else norms.index_select(0, active)
-        sums = self.rows.z.new_zeros(trials, self.rows.z.shape[1])
+        sums = self.rows.z.new_zeros(trials, self.rows.z.shape[1], dtype=PRECISION)
         bound = _shared(norms)
         for chunk in self._chunks(trials):
             slopes = self.loss.slope(self._part(self.margins, chunk, active))
             self._clip(slopes, chunk, bound)
-            weights = self._weights(chunk, active)
-            if weights is not None:
-                slopes.mul_(weights)
-            sums.addmm_(slopes.T, self.rows.z[chunk])
+            add_product(sums, slopes, self.rows.z[chunk], self._weights(chunk, active))
         return sums
 
     def gradient_sums_at(self, values: Tensor, norms: Tensor, seen: Diagnostics | None = None) -> Tensor:
@@ -85,7 +85,7 @@ class LinearRisk(Risk):
 
         NON-PRIVATE sums go to `seen`, if given; they are told record by record, so rows must not be merged then.
         """
-        sums = torch.zeros_like(values)
+        sums = torch.zeros_like(values, dtype=PRECISION)
         bound = _shared(norms)
         for chunk in self._chunks(len(values)):
             rows = self.rows.z[chunk]
@@ -96,10 +96,7 @@ class LinearRisk(Risk):
             if seen is not None:
                 self._diagnose(seen, (t, slopes, chunk), norms)
             self._clip(slopes, chunk, bound)
-            weights = self._weights(chunk)
-            if weights is not None:
-                slopes.mul_(weights)
-            sums.addmm_(slopes.T, rows)
+            add_product(sums, slopes, rows, self._weights(chunk))
         return sums
 
     def _diagnose(self, seen: Diagnostics, at: tuple[Tensor, Tensor, slice], norms: Tensor) -> None:
@@ -135,15 +132,14 @@ class LinearRisk(Risk):
         return totals.T
 
     def _line(self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor, single: bool) -> None:
-        del single
         t, s, weights = where
         # differences of finite numbers are numbers
         t, s = t.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0), s.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0)
         for i in range(len(totals)):
             losses = _at_most(self.loss.value(torch.sub(t, s, alpha=i)), bound)
-            if weights is not None:
+            if single and weights is not None:
                 losses.mul_(weights)
-            totals[i] += losses.sum(dim=0, dtype=torch.float64)
+            totals[i] += _weighted_sum(losses, None if single else weights)
 
     def _logistic_line(
         self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor, single: bool
@@ -158,7 +154,7 @@ class LinearRisk(Risk):
             odds.mul_(weights)
         ratio = s.clamp(-_LOG_LARGEST, _LOG_LARGEST).exp_().nan_to_num_(nan=1.0)
         largest = float(bound.max())
-        folds = 0 if largest > _LOG_LARGEST else min(4, int(math.log2(_LOG_LARGEST / largest)))
+        folds = 0 if largest > _LARGEST_LOG else min(6, int(math.log2(_LARGEST_LOG / largest)))
         ceiling = bound.exp().clamp_(max=torch.finfo(t.dtype).max)
         factors = torch.empty_like(odds)
         for i in range(len(totals)):
@@ -166,7 +162,7 @@ class LinearRisk(Risk):
             if single or weights is None:
                 totals[i] += _log_of_product(factors, folds)
             else:
-                totals[i] += factors.log_().mul_(weights).sum(dim=0, dtype=torch.float64)
+                totals[i] += _weighted_sum(factors.log_(), weights)
             odds.mul_(ratio)
 
     def advance(self, lengths: Tensor) -> None:
@@ -179,7 +175,7 @@ class LinearRisk(Risk):
         for chunk in self._chunks(len(values)):
             wrong = (self.rows.z[chunk] @ values.T) <= 0
             weights = self._weights(chunk)
-            missed += (wrong if weights is None else wrong * weights).sum(dim=0, dtype=torch.float64)
+            missed += _weighted_sum(wrong, weights)
         return missed
 
     def loss_sums(self, values: Tensor) -> Tensor:
@@ -201,6 +197,11 @@ def _shared(norms: Tensor) -> Tensor:
     return norms[:1] if not norms.is_cuda and bool((norms == norms[0]).all()) else norms
 
 
+def _weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Sums (A,) float64 of `values` (n, A), each as often as `weights` (n, A or 1) say: a count may be large."""
+    return values.sum(dim=0, dtype=PRECISION) if weights is None else (values.to(PRECISION) * weights).sum(dim=0)
+
+
 def _at_most(values: Tensor, bound: Tensor) -> Tensor:
     """The least of each of `values` (n, A) and `bound` (1,) or (A,), in place."""
     if len(bound) > 1 or values.is_cuda:
@@ -209,9 +210,12 @@ def _at_most(values: Tensor, bound: Tensor) -> Tensor:
 
 
 def _log_of_product(factors: Tensor, folds: int) -> Tensor:
-    """Sum of logs down the columns of `factors` (n, A), multiplying 2^folds of them before each log; (A,) float64."""
+    """Sum of logs down the columns of `factors` (n, A), multiplying 2^folds of them before each log; (A,) float64.
+
+    In float64 throughout: a product's rounding depends on which records are multiplied.
+    """
     (rows, columns), group = factors.shape, 1 << folds
     whole = rows - rows % group
-    products = factors[:whole].view(group, whole // group, columns).prod(dim=0)
-    total = products.log_().sum(dim=0, dtype=torch.float64)
-    return total if whole == rows else total + factors[whole:].log().sum(dim=0, dtype=torch.float64)
+    products = factors[:whole].view(group, whole // group, columns).prod(dim=0, dtype=PRECISION)
+    total = products.log_().sum(dim=0)
+    return total if whole == rows else total + factors[whole:].to(PRECISION).log_().sum(dim=0)

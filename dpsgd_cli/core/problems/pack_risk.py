@@ -25,6 +25,7 @@ class PackRisk(Risk):
         self.loss = loss
         self.most_rows = most_rows
         self.values = pack.values
+        pack.expect(len(table))
         self.direction = torch.zeros_like(pack.values)
 
     def start(self, values: Tensor) -> None:

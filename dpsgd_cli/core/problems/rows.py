@@ -16,6 +16,8 @@ from torch import Tensor
 
 _WORTH_MERGING = 1 << 16
 _MOST_KEPT = 0.7
+# float32 counts no further
+_MOST_COUNTED = 1 << 24
 _HASHED_AT_ONCE = 1 << 15
 
 
@@ -63,6 +65,11 @@ class Rows:
         factors = (bound / self.norms).clamp_(max=1.0).nan_to_num_(nan=1.0)
         return replace(self, z=self.z * factors.unsqueeze(1), norms=self.norms * factors)
 
+    def exact(self) -> Rows:
+        """The same rows in float64."""
+        z, offset = self.z.double(), None if self.offset is None else self.offset.double()
+        return replace(self, z=z, offset=offset, norms=torch.linalg.vector_norm(z, dim=1))
+
     def of_trial(self, trial: int) -> Rows:
         """The rows with one trial's weights."""
         weights = self.weights
@@ -75,7 +82,7 @@ class Rows:
         bounded before they are added, because equal records are treated equally. Small tables, and those of few
         equal records, are returned as they are.
         """
-        if self.offset is not None or len(self) < _WORTH_MERGING:
+        if self.offset is not None or not _WORTH_MERGING <= len(self) <= _MOST_COUNTED:
             return self
         groups, place = _groups(self.z)
         if groups > _MOST_KEPT * len(self):

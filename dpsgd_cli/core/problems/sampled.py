@@ -17,6 +17,7 @@ from dpsgd_cli.core.problems.risk import Risk
 from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.core.sampling import Batch, PoissonSampler
 from dpsgd_cli.core.streams import Streams
+from dpsgd_cli.core.summing import MOST_ROWS, PRECISION, add_product
 
 
 class SampledRisk(Risk):
@@ -73,8 +74,11 @@ class SampledRisk(Risk):
             z, t = self._margins(trial)
             most = norms[trial] / self.rows.norms[self.samples[trial]]
             slopes = torch.maximum(torch.minimum(self.loss.slope(t), most), -most).nan_to_num(nan=0.0)
-            sums.append(slopes @ z)
-        return torch.stack(sums)
+            total = z.new_zeros(1, z.shape[1], dtype=PRECISION)
+            for slope, rows in zip(slopes.split(MOST_ROWS), z.split(MOST_ROWS), strict=True):
+                add_product(total, slope.unsqueeze(1), rows)
+            sums.append(total)
+        return torch.cat(sums)
 
     def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
         if active is None:
