@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy.conversions import minimise
 from dpsgd_cli.privacy.loss_pairs import Cells, LossMasses
 
@@ -198,6 +199,10 @@ class ComposedLoss:
     tilt: float
     log_scale: float
     infinite: float
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(float(self.tilted.sum()) + self.log_scale + self.infinite):
+            raise FailedAccountant("the masses of the composed loss are not finite; use rdp")
 
     def delta(self, epsilon: float) -> float:
         """sum of mass * (1 - e^(epsilon - loss)) over losses above `epsilon`, plus the infinite mass. In [0, 1]."""
