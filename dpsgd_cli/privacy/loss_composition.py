@@ -63,10 +63,11 @@ class Composer:
         spectrum = np.ones(self.size // 2 + 1, dtype=np.complex128)
         active = np.arange(len(spectrum))
         before = np.zeros(cumulative.shape[1])
+        room = np.empty(self.size), np.empty_like(spectrum)
         result = []
         for row in cumulative:
             for i in np.flatnonzero(row - before):
-                factor = self._kinds[i].spectrum(active, self.size)
+                factor = self._kinds[i].spectrum(active, self.size, room)
                 spectrum *= factor ** int(row[i] - before[i])
                 alive = np.abs(spectrum) > _VANISHED
                 if np.count_nonzero(alive) < 0.8 * len(active):
@@ -177,16 +178,19 @@ class _Tilted:
         top = float(logs.max())
         return top + float(np.log(np.exp(logs - top).sum()))
 
-    def spectrum(self, frequencies: Cells, size: int) -> Complexes:
+    def spectrum(self, frequencies: Cells, size: int, room: tuple[Floats, Complexes]) -> Complexes:
         """Coefficients of the discrete Fourier transform over `size` cells, at some of the frequencies 0..size/2.
 
-        Losses beyond `size` cells are folded back, which is what the transform does to the sums, too.
+        `room` is memory to work in, because asking for it anew takes as long as the transform. Losses beyond `size` cells are folded back, which is what the transform does to the sums, too.
         """
         places = self.cells % size
         if len(frequencies) * len(places) < size // 5:
             phases = (frequencies[:, None] * places[None, :]) % size
             return np.exp(phases * (-2j * np.pi / size)) @ self.masses
-        transform: Complexes = np.fft.rfft(np.bincount(places, weights=self.masses, minlength=size))
+        dense, transform = room
+        dense[:] = 0.0
+        np.add.at(dense, places, self.masses)
+        np.fft.rfft(dense, out=transform)
         return transform[frequencies]
 
 

@@ -75,8 +75,7 @@ def loss_variance(mechanism: Mechanism) -> float:
         return mechanism.epsilon**2
     assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
     rate = mechanism.sampling_rate if mechanism.batching == "poisson" else 1.0
-    mean, mean_square, _ = _loss_moments(rate, mechanism.noise_multiplier)
-    return mean_square - mean**2
+    return _loss_moments(rate, mechanism.noise_multiplier)[1]
 
 
 def _gaussian(rate: float, noise: float, width: float) -> LossPair:
@@ -84,14 +83,15 @@ def _gaussian(rate: float, noise: float, width: float) -> LossPair:
     x = _point_of_loss(ends * width, rate, noise)
     without, within = _cell_masses(x / noise), _cell_masses((x - 1) / noise)
     mixed = (1 - rate) * without + rate * within if rate < 1 else within
-    log_ratio = _log_mixture(_log_quotient(within, without, x, noise), rate)
+    lows, gaps = ends * width, np.expm1(-np.diff(ends) * width)
+    log_ratio = _log_ratio(within, without, x / noise, rate, noise)
     # Nothing lies below the least loss log(1 - rate), whose cell starts at x = -inf.
     below_without, below_within = float(ndtr(x[0] / noise)), float(ndtr((x[0] - 1) / noise))
     above_without, above_within = float(ndtr(-x[-1] / noise)), float(ndtr((1 - x[-1]) / noise))
-    remove = _connect_dots(mixed, ends[:-1] * width - log_ratio, ends, width)
+    remove = _connect_dots(mixed, lows[:-1] - log_ratio, gaps)
     remove[0] += (1 - rate) * below_without + rate * below_within
     # Seen from Q the losses change sign and the cells their order.
-    add = _connect_dots(without[::-1], (log_ratio - ends[1:] * width)[::-1], -ends[::-1], width)
+    add = _connect_dots(without[::-1], (log_ratio - lows[1:])[::-1], gaps[::-1])
     add[0] += above_without
     return LossPair(
         LossMasses(ends, remove, (1 - rate) * above_without + rate * above_within),
@@ -120,25 +120,28 @@ def _dots(centres: set[int], lowest: int, highest: int) -> Cells:
 
 
 def _loss_moments(rate: float, noise: float) -> tuple[float, float, float]:
-    """E_P L, E_P L^2 and E_Q L: of the sampled Gaussian by a sum over 1000 points, of the unsampled one exactly."""
+    """E_P L, its variance and E_Q L: of the sampled Gaussian by a sum over 1000 points, of the unsampled one exactly."""
     if rate == 1:
-        mean = 1 / (2 * noise**2)
-        return mean, 2 * mean + mean**2, -mean
+        variance = noise**-2
+        return variance / 2, variance, -variance / 2
     z = np.linspace(-_TAIL, _TAIL + 1 / noise, 1000)
     loss = _loss_at(z * noise, rate, noise)
     density = np.exp(-(z**2) / 2)
     mixed = (1 - rate) * density + rate * np.exp(-((z - 1 / noise) ** 2) / 2)
     mixed /= mixed.sum()
-    return float((mixed * loss).sum()), float((mixed * loss**2).sum()), float((density * loss).sum() / density.sum())
+    mean = float((mixed * loss).sum())
+    variance = float((mixed * (loss - mean) ** 2).sum())
+    return mean, variance, float((density * loss).sum() / density.sum())
 
 
-def _connect_dots(p: Floats, log_shares: Floats, ends: Cells, width: float) -> Floats:
+def _connect_dots(p: Floats, log_shares: Floats, gaps: Floats) -> Floats:
     """Split each cell's P-mass between its ends so that both masses of the cell are kept.
 
-    `log_shares` is log(q e^low / p) <= 0: on the low end alone, the P-mass would have e^-log_shares times the Q-mass.
+    Args: p, the P-masses; log_shares, log(q e^low / p) <= 0, 0 where all of it belongs on the low end; gaps,
+    e^(low - high) - 1.
     """
-    upper = p * np.clip(np.expm1(log_shares) / np.expm1(-np.diff(ends) * width), 0.0, 1.0)
-    dots = np.zeros(len(ends))
+    upper = p * np.clip(np.expm1(log_shares) / gaps, 0.0, 1.0)
+    dots = np.zeros(len(p) + 1)
     dots[1:] += upper
     dots[:-1] += p - upper
     return dots
@@ -171,16 +174,16 @@ def _pure(epsilon: float, share: float, leak: float, width: float) -> LossMasses
     highest = math.ceil(epsilon / width)
     corners = np.unique([-highest, 1 - highest, highest - 1, highest])
     ends = corners if share == 1 else _dots({highest}, -highest, highest)
-    rare = math.exp(-epsilon)
+    rare, gaps = math.exp(-epsilon), np.expm1(-np.diff(ends) * width)
     atoms, at_ends = np.zeros(len(ends) - 1), np.zeros(len(ends) - 1)
     atoms[0], at_ends[0] = rare / (1 + rare), epsilon - highest * width
     atoms[-1], at_ends[-1] = 1 / (1 + rare), ends[-2] * width - epsilon
-    masses = share * _connect_dots(atoms, at_ends, ends, width)
+    masses = share * _connect_dots(atoms, at_ends, gaps)
     if share < 1:
         inside = np.clip(ends * width, -epsilon, epsilon)
         spread = -np.exp((inside[1:] - epsilon) / 2) * np.expm1(-np.diff(inside) / 2) / -math.expm1(-epsilon)
         middle = (inside[1:] + inside[:-1]) / 2
-        masses += (1 - share) * _connect_dots(spread, ends[:-1] * width - middle, ends, width)
+        masses += (1 - share) * _connect_dots(spread, ends[:-1] * width - middle, gaps)
     return LossMasses(ends, (1 - leak) * masses, leak)
 
 
@@ -191,14 +194,15 @@ def _cell_masses(z: Floats) -> Floats:
     return np.where(middle, 1 - tails[:-1] - tails[1:], np.abs(np.diff(tails)))
 
 
-def _log_quotient(within: Floats, without: Floats, x: Floats, noise: float) -> Floats:
-    """log of the quotient of a cell's masses under N(1, z^2) and N(0, z^2), also where they underflow."""
+def _log_ratio(within: Floats, without: Floats, z: Floats, rate: float, noise: float) -> Floats:
+    """log of a cell's mass under the mixture over that under N(0, z^2), also where they underflow."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(within / without)
+        quotients = within / without
+        logs = np.log1p(rate * (quotients - 1)) if rate < 1 else np.log(quotients)
     lost = np.flatnonzero(np.minimum(within, without) < 1e-280)
     if len(lost):
-        low, high = x[lost], x[lost + 1]
-        logs[lost] = _log_mass((low - 1) / noise, (high - 1) / noise) - _log_mass(low / noise, high / noise)
+        low, high = z[lost], z[lost + 1]
+        logs[lost] = _log_mixture(_log_mass(low - 1 / noise, high - 1 / noise) - _log_mass(low, high), rate)
     return logs
 
 
@@ -212,8 +216,11 @@ def _log_mixture(log_ratio: Floats, rate: float) -> Floats:
     """log(1 - q + q e^log_ratio), to full relative precision near 0."""
     if rate == 1:
         return log_ratio
-    near = np.log1p(rate * np.expm1(np.minimum(log_ratio, 30)))
-    return np.where(log_ratio < 30, near, np.logaddexp(np.log1p(-rate), np.log(rate) + log_ratio))
+    logs = np.log1p(rate * np.expm1(np.minimum(log_ratio, 30)))
+    far = log_ratio >= 30
+    if far.any():
+        logs[far] = np.logaddexp(np.log1p(-rate), np.log(rate) + log_ratio[far])
+    return logs
 
 
 def _loss_at(x: Floats, rate: float, noise: float) -> Floats:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _RELATIVE_WIDTH = 0.02
 """Cell width over the standard deviation of an average step: inflates the total's by about width^2/12, 3e-5 of it."""
-_LEAST_WIDTH = 1e-9
+_LEAST_WIDTH = 1e-12
 """Narrower cells would lose their split of masses in rounding."""
 _GREATEST_WIDTH = 0.05
 """Inside a cell this wide e^-loss is still nearly linear, however wide the whole."""
