@@ -181,7 +181,8 @@ class _Tilted:
     def spectrum(self, frequencies: Cells, size: int, room: tuple[Floats, Complexes]) -> Complexes:
         """Coefficients of the discrete Fourier transform over `size` cells, at some of the frequencies 0..size/2.
 
-        `room` is memory to work in, because asking for it anew takes as long as the transform. Losses beyond `size` cells are folded back, which is what the transform does to the sums, too.
+        Losses beyond `size` cells are folded back, which is what the transform does to the sums, too. `room` is memory
+        to work in: to ask for it anew takes as long as the transform.
         """
         places = self.cells % size
         if len(frequencies) * len(places) < size // 5:

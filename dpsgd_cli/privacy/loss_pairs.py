@@ -120,7 +120,7 @@ def _dots(centres: set[int], lowest: int, highest: int) -> Cells:
 
 
 def _loss_moments(rate: float, noise: float) -> tuple[float, float, float]:
-    """E_P L, its variance and E_Q L: of the sampled Gaussian by a sum over 1000 points, of the unsampled one exactly."""
+    """E_P L, its variance and E_Q L: exact for unsampled Gaussians, by a sum over 1000 points for sampled ones."""
     if rate == 1:
         variance = noise**-2
         return variance / 2, variance, -variance / 2

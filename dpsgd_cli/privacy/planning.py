@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, equal_choices, largest_rho
 from dpsgd_cli.privacy.candidates import plan_selection
+from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling, make_plan
 from dpsgd_cli.privacy.stability import sensitivity_of_descent
@@ -110,9 +111,9 @@ def _one_release(recipe: schema.Recipe, facts: Facts, release: Release) -> Plan:
     if facts.before:
         raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")
     sampling = Sampling("full", facts.records, facts.records, release.mechanism.adjacency)
-    return Plan(
-        sampling, (), 1.0, 1, (), ((release,),), "basic-composition", _delta(privacy), privacy.budget, True
-    )  # fmt: skip
+    delta = _delta(privacy)
+    _, accountant = Least().best([release], delta)
+    return Plan(sampling, (), 1.0, 1, (), ((release,),), accountant, delta, privacy.budget, True)
 
 
 def _private_selection(recipe: schema.Recipe, facts: Facts) -> Plan:
