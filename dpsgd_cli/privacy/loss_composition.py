@@ -243,7 +243,9 @@ class ComposedLoss:
 
 def _between(low: float, high: float, share: float) -> float:
     """Inside a cell delta(epsilon) = A - e^epsilon B: where it has fallen by `share`, and never below that."""
-    return min(high, low + float(np.log1p(min(share, 1.0) * np.expm1(high - low))) * (1 + 1e-9) + 1e-15)
+    gap, share = high - low, min(share, 1.0)
+    rise = np.log1p(share * np.expm1(gap)) if gap < 30 else gap + np.log(share + np.exp(-gap))
+    return min(high, low + float(rise) * (1 + 1e-9) + 1e-15)
 
 
 def _shortfalls(above: Floats, decay: float) -> Floats:
