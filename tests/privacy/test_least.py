@@ -69,3 +69,12 @@ def test_what_nobody_covers_is_refused_with_the_reasons_of_all() -> None:
     mixed = [Release(GaussianSum(1.0, "add-remove")), Release(GaussianSum(1.0, "zero-out"))]
     with pytest.raises(UnsupportedMechanism, match="different adjacencies"):
         Least().best(mixed, 1e-5)
+
+
+def test_estimates_are_never_stated() -> None:
+    """zcdp-rs estimates less than any bound here; the exact composition is above .9."""
+    releases = [Release(GaussianSum(6.0, "add-remove", "poisson", 0.001), 10**4)]
+    estimate = accountants.get("zcdp-rs").epsilon(releases, 1e-5)
+    known = accountants.get("pld").epsilon(releases, 1e-5)
+    assert Least(("zcdp-rs", "pld")).best(releases, 1e-5) == (known, "pld")
+    assert Least(("zcdp-rs", "basic-composition")).best(releases, 1e-5)[0] > estimate

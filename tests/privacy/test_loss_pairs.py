@@ -96,7 +96,7 @@ def test_laplace_is_the_integral_of_its_densities(epsilon: float) -> None:
         true = float(np.maximum(p - np.exp(at) * q, 0).sum() * (x[1] - x[0]))
         mine = hockey_stick(loss, width, at)
         assert true * (1 - 1e-4) - 1e-9 <= mine <= true * 1.001 + 1e-3 * epsilon * width + 1e-4
-        if 0 <= at:
+        if at >= 0:
             assert mine == pytest.approx(-np.expm1((at - epsilon) / 2), rel=1e-4, abs=1e-3 * width)
 
 
