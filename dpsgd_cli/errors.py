@@ -6,6 +6,7 @@ DpsgdError                    exit code
 ├── DataError             1   a file that is missing, damaged or does not hold what its card says
 ├── PrivacyError          2   a combination that has no guarantee
 │   ├── UnsupportedMechanism  an accountant refuses a mechanism by name
+│   │   └── FailedAccountant  its numbers are beyond what floats hold: it states nothing
 │   └── InfeasibleBudget      no noise level or epoch count fits the budget
 ├── BudgetExceeded        1   a release would have passed the budget; it was not made
 ├── ModelError            2   a model that cannot be trained privately
@@ -51,6 +52,10 @@ class PrivacyError(DpsgdError):
 
 class UnsupportedMechanism(PrivacyError):
     """An accountant was asked about a mechanism, batching or adjacency that it does not cover."""
+
+
+class FailedAccountant(UnsupportedMechanism):
+    """An accountant's own numbers failed (overflow, not a number), so that it states nothing."""
 
 
 class InfeasibleBudget(PrivacyError):

@@ -43,7 +43,7 @@ from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, AgdRates, agd_rates
-from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, PureSource, Release
 from dpsgd_cli.recipe import schema
 
 
@@ -192,8 +192,9 @@ class DpAgd(Method):
         self.risk.advance(lengths)
 
     def _selection(self, trial: int) -> PureDP:
-        kind = self.settings[0].selection
-        return PureDP(self.rates[trial].selection_epsilon, self.adjacency, kind, "step")
+        # noisy-min is eps-DP, but its loss is not that of one Laplace number
+        source: PureSource = "exponential" if self.settings[0].selection == "exponential" else "pure"
+        return PureDP(self.rates[trial].selection_epsilon, self.adjacency, source, "step")
 
     def _penalties(self, index: Tensor, spacing: Tensor, count: int) -> Tensor:
         """N lambda / 2 |w - i h d|^2 less its value at i = 0, (A, count) float64: public."""

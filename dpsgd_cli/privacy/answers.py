@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, UnsupportedMechanism
 from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.accountants.base import number
 from dpsgd_cli.privacy.cases import Case
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.mechanism import Release, merge
@@ -55,9 +57,11 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
         trials = _distinct(case.trials())
         adjacency = next((r.mechanism.adjacency for releases in trials for r in releases), None)
         if at_epsilon is None:
-            epsilon, delta = max(accountant.epsilon(releases, case.delta) for releases in trials), case.delta
+            asked = (partial(accountant.epsilon, releases, case.delta) for releases in trials)
+            epsilon, delta = max(number(accountant, ask) for ask in asked), case.delta
         else:
-            epsilon, delta = at_epsilon, max(accountant.delta(releases, at_epsilon) for releases in trials)
+            asked = (partial(accountant.delta, releases, at_epsilon) for releases in trials)
+            epsilon, delta = at_epsilon, max(number(accountant, ask) for ask in asked)
         rhos = [rho_of(releases) for releases in trials]
     except UnsupportedMechanism as refusal:
         return _refused(case, accountant, adjacency, refusal)
@@ -102,14 +106,15 @@ def rho_of(releases: Sequence[Release]) -> float | None:
 
 
 def ranked(rows: Sequence[Row], more_is_better: bool = False) -> list[Row]:
-    """Smallest epsilon first, or the best solution where one was solved for; refusals last.
+    """Smallest epsilon first, or the best solution where one was solved for; estimates after bounds, refusals last.
 
     `more_is_better`: whether the larger of two solutions serves the user better (epochs, not noise).
     """
     sign = -1.0 if more_is_better else 1.0
 
-    def key(row: Row) -> tuple[bool, float, float, str]:
-        return row.epsilon is None, sign * next(iter(row.solved.values()), 0.0), row.epsilon or 0.0, row.accountant
+    def key(row: Row) -> tuple[bool, bool, float, float, str]:
+        solved = sign * next(iter(row.solved.values()), 0.0)
+        return row.epsilon is None, row.bound != "upper", solved, row.epsilon or 0.0, row.accountant
 
     return sorted(rows, key=key)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho, total_rho
 from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, adjacency_of, make_plan
 from dpsgd_cli.privacy.planning import Facts
@@ -56,7 +57,9 @@ def plan_selection(recipe: schema.Recipe, facts: Facts) -> SelectionPlan:
     longest = max(len(plan.epochs) for plan in plans)
     epochs = [*dearest.epochs, *[()] * (longest - len(dearest.epochs))]
     epochs[-1] = (*epochs[-1], choice)
-    accountant = "zcdp-tight" if privacy.accountant == "auto" else privacy.accountant
+    accountant = privacy.accountant
+    if accountant == "auto":
+        accountant = Least().best([*before, *(r for epoch in epochs for r in epoch)], dearest.delta)[1]
     return SelectionPlan(
         sampling=replace(dearest.sampling, records=facts.records),
         noise_multipliers=dearest.noise_multipliers,

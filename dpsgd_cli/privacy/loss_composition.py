@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy.conversions import minimise
 from dpsgd_cli.privacy.loss_pairs import Cells, LossMasses
 
@@ -62,10 +63,11 @@ class Composer:
         spectrum = np.ones(self.size // 2 + 1, dtype=np.complex128)
         active = np.arange(len(spectrum))
         before = np.zeros(cumulative.shape[1])
+        room = np.empty(self.size), np.empty_like(spectrum)
         result = []
         for row in cumulative:
             for i in np.flatnonzero(row - before):
-                factor = self._kinds[i].spectrum(active, self.size)
+                factor = self._kinds[i].spectrum(active, self.size, room)
                 spectrum *= factor ** int(row[i] - before[i])
                 alive = np.abs(spectrum) > _VANISHED
                 if np.count_nonzero(alive) < 0.8 * len(active):
@@ -176,16 +178,20 @@ class _Tilted:
         top = float(logs.max())
         return top + float(np.log(np.exp(logs - top).sum()))
 
-    def spectrum(self, frequencies: Cells, size: int) -> Complexes:
+    def spectrum(self, frequencies: Cells, size: int, room: tuple[Floats, Complexes]) -> Complexes:
         """Coefficients of the discrete Fourier transform over `size` cells, at some of the frequencies 0..size/2.
 
-        Losses beyond `size` cells are folded back, which is what the transform does to the sums, too.
+        Losses beyond `size` cells are folded back, which is what the transform does to the sums, too. `room` is memory
+        to work in: to ask for it anew takes as long as the transform.
         """
         places = self.cells % size
         if len(frequencies) * len(places) < size // 5:
             phases = (frequencies[:, None] * places[None, :]) % size
             return np.exp(phases * (-2j * np.pi / size)) @ self.masses
-        transform: Complexes = np.fft.rfft(np.bincount(places, weights=self.masses, minlength=size))
+        dense, transform = room
+        dense[:] = 0.0
+        np.add.at(dense, places, self.masses)
+        np.fft.rfft(dense, out=transform)
         return transform[frequencies]
 
 
@@ -198,6 +204,10 @@ class ComposedLoss:
     tilt: float
     log_scale: float
     infinite: float
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(float(self.tilted.sum()) + self.log_scale + self.infinite):
+            raise FailedAccountant("the masses of the composed loss are not finite; use rdp")
 
     def delta(self, epsilon: float) -> float:
         """sum of mass * (1 - e^(epsilon - loss)) over losses above `epsilon`, plus the infinite mass. In [0, 1]."""
@@ -233,7 +243,9 @@ class ComposedLoss:
 
 def _between(low: float, high: float, share: float) -> float:
     """Inside a cell delta(epsilon) = A - e^epsilon B: where it has fallen by `share`, and never below that."""
-    return min(high, low + float(np.log1p(min(share, 1.0) * np.expm1(high - low))) * (1 + 1e-9) + 1e-15)
+    gap, share = high - low, min(share, 1.0)
+    rise = np.log1p(share * np.expm1(gap)) if gap < 30 else gap + np.log(share + np.exp(-gap))
+    return min(high, low + float(rise) * (1 + 1e-9) + 1e-15)
 
 
 def _shortfalls(above: Floats, decay: float) -> Floats:

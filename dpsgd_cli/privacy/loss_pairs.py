@@ -3,17 +3,20 @@
 A mechanism's worst pair of output distributions (P, Q) has the loss L = log dP/dQ under P. Each cell of the loss
 axis is replaced by masses on its two ends that keep both P's and Q's mass of the cell: the result dominates the
 pair, with an error quadratic in the cell's width (Doroshenko et al. 2022, "Connect the Dots"). Cells are of equal
-width around the mean loss and grow in proportion to their distance far from it. Composition is `loss_composition.py`.
+width around the mean loss and grow in proportion to their distance far from it. How the masses of a cell compare is
+kept as a logarithm: beyond losses of 700 one of them underflows. Composition is `loss_composition.py`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
+from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, ZeroConcentrated
 
 Floats = NDArray[np.floating]
@@ -27,11 +30,19 @@ _EQUAL_CELLS = 400
 
 @dataclass(frozen=True)
 class LossMasses:
-    """P-masses on the losses cells * width (cells increasing), and the mass of infinite loss."""
+    """P-masses on the losses cells * width (cells increasing), and the mass of infinite loss.
+
+    Raises FailedAccountant for masses that do not add up to 1: whatever is missing would be left out of delta.
+    """
 
     cells: Cells
     masses: Floats
     infinite: float
+
+    def __post_init__(self) -> None:
+        total = float(self.masses.sum()) + self.infinite
+        if not abs(total - 1) < 1e-6:
+            raise FailedAccountant(f"the masses of a discretised loss add up to {total:g}, not to 1; use rdp")
 
 
 @dataclass(frozen=True)
@@ -47,40 +58,40 @@ def discretise(mechanism: Mechanism, width: float) -> LossPair:
 
     Guarantee: for every epsilon, the hockey-stick divergence of the result is at least that of the mechanism, under the
     adjacency it is stated for. Gaussians: N(1, z^2) against N(0, z^2), mixed with N(0, z^2) when Poisson-sampled
-    (Zhu, Dong and Wang 2022, Theorem 11); pure and approximate: randomised response (Kairouz, Oh and Viswanath 2017).
+    (Zhu, Dong and Wang 2022, Theorem 11); the others: `_pure`.
     """
     if isinstance(mechanism, GaussianSum):
         rate = mechanism.sampling_rate if mechanism.batching == "poisson" else 1.0
         return _gaussian(rate, mechanism.noise_multiplier, width)
     assert not isinstance(mechanism, ZeroConcentrated), "refused by Accountant.check"
     leak = mechanism.delta if isinstance(mechanism, ApproximateDP) else 0.0
-    masses = _randomised_response(mechanism.epsilon, leak, width)
+    masses = _pure(mechanism.epsilon, _share_of_ends(mechanism), leak, width)
     return LossPair(masses, masses)
 
 
 def loss_variance(mechanism: Mechanism) -> float:
-    """Variance of the loss under P, to a few percent; it only sets the cell width."""
+    """Variance of the loss under P, or more; it only sets the cell width."""
     if isinstance(mechanism, PureDP | ApproximateDP):
         return mechanism.epsilon**2
     assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
     rate = mechanism.sampling_rate if mechanism.batching == "poisson" else 1.0
-    mean, mean_square, _ = _loss_moments(rate, mechanism.noise_multiplier)
-    return mean_square - mean**2
+    return _loss_moments(rate, mechanism.noise_multiplier)[1]
 
 
 def _gaussian(rate: float, noise: float, width: float) -> LossPair:
     ends = _cell_ends(rate, noise, width)
     x = _point_of_loss(ends * width, rate, noise)
-    without = _cell_masses(x / noise)
-    within = _cell_masses((x - 1) / noise)
+    without, within = _cell_masses(x / noise), _cell_masses((x - 1) / noise)
     mixed = (1 - rate) * without + rate * within if rate < 1 else within
+    lows, gaps = ends * width, np.expm1(-np.diff(ends) * width)
+    log_ratio = _log_ratio(within, without, x / noise, rate, noise)
     # Nothing lies below the least loss log(1 - rate), whose cell starts at x = -inf.
     below_without, below_within = float(ndtr(x[0] / noise)), float(ndtr((x[0] - 1) / noise))
     above_without, above_within = float(ndtr(-x[-1] / noise)), float(ndtr((1 - x[-1]) / noise))
-    remove = _connect_dots(mixed, without, ends, width)
+    remove = _connect_dots(mixed, lows[:-1] - log_ratio, gaps)
     remove[0] += (1 - rate) * below_without + rate * below_within
     # Seen from Q the losses change sign and the cells their order.
-    add = _connect_dots(without[::-1], mixed[::-1], -ends[::-1], width)
+    add = _connect_dots(without[::-1], (log_ratio - lows[1:])[::-1], gaps[::-1])
     add[0] += above_without
     return LossPair(
         LossMasses(ends, remove, (1 - rate) * above_without + rate * above_within),
@@ -92,9 +103,13 @@ def _cell_ends(rate: float, noise: float, width: float) -> Cells:
     """The multiples of `width` that become dots: dense around the mean losses under P and under Q, thinner far out."""
     mean, _, mean_under_q = _loss_moments(rate, noise)
     low, high = _loss_at(np.array([-_TAIL * noise, 1 + _TAIL * noise]), rate, noise) / width
-    lowest, highest = int(np.floor(low)), int(np.ceil(high))
+    return _dots({round(mean / width), round(mean_under_q / width)}, int(np.floor(low)), int(np.ceil(high)))
+
+
+def _dots(centres: set[int], lowest: int, highest: int) -> Cells:
+    """Cells of equal width around `centres`, growing ones farther out, from `lowest` to `highest`."""
     parts = [np.array([lowest, highest])]
-    for centre in {round(mean / width), round(mean_under_q / width)}:
+    for centre in centres:
         farthest = max(highest - centre, centre - lowest, 1)
         growths = max(0, int(np.ceil(np.log(farthest / _EQUAL_CELLS) * _EQUAL_CELLS)))
         beyond = _EQUAL_CELLS * np.exp(np.arange(1, growths + 1) / _EQUAL_CELLS)
@@ -105,36 +120,71 @@ def _cell_ends(rate: float, noise: float, width: float) -> Cells:
 
 
 def _loss_moments(rate: float, noise: float) -> tuple[float, float, float]:
-    """E_P L, E_P L^2 and E_Q L of the sampled Gaussian, by a sum over 1000 points."""
+    """E_P L, its variance and E_Q L: exact for unsampled Gaussians, by a sum over 1000 points for sampled ones."""
+    if rate == 1:
+        variance = noise**-2
+        return variance / 2, variance, -variance / 2
     z = np.linspace(-_TAIL, _TAIL + 1 / noise, 1000)
     loss = _loss_at(z * noise, rate, noise)
     density = np.exp(-(z**2) / 2)
     mixed = (1 - rate) * density + rate * np.exp(-((z - 1 / noise) ** 2) / 2)
     mixed /= mixed.sum()
-    return float((mixed * loss).sum()), float((mixed * loss**2).sum()), float((density * loss).sum() / density.sum())
+    mean = float((mixed * loss).sum())
+    variance = float((mixed * (loss - mean) ** 2).sum())
+    return mean, variance, float((density * loss).sum() / density.sum())
 
 
-def _connect_dots(p: Floats, q: Floats, ends: Cells, width: float) -> Floats:
-    """Split each cell's P-mass between its ends so that both masses of the cell are kept."""
-    upper = (p - q * np.exp(ends[:-1] * width)) / -np.expm1(-np.diff(ends) * width)
-    upper = np.clip(upper, 0.0, p)
-    dots = np.zeros(len(ends))
+def _connect_dots(p: Floats, log_shares: Floats, gaps: Floats) -> Floats:
+    """Split each cell's P-mass between its ends so that both masses of the cell are kept.
+
+    Args: p, the P-masses; log_shares, log(q e^low / p) <= 0, 0 where all of it belongs on the low end; gaps,
+    e^(low - high) - 1.
+    """
+    upper = p * np.clip(np.expm1(log_shares) / gaps, 0.0, 1.0)
+    dots = np.zeros(len(p) + 1)
     dots[1:] += upper
     dots[:-1] += p - upper
     return dots
 
 
-def _randomised_response(epsilon: float, leak: float, width: float) -> LossMasses:
-    """Loss epsilon with probability e^eps/(1+e^eps), else -epsilon; infinite with probability `leak`."""
+def _share_of_ends(mechanism: PureDP | ApproximateDP) -> float:
+    """How much of the dominating loss is that of randomised response; see `_pure`."""
+    if isinstance(mechanism, ApproximateDP) or mechanism.source == "pure":
+        return 1.0
+    return (1 + math.exp(-mechanism.epsilon)) / 2 if mechanism.source == "laplace" else 0.0
+
+
+def _pure(epsilon: float, share: float, leak: float, width: float) -> LossMasses:
+    """Mixture of randomised response (`share`) and a loss on [-eps, eps] whose P-density is proportional to e^(l/2).
+
+    Guarantee: it dominates, in adaptive compositions too (Zhu, Dong and Wang 2022, Theorem 10), with
+
+    - share 1 whatever is eps-DP (Kairouz, Oh and Viswanath 2017);
+    - share (1 + e^-eps)/2 one number plus Laplace noise, whose loss it is: eps with probability 1/2, -eps with
+      e^-eps/2, and between them of density e^((l - eps)/2)/4;
+    - share 0 whatever is eps-bounded-range. Losses in an interval [t - eps, t] are dominated by its two ends, t with
+      probability (e^eps - e^t)/(e^eps - 1) (Dong, Durfee and Rogers 2020, section 4), and the largest delta over all
+      t, (e^(eps/2) - e^(x/2))^2/(e^eps - 1) at x in [0, eps], is that of this loss. A single t would not do: it may be
+      chosen by earlier outputs.
+
+    Besides, the loss is infinite with probability `leak`.
+    """
     if epsilon == 0:
         return LossMasses(np.zeros(1, dtype=np.int64), np.array([1 - leak]), leak)
-    cells, masses = [], []
-    for loss, mass in ((-epsilon, 1 / (1 + np.exp(epsilon))), (epsilon, 1 / (1 + np.exp(-epsilon)))):
-        start = int(np.floor(loss / width))
-        ends = np.array([start, start + 1])
-        cells.append(ends)
-        masses.append(_connect_dots(np.array([mass]), np.array([mass * np.exp(-loss)]), ends, width))
-    return LossMasses(np.concatenate(cells), (1 - leak) * np.concatenate(masses), leak)
+    highest = math.ceil(epsilon / width)
+    corners = np.unique([-highest, 1 - highest, highest - 1, highest])
+    ends = corners if share == 1 else _dots({highest}, -highest, highest)
+    rare, gaps = math.exp(-epsilon), np.expm1(-np.diff(ends) * width)
+    atoms, at_ends = np.zeros(len(ends) - 1), np.zeros(len(ends) - 1)
+    atoms[0], at_ends[0] = rare / (1 + rare), epsilon - highest * width
+    atoms[-1], at_ends[-1] = 1 / (1 + rare), ends[-2] * width - epsilon
+    masses = share * _connect_dots(atoms, at_ends, gaps)
+    if share < 1:
+        inside = np.clip(ends * width, -epsilon, epsilon)
+        spread = -np.exp((inside[1:] - epsilon) / 2) * np.expm1(-np.diff(inside) / 2) / -math.expm1(-epsilon)
+        middle = (inside[1:] + inside[:-1]) / 2
+        masses += (1 - share) * _connect_dots(spread, ends[:-1] * width - middle, gaps)
+    return LossMasses(ends, (1 - leak) * masses, leak)
 
 
 def _cell_masses(z: Floats) -> Floats:
@@ -144,13 +194,43 @@ def _cell_masses(z: Floats) -> Floats:
     return np.where(middle, 1 - tails[:-1] - tails[1:], np.abs(np.diff(tails)))
 
 
+def _log_ratio(within: Floats, without: Floats, z: Floats, rate: float, noise: float) -> Floats:
+    """log of a cell's mass under the mixture over that under N(0, z^2), also where they underflow."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotients = within / without
+        logs = np.log1p(rate * (quotients - 1)) if rate < 1 else np.log(quotients)
+    lost = np.flatnonzero(np.minimum(within, without) < 1e-280)
+    if len(lost):
+        low, high = z[lost], z[lost + 1]
+        logs[lost] = _log_mixture(_log_mass(low - 1 / noise, high - 1 / noise) - _log_mass(low, high), rate)
+    return logs
+
+
+def _log_mass(low: Floats, high: Floats) -> Floats:
+    """log of the standard normal mass of cells, however far out."""
+    near, far = log_ndtr(np.where(low > 0, -low, high)), log_ndtr(np.where(low > 0, -high, low))
+    return near + np.log(-np.expm1(far - near))
+
+
+def _log_mixture(log_ratio: Floats, rate: float) -> Floats:
+    """log(1 - q + q e^log_ratio), to full relative precision near 0."""
+    if rate == 1:
+        return log_ratio
+    logs = np.log1p(rate * np.expm1(np.minimum(log_ratio, 30)))
+    far = log_ratio >= 30
+    if far.any():
+        logs[far] = np.logaddexp(np.log1p(-rate), np.log(rate) + log_ratio[far])
+    return logs
+
+
 def _loss_at(x: Floats, rate: float, noise: float) -> Floats:
-    log_ratio = (x - 0.5) / noise**2
-    return np.logaddexp(np.log1p(-rate), np.log(rate) + log_ratio) if rate < 1 else log_ratio
+    return _log_mixture((x - 0.5) / noise**2, rate)
 
 
 def _point_of_loss(loss: Floats, rate: float, noise: float) -> Floats:
     """Where log(1 - q + q e^((x - 1/2)/z^2)) takes each value; -inf below its range."""
+    if rate == 1:
+        return noise**2 * loss + 0.5
     with np.errstate(divide="ignore", invalid="ignore"):
         # log(1 + (e^loss - 1)/q), in the form that does not overflow for large losses.
         near = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30)) / rate, -1.0))

@@ -60,10 +60,10 @@ class GaussianSum:
 
 @dataclass(frozen=True)
 class PureDP:
-    """A release that is epsilon-DP; `source` says by what (`laplace`, `exponential`, `pure`).
+    """A release that is epsilon-DP; `source` says by what, so that accountants which know more of it can use that.
 
-    The exponential mechanism is priced tighter than a generic pure mechanism where an accountant knows
-    how: eps^2/8-zCDP (its privacy loss is eps-bounded-range) instead of eps^2/2.
+    `laplace`: ONE number plus Laplace noise of scale (its sensitivity)/epsilon. `exponential`: the exponential
+    mechanism, or whatever else is epsilon-bounded-range. `pure`: anything else, report-noisy-min included.
     """
 
     kind: ClassVar[str] = "pure"

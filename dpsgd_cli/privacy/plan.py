@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy import accountants, budget, schedule
 from dpsgd_cli.privacy.accountants import Accountant, Guarantee
 from dpsgd_cli.privacy.budget import Budget, describe
+from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.ledger import Filter, Ledger, mu_squared_of
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Mechanism, Release, merge
 from dpsgd_cli.privacy.schedule_solver import solve_schedule
@@ -207,11 +208,10 @@ class _Draft:
 
     def plan(self) -> Plan:
         kind, multipliers = self._solve()
-        plan = Plan(
-            noise_multipliers=tuple(multipliers),
-            epochs=tuple((self.release(z),) for z in multipliers),
-            **self._settings,
-        )
+        epochs = tuple((self.release(z),) for z in multipliers)
+        plan = Plan(noise_multipliers=tuple(multipliers), epochs=epochs, **self._settings)
+        if self.accountant.name == Least.name:
+            plan = replace(plan, accountant=Least().best(plan.releases, self.delta)[1])
         if not self._fits(multipliers):
             fitting = self._epochs_that_fit(kind, len(multipliers))
             raise InfeasibleBudget(
@@ -269,7 +269,8 @@ class _Draft:
     def accountant(self) -> Accountant:
         name = self.privacy.accountant
         if name == "auto":
-            return accountants.get({"poisson": "pld", "fixed": "rdp"}.get(self.sampling.batching, "gaussian"))
+            # nothing is below what is exact, and its filter lets a method choose
+            return Least() if self.sampling.batching in ("poisson", "fixed") else accountants.get("gaussian")
         return accountants.get(name)
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, equal_choices, largest_rho
+from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.lipschitz import problem_constants
 from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling, make_plan
@@ -126,9 +127,9 @@ def _one_release(recipe: schema.Recipe, facts: Facts, release: Release) -> Plan:
     if facts.before:
         raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")
     sampling = Sampling("full", facts.records, facts.records, release.mechanism.adjacency)
-    return Plan(
-        sampling, (), 1.0, 1, (), ((release,),), "basic-composition", _delta(privacy), privacy.budget, True
-    )  # fmt: skip
+    delta = _delta(privacy)
+    _, accountant = Least().best([release], delta)
+    return Plan(sampling, (), 1.0, 1, (), ((release,),), accountant, delta, privacy.budget, True)
 
 
 def output_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:

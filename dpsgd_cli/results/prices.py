@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.accountants.base import number
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
 
 
@@ -33,7 +34,8 @@ def curve(accountant: str, epochs: Sequence[Sequence[Release]], delta: float) ->
 
 @functools.lru_cache(maxsize=256)
 def _epsilon(accountant: str, releases: tuple[Release, ...], delta: float) -> float:
-    return accountants.get(accountant).epsilon(releases, delta)
+    named = accountants.get(accountant)
+    return number(named, lambda: named.epsilon(releases, delta))
 
 
 @functools.lru_cache(maxsize=64)

@@ -24,9 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
+from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy import accountants, conversions
 from dpsgd_cli.privacy.accountants.rdp import Profile
+from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import PureDP, Release, merge
 from dpsgd_cli.privacy.selection import BestOfTrials, Choice
 from dpsgd_cli.privacy.together import Run, why_apart
@@ -35,9 +36,7 @@ from dpsgd_cli.recipe.schema.privacy import NoiseSource
 from dpsgd_cli.results import prices
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 
-# Cheapest last: all are upper bounds, so the least is the one to state.
-_ACCOUNTANTS = ("gaussian", "pld", "rdp", "zcdp", "basic-composition")
-_FEW = 8
+_FEW = 64
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,10 @@ def _together(spent: Sequence[Spent], trials: int) -> dict[str, Any]:
         return {**nothing, "note": apart}
     delta = min(one.delta for one in spent)
     releases = merge([Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)])
-    epsilon, accountant = least_epsilon(releases, delta)
+    try:
+        epsilon, accountant = _least(releases).best(releases, delta)
+    except PrivacyError as error:
+        return {**nothing, "note": str(error)}
     return {"epsilon": _finite(epsilon), "delta": delta, "adjacency": spent[0].adjacency, "trials": trials,
             "accountant": accountant, "bound": "upper"}  # fmt: skip
 
@@ -154,23 +156,16 @@ def _exponential(spent: Sequence[Spent], select: ExponentialChoice, together: di
     adjacency = together["adjacency"]
     releases = [Release(r.mechanism, r.count * one.trials) for one in spent for r in unscaled(one.releases)]
     releases.append(Release(PureDP(select.epsilon, adjacency, "exponential", "choice")))
-    epsilon, accountant = least_epsilon(merge(releases), together["delta"])
+    releases = merge(releases)
+    epsilon, accountant = _least(releases).best(releases, together["delta"])
     return {**told, "adjacency": adjacency, "delta": together["delta"], "epsilon": _finite(epsilon),
             "accountant": accountant, "bound": "upper",
             "note": f"everything trained, and the choice itself at epsilon {select.epsilon:g}"}  # fmt: skip
 
 
-def least_epsilon(releases: Sequence[Release], delta: float) -> tuple[float, str]:
-    """The least upper bound that any accountant which covers all releases states, and whose it is."""
-    found = []
-    for name in _ACCOUNTANTS:
-        if name == "pld" and len(releases) > _FEW:
-            continue
-        try:
-            found.append((accountants.get(name).epsilon(releases, delta), name))
-        except UnsupportedMechanism:
-            continue
-    return min(found, default=(math.inf, "none"))
+def _least(releases: Sequence[Release]) -> Least:
+    """The least upper bound; without `pld` where many unlike releases would take it minutes."""
+    return Least() if len(releases) <= _FEW else Least([name for name in accountants.USUAL if name != "pld"])
 
 
 def unscaled(releases: Sequence[Release]) -> list[Release]:

@@ -83,7 +83,7 @@ def test_the_table_is_sorted_and_ends_with_the_refusals() -> None:
     assert result.exit_code == 0
     priced, refused = result.stdout.split("no statement:")
     names = [line.split()[0] for line in priced.splitlines()[2:] if line]
-    assert names == ["pld", "rdp", "moments", "zcdp-rs", "strong-composition", "basic-composition"]
+    assert names == ["pld", "rdp", "moments", "strong-composition", "basic-composition", "zcdp-rs"]
     assert "zcdp: poisson batches" in refused
     assert "0.9470" in priced
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy.conversions import gaussian_delta
 from dpsgd_cli.privacy.loss_pairs import LossMasses, discretise, loss_variance
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
@@ -67,3 +68,48 @@ def test_approximate_release_leaks_its_delta() -> None:
     assert loss.infinite == 1e-3
     assert hockey_stick(loss, 0.01, 0.51) == pytest.approx(1e-3)
     assert hockey_stick(discretise(PureDP(0.0, "add-remove"), 0.01).remove, 0.01, 0.0) == 0
+
+
+def two_ends(epsilon: float, top: float, at: float) -> float:
+    """Hockey-stick of a loss that is `top` or `top - epsilon`, e^-loss of mean 1 (Dong, Durfee and Rogers 2020)."""
+    likely = np.expm1(epsilon - top) / (np.exp(epsilon - top) - np.exp(-top))
+    return float(likely * max(0, -np.expm1(at - top)) + (1 - likely) * max(0, -np.expm1(at - top + epsilon)))
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 9.0])
+def test_exponential_mechanism_is_the_worst_range_at_every_epsilon(epsilon: float) -> None:
+    width = epsilon / 300
+    loss = discretise(PureDP(epsilon, "add-remove", "exponential"), width).remove
+    for at in np.linspace(-epsilon, epsilon, 13):
+        worst = max(two_ends(epsilon, top, at) for top in np.linspace(0, epsilon, 2001))
+        mine = hockey_stick(loss, width, at)
+        assert worst * (1 - 1e-6) - 1e-12 <= mine <= worst * 1.001 + 1e-3 * epsilon * width
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 9.0])
+def test_laplace_is_the_integral_of_its_densities(epsilon: float) -> None:
+    width = epsilon / 300
+    loss = discretise(PureDP(epsilon, "add-remove", "laplace"), width).remove
+    x = np.linspace(-40 / epsilon, 1 + 40 / epsilon, 800_001)
+    p, q = (epsilon / 2 * np.exp(-epsilon * np.abs(x - shift)) for shift in (0, 1))
+    for at in np.linspace(-epsilon, epsilon, 13):
+        true = float(np.maximum(p - np.exp(at) * q, 0).sum() * (x[1] - x[0]))
+        mine = hockey_stick(loss, width, at)
+        assert true * (1 - 1e-4) - 1e-9 <= mine <= true * 1.001 + 1e-3 * epsilon * width + 1e-4
+        if at >= 0:
+            assert mine == pytest.approx(-np.expm1((at - epsilon) / 2), rel=1e-4, abs=1e-3 * width)
+
+
+def test_losses_above_709_keep_their_masses() -> None:
+    """Multiplier 0.02 has a mean loss of 1250; exp of it overflows."""
+    for width in (0.05, 1.0):
+        loss = discretise(GaussianSum(0.02, "add-remove"), width).remove
+        for epsilon in (1100.0, 1250.0, 1400.0):
+            true = gaussian_delta(50.0, epsilon)
+            assert true * (1 - 1e-9) <= hockey_stick(loss, width, epsilon) <= true * 1.02 + 1e-6
+
+
+@pytest.mark.parametrize("masses", [[0.5, 0.4], [0.5, np.nan], [np.inf, 0.5]])
+def test_masses_that_do_not_add_up_are_a_failure_and_not_a_number(masses: list[float]) -> None:
+    with pytest.raises(FailedAccountant, match="not to 1"):
+        LossMasses(np.array([0, 1]), np.array(masses), 0.0)

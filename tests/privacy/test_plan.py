@@ -278,3 +278,24 @@ def test_a_plan_of_many_epochs_is_made_and_spent_in_one_go() -> None:
     longer = plan(schedule={"kind": "exponential", "initial": 1000, "decay": 1e-5}, budget=epsilon)
     assert len(longer.epochs) > 3000
     spend(longer)
+
+
+def test_a_poisson_plan_states_the_least_bound_and_names_whose_it_is() -> None:
+    """At tiny rates and deltas Renyi orders prove less than discretised losses do, and elsewhere more."""
+    fixed: dict[str, Any] = {"schedule": {"kind": "uniform", "initial": 0.5}, "budget": None}
+    tiny = make_plan(recipe("poisson", 1, delta=1e-20, **fixed), 600 * 1000)
+    usual = make_plan(recipe("poisson", 1, **fixed), 60_000)
+    assert (tiny.accountant, usual.accountant) == ("rdp", "pld")
+    for one in (tiny, usual):
+        for name in ("rdp", "pld"):
+            assert one.guarantee().epsilon <= accountants.get(name).epsilon(one.releases, one.delta)
+    named = make_plan(recipe("poisson", 1, delta=1e-20, accountant="pld", **fixed), 600 * 1000)
+    assert named.accountant == "pld"
+
+
+def test_noise_is_calibrated_by_the_least_bound() -> None:
+    budget = {"epsilon": 5.0, "delta": 1e-20}
+    least = make_plan(recipe("poisson", 1, budget=budget, delta=None), 600 * 1000)
+    alone = make_plan(recipe("poisson", 1, budget=budget, delta=None, accountant="pld"), 600 * 1000)
+    assert least.noise_multipliers[0] <= alone.noise_multipliers[0] * (1 + 1e-6)
+    assert least.guarantee().epsilon <= 5.0

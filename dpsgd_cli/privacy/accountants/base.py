@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dpsgd_cli.errors import UnsupportedMechanism
+from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
 from dpsgd_cli.privacy.mechanism import (
     Adjacency,
     ApproximateDP,
@@ -96,6 +96,20 @@ ONLY_ZCDP = (
     "what is released is chosen from what was released, within a budget in rho, and of that it is proved that the whole"
     " is rho-zCDP and nothing more; use zcdp, zcdp-tight or rdp"
 )
+
+
+def number(accountant: Accountant, ask: Callable[[], float]) -> float:
+    """What `ask` answers for `accountant`, if that is a number.
+
+    Raises FailedAccountant where its arithmetic breaks down: what fails states nothing, least of all the best bound.
+    """
+    try:
+        value = ask()
+    except (ArithmeticError, ValueError) as error:
+        raise FailedAccountant(f"{accountant.name}: its numbers fail here ({error}); take another one") from error
+    if math.isnan(value):
+        raise FailedAccountant(f"{accountant.name}: its numbers fail here (not a number); take another one")
+    return value
 
 
 def _out_of_range(mechanism: Mechanism) -> str | None:

@@ -6,10 +6,12 @@ Not for fixed-size batches, for which no dominating pair is built in. Discretisa
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling
 from dpsgd_cli.privacy.accountants.rdp import Rdp
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
 
 _RELATIVE_WIDTH = 0.02
 """Cell width over the standard deviation of an average step: inflates the total's by about width^2/12, 3e-5 of it."""
-_LEAST_WIDTH = 1e-9
+_LEAST_WIDTH = 1e-12
 """Narrower cells would lose their split of masses in rounding."""
+_GREATEST_WIDTH = 0.05
+"""Inside a cell this wide e^-loss is still nearly linear, however wide the whole."""
+_MOST_VARIANCE = 1e12
+"""Sums of larger losses keep too few digits; Renyi divergences have no such limit."""
 _LEAST_NOISE = 0.1
 """Below it sampled Gaussians are priced as unsampled ones, which dominate them."""
 _LEAST_RATE = 1e-12
@@ -88,12 +94,8 @@ def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
     kept: list[Release] = []
     for release in merge(list(releases)):
         mechanism, count = release.mechanism, release.count
-        if isinstance(mechanism, PureDP):
-            # Priced by randomised response, whatever its source.
-            kept.append(Release(PureDP(mechanism.epsilon, mechanism.adjacency), count))
-            continue
-        if isinstance(mechanism, ApproximateDP):
-            kept.append(release)
+        if isinstance(mechanism, PureDP | ApproximateDP):
+            kept.append(Release(dataclasses.replace(mechanism, label=""), count))
             continue
         assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
         noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
@@ -152,7 +154,9 @@ def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False)
 
     counts = np.array([float(release.count) for release in releases])
     variance = float(sum(r.count * loss_variance(r.mechanism) for r in releases))
-    width = max(math.sqrt(variance / float(counts.sum())) * _RELATIVE_WIDTH, _LEAST_WIDTH)
+    if not variance < _MOST_VARIANCE:
+        raise FailedAccountant(f"{Pld.name}: a loss of variance {variance:.2g} is too large to discretise; use rdp")
+    width = min(max(math.sqrt(variance / float(counts.sum())) * _RELATIVE_WIDTH, _LEAST_WIDTH), _GREATEST_WIDTH)
     directions = ("remove", "add") if _needs_sampling(releases) else ("remove",)
     while True:
         pairs = [discretise(release.mechanism, width) for release in releases]

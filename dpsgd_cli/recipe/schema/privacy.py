@@ -68,7 +68,7 @@ class Privacy(Section):
     ] = Field(
         "auto",
         description="Who polices an epsilon budget, chooses the least noise for it and states epsilon. auto: exact"
-        " (gaussian) for full and shuffle, pld for poisson, rdp for single, and what suits other methods.",
+        " (gaussian) for full and shuffle, else the least upper bound of all that apply, by whosever it is.",
     )  # fmt: skip
     noise_source: NoiseSource | None = Field(
         None, description="seeded: reproducible, for experiments; secure: operating-system entropy (no seed)."

@@ -1,0 +1,80 @@
+"""What is stated where nobody names an accountant."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
+from dpsgd_cli.privacy import accountants, answers
+from dpsgd_cli.privacy.accountants.rdp import Rdp
+from dpsgd_cli.privacy.cases import FlagCase
+from dpsgd_cli.privacy.least import Least
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
+
+CASE = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
+
+
+class Broken(Rdp):
+    """An accountant whose numbers fail."""
+
+    name = "broken"
+
+    def __init__(self, answer: float | Exception) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [math.nan, OverflowError("too large"), ValueError("math domain error")])
+def test_an_accountant_that_fails_is_a_refused_row_and_never_the_best(answer: float | Exception) -> None:
+    row = answers.price(CASE, Broken(answer))
+    assert row.epsilon is None
+    assert row.note.startswith("refused: its numbers fail here")
+    good = answers.price(CASE, accountants.get("rdp"))
+    assert answers.ranked([row, good])[0] == good
+    with pytest.raises(BudgetExceeded, match="no accountant asked proves a bound"):
+        answers.check_gate([row], 1e9)
+
+
+def test_an_estimate_never_comes_before_a_bound() -> None:
+    bound = answers.price(CASE, accountants.get("rdp"))
+    estimate = dataclasses.replace(bound, bound="estimate", epsilon=0.001, accountant="zcdp-rs")
+    assert answers.ranked([estimate, bound])[0] == bound
+
+
+def test_many_exponential_mechanisms_are_stated_by_their_divergences_and_few_by_their_losses() -> None:
+    """eps^2/8-zCDP beats one dominating loss for all ranges from a few dozen uses on."""
+    many, few = [Release(PureDP(0.1, "add-remove", "exponential"), n) for n in (100, 2)]
+    assert Least().best([many], 1e-5) == (accountants.get("rdp").epsilon([many], 1e-5), "rdp")
+    assert Least().best([many], 1e-5)[0] < 0.95 * accountants.get("pld").epsilon([many], 1e-5)
+    assert Least().best([few], 1e-5)[1] == "pld"
+
+
+def test_one_draw_of_fixed_size_is_stated_by_its_amplified_gaussian() -> None:
+    once = [Release(GaussianSum(1.0, "replace-one", "fixed", 0.01))]
+    epsilon, name = Least().best(once, 1e-6)
+    assert name == "basic-composition"
+    assert epsilon < accountants.get("rdp").epsilon(once, 1e-6)
+
+
+def test_what_nobody_covers_is_refused_with_the_reasons_of_all() -> None:
+    mixed = [Release(GaussianSum(1.0, "add-remove")), Release(GaussianSum(1.0, "zero-out"))]
+    with pytest.raises(UnsupportedMechanism, match="different adjacencies"):
+        Least().best(mixed, 1e-5)
+
+
+def test_estimates_are_never_stated() -> None:
+    """zcdp-rs estimates less than any bound here; the exact composition is above .9."""
+    releases = [Release(GaussianSum(6.0, "add-remove", "poisson", 0.001), 10**4)]
+    estimate = accountants.get("zcdp-rs").epsilon(releases, 1e-5)
+    known = accountants.get("pld").epsilon(releases, 1e-5)
+    assert Least(("zcdp-rs", "pld")).best(releases, 1e-5) == (known, "pld")
+    assert Least(("zcdp-rs", "basic-composition")).best(releases, 1e-5)[0] > estimate
