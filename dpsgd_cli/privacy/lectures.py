@@ -51,7 +51,9 @@ def lecture_9(epsilon: float, delta: float, steps: int) -> float:
 
 def _below_one(name: str, epsilon: float) -> None:
     if not 0 < epsilon < 1:
-        raise PrivacyError(f"{name} is proved for epsilon below 1, not {epsilon:g}; use method.noise: exact")
+        raise PrivacyError(
+            f"{name} is proved for epsilon below 1, not {epsilon:g}; lower it, or take privacy.accountant: gaussian"
+        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, equal_choices, largest_rho
 from dpsgd_cli.privacy.candidates import plan_selection
 from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, PureDP, Release
@@ -24,13 +25,15 @@ _BELOW = 1 - 1e-9
 class Facts:
     """What is public about the data: training records, releases of preprocessing, layers, and the feature bound.
 
-    `feature_bound` covers the model's constant column; None where nothing bounds a record's features.
+    `feature_bound` covers the model's constant column; None where nothing bounds a record's features. `judge` is who
+    prices a gradient plan's budget where somebody else than the recipe's accountant is asked.
     """
 
     records: int
     before: Sequence[Release] = ()
     groups: int | None = None
     feature_bound: float | None = None
+    judge: Accountant | None = None
 
 
 def plan_for(recipe: schema.Recipe, facts: Facts) -> Plan:
@@ -39,7 +42,7 @@ def plan_for(recipe: schema.Recipe, facts: Facts) -> Plan:
 
 
 def _gradient(recipe: schema.Recipe, facts: Facts) -> Plan:
-    return make_plan(recipe, facts.records, facts.before, facts.groups)
+    return make_plan(recipe, facts.records, facts.before, facts.groups, facts.judge)
 
 
 def _by_accountant(name: str) -> Callable[[schema.Recipe, Facts], Plan]:
