@@ -1,6 +1,7 @@
 """Where packs run, by name. A launcher takes jobs and gives outcomes as they come; each knows nothing of the others.
 
-Adding one is one file here and one line in `LAUNCHERS`, which the command line reads, too. Not here: what a job does (`sweep/running.py`).
+Adding one is one file here and one line in `LAUNCHERS`, which the command line
+reads, too. Not here: what a job does (`sweep/running.py`).
 """
 
 from __future__ import annotations
