@@ -220,7 +220,7 @@ def _check_flags(asked: Asked) -> None:
     """Numbers that no mechanism could have; the rest is checked where mechanisms are made."""
     for name, value in (("--steps", asked.steps), ("--epochs", asked.epochs)):
         if value is not None and not 1 <= value <= MOST_USES:
-            raise UsageError(f"{name} is {value}, but must be at least 1 and at most {MOST_USES}")
+            raise UsageError(f"{name} is {quoted(value)}, but must be at least 1 and at most {MOST_USES}")
     if asked.sampling_rate is not None and not 0 < asked.sampling_rate <= 1:
         raise UsageError(f"--sampling-rate is {asked.sampling_rate:g}, but must be above 0 and at most 1")
     if asked.noise_multiplier is not None and not 0 < asked.noise_multiplier < float("inf"):

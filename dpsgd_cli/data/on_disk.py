@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,17 @@ from dpsgd_cli.wording import shortened
 
 Transform = Callable[[np.ndarray], np.ndarray]
 
-UNREADABLE = (ValueError, TypeError, OSError, EOFError, OverflowError, SyntaxError, MemoryError, struct.error)
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    OSError,
+    EOFError,
+    OverflowError,
+    SyntaxError,
+    MemoryError,
+    struct.error,
+    TokenError,
+)
 """What NumPy raises for a file whose header or size is not that of an array."""
 
 _PAGE = 4096

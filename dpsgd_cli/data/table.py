@@ -13,11 +13,12 @@ import numpy as np
 
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.wording import count, listed, quoted
+from dpsgd_cli.wording import count, listed, quoted, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_MOST_PROBLEMS = 20
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 
 
@@ -35,6 +36,9 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
             matrix[:, index] = numbers
         except DataError as error:
             problems.append(f"{where}: {error}")
+        if len(problems) == _MOST_PROBLEMS:
+            problems.append(f"{where}: columns after {quoted(column.name)} were not looked at")
+            break
     if problems:
         raise DataError("\n".join(problems))
     return matrix
@@ -147,7 +151,7 @@ def _whole(texts: list[str], where: str) -> list[str]:
     odd = next((text for text, number in zip(texts, numbers, strict=True) if not float(number).is_integer()), None)
     if odd is not None:
         raise DataError(
-            f"{where} holds {quoted(odd)}, which is not a class; for numeric targets set data.task: regression"
+            f"{where} holds {shortened(odd)}, which is not a class; for numeric targets set data.task: regression"
         )
     return [str(int(number)) for number in numbers]
 
