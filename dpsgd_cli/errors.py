@@ -13,7 +13,8 @@ DpsgdError                    exit code
 └── RunError              1   training or writing failed (disk full, diverged, damaged checkpoint)
 
 An interruption is a RunError too, with the exit code that shells know it by: 130 for Ctrl-C, 143 for SIGTERM.
-Only `dpsgd_cli.main` turns these into messages and exit codes. A traceback means a bug of ours.
+SaidElsewhere is no error: it ends a process of a team in silence. Only `dpsgd_cli.main` turns these into messages and
+exit codes; whatever else is raised is a bug of ours, which it says in a line, with the file that holds the traceback.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class DpsgdError(Exception):
     """Base of every expected error; `str(error)` is the message the user sees."""
 
     exit_code = 1
+
+
+class SaidElsewhere(SystemExit):
+    """Ends a process quietly, since another one of its team has said why."""
 
 
 class UsageError(DpsgdError):

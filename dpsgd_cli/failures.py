@@ -51,7 +51,7 @@ def reason(error: BaseException, own_code: Sequence[Path] = ()) -> str | None:
         amount = f" (asked for {asked[1]})" if asked else ""
         return f"out of memory{amount}: lower runtime.micro_batch or repeats, or use a larger machine"
     line = _own_line(error, own_code)
-    if line is not None and isinstance(error, Exception):
+    if line is not None and isinstance(error, Exception | SystemExit):
         return f"{line}: {type(error).__name__}: {error}"
     if isinstance(error, OSError):
         named = f"{error.filename}: " if error.filename else ""

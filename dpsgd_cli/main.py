@@ -16,8 +16,9 @@ from typing import Any
 import click
 
 from dpsgd_cli import __version__
-from dpsgd_cli.errors import DpsgdError
+from dpsgd_cli.errors import DpsgdError, SaidElsewhere
 from dpsgd_cli.interrupts import exit_code
+from dpsgd_cli.wording import shortened
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dpsgd_cli.commands.train", "Train the model of one recipe and state what it guarantees."),
@@ -36,8 +37,15 @@ FILE_ADVICE = {
     errno.EROFS: "the file system is read-only; choose another place to write to",
     errno.EIO: "the device failed to read or write; check the disk",
     errno.ENAMETOOLONG: "the name is too long for this file system",
+    errno.ELOOP: "a link that leads nowhere; name the file itself",
+    errno.EISDIR: "is a directory; name a file",
+    errno.ENOTDIR: "a part of the path is a file, not a directory",
     errno.EMFILE: "too many open files; raise the limit with `ulimit -n`",
 }
+
+
+MOST_LINES, MOST_CHARACTERS = 50, 4000
+"""Of a message. A file may be wrong in twenty thousand columns; who mends the first fifty sees the next."""
 
 
 class Failure(click.ClickException):
@@ -49,7 +57,9 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
-        first, *rest = self.message.splitlines() or [""]
+        first, *rest = [shortened(line, MOST_CHARACTERS) for line in self.message.splitlines()] or [""]
+        if len(rest) > MOST_LINES:
+            rest = [*rest[:MOST_LINES], f"... and {len(rest) - MOST_LINES} more"]
         click.echo("\n".join([f"error: {first}", *(f"       {line}" for line in rest)]), file=file, err=file is None)
 
 
@@ -80,6 +90,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit, SaidElsewhere):
+            raise
         except DpsgdError as error:
             raise Failure(str(error), error.exit_code) from error
         except KeyboardInterrupt as error:
@@ -87,11 +99,31 @@ class LazyGroup(click.Group):
         except MemoryError as error:
             detail = f" ({error})" if str(error) else ""
             raise Failure(f"out of memory{detail}; use a smaller problem or a larger machine") from error
-        except OSError as error:
-            if error.errno not in FILE_ADVICE:
-                raise
-            named = f"{error.filename}: " if error.filename else ""
-            raise Failure(f"{named}{FILE_ADVICE[error.errno]}") from error
+        except (Exception, SystemExit) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # whoever read the output has gone; click ends quietly
+            if isinstance(error, OSError) and error.errno in FILE_ADVICE:
+                named = f"{error.filename}: " if error.filename else ""
+                raise Failure(f"{named}{FILE_ADVICE[error.errno]}") from error
+            raise Failure(_our_fault(error)) from error
+
+
+def _our_fault(error: BaseException) -> str:
+    """One line about what nobody foresaw, which names the file that the traceback was written to."""
+    import platform
+    import sys
+    import tempfile
+    import traceback
+
+    what = f"{type(error).__name__}: {error}".splitlines()[0] if str(error) else type(error).__name__
+    said = f"dpsgd failed where it should not ({shortened(what, 300)}): this is a bug of ours, not a mistake of yours"
+    told = [f"dpsgd {__version__}, Python {platform.python_version()}, {platform.platform()}", " ".join(sys.argv), ""]
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="dpsgd-error-", suffix=".txt", delete=False) as file:
+            file.write("\n".join(told) + "".join(traceback.format_exception(error)))
+    except (OSError, UnicodeError):
+        return said
+    return f"{said}; the details are in {file.name}, please report them"
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -31,7 +31,7 @@ def load_attribute(path: Path, name: str) -> Any:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RecipeError(f"{path}: running the file failed: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
         near = get_close_matches(name, dir(module), n=1)

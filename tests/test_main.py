@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -170,7 +172,45 @@ def test_a_closed_pipe_is_quiet(fail: Failing) -> None:
     assert (result.exit_code, result.output) == (1, "")
 
 
-def test_a_bug_of_ours_keeps_its_traceback(fail: Failing) -> None:
-    result = fail(ZeroDivisionError("ours"))
-    assert isinstance(result.exception, ZeroDivisionError)
-    assert isinstance(fail(FileNotFoundError(errno.ENOENT, "gone", "x")).exception, FileNotFoundError)
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (ZeroDivisionError("ours"), "ZeroDivisionError: ours"),
+        (FileNotFoundError(errno.ENOENT, "gone", "x"), "FileNotFoundError: [Errno 2] gone: 'x'"),
+        (SystemExit(0), "SystemExit: 0"),
+        (RecursionError("a\nb" * 9999), "RecursionError: a"),
+    ],
+)
+def test_a_bug_of_ours_is_one_line_that_names_the_file_of_its_traceback(
+    fail: Failing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException, named: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = fail(error)
+    [details] = tmp_path.iterdir()
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: dpsgd failed where it should not ({named}): this is a bug of ours, not a mistake of yours; the details"
+        f" are in {details}, please report them\n"
+    )
+    written = details.read_text()
+    assert written.startswith(f"dpsgd {__version__}, Python ")
+    assert "Traceback (most recent call last)" in written
+    assert f"{type(error).__name__}: " in written
+
+
+def test_a_bug_of_ours_is_one_line_where_nothing_can_be_written(
+    fail: Failing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    assert fail(KeyError("x")).stderr.endswith("this is a bug of ours, not a mistake of yours\n")
+
+
+def test_a_process_that_another_one_speaks_for_is_silent(fail: Failing) -> None:
+    result = fail(errors.SaidElsewhere(2))
+    assert (result.exit_code, result.output) == (2, "")
+
+
+def test_messages_of_any_size_are_shortened(fail: Failing) -> None:
+    result = fail(errors.DataError("\n".join(["x" * 10_000] * 10_000)))
+    assert len(result.stderr) < 300_000
+    assert result.stderr.endswith("... and 9949 more\n")

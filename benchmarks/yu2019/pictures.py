@@ -53,7 +53,7 @@ def solved(kind: str, epochs: int) -> float:
 
     assert recipe.privacy is not None
     plan = make_plan(recipe, 60_000)
-    answer = solve_schedule(recipe.privacy.schedule, epochs, lambda z: sum(0.5 / x**2 for x in z) <= 0.78125, 1e-9)
+    answer = solve_schedule(recipe.privacy.schedule, epochs, lambda z: sum(0.5 / x**2 for x in z) - 0.78125, 1e-9)
     assert len(plan.epochs) == epochs
     return float(answer.decay)  # type: ignore[union-attr]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
+from dpsgd_cli.wording import quoted
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.accountants import Accountant
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from dpsgd_cli.privacy.solving import Target
 
 
+MOST_USES = 1_000_000_000_000
+"""Of steps, epochs and trials."""
 BATCHINGS = ("poisson", "shuffle", "full", "fixed")
 
 
@@ -216,8 +219,8 @@ def _flag_cases(asked: Asked, overrides: list[str]) -> list[Case]:
 def _check_flags(asked: Asked) -> None:
     """Numbers that no mechanism could have; the rest is checked where mechanisms are made."""
     for name, value in (("--steps", asked.steps), ("--epochs", asked.epochs)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}, but must be at least 1")
+        if value is not None and not 1 <= value <= MOST_USES:
+            raise UsageError(f"{name} is {quoted(value)}, but must be at least 1 and at most {MOST_USES}")
     if asked.sampling_rate is not None and not 0 < asked.sampling_rate <= 1:
         raise UsageError(f"--sampling-rate is {asked.sampling_rate:g}, but must be above 0 and at most 1")
     if asked.noise_multiplier is not None and not 0 < asked.noise_multiplier < float("inf"):
@@ -261,8 +264,11 @@ def _trial_count(text: str, case: Case) -> int:
         if recipe is None:
             raise UsageError("--trials all: numbers have no trials of their own; give how many")
         return int(recipe.trials)
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--trials is {text!r}, but must be a whole number of at least 1, or all")
+    # no longer than the bound, since very long numbers take long to read
+    if not text.isdecimal() or len(text) > len(str(MOST_USES)) or not 1 <= int(text) <= MOST_USES:
+        raise UsageError(
+            f"--trials is {quoted(text)}, but must be a whole number of at least 1 and at most {MOST_USES}, or all"
+        )
     return int(text)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpsgd_cli.errors import RunError
+from dpsgd_cli.sweep.launchers import LAUNCHERS
 from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
@@ -26,6 +27,20 @@ class _RunByDefault(click.Group):
                 ctx.fail(f"no sweep and no command {args[0]!r}; did you mean {meant[0]}?")
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+
+class _Launcher(click.ParamType):
+    """One of the launchers there are when the command is called."""
+
+    name = "launcher"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(LAUNCHERS)}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in LAUNCHERS:
+            self.fail(f"{value!r} is not one of {', '.join(LAUNCHERS)}", param, ctx)
+        return str(value)
 
 
 @click.group(cls=_RunByDefault)
@@ -49,7 +64,7 @@ def command() -> None:
               help="Folder of results, failures and tables.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check and price every cell; train nothing.")
 @click.option("--shard", metavar="I/N", help="Run only every N-th cell, beginning with the I-th.")
-@click.option("--launcher", type=click.Choice(["local", "slurm", "ray"]), default="local", show_default=True,
+@click.option("--launcher", type=_Launcher(), default="local", show_default=True,
               help="Where packs run.")  # fmt: skip
 @click.option("--fail-fast", is_flag=True, help="Stop at the first cell that fails.")
 @click.option("--retry-failed", is_flag=True, help="Run cells again that failed before.")

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.streams import SecureStreams, Streams
-from dpsgd_cli.errors import DpsgdError, UsageError
+from dpsgd_cli.errors import DpsgdError, SaidElsewhere, UsageError
 from dpsgd_cli.interrupts import heed_no_more
 
 Value = TypeVar("Value")
@@ -124,18 +124,18 @@ class Processes(Team):
         if failed is not None:
             raise failed
         if said[1] is not None:
-            raise SystemExit(said[1])
+            raise SaidElsewhere(said[1])
         value: Value = said[0]
         return value
 
     def say_of(self, error: DpsgdError) -> DpsgdError:
-        """The error, with the process that it happened on. Where process 0 says it, that is enough: SystemExit."""
+        """The error, with the process that it happened on. Where process 0 says it, that is enough: SaidElsewhere."""
         with suppress(RuntimeError):
             self._store.set(f"ended/{self.rank}", str(error))
             if not self.first:
                 self._store.wait(["ended/0"], PATIENCE)
                 if isinstance(error.__cause__, ConnectionError) or self._store.get("ended/0").decode() == str(error):
-                    raise SystemExit(error.exit_code)
+                    raise SaidElsewhere(error.exit_code)
         if self.first:
             return error
         told = type(error)(f"process {self.rank} of {self.size}: {error}")

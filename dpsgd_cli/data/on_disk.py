@@ -11,10 +11,12 @@ Not here: what a user's files must hold (`own_npy.py`), batches and devices (`co
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,22 @@ from dpsgd_cli.data.dataset import Layout, flatten
 from dpsgd_cli.data.splits import count_test
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Split
+from dpsgd_cli.wording import shortened
 
 Transform = Callable[[np.ndarray], np.ndarray]
+
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    OSError,
+    EOFError,
+    OverflowError,
+    SyntaxError,
+    MemoryError,
+    struct.error,
+    TokenError,
+)
+"""What NumPy raises for a file whose header or size is not that of an array."""
 
 _PAGE = 4096
 _ROWS_AT_ONCE = 4096
@@ -36,8 +52,10 @@ class Stored:
     def __init__(self, path: Path) -> None:
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise DataError(f"{path} cannot be read as a npy array: {error}") from None
+        except UNREADABLE as error:
+            raise DataError(f"{path} cannot be read as a npy array: {shortened(str(error), 200)}") from None
+        if not isinstance(array, np.memmap):
+            raise DataError(f"{path} cannot be read as a npy array: it holds something else (an npz file?)")
         if array.ndim == 0 or array.size == 0 or not array.flags.c_contiguous:
             raise DataError(
                 f"{path}: an array of shape {array.shape} in {'C' if array.flags.c_contiguous else 'Fortran'} order; it"

@@ -12,10 +12,11 @@ import numpy as np
 
 from dpsgd_cli.data import declare
 from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
+from dpsgd_cli.data.on_disk import UNREADABLE
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data
-from dpsgd_cli.wording import count
+from dpsgd_cli.wording import count, shortened
 
 
 def read(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
@@ -50,9 +51,10 @@ def read(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
 def _load_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as npz arrays: {error}") from None
+            found = {name: stored[name] for name in stored.files}
+    except (*UNREADABLE, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as npz arrays: {shortened(str(error), 200)}") from None
+    return {name: held for name, held in found.items() if isinstance(held, np.ndarray)}
 
 
 def _array(stored: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:

@@ -6,6 +6,7 @@ a warning. Not here: what is done with each kind of file (`own_table.py`, `own_a
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dpsgd_cli.data import own_arrays, own_npy, own_table
@@ -15,6 +16,7 @@ from dpsgd_cli.data.on_disk import DiskSource
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.folder import data_files
 from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.regular import irregularity
 
 ARRAYS = ".npz"
 ROWS = ".npy"
@@ -68,9 +70,12 @@ def _kind_of(path: Path) -> str:
 
 
 def _existing(path: Path) -> Path:
+    if (why := irregularity(path)) is not None:
+        raise DataError(f"{path}: {why}")
     if not path.is_file():
+        looped = " (a link that leads nowhere)" if path.is_symlink() else ""
         raise DataError(
-            f"no such file: {path.resolve()}; data.path is relative to the recipe's own folder (of a"
+            f"no such file: {os.path.abspath(path)}{looped}; data.path is relative to the recipe's own folder (of a"
             " result's recipe.yaml: to the folder that it was trained from)"
         )
     if path.stat().st_size == 0:

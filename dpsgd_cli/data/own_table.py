@@ -10,6 +10,7 @@ import csv
 import gzip
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -19,10 +20,12 @@ from dpsgd_cli.data.dataset import Column, Layout, Part, Source
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.wording import quoted, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_LONGEST_HEADER = 4_000_000
 SEPARATORS = (",", ";", "\t", "|")
 
 
@@ -43,9 +46,10 @@ def _read_csv(path: Path, data: Data) -> pd.DataFrame:
     import pandas as pd
 
     with _as_data_errors(path), _open_text(path) as lines:
-        first = next((line for line in lines if line.strip()), "")
+        first = _first_line(lines, path)
     separator = max(SEPARATORS, key=_outside_quotes(first).count)
-    names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=True), [])
+    with _as_data_errors(path):
+        names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=True), [])
     _check_header(path, names, data)
     words = {*(data.categorical or ())} | ({data.target} if data.task == "classification" else set())
     with _as_data_errors(path):
@@ -75,8 +79,21 @@ def _as_data_errors(path: Path) -> Iterator[None]:
             yield
         except pd.errors.ParserWarning:
             raise DataError(f"{path} cannot be read as a table: rows have more fields than the header") from None
-        except (ValueError, OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path} cannot be read as a table: {str(error).strip()}") from None
+        except (ValueError, OSError, EOFError, OverflowError, csv.Error, zlib.error) as error:
+            raise DataError(f"{path} cannot be read as a table: {shortened(str(error).strip(), 200)}") from None
+
+
+def _first_line(lines: TextIO, path: Path) -> str:
+    """The first line that is not blank, of which no more is read than a header may be long."""
+    while line := lines.readline(_LONGEST_HEADER + 1):
+        if len(line) > _LONGEST_HEADER:
+            raise DataError(
+                f"{path} cannot be read as a table: its first line is longer than {_LONGEST_HEADER} characters;"
+                " is it text, with a header of column names?"
+            )
+        if line.strip():
+            return line
+    return ""
 
 
 def _open_text(path: Path) -> TextIO:
@@ -107,12 +124,13 @@ def _read_parquet(path: Path, data: Data) -> pd.DataFrame:
 
 def _check_header(path: Path, names: list[str], data: Data) -> None:
     """Every column that the recipe names must be there, and no name twice."""
-    problems = [f"{path}: two columns are called {name!r}" for name in sorted({n for n in names if names.count(n) > 1})]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    problems = [f"{path}: two columns are called {quoted(name)}" for name in twice]
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     asked = {"target": [data.target], "categorical": data.categorical or (), "bounds": bounds, "drop": data.drop}
     for key, wanted in asked.items():
         problems += [
-            f"{path}: data.{key} names {n!r}, which is no column{suggest(str(n), names)}"
+            f"{path}: data.{key} names {quoted(n)}, which is no column{suggest(str(n), names)}"
             for n in wanted
             if n not in names
         ]
@@ -134,7 +152,7 @@ def _declare(data: Data, frames: list[pd.DataFrame], paths: list[Path]) -> tuple
             continue
         for frame, path in zip(frames[1:], paths[1:], strict=True):
             if name not in frame.columns:
-                raise DataError(f"{path} has no column {name!r}, which {paths[0].name} has")
+                raise DataError(f"{path} has no column {quoted(name)}, which {paths[0].name} has")
         if data.categorical is None or name not in data.categorical:
             pair = bounds.get(name) if isinstance(data.bounds, dict) else data.bounds
             columns.append(Column(str(name), pair))
@@ -143,7 +161,7 @@ def _declare(data: Data, frames: list[pd.DataFrame], paths: list[Path]) -> tuple
         else:
             columns.append(Column(str(name), values=_found_values(frames, str(name))))
             told.append(
-                f"the values of categorical column {name!r} were read from the data and are declared public;"
+                f"the values of categorical column {quoted(name)} were read from the data and are declared public;"
                 f" if they are not, list them: data.categorical: {{{name}: [...]}}"
             )
     if not columns:

@@ -13,11 +13,12 @@ import numpy as np
 
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.wording import count
+from dpsgd_cli.wording import count, listed, quoted, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_MOST_PROBLEMS = 20
 MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 
 
@@ -35,6 +36,9 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
             matrix[:, index] = numbers
         except DataError as error:
             problems.append(f"{where}: {error}")
+        if len(problems) == _MOST_PROBLEMS:
+            problems.append(f"{where}: columns after {quoted(column.name)} were not looked at")
+            break
     if problems:
         raise DataError("\n".join(problems))
     return matrix
@@ -46,7 +50,7 @@ def to_numbers(series: pd.Series, is_target: bool = False) -> np.ndarray:
 
     drop = "" if is_target else ", or put the column under data.drop"
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
-        raise DataError(f"column {series.name!r} holds dates; turn it into numbers{drop}")
+        raise DataError(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
     numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if np.isfinite(numbers).all():
         return numbers
@@ -59,14 +63,14 @@ def to_numbers(series: pd.Series, is_target: bool = False) -> np.ndarray:
             else "; name the column under data.categorical, or leave it out with data.drop"
         )
         raise DataError(
-            f"column {series.name!r} holds {str(series.iloc[row])!r} in data row {row + 1}, which is not a number"
-            f"{advice}"
+            f"column {quoted(series.name)} holds {quoted(str(series.iloc[row]))} in data row {row + 1}, which is not"
+            f" a number{advice}"
         )
     bad = ~np.isfinite(numbers)
     count = int(bad.sum())
     what = "missing" if np.isnan(numbers[bad]).all() else "missing or infinite"
     raise DataError(
-        f"column {series.name!r} has {count} {what} value{'s' * (count > 1)}, first in data row"
+        f"column {quoted(series.name)} has {count} {what} value{'s' * (count > 1)}, first in data row"
         f" {int(bad.argmax()) + 1}; fill them or leave those rows out{drop}"
     )
 
@@ -85,12 +89,12 @@ def to_codes(series: pd.Series, column: Column) -> np.ndarray:
     value = series.iloc[row]
     if pd.isna(value) or value == "":
         raise DataError(
-            f"categorical column {column.name!r} has {count(int((codes < 0).sum()), 'cell')} without a listed value,"
-            f" the first (data row {row + 1}) is empty; fill it, or list '' among the values"
+            f"categorical column {quoted(column.name)} has {count(int((codes < 0).sum()), 'cell')} without a listed"
+            f" value, the first (data row {row + 1}) is empty; fill it, or list '' among the values"
         )
     raise DataError(
-        f"categorical column {column.name!r} holds {str(value)!r} in data row {row + 1}, which is not among its public"
-        f" values {list(column.values or ())}; add it there{_yaml_hint(column.values or ())}"
+        f"categorical column {quoted(column.name)} holds {quoted(str(value))} in data row {row + 1}, which is not among"
+        f" its public values {listed(column.values or ())}; add it there{_yaml_hint(column.values or ())}"
     )
 
 
@@ -105,7 +109,7 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
     codes = cells.cat.codes.to_numpy()
     blank = set(MISSING) - {plain_text(label) for label in classes or ()}
     missing = (codes < 0) | np.isin(codes, [index for index, text in enumerate(texts) if text in blank])
-    where = f"label column {series.name!r}"
+    where = f"label column {quoted(series.name)}"
     if missing.any():
         raise DataError(
             f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row {int(missing.argmax()) + 1};"
@@ -119,7 +123,7 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
     if unlisted:
         row = int((np.array(texts)[codes] == unlisted[0]).argmax()) + 1
         raise DataError(
-            f"{where} holds {unlisted[0]!r} in data row {row}, which is not among the classes {list(found)};"
+            f"{where} holds {quoted(unlisted[0])} in data row {row}, which is not among the classes {listed(found)};"
             f" add it to data.classes{_yaml_hint(order)}"
         )
     return np.array([lookup[text] for text in texts], np.int64)[codes], found
@@ -146,14 +150,18 @@ def _whole(texts: list[str], where: str) -> list[str]:
         return texts
     odd = next((text for text, number in zip(texts, numbers, strict=True) if not float(number).is_integer()), None)
     if odd is not None:
-        raise DataError(f"{where} holds {odd}, which is not a class; for numeric targets set data.task: regression")
+        raise DataError(
+            f"{where} holds {shortened(odd)}, which is not a class; for numeric targets set data.task: regression"
+        )
     return [str(int(number)) for number in numbers]
 
 
 def _found_classes(texts: list[str], rows: int, where: str) -> tuple[Any, ...]:
     distinct = sorted(set(texts))
     if len(distinct) < 2:
-        raise DataError(f"{where} holds only {distinct}; training needs at least two classes (or list data.classes)")
+        raise DataError(
+            f"{where} holds only {listed(distinct)}; training needs at least two classes (or list data.classes)"
+        )
     if len(distinct) > max(20, rows // 2):
         raise DataError(
             f"{where} holds {len(distinct)} different values in {rows} rows: these are not classes; choose another"

@@ -7,7 +7,7 @@ Sensitivity: at most C under add-remove and zero-out, 2 C under replace-one (the
 divisor N is public; the L2 term, the projection and the averaging read no data.
 
 Price: s = z S is a Gaussian mechanism of noise multiplier z; T of them are exactly one of multiplier z / sqrt(T)
-(Dong, Roth and Su 2022, Corollary 2). How z is chosen is `method.noise` (`privacy/lectures.py`); what is stated
+(Dong, Roth and Su 2022, Corollary 2). How z is chosen is `privacy.accountant`; what is stated
 afterwards comes from the ledger.
 """
 

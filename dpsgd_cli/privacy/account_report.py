@@ -101,7 +101,8 @@ def _header(rows: Sequence[Row]) -> list[str]:
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
     source = [row.source] if _several_sources(rows) else []
-    solved = [f"{row.solved[name]:.10g}" if name in row.solved else "" for name in _solved_names(rows)]
+    # in full, since a rounded number may cost more than the budget
+    solved = [repr(row.solved[name]).removesuffix(".0") if name in row.solved else "" for name in _solved_names(rows)]
     rho = [] if all(other.rho is None for other in rows) else ["" if row.rho is None else f"{row.rho:.6g}"]
     assert row.epsilon is not None
     return [

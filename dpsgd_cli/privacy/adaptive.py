@@ -14,6 +14,7 @@ from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilo
 from dpsgd_cli.privacy.ledger import Filter, RhoFilter
 from dpsgd_cli.privacy.mechanism import PureDP, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.search import largest
 from dpsgd_cli.recipe import schema
 
 # Equal parts of a budget must not pass it by the rounding of their sum.
@@ -59,13 +60,7 @@ def largest_rho(epsilon: float, delta: float, accountant: str) -> float:
     0.008313
     """
     convert = bun_steinke_epsilon if accountant == "zcdp" else tight_zcdp_epsilon
-    low, high = 0.0, epsilon
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (middle, high) if convert(middle, delta) <= epsilon else (low, middle)
-    return low
+    return largest(lambda rho: convert(rho, delta) <= epsilon, 0.0, epsilon)
 
 
 @dataclass(frozen=True)

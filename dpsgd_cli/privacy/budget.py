@@ -6,12 +6,12 @@ Not here: what anything costs (`accountants/`), how noise or epochs are chosen t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TypeVar
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.exact_sum import exceeds
 from dpsgd_cli.privacy.ledger import (
     Filter,
     GaussianFilter,
@@ -21,9 +21,11 @@ from dpsgd_cli.privacy.ledger import (
     mu_squared_of,
 )
 from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum, Release
+from dpsgd_cli.privacy.search import Span, dearest, gap_of, gap_of_sum
 from dpsgd_cli.recipe import schema
 
 Budget = schema.RhoBudget | schema.EpsilonBudget | None
+T = TypeVar("T")
 
 # Summing equal terms one by one or as a product rounds differently by a few units of 2^-53. An exact budget is
 # shrunk by far more than that, so that no order of summation can state an epsilon above it.
@@ -49,24 +51,36 @@ def rho_of(releases: Sequence[Release]) -> float | None:
 
 
 def fits(budget: Budget, accountant: Accountant, releases: Sequence[Release]) -> bool:
-    """Whether all `releases` together stay within the budget, as `enforce` judges it.
+    """Whether all `releases` together stay within the budget, as `enforce` judges it. Raises as `excess` does."""
+    return excess(budget, accountant, releases) <= 0
+
+
+def excess(budget: Budget, accountant: Accountant, releases: Sequence[Release]) -> float:
+    """log(spent / budget) of all `releases` together, for `search.py`; <= 0 exactly where they fit.
 
     Raises PrivacyError for a rho budget on releases that have no rho.
     """
     if budget is None:
-        return True
+        return -math.inf
     if isinstance(budget, schema.RhoBudget):
-        costs = [rho_of([release]) for release in releases]
+        costs = _each(lambda release: rho_of([release]), releases)
         known = [cost for cost in costs if cost is not None]
         if len(known) < len(costs):
             raise PrivacyError(
                 "a budget in rho does not fit sampled batches (zCDP is not amplified by sampling);"
                 " give privacy.budget as {epsilon: ..., delta: ...}"
             )
-        return not exceeds(known, budget.rho)
+        return gap_of_sum(known, budget.rho)
     if accountant.name == "gaussian":
-        return not exceeds([mu_squared_of(release) for release in releases], _most_mu_squared(budget))
-    return accountant.epsilon(releases, budget.delta) <= budget.epsilon
+        return gap_of_sum(_each(mu_squared_of, releases), _most_mu_squared(budget))
+    return gap_of(accountant.epsilon(releases, budget.delta), budget.epsilon)
+
+
+def _each(cost: Callable[[Release], T], releases: Sequence[Release]) -> list[T]:
+    """The cost of each; one that stands there many times is priced once."""
+    known = {id(release): release for release in releases}
+    costs = {name: cost(release) for name, release in known.items()}
+    return [costs[id(release)] for release in releases]
 
 
 def enforce(budget: Budget, accountant: Accountant, planned: Sequence[Release]) -> Filter:
@@ -109,15 +123,9 @@ def mu_squared_left(budget: schema.RhoBudget | schema.EpsilonBudget, spent: Sequ
 
 @cache
 def _most_mu_squared(budget: schema.EpsilonBudget) -> float:
-    """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget (by bisection, from below)."""
+    """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget, from below."""
     from dpsgd_cli.privacy.conversions import gaussian_epsilon
 
-    low, high = 0.0, 1.0
-    while gaussian_epsilon(high, budget.delta) <= budget.epsilon:
-        low, high = high, 2 * high
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if gaussian_epsilon(middle, budget.delta) <= budget.epsilon else (low, middle)
-    return low**2 * (1 - _ROUNDING)
+    span = Span("mu", cheap=1e-150, dear=1e150, start=1.0)
+    mu = dearest(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
+    return (mu or 0.0) ** 2 * (1 - _ROUNDING)

@@ -59,7 +59,7 @@ def plan_selection(recipe: schema.Recipe, facts: Facts) -> SelectionPlan:
     epochs[-1] = (*epochs[-1], choice)
     accountant = privacy.accountant
     if accountant == "auto":
-        accountant = Least().best([*before, *(r for epoch in epochs for r in epoch)], dearest.delta)[1]
+        accountant = Least().best([*facts.before, *(r for epoch in epochs for r in epoch)], dearest.delta)[1]
     return SelectionPlan(
         sampling=replace(dearest.sampling, records=facts.records),
         noise_multipliers=dearest.noise_multipliers,

@@ -20,6 +20,7 @@ from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Releas
 from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
+    from dpsgd_cli.privacy.accountants import Accountant
     from dpsgd_cli.privacy.solving import Target
 
 DEFAULT_ADJACENCY: dict[str, Adjacency] = {
@@ -61,10 +62,6 @@ class Case(ABC):
             values.append(noises[-1] if noises else None)
         return values
 
-    def counted(self) -> list[Release]:
-        """What a budget counts when something is solved for."""
-        return self.trials()[0]
-
     def parameters(self) -> dict[str, bool]:
         """What may be solved for, and whether more of it is cheaper (`CHEAPER_UPWARDS`) or dearer."""
         return {}
@@ -72,6 +69,12 @@ class Case(ABC):
     def with_value(self, parameter: str, value: float) -> Case:
         """The same case with another value of one parameter."""
         raise UsageError(f"{self.label or 'this'} has no free {parameter}; it can be solved for flags and recipes only")
+
+    def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
+        """The value of one of `parameters` that spends as much of the budget as it allows, `trials` trials together."""
+        from dpsgd_cli.privacy.solving import afforded_by_search
+
+        return afforded_by_search(self if trials == 1 else Together(self, trials), parameter, target, accountant)
 
     def free(self) -> str | None:
         """The one parameter that was left out; None when there is none, or several."""
@@ -143,10 +146,6 @@ class Together(Case):
             return [[Release(r.mechanism, r.count * self.count) for r in epoch] for epoch in curves[0]]
         return [releases_of(epochs) for epochs in itertools.zip_longest(*curves, fillvalue=[])]
 
-    def counted(self) -> list[Release]:
-        self._check()
-        return [Release(r.mechanism, r.count * self.count) for r in self.case.counted()]
-
     def _check(self) -> None:
         reason = self.no_statement()
         if reason is not None:
@@ -168,6 +167,10 @@ class Together(Case):
         several = self.count > 1 and self.no_statement() is None
         told = f"{count(self.count, 'trial')} together: {self.case.added_as()}"
         return [*self.case.remarks(), *([told] if several else [])]
+
+    def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
+        self._check()
+        return self.case.afforded(parameter, target, accountant, self.count * trials)
 
     def with_value(self, parameter: str, value: float) -> Case:
         return Together(self.case.with_value(parameter, value), self.count)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from dpsgd_cli.privacy.normal import mills_ratio
+from dpsgd_cli.privacy.search import smallest
 
 _PEAK_DENSITY = 1 / math.sqrt(2 * math.pi)
 
@@ -56,23 +57,18 @@ def tight_zcdp_delta(rho: float, epsilon: float) -> float:
     """Smallest delta over all Renyi orders of a rho-zCDP release; the inverse of `tight_zcdp_epsilon`.
 
     The logarithm is convex in alpha, with derivative (2 alpha - 1) rho - epsilon + log(1 - 1/alpha), whose root is
-    found by bisection. Source: Canonne, Kamath and Steinke 2020, Corollary 13.
+    searched for. Source: Canonne, Kamath and Steinke 2020, Corollary 13.
     """
     if rho == 0:
         return 0.0
     if rho == math.inf:
         return 1.0
-    low, high = -40.0, math.log(2 + (epsilon + 1) / rho)
-    for _ in range(200):
-        middle = (low + high) / 2
-        excess = math.exp(middle)
-        if (2 * excess + 1) * rho - epsilon + math.log(excess) - math.log1p(excess) < 0:
-            low = middle
-        else:
-            high = middle
-        if high - low < 1e-13:
-            break
-    excess = math.exp(high)
+
+    def past_the_root(excess: float) -> bool:
+        return (2 * excess + 1) * rho - epsilon + math.log(excess) - math.log1p(excess) >= 0
+
+    # any order is a true statement, so a root that lies further out can only loosen it
+    excess = smallest(past_the_root, math.exp(-40.0), 2 + (epsilon + 1) / rho, 1e-13)
     return math.exp(min(0.0, _log_delta(excess, rho * (1 + excess), epsilon)))
 
 
@@ -122,21 +118,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    return smallest(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, bun_steinke_epsilon(mu * mu / 2, delta))
-
-
-def smallest(holds: Callable[[float], bool], high: float) -> float:
-    """Least x in (0, high] where the monotone `holds` is true, from above, to 1e-12 relative; `high` must hold."""
-    low = 0.0
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        if holds(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return smallest(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, 0.0, bun_steinke_epsilon(mu * mu / 2, delta))
 
 
 def minimise(function: Callable[[float], float], low: float, high: float, tolerance: float = 1e-7) -> float:

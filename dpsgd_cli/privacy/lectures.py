@@ -20,7 +20,9 @@ def lecture_9(epsilon: float, delta: float, steps: int) -> float:
     < 1.
     """
     if not 0 < epsilon < 1:
-        raise PrivacyError(f"Lecture 9 is proved for epsilon below 1, not {epsilon:g}; lower epsilon")
+        raise PrivacyError(
+            f"Lecture 9 is proved for epsilon below 1, not {epsilon:g}; lower it, or take privacy.accountant: gaussian"
+        )
     return math.sqrt(2 * steps * math.log(1.25 / delta)) / epsilon
 
 

@@ -47,6 +47,7 @@ from dpsgd_cli.privacy.mechanism import (
     merge,
     to_record,
 )
+from dpsgd_cli.regular import irregularity
 
 Phase = Literal["before", "train"]
 
@@ -335,6 +336,8 @@ def read_entries(path: Path) -> dict[int, list[Entry]]:
 
     Raises DataError for a missing, empty or damaged file.
     """
+    if (why := irregularity(path)) is not None:
+        raise DataError(f"{path}: {why}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -30,9 +30,10 @@ from dpsgd_cli.privacy import accountants, budget, schedule
 from dpsgd_cli.privacy.accountants import Accountant, Guarantee
 from dpsgd_cli.privacy.budget import Budget, describe
 from dpsgd_cli.privacy.least import Least
-from dpsgd_cli.privacy.ledger import Filter, Ledger, mu_squared_of
+from dpsgd_cli.privacy.ledger import Filter, Ledger
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Mechanism, Release, merge
 from dpsgd_cli.privacy.schedule_solver import solve_schedule
+from dpsgd_cli.privacy.search import PRECISION, Span, dearest
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.wording import count
 
@@ -73,7 +74,8 @@ class Plan:
     """Everything that is decided before data is read. `epochs[t]` are the releases of epoch t.
 
     `chooses`: whether the method may choose what to release, or when to stop, from what it released before. Then only
-    what its filter never lets pass (`cap`) is known of a run, before it and after it.
+    what its filter never lets pass (`cap`) is known of a run, before it and after it. `schedule` is the recipe's, with
+    what was left `auto` solved for; None for methods that have none.
     """
 
     sampling: Sampling
@@ -87,6 +89,7 @@ class Plan:
     budget: Budget
     covers_before: bool
     chooses: bool = False
+    schedule: schema.Schedule | None = None
 
     @property
     def releases(self) -> list[Release]:
@@ -135,11 +138,18 @@ class Plan:
         return budget.enforce(self.budget, accountants.get(self.accountant), counted)
 
 
-def make_plan(recipe: schema.Recipe, records: int, before: Sequence[Release] = (), groups: int | None = None) -> Plan:
+def make_plan(
+    recipe: schema.Recipe,
+    records: int,
+    before: Sequence[Release] = (),
+    groups: int | None = None,
+    judge: Accountant | None = None,
+) -> Plan:
     """The plan of a private gradient recipe on `records` (public) training records.
 
     `before` are the releases of private preprocessing; `groups` is the number of layers M (None: unknown,
-    which only per-layer clipping needs). Raises PrivacyError for a combination without a guarantee and
+    which only per-layer clipping needs). `judge` prices a budget in epsilon, where that is not to be the recipe's own
+    accountant. Raises PrivacyError for a combination without a guarantee and
     InfeasibleBudget when nothing fits the budget.
     """
     privacy, method = recipe.privacy, recipe.method
@@ -154,7 +164,7 @@ def make_plan(recipe: schema.Recipe, records: int, before: Sequence[Release] = (
     sampling = Sampling("fixed" if method.batching == "single" else method.batching, records, batch, adjacency)
     _check_supported(sampling)
     _check_sampler(sampling, privacy.accountant)
-    draft = _Draft(recipe, privacy, sampling, tuple(before), groups)
+    draft = _Draft(recipe, privacy, sampling, tuple(before), groups, judge)
     if isinstance(privacy.schedule, schema.Validation):
         return draft.paced(privacy.schedule)
     return draft.plan()
@@ -205,14 +215,15 @@ class _Draft:
     sampling: Sampling
     before: tuple[Release, ...]
     groups: int | None
+    judge: Accountant | None
 
     def plan(self) -> Plan:
         kind, multipliers = self._solve()
         epochs = tuple((self.release(z),) for z in multipliers)
-        plan = Plan(noise_multipliers=tuple(multipliers), epochs=epochs, **self._settings)
+        plan = Plan(noise_multipliers=tuple(multipliers), epochs=epochs, schedule=kind, **self._settings)
         if self.accountant.name == Least.name:
             plan = replace(plan, accountant=Least().best(plan.releases, self.delta)[1])
-        if not self._fits(multipliers):
+        if self._excess(multipliers) > 0:
             fitting = self._epochs_that_fit(kind, len(multipliers))
             raise InfeasibleBudget(
                 f"{count(len(multipliers), 'epoch')} of this schedule would pass the budget"
@@ -268,6 +279,8 @@ class _Draft:
     @property
     def accountant(self) -> Accountant:
         name = self.privacy.accountant
+        if self.judge is not None:
+            return self.judge
         if name == "auto":
             # nothing is below what is exact, and its filter lets a method choose
             return Least() if self.sampling.batching in ("poisson", "fixed") else accountants.get("gaussian")
@@ -326,9 +339,11 @@ class _Draft:
     def counted_before(self) -> tuple[Release, ...]:
         return self.before if self.privacy.budget_covers == "total" else ()
 
-    def _fits(self, multipliers: Sequence[float]) -> bool:
-        spent = [*self.counted_before, *(self.release(z) for z in multipliers)]
-        return budget.fits(self.privacy.budget, self.accountant, spent)
+    def _excess(self, multipliers: Sequence[float]) -> float:
+        made = {z: self.release(z) for z in set(multipliers)}
+        return budget.excess(
+            self.privacy.budget, self.accountant, [*self.counted_before, *(made[z] for z in multipliers)]
+        )
 
     def _solve(self) -> tuple[schema.Schedule, list[float]]:
         """The schedule without free numbers, and its values by epoch."""
@@ -340,13 +355,21 @@ class _Draft:
             raise PrivacyError(f"privacy.schedule.{free[0]}: auto is solved for; give {' and '.join(lacking)}")
         if wanted == "until-budget":
             wanted = self._most_epochs(kind)
-        elif free == ["initial"] and isinstance(kind, schema.Uniform):
-            kind = kind.model_copy(update={"initial": self._least_noise(wanted)})
         elif free:
-            # where only an accountant can tell the price, each question takes long
-            precision = 0.0 if self._filtered else 1e-6
-            kind = solve_schedule(kind, wanted, self._fits, precision)
+            kind = self._solved(kind, wanted)
         return kind, [schedule.noise_multiplier(kind, epoch) for epoch in range(wanted)]
+
+    def _solved(self, kind: schema.Schedule, epochs: int) -> schema.Schedule:
+        try:
+            # where only an accountant can tell the price, each question takes long
+            return solve_schedule(kind, epochs, self._excess, 0.0 if self._filtered else PRECISION)
+        except InfeasibleBudget:
+            if self._excess([]) < 0:
+                raise
+            raise InfeasibleBudget(
+                f"private preprocessing alone spends the budget ({describe(self.privacy.budget)}); give it more noise,"
+                " or raise the budget"
+            ) from None
 
     @property
     def _filtered(self) -> bool:
@@ -366,50 +389,11 @@ class _Draft:
         return fitting
 
     def _epochs_that_fit(self, kind: schema.Schedule, most: int) -> int:
-        """Longest prefix of the schedule within the budget: doubling, then bisection (spending only grows)."""
+        """Longest prefix of the schedule within the budget (spending only grows)."""
 
-        def fits(epochs: int) -> bool:
-            if not schedule.allows(kind, epochs - 1):
-                return False
-            return self._fits([schedule.noise_multiplier(kind, epoch) for epoch in range(epochs)])
+        def gap(epochs: float) -> float:
+            if not schedule.allows(kind, int(epochs) - 1):
+                return math.inf
+            return self._excess([schedule.noise_multiplier(kind, epoch) for epoch in range(int(epochs))])
 
-        low, high = 0, 1
-        while high < most and fits(high):
-            low, high = high, min(2 * high, most)
-        if high == most and fits(most):
-            return most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
-    def _least_noise(self, epochs: int) -> float:
-        """The least constant noise multiplier whose `epochs` epochs fit the budget."""
-        allowed = self.privacy.budget
-        assert allowed is not None
-        if isinstance(allowed, schema.EpsilonBudget) and self.accountant.name != "gaussian":
-            return self._calibrated(epochs, allowed)
-        self._fits([1.0])  # says why, where a budget does not apply to this batching
-        left = budget.mu_squared_left(allowed, self.counted_before)
-        if left <= 0:
-            raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(allowed)})")
-        # at multiplier 1 an epoch costs mu^2 = count / scale^2, at multiplier z that over z^2
-        unit = mu_squared_of(self.release(1.0))
-        multiplier = math.sqrt(epochs * unit / left)
-        step = math.ulp(multiplier)
-        while not self._fits([multiplier] * epochs):
-            multiplier, step = multiplier + step, 2 * step
-        return multiplier
-
-    def _calibrated(self, epochs: int, allowed: schema.EpsilonBudget) -> float:
-        """The same where only the accountant itself can tell the price."""
-        from dpsgd_cli.privacy.calibrate import calibrate
-
-        if self.accountant.epsilon(self.counted_before, allowed.delta) > allowed.epsilon:
-            raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(allowed)})")
-        return calibrate(
-            lambda z: [*self.counted_before, *[self.release(z)] * epochs],
-            self.accountant,
-            allowed.epsilon,
-            allowed.delta,
-        )
+        return int(dearest(gap, Span("epochs", cheap=1.0, dear=float(most), start=1.0, whole=True)) or 0)

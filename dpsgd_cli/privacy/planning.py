@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, equal_choices, largest_rho
 from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.lipschitz import problem_constants
@@ -26,13 +27,15 @@ _BELOW = 1 - 1e-9
 class Facts:
     """What is public about the data: training records, releases of preprocessing, layers, and the feature bound.
 
-    `feature_bound` covers the model's constant column; None where nothing bounds a record's features.
+    `feature_bound` covers the model's constant column; None where nothing bounds a record's features. `judge` is who
+    prices a gradient plan's budget where somebody else than the recipe's accountant is asked.
     """
 
     records: int
     before: Sequence[Release] = ()
     groups: int | None = None
     feature_bound: float | None = None
+    judge: Accountant | None = None
 
 
 def plan_for(recipe: schema.Recipe, facts: Facts) -> Plan:
@@ -43,7 +46,7 @@ def plan_for(recipe: schema.Recipe, facts: Facts) -> Plan:
 
 def gradient(recipe: schema.Recipe, facts: Facts) -> Plan:
     """The plan of `plan.py`: a release a step or epoch, of the schedule's noise."""
-    return make_plan(recipe, facts.records, facts.before, facts.groups)
+    return make_plan(recipe, facts.records, facts.before, facts.groups, facts.judge)
 
 
 def by_moments(recipe: schema.Recipe, facts: Facts) -> Plan:

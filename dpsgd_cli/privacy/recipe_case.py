@@ -5,26 +5,24 @@ Not here: the plan itself (`plan.py`), prices (`accountants/`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dpsgd_cli.errors import InfeasibleBudget, PrivacyError, UnsupportedMechanism, UsageError
-from dpsgd_cli.privacy import together
-from dpsgd_cli.privacy.cases import CHEAPER_UPWARDS, CHOSEN, DEARER_UPWARDS, Case
+from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
+from dpsgd_cli.privacy import solving, together
+from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.cases import CHOSEN, DEARER_UPWARDS, Case
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.schedule import number_at, solvable_numbers, with_number
+from dpsgd_cli.privacy.schedule_solver import cheaper_upwards
 from dpsgd_cli.privacy.solving import Target
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.wording import count
 
-_DECAY_DIRECTION = {
-    "time": DEARER_UPWARDS,
-    "exponential": DEARER_UPWARDS,
-    "step": CHEAPER_UPWARDS,
-    "polynomial": DEARER_UPWARDS,
-}
 _CNN_LAYERS = {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}
 
 
@@ -46,7 +44,7 @@ class RecipeCase(Case):
         """The plan in words; what is free is not planned yet."""
         try:
             plan = self.plan
-        except InfeasibleBudget as error:
+        except (PrivacyError, UsageError) as error:
             return f"{self.recipe.name}: as it stands, {error}"
         before = f", {count(len(plan.before), 'private preprocessing release')}" if plan.before else ""
         steps = count(plan.sampling.steps_per_epoch, "step")
@@ -77,19 +75,22 @@ class RecipeCase(Case):
     @cached_property
     def plan(self) -> Plan:
         """What would be released. Raises as planning does."""
+        privacy = self._privacy
+        if privacy.budget is None and self.recipe.epochs == "until-budget":
+            raise UsageError(f"{self.label}: without a budget its length is open; give --epochs")
+        return self._planned()
+
+    def _planned(self, judge: Accountant | None = None) -> Plan:
         from dpsgd_cli import data
         from dpsgd_cli.data.facts import feature_bound, training_records
         from dpsgd_cli.privacy.plan import adjacency_of
         from dpsgd_cli.privacy.planning import Facts, plan_for
 
-        privacy = self._privacy
-        if privacy.budget is None and self.recipe.epochs == "until-budget":
-            raise UsageError(f"{self.label}: without a budget its length is open; give --epochs")
         outline = data.outline(self.recipe.data, self.loaded.base)
         before = data.private_releases(self.recipe.data, adjacency_of(self.recipe))
         records, bound = training_records(self.recipe, outline), feature_bound(self.recipe, self.loaded.base)
         with self.loaded.placing():
-            return plan_for(self.recipe, Facts(records, before, _layers(self.recipe), bound))
+            return plan_for(self.recipe, Facts(records, before, _layers(self.recipe), bound, judge))
 
     def trials(self) -> list[list[Release]]:
         return [self.plan.bounding]
@@ -108,26 +109,40 @@ class RecipeCase(Case):
             epochs[0] = [*self.plan.before, *epochs[0]]
         return epochs
 
-    def counted(self) -> list[Release]:
-        releases = [release for epoch in self.plan.epochs for release in epoch]
-        return [*self.plan.before, *releases] if self.plan.covers_before else releases
-
     def parameters(self) -> dict[str, bool]:
-        found = {"initial": CHEAPER_UPWARDS, "epochs": DEARER_UPWARDS}
-        kind = self._schedule.kind
-        if kind in _DECAY_DIRECTION:
-            found["decay"] = _DECAY_DIRECTION[kind]
-        if kind == "polynomial":
-            found["final"] = CHEAPER_UPWARDS
-        return found
+        if not isinstance(self.recipe.method, schema.Gradient) or self._schedule.kind == "validation":
+            return {}
+        if isinstance(self.recipe.method, schema.PrivateSelectionMethod):
+            return {}
+        numbers = {path: cheaper_upwards(self._schedule, path) for path in solvable_numbers(self._schedule)}
+        return numbers | {"epochs": DEARER_UPWARDS}
+
+    def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
+        """What planning the recipe gives where this number is `auto` (the epochs: until the budget is spent)."""
+        if target.rho is None:
+            budget: schema.RhoBudget | schema.EpsilonBudget = schema.EpsilonBudget(
+                epsilon=target.limit, delta=self.delta
+            )
+        else:
+            budget = schema.RhoBudget(rho=_share(target.limit, trials))
+        judge = accountant if trials == 1 else solving.Together(accountant, trials)
+        recipe = self._with_privacy(budget=budget, delta=self.delta)
+        if parameter == "epochs":
+            asked = recipe.model_copy(update={"epochs": "until-budget"})
+            return float(replace(self, recipe=asked)._planned(judge).most_epochs)
+        free = with_number(self._schedule, parameter, "auto")
+        asked = replace(self, recipe=recipe)._with_privacy(schedule=free)
+        solved = replace(self, recipe=asked)._planned(judge).schedule
+        assert solved is not None
+        return float(number_at(solved, parameter))
 
     def with_value(self, parameter: str, value: float) -> Case:
         """Raises UnsupportedMechanism for a value whose schedule runs out of noise."""
         if parameter == "epochs":
             recipe = self.recipe.model_copy(update={"epochs": int(value)})
-        elif parameter in type(self._schedule).model_fields:
-            schedule = self._schedule.model_copy(update={parameter: float(value)})
-            recipe = self._with_privacy(schedule=schedule)
+        elif parameter in self.parameters():
+            number = int(value) if parameter.endswith("period") else float(value)
+            recipe = self._with_privacy(schedule=with_number(self._schedule, parameter, number))
         else:
             raise UsageError(f"schedule {self._schedule.kind} has no parameter {parameter}")
         return replace(self, recipe=recipe).unbudgeted()
@@ -168,6 +183,14 @@ def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epoc
     extra = [] if epochs is None else [f"epochs={epochs}"]
     loaded = load_recipe(source, [*overrides, *extra])
     return RecipeCase(loaded, loaded.recipe, delta)
+
+
+def _share(rho: float, trials: int) -> float:
+    """The most that each of `trials` trials may cost, so that their sum is not above `rho`."""
+    share = rho / trials
+    while trials * share > rho:
+        share = math.nextafter(share, 0.0)
+    return share
 
 
 def _layers(recipe: schema.Recipe) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.recipe import schema
@@ -101,13 +101,38 @@ def free_numbers(schedule: schema.Schedule) -> list[str]:
     >>> free_numbers(schema.ExponentialDecay(initial=10, decay="auto"))
     ['decay']
     """
+    return [path for path in solvable_numbers(schedule) if number_at(schedule, path) == "auto"]
+
+
+def solvable_numbers(schedule: schema.Schedule) -> list[str]:
+    """The keys that may be `auto`, as paths inside the section.
+
+    >>> solvable_numbers(schema.ExponentialDecay(initial=10, decay=0.1))
+    ['initial', 'decay']
+    """
     if isinstance(schedule, schema.Piecewise):
-        return [f"parts.{i}.{name}" for i, part in enumerate(schedule.parts) for name in free_numbers(part.schedule)]
-    return [name for name in type(schedule).model_fields if getattr(schedule, name) == "auto"]
+        return [
+            f"parts.{i}.{name}" for i, part in enumerate(schedule.parts) for name in solvable_numbers(part.schedule)
+        ]
+    return [name for name, field in type(schedule).model_fields.items() if schema.Auto in get_args(field.annotation)]
 
 
-def with_number(schedule: schema.Schedule, path: str, value: float) -> schema.Schedule:
-    """The schedule with one of its `free_numbers` set."""
+def section_of(schedule: schema.Schedule, path: str) -> tuple[schema.Schedule, str]:
+    """The schedule that holds the number at `path` (a part of a piecewise one), and its key there."""
+    if not isinstance(schedule, schema.Piecewise):
+        return schedule, path
+    _, index, name = path.split(".")
+    return schedule.parts[int(index)].schedule, name
+
+
+def number_at(schedule: schema.Schedule, path: str) -> Any:
+    """The number at one of `solvable_numbers`, or `auto`."""
+    section, name = section_of(schedule, path)
+    return getattr(section, name)
+
+
+def with_number(schedule: schema.Schedule, path: str, value: float | str) -> schema.Schedule:
+    """The schedule with one of its `solvable_numbers` set."""
     if not isinstance(schedule, schema.Piecewise):
         return schedule.model_copy(update={path: value})
     _, index, name = path.split(".")

@@ -17,8 +17,8 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant
 from dpsgd_cli.privacy.accountants.rdp import Profile, Rdp
-from dpsgd_cli.privacy.conversions import smallest
 from dpsgd_cli.privacy.mechanism import ApproximateDP, Mechanism, PureDP, Release
+from dpsgd_cli.privacy.search import smallest
 
 LAWS: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Shape eta of each law; the Poisson law is the limit of large shapes."""
@@ -45,7 +45,7 @@ class Choice:
         if self.mean == 1:
             return 0.0
         # Logarithmic law: E[K] = (1/gamma - 1) / log(1/gamma), increasing in 1/gamma.
-        return smallest(lambda log: math.expm1(log) / log >= self.mean, 2 * math.log(self.mean) + 2)
+        return smallest(lambda log: math.expm1(log) / log >= self.mean, 0.0, 2 * math.log(self.mean) + 2)
 
 
 class BestOfTrials(Rdp):

@@ -1,23 +1,23 @@
 """What can be afforded: solve a case for the one parameter that is left free. Never overshoots the budget.
 
-Not here: the search itself (`calibrate.py`), what the case is (`cases.py`).
+Not here: the search itself (`search.py`), what the case is (`cases.py`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dpsgd_cli.errors import InfeasibleBudget, PrivacyError, UnsupportedMechanism, UsageError
+from dpsgd_cli.errors import InfeasibleBudget, UsageError
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.calibrate import Range, calibrate, calibrate_rho
-from dpsgd_cli.privacy.cases import CHEAPER_UPWARDS, Case
-from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.privacy.cases import Case
+from dpsgd_cli.privacy.mechanism import Mechanism, Release
+from dpsgd_cli.privacy.search import NOISE, Gap, Span, dearest, gap_of
 
-DIGITS = 7
-"""Significant digits of a solution, rounded to the affordable side."""
-_MOST = 1 << 26
+Build = Callable[[float], Sequence[Release]]
+LENGTH = Span("steps", cheap=1.0, dear=float(1 << 26), start=1.0, whole=True)
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,6 @@ class Target:
 
     epsilon: float | None = None
     rho: float | None = None
-
-    def cost(self, accountant: Accountant, delta: float) -> Callable[[Sequence[Release]], float]:
-        """What is compared with the budget."""
-        if self.rho is not None:
-            from dpsgd_cli.privacy.accountants.zcdp import total_rho
-
-            return total_rho
-        return lambda releases: accountant.epsilon(releases, delta)
 
     @property
     def limit(self) -> float:
@@ -58,69 +50,83 @@ class Solution:
 def solve(case: Case, parameter: str, target: Target, accountant: Accountant) -> Solution:
     """The value of `parameter` that spends as much of the budget as it allows, and no more.
 
-    Guarantee: the cost of the returned case, by `accountant` (zCDP for a budget in rho), is at most the budget.
-    Numbers are given to 7 significant digits, rounded to the affordable side; epochs and steps are whole.
+    Guarantee: the cost of the returned case, by `accountant` (zCDP for a budget in rho), is at most the budget. For a
+    recipe it is the value that its plan gives to `auto`.
     Raises InfeasibleBudget when no value fits, UsageError for a parameter that the case does not have.
     """
     known = case.parameters()
     if parameter not in known:
         raise UsageError(f"cannot solve for {parameter} here; one of: {', '.join(known) or 'nothing'}")
-    if parameter in ("epochs", "steps"):
-        value: float = _most(case, parameter, target, accountant)
-    elif known[parameter] == CHEAPER_UPWARDS:
-        value = _least(lambda x: case.with_value(parameter, x), parameter, target, accountant, case.delta)
-        value = _rounded(value, up=True)
-    else:
-        inverse = _least(lambda x: case.with_value(parameter, 1 / x), parameter, target, accountant, case.delta)
-        value = _rounded(1 / inverse, up=False)
+    assert target.limit > 0
+    value = case.afforded(parameter, target, accountant)
     return Solution(parameter, value, case.with_value(parameter, value))
 
 
-def _least(
-    build: Callable[[float], Case], parameter: str, target: Target, accountant: Accountant, delta: float
-) -> float:
-    def releases(value: float) -> Sequence[Release]:
-        try:
-            return build(value).counted()
-        except UnsupportedMechanism:
-            raise
-        except PrivacyError as error:  # a schedule that has run out of noise: dearer than any budget
-            raise UnsupportedMechanism(str(error)) from None
+def afforded_by_search(case: Case, parameter: str, target: Target, accountant: Accountant) -> float:
+    """What `solve` finds for a case that is priced by its numbers alone."""
 
-    within = Range(low=1e-6, high=1e8, precision=1e-9, name=parameter)
-    if target.rho is not None:
-        return calibrate_rho(releases, target.limit, within)
-    return calibrate(releases, accountant, target.limit, delta, within)
+    def build(value: float) -> Sequence[Release]:
+        return case.with_value(parameter, value).trials()[0]
 
-
-def _most(case: Case, parameter: str, target: Target, accountant: Accountant) -> int:
-    """The largest affordable number of epochs or steps: doubling, then bisection."""
-    price = target.cost(accountant, case.delta)
-
-    def fits(count: int) -> bool:
-        try:
-            return price(case.with_value(parameter, count).counted()) <= target.limit
-        except UnsupportedMechanism:
-            if count == 1:
-                raise
-            return False  # the schedule has run out of noise, or the accountant's region is left
-
-    if not fits(1):
+    span = NOISE if target.rho is None else dataclasses.replace(NOISE, precision=0.0)
+    if parameter in ("epochs", "steps"):
+        span = dataclasses.replace(LENGTH, name=parameter)
+    by_epsilon = _epsilon_gap(build, accountant, target.limit, case.delta)
+    found = dearest(by_epsilon if target.rho is None else _rho_gap(build, target.rho), span)
+    if found is None and span.whole:
         raise InfeasibleBudget(f"not one of the {parameter} fits the budget {target.limit:g}; add noise or raise it")
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-        if high > _MOST:
-            raise InfeasibleBudget(f"more than {low} {parameter} fit the budget {target.limit:g}; nothing limits them")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    if found is None:
+        raise InfeasibleBudget(f"not even {parameter} {span.cheap:g} fits the budget {target.limit:g}; raise it")
+    if found == LENGTH.dear and span.whole:
+        raise InfeasibleBudget(
+            f"more than {found:.0f} {parameter} fit the budget {target.limit:g}; nothing limits them"
+        )
+    return found
 
 
-def _rounded(value: float, up: bool) -> float:
-    """`value` to `DIGITS` significant digits, never below (up) or above it."""
-    exponent = math.floor(math.log10(value)) - DIGITS + 1
-    scaled = value / 10.0**exponent
-    whole = math.ceil(scaled) if up else math.floor(scaled)
-    return float(f"{whole}e{exponent}")
+def calibrate(build: Build, accountant: Accountant, epsilon: float, delta: float, span: Span = NOISE) -> float:
+    """Smallest noise multiplier, or whatever `span` is about, whose releases cost at most `epsilon` at `delta`.
+
+    Guarantee: `accountant.epsilon(build(answer), delta) <= epsilon`, and nothing dearer than the answer by more than
+    the precision satisfies it, if the cost is monotone.
+    Raises InfeasibleBudget when even the cheap end of `span` costs too much; UnsupportedMechanism as the accountant
+    does, and where it refuses to price what would spend the budget.
+    """
+    found = dearest(_epsilon_gap(build, accountant, epsilon, delta), span)
+    if found is None:
+        raise InfeasibleBudget(
+            f"{accountant.name}: no {span.name} up to {span.cheap:g} satisfies epsilon {epsilon:g} at delta {delta:g};"
+            " raise epsilon or delta, or take fewer steps"
+        )
+    return found
+
+
+def _epsilon_gap(build: Build, accountant: Accountant, epsilon: float, delta: float) -> Gap:
+    return lambda value: gap_of(accountant.epsilon(build(value), delta), epsilon)
+
+
+def _rho_gap(build: Build, rho: float) -> Gap:
+    from dpsgd_cli.privacy.accountants.zcdp import total_rho
+
+    return lambda value: gap_of(total_rho(build(value)), rho)
+
+
+class Together(Accountant):
+    """What an accountant says of `trials` trials, all of them published, when it is given the releases of one."""
+
+    def __init__(self, accountant: Accountant, trials: int) -> None:
+        self._accountant, self._trials = accountant, trials
+        self.name = f"{trials} x {accountant.name}"  # type: ignore[misc]
+        self.by_divergence = accountant.by_divergence  # type: ignore[misc]
+
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        return self._accountant.refusal(mechanism)
+
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        return self._accountant.epsilon(self._all(releases), delta)
+
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        return self._accountant.delta(self._all(releases), epsilon)
+
+    def _all(self, releases: Sequence[Release]) -> list[Release]:
+        return [Release(release.mechanism, release.count * self._trials) for release in releases]

@@ -15,6 +15,7 @@ from typing import Any
 
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.tree import Node, Path
+from dpsgd_cli.wording import quoted, shortened
 
 Schema = dict[str, Any]
 
@@ -96,8 +97,8 @@ def shown(value: Any) -> str:
     """A value as the user wrote it, shortened."""
     if value is None:
         return "nothing"
-    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    text = quoted(value, 60) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return shortened(text, 60)
 
 
 def similar(word: str, candidates: list[str], cutoff: float = 0.6) -> str | None:

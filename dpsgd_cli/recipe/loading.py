@@ -23,6 +23,7 @@ from dpsgd_cli.recipe.folder import start_of_paths
 from dpsgd_cli.recipe.overrides import apply_overrides
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.tree import CoreDumper, Node, Place, Problem, read_tree
+from dpsgd_cli.regular import irregularity
 from dpsgd_cli.resources import shipped
 
 MOST_BYTES = 1_000_000
@@ -89,7 +90,9 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
 def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
     """The file that `source` names: a path, or one of `shelf` (shipped recipes). RecipeError with the nearest names."""
     path = Path(source)
-    if path.exists() and not path.is_dir():
+    if (why := irregularity(path)) is not None:
+        raise RecipeError(f"{source}: {why}")
+    if path.is_file():
         return path
     recipes = shipped_recipes() if shelf is None else shelf
     if source in recipes:

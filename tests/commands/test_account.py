@@ -184,9 +184,9 @@ def test_other_numbers_of_a_schedule(tmp_path: Path) -> None:
     for name in ("initial", "final"):
         solved = rows(path, "--solve", name, "--epochs", "50", "--accountant", "zcdp")["zcdp"]
         assert 0.78125 * (1 - 1e-5) < solved["rho"] <= 0.78125
-    result = run(path, "--solve", "period", "--epochs", "50")
+    result = run(path, "--solve", "rate", "--epochs", "50")
     assert result.exit_code == 2
-    assert "one of: initial, epochs, decay, final" in result.stderr
+    assert "one of: initial, final, decay, period, epochs" in result.stderr
 
 
 def test_epsilon_targets_go_by_each_accountant(tmp_path: Path) -> None:

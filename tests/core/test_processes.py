@@ -178,7 +178,7 @@ def test_noise_is_drawn_once_in_all(together: Together) -> None:
 
 def test_process_0_tells_values_and_errors(together: Together) -> None:
     assert together.found[0]["told"] == [{"rank": 0}, "RunError: of process 0"]
-    assert together.found[1]["told"] == [{"rank": 0}, "SystemExit: 1"]
+    assert together.found[1]["told"] == [{"rank": 0}, "SaidElsewhere: 1"]
 
 
 def test_an_end_of_one_process_is_the_end_of_all(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:

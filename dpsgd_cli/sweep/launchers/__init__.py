@@ -1,19 +1,22 @@
 """Where packs run, by name. A launcher takes jobs and gives outcomes as they come; each knows nothing of the others.
 
-Adding one is one file here and one line in `LAUNCHERS`. Not here: what a job does (`sweep/running.py`).
+Adding one is one file here and one line in `LAUNCHERS`, which the command line
+reads, too. Not here: what a job does (`sweep/running.py`).
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.sweep.running import Job, Outcome
-from dpsgd_cli.sweep.schema import Resources
 
-Launcher = Callable[[Sequence[Job], Resources], Iterator[Outcome]]
+if TYPE_CHECKING:
+    from dpsgd_cli.sweep.running import Job, Outcome
+    from dpsgd_cli.sweep.schema import Resources
+
+    Launcher: TypeAlias = Callable[[Sequence[Job], Resources], Iterator[Outcome]]
 
 LAUNCHERS = {
     "local": "dpsgd_cli.sweep.launchers.local",
@@ -28,7 +31,4 @@ def get(name: str) -> Launcher:
         module = importlib.import_module(LAUNCHERS[name])
     except ModuleNotFoundError as error:
         raise UsageError(f"--launcher {name} needs {error.name}: pip install 'dpsgd[{name}]'") from None
-    return cast(Launcher, module.launch)
-
-
-__all__ = ["LAUNCHERS", "Launcher", "get"]
+    return cast("Launcher", module.launch)

@@ -1,0 +1,141 @@
+"""Files and numbers that nobody should give: an error that names them, in time and in few words."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from dpsgd_cli.main import main
+from tests.conftest import WriteRecipe
+
+HUGE = "99999999999999999999"
+BUG = "bug of ours"
+FLAGS = ["--noise-multiplier", "1", "--sampling-rate", "0.01"]
+
+
+def run(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, [*map(str, args)])
+
+
+def refused(result: Result, *words: str) -> None:
+    """A short message of ours, with all of these words."""
+    assert result.exit_code in (1, 2)
+    assert isinstance(result.exception, SystemExit)
+    assert BUG not in result.stderr
+    assert len(result.stderr) < 2000
+    for word in words:
+        assert word in result.stderr
+
+
+def train(write_recipe: WriteRecipe, tmp_path: Path, **data: Any) -> Result:
+    own = {"target": "y", "bounds": [0, 1], "classes": [0, 1]} | data
+    return run("train", write_recipe(data=own), "--out", tmp_path / "out")
+
+
+def test_a_table_that_is_a_link_to_itself(write_recipe: WriteRecipe, tmp_path: Path) -> None:
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
+    refused(train(write_recipe, tmp_path, path="loop.csv"), "loop.csv (a link that leads nowhere)")
+
+
+def npy(shape: str) -> bytes:
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(800)
+
+
+@pytest.mark.parametrize("shape", ["(-69, 3)", "(9999999999999999999, 3)", "(99999999, 99999999)", "(3", "3", "'a'"])
+def test_an_array_of_an_impossible_shape(write_recipe: WriteRecipe, tmp_path: Path, shape: str) -> None:
+    (tmp_path / "x.npy").write_bytes(npy(shape))
+    np.save(tmp_path / "y.npy", np.arange(8) % 2)
+    refused(train(write_recipe, tmp_path, path="x.npy", target="y.npy"), "x.npy cannot be read as a npy array")
+    with zipfile.ZipFile(tmp_path / "both.npz", "w") as file:
+        file.write(tmp_path / "x.npy", "x.npy")
+        file.write(tmp_path / "y.npy", "y.npy")
+    refused(train(write_recipe, tmp_path, path="both.npz"), "both.npz")
+
+
+def test_an_npz_member_that_is_no_array(write_recipe: WriteRecipe, tmp_path: Path) -> None:
+    labels = io.BytesIO()
+    np.save(labels, np.arange(8) % 2)
+    with zipfile.ZipFile(tmp_path / "odd.npz", "w") as file:
+        file.writestr("x", "hello")
+        file.writestr("y.npy", labels.getvalue())
+    refused(train(write_recipe, tmp_path, path="odd.npz"), "odd.npz has no array 'x'")
+
+
+@pytest.mark.parametrize("key", ["epochs", "repeats", "method.batch_size"])
+def test_a_count_without_an_end(write_recipe: WriteRecipe, key: str) -> None:
+    for number in (HUGE, "99999999999"):
+        for command in (["train", "--dry-run"], ["account"]):
+            refused(run(*command, write_recipe(), f"{key}={number}"), f"{key}: must be", "at most", number)
+    refused(run("train", write_recipe(), "--repeats", HUGE), "repeats: must be", "at most 100000")
+
+
+@pytest.mark.parametrize("option", ["--steps", "--epochs", "--trials"])
+def test_an_option_without_an_end(option: str) -> None:
+    steps = ["--steps", "9"] if option == "--trials" else []
+    for number in (HUGE, "9" * 4000):
+        refused(run("account", *FLAGS, *steps, option, number), option, "at most 1000000000000")
+
+
+@pytest.mark.parametrize("command", [["train"], ["account"], ["recipe", "validate"], ["sweep"], ["compare"]])
+@pytest.mark.parametrize("name", ["pipe.yaml", "pipe.jsonl", "pipe.csv"])
+def test_a_pipe_is_refused_where_it_would_be_waited_for(
+    write_recipe: WriteRecipe, tmp_path: Path, command: list[str], name: str
+) -> None:
+    """In a process of its own, which may be stopped."""
+    os.mkfifo(tmp_path / name)
+    given = write_recipe(data={"path": name, "target": "y"}) if name == "pipe.csv" else tmp_path / name
+    if name == "pipe.csv" and command != ["train"]:
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "dpsgd_cli", *command, str(given)], capture_output=True, text=True, timeout=120,
+        check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode in (1, 2)
+    assert "is a pipe, not a file" in done.stderr
+
+
+def test_one_endless_line(write_recipe: WriteRecipe, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "long.csv.gz", "wb", compresslevel=1) as file:
+        file.write(b"a" * 100_000_000)
+    refused(train(write_recipe, tmp_path, path="long.csv.gz"), "first line is longer than 4000000 characters")
+
+
+def test_a_header_with_a_long_name(write_recipe: WriteRecipe, tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text("z" * 200_000 + ",y\n1,0\n2,1\n")
+    refused(train(write_recipe, tmp_path, path="long.csv"), "long.csv cannot be read as a table")
+
+
+@pytest.mark.parametrize("text", [f"a,y\n{'z' * 5_000_000},1\n2,0\n", f"a,y\n1,{'z' * 5_000_000}\n2,0\n3,1\n"])
+def test_a_cell_of_megabytes_is_shortened(write_recipe: WriteRecipe, tmp_path: Path, text: str) -> None:
+    (tmp_path / "cell.csv").write_text(text)
+    refused(train(write_recipe, tmp_path, path="cell.csv"), "zzz...", "in data row 1")
+
+
+def test_twenty_thousand_wrong_columns_are_not_all_named(write_recipe: WriteRecipe, tmp_path: Path) -> None:
+    names = [f"column{number}" for number in range(20_000)]
+    (tmp_path / "wide.csv").write_text(",".join([*names, "y"]) + "\n" + "x," * 20_000 + "1\n" + "x," * 20_000 + "0\n")
+    result = train(write_recipe, tmp_path, path="wide.csv")
+    assert result.exit_code == 1
+    assert len(result.stderr) < 10_000
+    assert "column 'column19' holds 'x' in data row 1" in result.stderr
+    assert "columns after 'column19' were not looked at" in result.stderr
+
+
+@pytest.mark.parametrize("code", ["import sys\nsys.exit(0)", "import sys\ndef build(shape, outputs):\n    sys.exit(0)"])
+def test_code_of_the_users_that_exits(write_recipe: WriteRecipe, tmp_path: Path, code: str) -> None:
+    (tmp_path / "own.py").write_text(code)
+    for dry in ([], ["--dry-run"]):
+        recipe = write_recipe(model={"kind": "python", "file": "own.py"})
+        refused(run("train", recipe, *dry, "--out", tmp_path / "out"), "own.py", "SystemExit: 0")
