@@ -17,6 +17,7 @@ from dpsgd_cli.data.evaluated import Evaluated
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.results import comparable, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together
+from dpsgd_cli.results.released import MARK
 from dpsgd_cli.results.result import Row
 
 METRICS = ("test_accuracy", "test_mae", "test_loss")
@@ -193,7 +194,7 @@ class Comparison:
 def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) -> Comparison:
     """Put entries side by side. UsageError for a metric or a baseline that none of them has."""
     known = list(dict.fromkeys(name for entry in entries for name in entry.document["metrics"]))
-    chosen = metric or next((name for name in METRICS if name in known), known[0] if known else "")
+    chosen = metric or next((name for name in (*METRICS, *known) if name in known and not name.startswith(MARK)), "")
     if chosen not in known:
         raise UsageError(f"--metric {metric}: no result has it; there are {', '.join(known)}")
     methods = list(dict.fromkeys(entry.method for entry in entries))
