@@ -107,11 +107,12 @@ def result_directory(loaded: LoadedRecipe, out: Path) -> Path:
 def is_finished(loaded: LoadedRecipe, directory: Path, say: Say = _silence) -> bool:
     """Whether `directory` holds the result of this recipe and of the files that it names.
 
-    Raises RunError when it was made from other data or code: the recipe's hash covers names, not contents.
+    Raises RunError when it was made from other data or code (the recipe's hash covers names, not contents), and
+    DataError when its files are not as they were written.
     """
     if not store.is_complete(directory):
         return False
-    for name in origin.check_unchanged(store.read_document(directory), loaded, directory):
+    for name in origin.check_unchanged(store.read_whole(directory), loaded, directory):
         say(f"{name} is no longer there, so it could not be compared with what the result was made from.")
     return True
 

@@ -13,7 +13,7 @@ from typing import Any
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.ledger import read_ledgers
 from dpsgd_cli.privacy.mechanism import Release
-from dpsgd_cli.results import store
+from dpsgd_cli.results import reading, store
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.rounding import epsilon_text
 from dpsgd_cli.sweep import choosing, folder, pricing
@@ -73,11 +73,12 @@ def row_of(cell: Cell, place: Folder) -> Row:
 def _spent(cell: Cell, place: Folder) -> list[pricing.Spent | None]:
     """What bounds each trial of a finished cell, equal trials together."""
     directory = place.path / cell.directory
-    privacy = store.read_document(directory)["privacy"]
+    document = store.read_document(directory)
+    privacy = document["privacy"]
     if privacy["accountant"] is None:
         return [None] * cell.trials
     counts: dict[tuple[Release, ...], int] = {}
-    for releases in read_ledgers(directory / "ledger.jsonl").values():
+    for releases in read_ledgers(reading.checked(directory, document, "ledger.jsonl")).values():
         counts[tuple(releases)] = counts.get(tuple(releases), 0) + 1
     return [
         pricing.Spent(releases, count, privacy["delta"], privacy["epsilon"], privacy["bound"])

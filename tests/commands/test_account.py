@@ -17,6 +17,8 @@ from dpsgd_cli.main import main
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.results import store
+from tests.conftest import toy_result
 
 ABADI = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "10000"]
 SHUFFLED = ["--batching", "shuffle", "--noise-multiplier", "6", "--epochs", "400"]
@@ -254,7 +256,7 @@ def test_a_gate_fails_when_no_bound_is_below_it() -> None:
     assert "no accountant asked proves a bound" in estimate.stderr
 
 
-def ledger(path: Path, epochs: list[int]) -> None:
+def ledger_lines(epochs: list[int]) -> list[str]:
     """Trials of that many epochs each."""
     lines: list[str] = []
     for trial, count in enumerate(epochs):
@@ -263,7 +265,11 @@ def ledger(path: Path, epochs: list[int]) -> None:
         for epoch in range(count):
             made.spend(Release(GaussianSum(6.0, "zero-out", "shuffle")), epoch=epoch)
         lines += to_lines(made.entries, trial, trial)
-    path.write_text("\n".join(lines) + "\n")
+    return lines
+
+
+def ledger(path: Path, epochs: list[int]) -> None:
+    path.write_text("\n".join(ledger_lines(epochs)) + "\n")
 
 
 def test_a_ledger_is_priced_by_its_dearest_trial_or_as_a_whole(tmp_path: Path) -> None:
@@ -281,9 +287,7 @@ def test_a_ledger_is_priced_by_its_dearest_trial_or_as_a_whole(tmp_path: Path) -
 def test_a_result_directory_brings_its_own_delta(tmp_path: Path) -> None:
     for name, epochs in (("one", [10]), ("two", [20, 5])):
         folder = tmp_path / "sweep" / name
-        folder.mkdir(parents=True)
-        ledger(folder / "ledger.jsonl", epochs)
-        (folder / "result.json").write_text(json.dumps({"privacy": {"delta": 1e-6}}))
+        store.write_result(folder, toy_result(ledger_lines(epochs), 1e-6, len(epochs)), "name: toy\n", None)
     found = rows(str(tmp_path / "sweep" / "one"), "--accountant", "gaussian")["gaussian"]
     assert found["delta"] == 1e-6
     sweep = rows(str(tmp_path / "sweep"), "--accountant", "zcdp", "--trials", "all")["zcdp"]
