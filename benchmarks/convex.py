@@ -91,7 +91,7 @@ def whole_run() -> None:
         document = store.read_document(directory)
         selections = sum('"pure"' in line for line in (directory / "ledger.jsonl").read_text().splitlines())
     trials = len(document["trials"])
-    seconds = document["timing"]["train_seconds"] / trials
+    seconds = document["timing"]["nonprivate_train_seconds"] / trials
     print(
         f"DP-AGD, Bank, epsilon 0.8, pack of {trials}: {selections / trials:.0f} selections of 20 candidates a trial,"
     )

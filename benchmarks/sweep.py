@@ -111,13 +111,13 @@ def _overhead(folder: Path, cells: int) -> float:
             run_job(job)
         whole = time.perf_counter() - begun
         documents = [store.read_document(session.out / cell.directory) for cell in session.cells]
-        spent.append((whole - sum(document["timing"]["train_seconds"] for document in documents)) / cells)
+        spent.append((whole - sum(document["timing"]["nonprivate_train_seconds"] for document in documents)) / cells)
     return spent[-1]
 
 
 def _reading(folder: Path, count: int) -> float:
     """Seconds that `compare` takes for `count` results, which are copies of one with other seeds."""
-    from dpsgd_cli.results import comparison, tables
+    from dpsgd_cli.results import comparison, reading, tables
 
     source = next(path for path in (folder / "together").iterdir() if path.is_dir())
     document = json.loads((source / "result.json").read_text())
@@ -127,7 +127,7 @@ def _reading(folder: Path, count: int) -> float:
         place.mkdir(parents=True)
         shutil.copy(source / "recipe.yaml", place)
         document["trials"][0]["seed"] = number
-        (place / "result.json").write_text(json.dumps(document))
+        (place / "result.json").write_text(json.dumps(reading.sealed(document)))
     begun = time.perf_counter()
     found = comparison.compare(comparison.read_entries(many), None, None)
     tables.write(found, folder / "compared")

@@ -13,7 +13,6 @@ assembled (`results/assemble.py`), Click.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -32,12 +31,14 @@ from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound, training_records
 from dpsgd_cli.errors import UsageError
+from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe import folder
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import ConvexModel, Runtime
 from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store, tensorboard
+from dpsgd_cli.results.released import Released, Unreleased
 from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, make_pack, start
 
 Progress = Callable[[int, int], None]
@@ -106,11 +107,12 @@ def result_directory(loaded: LoadedRecipe, out: Path) -> Path:
 def is_finished(loaded: LoadedRecipe, directory: Path, say: Say = _silence) -> bool:
     """Whether `directory` holds the result of this recipe and of the files that it names.
 
-    Raises RunError when it was made from other data or code: the recipe's hash covers names, not contents.
+    Raises RunError when it was made from other data or code (the recipe's hash covers names, not contents), and
+    DataError when its files are not as they were written.
     """
     if not store.is_complete(directory):
         return False
-    for name in origin.check_unchanged(store.read_document(directory), loaded, directory):
+    for name in origin.check_unchanged(store.read_whole(directory), loaded, directory):
         say(f"{name} is no longer there, so it could not be compared with what the result was made from.")
     return True
 
@@ -182,7 +184,7 @@ def _write(trials: Trials, directories: Sequence[Path]) -> None:
         for (member, span), directory in zip(trials.spans(), directories, strict=True):
             model = _weights(trials, span) if member.loaded.recipe.save_model else None
             loaded = member.loaded
-            result = assemble.result(_finished(trials, member, span, final))
+            result = assemble.result(*_finished(trials, member, span, final))
             result.provenance.update(folder.recorded(loaded.recipe, loaded.base, directory))
             text = dump_recipe(loaded.recipe)
             staged.append((store.stage_result(directory, result, text, model), directory))
@@ -267,8 +269,8 @@ class _Keeper:
             return
         times = [record.ended for record in self._trials.history]
         for member, span in self._trials.spans():
-            finished = _finished(self._trials, member, span, _Final({}, None))
-            rows = [row for row in assemble.history_so_far(finished) if row["epoch"] < self._on_disk]
+            finished = _finished(self._trials, member, span, _Final())
+            rows = [row for row in assemble.history_so_far(*finished) if row["epoch"] < self._on_disk]
             self._watching.show(f"{member.loaded.recipe.name}-{member.hash}", rows, times)
 
     def close(self) -> None:
@@ -337,59 +339,77 @@ def _evaluate(trials: Trials, table: Table, loss: Loss) -> dict[str, list[float]
 
 @dataclass(frozen=True)
 class _Final:
-    """Metrics of all trials of a pack, and rows of theory beside practice where there is one."""
+    """Of all trials of a pack: what the published weights are worth on public rows, and what on training rows."""
 
-    metrics: dict[str, list[float]]
-    theory: list[dict[str, Any]] | None
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    on_train: dict[str, list[float]] = field(default_factory=dict)
+    theory: Theory | None = None
 
 
 def _final(trials: Trials) -> _Final:
-    """Metrics of the published weights; those on training rows are named non-private."""
+    """Metrics of the published weights."""
     on_train = _evaluate(trials, trials.context.table, trials.context.loss)
     last = trials.history[-1].metrics if trials.history else {}
-    final = {**last, **{f"nonprivate_train_{name}": values for name, values in on_train.items()}}
     if isinstance(trials.recipe.model, ConvexModel):
         squares = trials.method.output.double().square().sum(dim=1).tolist()
         l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
         pairs = zip(on_train["loss"], l2, squares, strict=True)
-        final["nonprivate_train_objective"] = [loss + c / 2 * square for loss, c, square in pairs]
-    return _Final(final, trials.method.theory())
+        on_train["objective"] = [loss + c / 2 * square for loss, c, square in pairs]
+    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, trials.method.theory())
 
 
-def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> assemble.Finished:
-    """What one member of the pack leaves. The pack's time is shared out by trials."""
-    whole = trials.context
-    context = dataclasses.replace(
-        whole,
-        recipes=whole.recipes[span],
-        plans=whole.plans[span],
-        ledgers=whole.ledgers[span],
-        streams=whole.streams[span],
-    )
+def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tuple[Released, Unreleased]:
+    """What one member of the pack leaves, told apart: this is where the training rows are left behind."""
+    context, dataset, theory = trials.context, trials.dataset, final.theory
     wanted = member.loaded.recipe.epochs
     length = wanted if member.plan is None and isinstance(wanted, int) else len(trials.history)
     history = [assemble.part(record, span) for record in trials.history[:length]]
-    timing = _timing(trials, context.trials, len(history))
-    own = {name: values[span] for name, values in final.metrics.items()}
-    theory = None if final.theory is None else final.theory[span]
-    return assemble.Finished(member.loaded, member.plan, context, trials.dataset, history, timing, own, theory)
+    fetched, own = origin.hashes(member.loaded, dataset.sha256)
+    counted, measured = _timing(trials, span.stop - span.start, length)
+    released = Released(
+        loaded=member.loaded,
+        plan=member.plan,
+        ledgers=context.ledgers[span],
+        reproducible=all(stream.reproducible for stream in context.streams[span]),
+        declarations=dataset.declarations,
+        nonprivate_steps=dataset.nonprivate,
+        warnings=dataset.warnings,
+        data_sha256=fetched,
+        device=str(context.pack.values.device),
+        epochs=[record.metrics for record in history],
+        metrics={name: values[span] for name, values in final.metrics.items()},
+        finite=torch.isfinite(trials.method.output[span]).all(dim=1).tolist(),
+        timing=counted,
+        theory=None if theory is None else theory.claimed[span],
+    )
+    unreleased = Unreleased(
+        epochs=[record.counts for record in history],
+        metrics={name: values[span] for name, values in final.on_train.items()},
+        data_sha256=own,
+        timing=measured,
+        theory=None if theory is None else theory.measured[span],
+    )
+    return released, unreleased
 
 
-def _timing(trials: Trials, own: int, epochs: int) -> dict[str, Any]:
-    """How long and how fast. Examples are counted by expected batch sizes: the realised ones are private."""
+def _timing(trials: Trials, own: int, epochs: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was planned, and how long it took. The pack's time is shared out by trials.
+
+    Examples are counted by expected batch sizes: the realised ones are private.
+    """
     settings = trials.recipe.method
     per_epoch = len(trials.context.table)
     if settings.batching == "poisson" and settings.batch_size is not None:
         per_epoch = trials.method.steps * settings.batch_size
     examples = per_epoch * trials.done * trials.context.trials
     rate = examples / trials.train_seconds if trials.train_seconds > 0 else 0.0
-    return {
-        "train_seconds": trials.train_seconds * own / trials.context.trials,
+    counted = {
         "steps": epochs * trials.method.steps,
-        "examples_per_second": rate,
         "pack_trials": trials.context.trials,
         "processes": trials.context.team.size,
     }
+    measured = {"train_seconds": trials.train_seconds * own / trials.context.trials, "examples_per_second": rate}
+    return counted, measured
 
 
 def _weights(trials: Trials, span: slice) -> dict[str, torch.Tensor]:

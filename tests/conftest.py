@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, settings
+
+from dpsgd_cli.results.result import Result
 
 # A shared machine may be slow: how long an example takes is never a reason to fail.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -106,6 +108,25 @@ def stop_at() -> StopAt:
         return progress
 
     return make
+
+
+def toy_result(ledger: Sequence[str] = (), delta: float = 1e-5, trials: int = 2) -> Result:
+    """A result of private trials that were never trained: `ledger` has its lines, and the rest fits."""
+    privacy: dict[str, Any] = {"epsilon": 1.0, "delta": delta, "rho": None, "adjacency": "zero-out", "accountant": "zcdp",
+               "bound": "upper", "noise_source": "secure", "declarations": [], "batching": "shuffle"}  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {"trial": i, "seed": None, "epochs": 2, "test_accuracy": 0.5 if i == 0 else None} for i in range(trials)
+    ]
+    return Result(
+        name="toy",
+        privacy=privacy,
+        metrics={"test_accuracy": {"mean": None, "std": None, "ci95": None, "n": trials}},
+        timing={"steps": 2},
+        provenance={"version": "0"},
+        trials=rows,
+        history=[{"trial": 0, "epoch": 0}, {"trial": 0, "epoch": 1, "test_accuracy": 0.25}],
+        ledger=list(ledger),
+    )
 
 
 OWN: dict[str, Any] = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}

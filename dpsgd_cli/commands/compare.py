@@ -161,7 +161,7 @@ def _run(recipes: list[str], terms: dict[str, Any], out: Path) -> list[Entry]:
             if outcome.failed:
                 raise RunError("\n".join(f"{name}: {error}" for name, error in outcome.failed.items()))
     return [
-        Entry(label, epsilon, out / cell.directory, store.read_document(out / cell.directory))
+        Entry(label, epsilon, out / cell.directory, store.read_whole(out / cell.directory))
         for (label, epsilon, _), cell in zip(asked, cells, strict=True)
     ]
 

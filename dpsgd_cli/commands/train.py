@@ -78,9 +78,11 @@ def command(
     if not team.first:
         return
     document = store.read_document(directory)
-    for warning in [*document["warnings"], *document.get("nonprivate_warnings", [])]:
+    for warning in document["warnings"]:
         if f"warning: {warning}" not in told:
             click.echo(f"warning: {warning}", err=True)
+    for warning in document["nonprivate_warnings"]:
+        click.echo(f"nonprivate warning: {warning}", err=True)
     click.echo(summary.result_text(document, directory))
 
 

@@ -66,6 +66,17 @@ class Context:
         return sent(torch.tensor(values, dtype=self.pack.values.dtype), self.pack.values.device).unsqueeze(1)
 
 
+@dataclass(frozen=True)
+class Theory:
+    """A row a trial of what is claimed (a function of public numbers and releases) and one of what was measured.
+
+    NON-PRIVATE: what is measured, without noise, on training rows.
+    """
+
+    claimed: list[dict[str, Any]]
+    measured: list[dict[str, Any]]
+
+
 class Method(ABC):
     """A training method for R trials at once.
 
@@ -94,7 +105,7 @@ class Method(ABC):
         """Whether no trial will release anything more, before `epochs` are over (adaptive methods)."""
         return False
 
-    def theory(self) -> list[dict[str, Any]] | None:
+    def theory(self) -> Theory | None:
         """What a theorem says of each trial's excess risk, where one covers the method and its settings."""
         return None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from dpsgd_cli.core.problems.build import l2_of, linear_risk, radii_of
 from dpsgd_cli.core.problems.hinge import minimise_hinge
 from dpsgd_cli.core.problems.newton import Tilted, minimise_on_ball
-from dpsgd_cli.methods.base import Context
+from dpsgd_cli.methods.base import Context, Theory
 from dpsgd_cli.privacy.lectures import Problem
 from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe import schema
@@ -48,28 +48,28 @@ def problem_of(context: Context, trial: int, clip: float) -> Problem | None:
     return Problem(len(context.table), context.pack.size, known.lipschitz, model.radius, model.l2)
 
 
-def report(context: Context, output: Tensor, claims: list[Claim | None]) -> list[dict[str, Any]] | None:
-    """A row a trial: theorem, bound, and the measured excess risk over the optimum in the ball; None without claims.
+def report(context: Context, output: Tensor, claims: list[Claim | None]) -> Theory | None:
+    """Theorem and bound a trial, and the measured excess risk over the optimum in the ball; None without claims.
 
-    For the hinge loss, `nonprivate_optimum_gap` says how far below the optimum that was found the true one can lie. A
-    measurement that this leaves uncertain is null, with the `reason`.
+    For the hinge loss, `optimum_gap` says how far below the optimum that was found the true one can lie. A measurement
+    that this leaves uncertain is null, with the `reason`.
     """
     if not any(claims):
         return None
-    named = [
+    claimed = [
         {
             "theorem": None if claim is None else claim.theorem,
             "excess_risk_bound": None if claim is None else claim.bound,
         }
         for claim in claims
     ]
-    return [row | measured for row, measured in zip(named, _measured(context, output), strict=True)]
+    return Theory(claimed, _measured(context, output))
 
 
 def _measured(context: Context, output: Tensor) -> list[dict[str, Any]]:
     model = context.recipes[0].model
     if not isinstance(model, schema.ConvexModel):
-        return [{"nonprivate_excess_risk": None, "reason": "the model is not convex"}] * context.trials
+        return [{"excess_risk": None, "reason": "the model is not convex"}] * context.trials
     risk, records = linear_risk(context), len(context.table)
     l2 = context.column([l2_of(recipe) for recipe in context.recipes]).squeeze(1).double()
     radii = context.column(radii_of(context.recipes)).squeeze(1).double()
@@ -86,11 +86,11 @@ def _measured(context: Context, output: Tensor) -> list[dict[str, Any]]:
     curvature = records * l2.clamp_min(1e-9)
     problem = Tilted(risk.rows, risk.loss, curvature, torch.zeros_like(context.pack.values, dtype=torch.float64))
     best = minimise_on_ball(problem, radii, _TOLERANCE * records).values
-    return [{"nonprivate_excess_risk": float(gap)} for gap in objective(output) - objective(best)]
+    return [{"excess_risk": float(gap)} for gap in objective(output) - objective(best)]
 
 
 def _certified(excess: float, gap: float) -> dict[str, Any]:
     if gap <= _LEAST_CERTAIN:
-        return {"nonprivate_excess_risk": excess, "nonprivate_optimum_gap": gap}
+        return {"excess_risk": excess, "optimum_gap": gap}
     reason = "the optimum of the hinge loss is not known exactly enough; raise model.l2 or set model.radius"
-    return {"nonprivate_excess_risk": None, "nonprivate_optimum_gap": None, "nonprivate_reason": reason}
+    return {"excess_risk": None, "optimum_gap": None, "reason": reason}

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.problems.build import linear_risk
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
@@ -46,7 +46,7 @@ class FullBatchMethod(GradientMethod):
         sums = self.risk.gradient_sums_at(pack.values, norms, seen) if wanted else None
         pack.sums.copy_(self.merged.gradient_sums_at(pack.values, norms) if sums is None else sums)
 
-    def theory(self) -> list[dict[str, Any]] | None:
+    def theory(self) -> Theory | None:
         """Lecture 9, Theorem 1 for the average of all iterates, at any constant rate without momentum."""
         if self.risk is None:
             return None

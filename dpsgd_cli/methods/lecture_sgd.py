@@ -11,14 +11,13 @@ replaced records; here a noise multiplier is relative to the sensitivity, which 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.problems.build import linear_risk
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.base import Context
+from dpsgd_cli.methods.base import Context, Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.gradient import section_of
@@ -68,7 +67,7 @@ class LectureSgd(DpSgd):
             self.learning_rate = torch.where(self.by_theorem, rate, self.learning_rate)
         super()._step(epoch, step, seen)
 
-    def theory(self) -> list[dict[str, Any]] | None:
+    def theory(self) -> Theory | None:
         """Lemmas 15.6 and 15.7 for the last iterate at their rates."""
         return report(self.context, self.output, [self._claim(trial) for trial in range(self.context.trials)])
 

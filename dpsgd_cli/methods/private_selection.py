@@ -33,7 +33,7 @@ from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
 from dpsgd_cli.core.streams import Streams
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.methods.base import Context, Method, Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.candidates import SelectionPlan
 from dpsgd_cli.recipe import schema
@@ -172,8 +172,9 @@ class PrivateSelection(Method):
         pack.values.copy_(kept)
         return total
 
-    def theory(self) -> list[dict[str, Any]] | None:
-        return [{"chosen_candidate": index} for index in self.chosen] or None
+    def theory(self) -> Theory | None:
+        claimed = [{"chosen_candidate": index} for index in self.chosen]
+        return Theory(claimed, [{}] * len(claimed)) if claimed else None
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "inner": self.inner.state(), "chosen": list(self.chosen)}

@@ -45,7 +45,9 @@ from dpsgd_cli.privacy.mechanism import (
     from_record,
     mechanism_record,
     merge,
+    shown,
     to_record,
+    whole_number,
 )
 from dpsgd_cli.regular import irregularity
 
@@ -253,8 +255,9 @@ def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[Entr
             continue
         try:
             record = json.loads(line)
-            found.setdefault(_trial(record), []).append(_entry(record))
-        except (ValueError, TypeError, AttributeError, PrivacyError) as error:
+            entry = _entry(record)
+            found.setdefault(whole_number("trial", record.get("trial", 0)), []).append(entry)
+        except (ValueError, RecursionError, PrivacyError) as error:
             raise DataError(f"{source}:{number}: not a ledger line: {error}") from None
     return found
 
@@ -271,23 +274,21 @@ def read_seeds(path: Path) -> list[int | None] | None:
             return None
         if seed is not None and not (isinstance(seed, int) and seed >= 0):
             raise DataError(f"{path}: seed is {seed!r}, but must be a whole number >= 0 or null")
-        if found.setdefault(_trial(record), seed) != seed:
-            raise DataError(f"{path}: trial {_trial(record)} has several seeds: {_TWO_RUNS}")
+        if found.setdefault(whole_number("trial", record.get("trial", 0)), seed) != seed:
+            raise DataError(
+                f"{path}: trial {whole_number('trial', record.get('trial', 0))} has several seeds: {_TWO_RUNS}"
+            )
     return [found[trial] for trial in sorted(found)]
 
 
-def _trial(record: dict[str, Any]) -> int:
-    return int(record.get("trial", 0))
-
-
 def _entry(record: dict[str, Any]) -> Entry:
+    release = from_record(record)
     phase, epoch = record.get("phase", "train"), record.get("epoch")
     if phase not in get_args(Phase):
-        raise PrivacyError(f"phase is {phase!r}, but must be one of {', '.join(get_args(Phase))}")
-    if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
-        raise PrivacyError(f"epoch is {epoch!r}, but must be a whole number >= 0 or null")
+        raise PrivacyError(f"phase is {shown(phase)}, but must be one of {', '.join(get_args(Phase))}")
     within = record.get("within")
-    return Entry(from_record(record), phase, epoch, None if within is None else from_record(within).mechanism)
+    cap = None if within is None else from_record(within).mechanism
+    return Entry(release, phase, None if epoch is None else whole_number("epoch", epoch), cap)
 
 
 def _check_caps(entries: Iterable[Entry], source: str) -> None:
@@ -332,7 +333,7 @@ def read_ledgers(path: Path) -> dict[int, list[Release]]:
 
 
 def read_entries(path: Path) -> dict[int, list[Entry]]:
-    """The entries of each trial of a `ledger.jsonl`, in order; for old files with the cap that lies beside.
+    """The entries of each trial of a `ledger.jsonl`, in order.
 
     Raises DataError for a missing, empty or damaged file.
     """
@@ -347,9 +348,4 @@ def read_entries(path: Path) -> dict[int, list[Entry]]:
         raise DataError(f"{path}: the ledger is empty")
     for trial, entries in trials.items():
         _check_caps(entries, f"{path}: trial {trial}")
-    if any(entry.within is not None for entries in trials.values() for entry in entries):
-        return trials
-
-    from dpsgd_cli.privacy.unmarked import mark
-
-    return mark(trials, path.parent)
+    return trials

@@ -5,7 +5,6 @@ Not here: prices (`accountants/`), the format of a ledger (`ledger.py`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,18 +14,23 @@ from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.privacy.cases import CHOSEN, Case
 from dpsgd_cli.privacy.ledger import Entry, bounding, read_entries, read_seeds
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.results.reading import RESULT
+from dpsgd_cli.results.store import is_complete, read_whole
 from dpsgd_cli.wording import count
 
 DEFAULT_DELTA = 1e-5
+LEDGER = "ledger.jsonl"
+ALONE = "nothing vouches for this ledger: there is no result.json beside it that says how many lines it had, and which"
 
 
 @dataclass(frozen=True)
 class LedgerCase(Case):
-    """Every trial of some ledgers."""
+    """Every trial of some ledgers. `alone`: those with no result beside them."""
 
     paths: tuple[Path, ...]
     label: str
     delta: float
+    alone: tuple[Path, ...] = ()
 
     @cached_property
     def by_ledger(self) -> list[list[list[Entry]]]:
@@ -76,7 +80,8 @@ class LedgerCase(Case):
         return any(entry.within is not None for trial in self.entries for entry in trial)
 
     def remarks(self) -> list[str]:
-        return [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
+        told = [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
+        return told + [f"{path}: {ALONE}" for path in self.alone]
 
     def by_epoch(self) -> list[list[Release]]:
         return max(self.curves(), key=lambda epochs: sum(map(len, epochs)))
@@ -97,33 +102,37 @@ def _by_epoch(trial: Sequence[Entry]) -> list[list[Release]]:
 def read_ledgers(source: str, delta: float | None) -> LedgerCase | None:
     """The ledgers that `source` names: a .jsonl file, or a directory that holds some; None for anything else.
 
-    Raises DataError for a directory without any. `delta` left out: that of the result beside a ledger, else 1e-5.
+    Raises DataError for a directory without any, and where a result that a ledger belongs to is not as it was written:
+    what is missing from it would be missing from the price. `delta` left out: the least that a result states, or 1e-5.
     """
     path = Path(source)
     if path.is_dir():
-        paths = sorted(found for found in path.rglob("ledger.jsonl") if not _is_hidden(found, path))
+        paths = _ledgers_in(path)
         if not paths:
             raise DataError(f"{source}: holds no ledger.jsonl; give a result directory, a ledger or a recipe")
     elif path.suffix == ".jsonl":
         paths = [path]
     else:
         return None
-    stated = [_stated_delta(found.parent / "result.json") for found in paths]
+    stated = [_stated_delta(found) for found in paths]
+    alone = tuple(found for found, value in zip(paths, stated, strict=True) if value is None)
     known = [value for value in stated if value is not None]
-    return LedgerCase(tuple(paths), path.name or source, delta or min(known, default=DEFAULT_DELTA))
+    return LedgerCase(tuple(paths), path.name or source, delta or min(known, default=DEFAULT_DELTA), alone)
 
 
-def _is_hidden(path: Path, folder: Path) -> bool:
-    """Whether it lies in a hidden folder: results in the making, and runs that a sweep does not publish."""
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+def _ledgers_in(folder: Path) -> list[Path]:
+    """One for every result and every ledger below `folder`, but for those in the making, which are hidden."""
+    found = {place.parent for name in (LEDGER, RESULT) for place in folder.rglob(name)}
+    return sorted(
+        place / LEDGER for place in found if not any(part.startswith(".") for part in place.relative_to(folder).parts)
+    )
 
 
-def _stated_delta(path: Path) -> float | None:
-    """The delta of a result's own statement; None where there is no result."""
-    if not path.is_file():
+def _stated_delta(ledger: Path) -> float | None:
+    """The delta of the statement of the result that a ledger belongs to; None for one by itself."""
+    if ledger.name != LEDGER or not is_complete(ledger.parent):
         return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))["privacy"]["delta"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: damaged result: {error!r}") from None
-    return float(value) if value is not None else None
+    privacy = read_whole(ledger.parent)["privacy"]
+    if privacy["accountant"] is None:
+        raise DataError(f"{ledger.parent}: was trained without privacy, so there is nothing to account for")
+    return float(privacy["delta"])

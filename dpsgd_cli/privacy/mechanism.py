@@ -141,15 +141,52 @@ def from_record(record: dict[str, Any]) -> Release:
 
     Raises PrivacyError for an unknown mechanism, a missing or an impossible value.
     """
+    if not isinstance(record, dict):
+        raise PrivacyError(f"a JSON object was expected, not {shown(record)}")
     kind = record.get("mechanism")
-    if kind not in KINDS:
-        raise PrivacyError(f"unknown mechanism {kind!r}; known: {', '.join(KINDS)}")
-    names = {field.name for field in dataclasses.fields(KINDS[kind])}
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise PrivacyError(f"unknown mechanism {shown(kind)}; known: {', '.join(KINDS)}")
+    fields = {field.name: field.type for field in dataclasses.fields(KINDS[kind]) if field.name in record}
     try:
-        mechanism = KINDS[kind](**{k: v for k, v in record.items() if k in names})
-        return Release(mechanism, record.get("count", 1))
-    except TypeError as error:
+        values = {name: _typed(name, record[name], "number" if f == "float" else "text") for name, f in fields.items()}
+        return Release(KINDS[kind](**values), whole_number("count", record.get("count", 1)))
+    except (TypeError, PrivacyError) as error:
         raise PrivacyError(f"damaged {kind} record: {error}") from None
+
+
+_LARGEST = 2**53
+"""Counts beyond this are no longer exact as floating-point numbers, which is how accountants multiply by them."""
+
+
+def whole_number(name: str, value: object) -> int:
+    """`value`, a whole number from 0 that a float holds exactly; PrivacyError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+        raise PrivacyError(f"{name} is {shown(value)}, but must be a whole number from 0 to 2^53")
+    return value
+
+
+def _typed(name: str, value: object, wanted: str) -> Any:
+    """A float, or text; PrivacyError for what is no such thing in JSON, or too large for it."""
+    if wanted == "text" and isinstance(value, str):
+        return value
+    if wanted == "number" and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise PrivacyError(f"{name} is {shown(value)}, but must be a {wanted}")
+
+
+def shown(value: object) -> str:
+    """As much of a value as helps to find it."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a number of thousands of digits"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+_MOST_SHOWN = 40
 
 
 def merge(releases: list[Release]) -> list[Release]:
@@ -162,7 +199,7 @@ def merge(releases: list[Release]) -> list[Release]:
 
 def _require(condition: bool, name: str, value: object, bound: str) -> None:
     if not condition or (isinstance(value, float) and math.isnan(value)):
-        raise PrivacyError(f"{name} is {value!r}, but must be {bound}")
+        raise PrivacyError(f"{name} is {shown(value)}, but must be {bound}")
 
 
 def _require_one_of(names: Any, name: str, value: object) -> None:

@@ -24,7 +24,6 @@ Not here: prices (`accountants/`), which records a recipe leaves out (`data/eval
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,16 +158,17 @@ def finished(directory: Path, seeds: Sequence[int | None] | None, adjacency: str
     """The trials of a result, by its recipe and by what it says of the files that it read; DataError for damage."""
     from dpsgd_cli.data.evaluated import identities_in
     from dpsgd_cli.recipe.tree import CoreLoader
+    from dpsgd_cli.results.store import is_complete, read_whole
 
     name = directory.name or str(directory)
+    if not is_complete(directory):
+        return Run(name, seeds, adjacency, None)
+    origin = read_whole(directory)["provenance"]
     try:
         recipe = yaml.load((directory / "recipe.yaml").read_text(encoding="utf-8"), Loader=CoreLoader)
-        origin = json.loads((directory / "result.json").read_text(encoding="utf-8"))["provenance"]
         records = records_of(recipe["data"], recipe.get("folds"), identities_in(origin))
-    except FileNotFoundError:
-        records = None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise DataError(f"{directory}: damaged result: {error!r}") from None
+        raise DataError(f"{directory}: damaged recipe.yaml: {error!r}") from None
     return Run(name, seeds, adjacency, records)
 
 

@@ -1,9 +1,9 @@
 """From what trials recorded to the rows of `result.json`, `trials.csv` and `history.csv`.
 
-Columns computed on private rows without noise begin with `nonprivate_`. Epsilons come from the ledgers: what bounds
-them, which is the filter's budget where a method chooses what to release from what it released (`privacy/ledger.py`).
-What such a trial spent of it stands under `spent`, and by epoch in `history.csv`: a number that any reader of the
-releases can compute, and no guarantee.
+A function that makes public fields takes a `Released` and sees nothing else (`released.py`). Epsilons come from the
+ledgers: what bounds them, which is the filter's budget where a method chooses what to release from what it released
+(`privacy/ledger.py`). What such a trial spent of it stands under `spent`, and by epoch in `history.csv`: a number that
+any reader of the releases can compute, and no guarantee.
 A number that is not finite has no cell: None, which is null in JSON and empty in a table.
 Not here: training (`experiment.py`), files (`store.py`), versions and hashes (`origin.py`).
 """
@@ -14,21 +14,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpsgd_cli.data import Dataset
+from dpsgd_cli.data.evaluated import files_of
 from dpsgd_cli.data.facts import of_model
-from dpsgd_cli.methods import Context
-from dpsgd_cli.privacy import accountants, together
+from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
 from dpsgd_cli.privacy.cautions import cautions
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.together import Run, records_of, scope
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices
 from dpsgd_cli.results.parts import parts
-from dpsgd_cli.results.result import Result, Row, summarise_trials
+from dpsgd_cli.results.released import Released, Unreleased, marked, together
+from dpsgd_cli.results.result import Result, Row, summarise_columns
 from dpsgd_cli.wording import count
 
 
@@ -56,20 +57,6 @@ def part(record: EpochRecord, span: slice) -> EpochRecord:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """Everything that a result is made of."""
-
-    loaded: LoadedRecipe
-    plan: Plan | None
-    context: Context
-    dataset: Dataset
-    history: list[EpochRecord]
-    timing: Row
-    final: dict[str, list[float]]
-    theory: list[Row] | None = None
-
-
-@dataclass(frozen=True)
 class Spending:
     """What one trial's ledger says: what bounds it, and what was spent by the end of each epoch.
 
@@ -83,45 +70,57 @@ class Spending:
     spent: Row | None = None
 
 
-def result(finished: Finished) -> Result:
+def result(released: Released, unreleased: Unreleased) -> Result:
     """The record of a finished run."""
-    recipe, ledgers = finished.loaded.recipe, finished.context.ledgers
-    for ledger in ledgers:
+    for ledger in released.ledgers:
         ledger.close()
-    seeds = recipe.seeds
-    spendings = _spendings(finished.plan, ledgers, len(finished.history))
-    trials = []
-    for i, (seed, spent) in enumerate(zip(seeds, spendings, strict=True)):
-        row: Row = {"trial": i, "seed": seed, "epochs": len(spent.epochs)}
-        if recipe.folds is not None:
-            row.update(fold=i % recipe.folds, repeat=i // recipe.folds)
-        row.update({name: _cell(values[i]) for name, values in finished.final.items()})
-        row.update(epsilon=spent.epsilon, delta=spent.delta, rho=spent.rho)
-        row.update({f"spent_{name}": value for name, value in (spent.spent or {}).items()})
-        trials.append(row)
+    seeds = released.loaded.recipe.seeds
+    spendings = _spendings(released.plan, released.ledgers, len(released.epochs))
+    trials = together(_trials(released, spendings), _by_trial(unreleased.metrics, len(seeds))) or []
+    hashes = {"nonprivate_data_sha256": unreleased.data_sha256}
     return Result(
-        name=recipe.name,
-        privacy=_privacy(finished, spendings),
-        metrics=summarise_trials(trials, list(finished.final)),
-        timing=finished.timing,
-        provenance=origin.provenance(finished.loaded, finished.dataset, finished.context.pack.values.device),
+        name=released.loaded.recipe.name,
+        privacy=_privacy(released, spendings),
+        metrics=summarise_columns(released.metrics) | marked(summarise_columns(unreleased.metrics)),
+        timing=released.timing | marked(unreleased.timing),
+        provenance=origin.provenance(released.loaded, released.data_sha256, released.device) | hashes,
         trials=trials,
-        history=_history(finished, [spent.epochs for spent in spendings]),
-        ledger=[line for i, ledger in enumerate(ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
-        warnings=[*finished.dataset.warnings, *_cautions(finished.plan, spendings), *_warnings(finished, trials)],
-        nonprivate_warnings=_nonprivate_warnings(finished),
-        theory=finished.theory,
+        history=_history(released, unreleased, [spent.epochs for spent in spendings]),
+        ledger=[line for i, ledger in enumerate(released.ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
+        warnings=[*released.warnings, *_cautions(released.plan, spendings), *_warnings(released)],
+        nonprivate_warnings=_nonprivate_warnings(unreleased, released.finite),
+        theory=together(released.theory, unreleased.theory),
     )
 
 
-def history_so_far(finished: Finished) -> list[Row]:
+def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
     """The rows of `history.csv` for the epochs that are over, while the trials still train."""
-    plan, ledgers = finished.plan, finished.context.ledgers
+    plan, ledgers = released.plan, released.ledgers
     if plan is None:
-        return _history(finished, [[{}] * len(finished.history)] * len(ledgers))
+        return _history(released, unreleased, [[{}] * len(released.epochs)] * len(ledgers))
     # what a fixed plan will have spent is priced once for the whole run, and not anew at every look
     planned = tuple((*(plan.before if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs))
-    return _history(finished, [_spent_by_epoch(plan, ledger, planned or _by_epoch(ledger)) for ledger in ledgers])
+    spent = [_spent_by_epoch(plan, ledger, planned or _by_epoch(ledger)) for ledger in ledgers]
+    return _history(released, unreleased, spent)
+
+
+def _trials(released: Released, spendings: Sequence[Spending]) -> list[Row]:
+    """The public columns of `trials.csv`."""
+    recipe, metrics = released.loaded.recipe, _by_trial(released.metrics, len(spendings))
+    trials = []
+    for i, (seed, spent) in enumerate(zip(recipe.seeds, spendings, strict=True)):
+        row: Row = {"trial": i, "seed": seed, "epochs": len(spent.epochs)}
+        if recipe.folds is not None:
+            row.update(fold=i % recipe.folds, repeat=i // recipe.folds)
+        row.update(metrics[i], epsilon=spent.epsilon, delta=spent.delta, rho=spent.rho)
+        row.update({f"spent_{name}": value for name, value in (spent.spent or {}).items()})
+        trials.append(row)
+    return trials
+
+
+def _by_trial(columns: dict[str, list[float]], trials: int) -> list[Row]:
+    """Columns of R numbers as R rows."""
+    return [{name: _cell(values[i]) for name, values in columns.items()} for i in range(trials)]
 
 
 def _cell(value: float) -> float | None:
@@ -134,23 +133,30 @@ def _cautions(plan: Plan | None, spendings: Sequence[Spending]) -> list[str]:
     return cautions(_largest([spent.epsilon for spent in spendings]), plan.delta, plan.sampling.records)
 
 
-def _warnings(finished: Finished, trials: list[Row]) -> list[str]:
-    """What went wrong without stopping the run."""
-    told = []
-    diverged = [str(row["trial"]) for row in trials if any(row[name] is None for name in finished.final)]
-    if diverged:
-        several = f"{len(diverged)} of {len(trials)} trials diverged (trial {', '.join(diverged)})"
-        told.append(
-            f"{several if len(trials) > 1 else 'the training diverged'}: weights or losses are not finite, so there is"
-            " no metric; lower method.learning_rate"
-        )
-    return told
+def _warnings(released: Released) -> list[str]:
+    """What went wrong without stopping the run, as far as published weights and metrics show it."""
+    rows = _by_trial(released.metrics, len(released.finite))
+    good = [finite and None not in row.values() for finite, row in zip(released.finite, rows, strict=True)]
+    diverged = [str(trial) for trial, well in enumerate(good) if not well]
+    if not diverged:
+        return []
+    several = f"{len(diverged)} of {len(good)} trials diverged (trial {', '.join(diverged)})"
+    return [
+        f"{several if len(good) > 1 else 'the training diverged'}: weights or test losses are not finite, so there is"
+        " no metric; lower method.learning_rate"
+    ]
 
 
-def _nonprivate_warnings(finished: Finished) -> list[str]:
+def _nonprivate_warnings(unreleased: Unreleased, finite: Sequence[bool]) -> list[str]:
     """The same, where saying it tells something of the training rows."""
-    bad = sum(sum(record.counts["nonfinite"]) for record in finished.history)
-    return [f"not finite and replaced by zero: {count(int(bad), 'per-example gradient')}"] if bad else []
+    told, bad = [], unreleased.nonfinite
+    if bad:
+        told.append(f"not finite and replaced by zero: {count(bad, 'per-example gradient')}")
+    rows = _by_trial(unreleased.metrics, len(finite))
+    lost = [str(i) for i, row in enumerate(rows) if finite[i] and None in row.values()]
+    if lost:
+        told.append(f"losses on training rows are not finite (trial {', '.join(lost)}); lower method.learning_rate")
+    return told
 
 
 def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[Spending]:
@@ -205,36 +211,36 @@ def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Rele
     return epochs
 
 
-def _history(finished: Finished, spent: Sequence[Sequence[Row]]) -> list[Row]:
+def _history(released: Released, unreleased: Unreleased, spent: Sequence[Sequence[Row]]) -> list[Row]:
     """A row a trial and epoch; `spent` has what each trial's epochs had cost by their ends."""
     rows = []
-    for i, (seed, by_epoch) in enumerate(zip(finished.loaded.recipe.seeds, spent, strict=True)):
+    for i, (seed, by_epoch) in enumerate(zip(released.loaded.recipe.seeds, spent, strict=True)):
         # a trial whose own training was over before that of others has no more rows
-        for record, spending in zip(finished.history, by_epoch, strict=False):
-            row: Row = {"trial": i, "seed": seed, "epoch": record.epoch, **spending}
-            row.update({name: _cell(values[i]) for name, values in record.metrics.items()})
-            counts = {name: values[i] for name, values in record.counts.items()}
-            row.update(_diagnostics(counts, finished.plan is not None))
-            rows.append(row)
+        both = zip(released.epochs, unreleased.epochs, by_epoch, strict=False)
+        for epoch, (metrics, sums, spending) in enumerate(both):
+            row: Row = {"trial": i, "seed": seed, "epoch": epoch, **spending}
+            row.update({name: _cell(values[i]) for name, values in metrics.items()})
+            own = {name: values[i] for name, values in sums.items()}
+            rows.append(row | marked(_diagnostics(own, released.plan is not None)))
     return rows
 
 
-def _diagnostics(counts: dict[str, float], private: bool) -> Row:
-    seen = max(counts["examples"], 1.0)
-    row: Row = {"nonprivate_train_loss": _cell(counts["loss"] / seen), "nonprivate_examples": int(counts["examples"])}
+def _diagnostics(sums: dict[str, float], private: bool) -> Row:
+    seen = max(sums["examples"], 1.0)
+    row: Row = {"train_loss": _cell(sums["loss"] / seen), "examples": int(sums["examples"])}
     if private:
-        row["nonprivate_gradient_norm"] = _cell(counts["norm"] / seen)
-        row["nonprivate_clipped_fraction"] = counts["clipped"] / seen
-        row["nonprivate_nonfinite"] = int(counts["nonfinite"])
+        row["gradient_norm"] = _cell(sums["norm"] / seen)
+        row["clipped_fraction"] = sums["clipped"] / seen
+        row["nonfinite"] = int(sums["nonfinite"])
     return row
 
 
-def _privacy(finished: Finished, spendings: Sequence[Spending]) -> Row:
-    plan, recipe = finished.plan, finished.loaded.recipe
+def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
+    plan, recipe = released.plan, released.loaded.recipe
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
         return {**dict.fromkeys(keys), "declarations": []}
-    of_parts = parts(finished.context.ledgers, plan.accountant, plan.delta)
+    of_parts = parts(released.ledgers, plan.accountant, plan.delta)
     return {
         "epsilon": _largest([spent.epsilon for spent in spendings]),
         "delta": plan.delta,
@@ -245,13 +251,13 @@ def _privacy(finished: Finished, spendings: Sequence[Spending]) -> Row:
         "sampling_rate": plan.sampling.rate,
         "accountant": plan.accountant,
         "bound": accountants.get(plan.accountant).bound,
-        "scope": together.scope(_run(finished, plan.sampling.adjacency)),
+        "scope": scope(_run(released, plan.sampling.adjacency)),
         "budget": None if plan.budget is None else plan.budget.model_dump(),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
         "noise_source": describe_noise(noise_source(recipe.seed)),
-        "declarations": [*finished.dataset.declarations, *of_model(recipe), *_own_code(finished.loaded)],
-        "nonprivate_steps": list(finished.dataset.nonprivate),
+        "declarations": [*released.declarations, *of_model(recipe), *_own_code(released.loaded)],
+        "nonprivate_steps": list(released.nonprivate_steps),
     }
 
 
@@ -268,10 +274,13 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max(known) if len(known) == len(values) else None
 
 
-def _run(finished: Finished, adjacency: str) -> together.Run:
-    recipe = finished.loaded.recipe
-    records = together.records_of(resolved(recipe)["data"], recipe.folds, finished.dataset.sha256)
-    return together.Run(recipe.name, recipe.seeds, adjacency, records)
+def _run(released: Released, adjacency: str) -> Run:
+    """All trials are of the same files, so their names tell them apart as well as what they hold."""
+    recipe = released.loaded.recipe
+    data = resolved(recipe)["data"]
+    return Run(
+        recipe.name, recipe.seeds, adjacency, records_of(data, recipe.folds, {file: file for file in files_of(data)})
+    )
 
 
 def _own_code(loaded: LoadedRecipe) -> list[str]:

@@ -17,8 +17,9 @@ from dpsgd_cli.data.evaluated import Evaluated, identities_in
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.metrics import usual_metric
 from dpsgd_cli.privacy import together
-from dpsgd_cli.results import comparable, store
+from dpsgd_cli.results import comparable, reading, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together
+from dpsgd_cli.results.released import MARK
 from dpsgd_cli.results.result import Row
 
 
@@ -46,13 +47,14 @@ class Entry:
         found: float | None = self.privacy["epsilon"]
         return found
 
+    def file(self, name: str) -> Path:
+        """A file of the result; DataError where it is not the one that was written with it."""
+        return reading.checked(self.directory, self.document, name)
+
     @cached_property
     def recipe_text(self) -> str:
         """The resolved recipe."""
-        try:
-            return (self.directory / "recipe.yaml").read_text(encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"{self.directory}: its recipe.yaml cannot be read: {error.strerror}") from None
+        return self.file("recipe.yaml").read_text(encoding="utf-8")
 
     @cached_property
     def evaluated(self) -> Evaluated:
@@ -77,9 +79,12 @@ class Entry:
 
 
 def read_entries(directory: Path) -> list[Entry]:
-    """The result in `directory`, or all results in it (a sweep's folder), labelled by name and settings."""
+    """The result in `directory`, or all results in it (a sweep's folder), labelled by name and settings.
+
+    Of the many in a folder, a file is looked at when it is read, and not before: there may be thousands.
+    """
     if store.is_complete(directory):
-        document = store.read_document(directory)
+        document = store.read_whole(directory)
         return [Entry(document["name"], None, directory, document)]
     labels = _labels_of_sweeps(directory)
     with_results = sorted(path.parent for path in directory.glob("*/result.json") if path.parent.name[0] != ".")
@@ -205,7 +210,7 @@ class Comparison:
 def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) -> Comparison:
     """Put entries side by side. UsageError for a metric or a baseline that none of them has."""
     known = list(dict.fromkeys(name for entry in entries for name in entry.document["metrics"]))
-    chosen = metric or usual_metric(known) or (known[0] if known else "")
+    chosen = metric or usual_metric(known) or next((name for name in known if not name.startswith(MARK)), "")
     if chosen not in known:
         raise UsageError(f"--metric {metric}: no result has it; there are {', '.join(known)}")
     methods = list(dict.fromkeys(entry.method for entry in entries))

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import dpsgd_cli
-from dpsgd_cli.data import Dataset, own_file
+from dpsgd_cli.data import own_file
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.recipe.loading import LoadedRecipe
@@ -21,24 +21,32 @@ from dpsgd_cli.recipe.schema import noise_source
 from dpsgd_cli.results.result import Row
 
 
-def provenance(loaded: LoadedRecipe, dataset: Dataset, device: torch.device) -> Row:
-    """What `result.json` says under that name.
+def hashes(loaded: LoadedRecipe, sha256: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The hashes of what anybody can fetch, and those of the user's own files.
 
     The hash of a user's own file is a function of every record, without noise: who knows all others can try out
-    candidates for the last. So it is marked as not private. What a card describes anybody can fetch.
+    candidates for the last.
     """
-    recipe, own = loaded.recipe, own_file.names(loaded.recipe.data)
+    own = own_file.names(loaded.recipe.data)
+    return (
+        {name: found for name, found in sha256.items() if name not in own},
+        {name: found for name, found in sha256.items() if name in own},
+    )
+
+
+def provenance(loaded: LoadedRecipe, data_sha256: dict[str, str], device: str) -> Row:
+    """What `result.json` says under that name of where a result comes from; `data_sha256` is of public files."""
+    recipe = loaded.recipe
     return {
         "version": dpsgd_cli.__version__,
         "git": _git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": str(device),
+        "device": device,
         "threads": torch.get_num_threads(),
         "seed": recipe.seed,
         "noise_source": None if recipe.privacy is None else noise_source(recipe.seed),
-        "data_sha256": {name: found for name, found in dataset.sha256.items() if name not in own},
-        "nonprivate_data_sha256": {name: found for name, found in dataset.sha256.items() if name in own},
+        "data_sha256": data_sha256,
         "code_sha256": code_sha256(loaded),
     }
 

@@ -41,7 +41,7 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
 
     plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "dpsgd"})
     styles = _styles(comparison)
-    histories = {id(entry): _read_history(entry.directory) for entry in comparison.entries}
+    histories = {id(entry): _read_history(entry) for entry in comparison.entries}
     metric = comparison.metric
     made: dict[str, Path] = {}
     for name, figure in (
@@ -288,6 +288,6 @@ def _within_accuracies(limits: Any, set_limits: Any, metric: str) -> None:
         set_limits(max(low, 0.0), min(high, 1.0))
 
 
-def _read_history(directory: Path) -> list[dict[str, str]]:
-    with (directory / "history.csv").open(newline="", encoding="utf-8") as file:
+def _read_history(entry: Entry) -> list[dict[str, str]]:
+    with entry.file("history.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

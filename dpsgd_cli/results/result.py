@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,6 @@ def summarise(found: Sequence[float | None]) -> Row:
     }
 
 
-def summarise_trials(trials: Sequence[Row], names: Sequence[str]) -> dict[str, Row]:
-    """`summarise` of each named column."""
-    return {name: summarise([row[name] for row in trials]) for name in names}
+def summarise_columns(columns: Mapping[str, Sequence[float | None]]) -> dict[str, Row]:
+    """`summarise` of each column."""
+    return {name: summarise(values) for name, values in columns.items()}

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.errors import DataError, RunError
+from dpsgd_cli.results import reading
 from dpsgd_cli.results.leftovers import hidden_name
-from dpsgd_cli.results.restated import restate
 from dpsgd_cli.results.result import Result, Row
 
 _AT_ONCE = 16
-FILES = ("recipe.yaml", "result.json", "trials.csv", "history.csv", "ledger.jsonl")
+FILES = (*reading.WITH_EVERY_RESULT, reading.RESULT)
 
 
 def is_complete(directory: Path) -> bool:
@@ -33,20 +33,24 @@ def is_complete(directory: Path) -> bool:
 
 
 def read_document(directory: Path) -> Row:
-    """`result.json` of a finished result; DataError when there is none or it is damaged.
+    """`result.json` of a finished result as it was written; DataError when there is none, or it was damaged.
 
-    One from before budgets were stated is restated (`restated.py`).
+    Of the files beside it nothing is known before `reading.checked` has looked at them.
     """
-    path = directory / "result.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{directory}: not a result directory (it has no result.json)") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(document, dict):
-        raise DataError(f"{path}: not a result (a JSON object was expected)")
-    return restate(document, directory)
+    if not is_complete(directory):
+        raise DataError(f"{directory}: not a result directory (it has no result.json)")
+    return reading.read(directory / reading.RESULT)
+
+
+def read_whole(directory: Path) -> Row:
+    """The same, once every file of the result was seen to be as it was written; DataError names the first that is not.
+
+    Guarantee: what is then read of the result is what its training wrote, short of an edit that is meant to deceive
+    (see `reading.py`).
+    """
+    document = read_document(directory)
+    reading.check_files(directory, document)
+    return document
 
 
 def prepare_place(directory: Path) -> None:
@@ -92,12 +96,12 @@ def stage_result(directory: Path, result: Result, recipe_text: str, model: dict[
         "trials.csv": to_csv(result.trials).encode(),
         "history.csv": to_csv(result.history).encode(),
         "ledger.jsonl": "".join(f"{line}\n" for line in result.ledger).encode(),
-        "result.json": to_json(result.document()).encode(),
     }
     if model is not None:
         from safetensors.torch import save
 
-        files["model.safetensors"] = save(model)
+        files[reading.MODEL] = save(model)
+    files[reading.RESULT] = to_json(reading.sealed(_finite(result.document()), files)).encode()
     try:
         staging.mkdir(parents=True)
         for name, content in files.items():

@@ -9,15 +9,17 @@ from dpsgd_cli.metrics import METRICS
 from dpsgd_cli.privacy.budget import describe
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.results.released import public
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
 from dpsgd_cli.wording import count
 
-_SHOWN = (*(f"test_{name}" for name in METRICS), "nonprivate_train_accuracy")
+_SHOWN = tuple(f"test_{name}" for name in METRICS)
 
 
 def result_text(document: Row, directory: Path) -> str:
-    """What a user wants to see of `result.json` first."""
+    """What a user wants to see of `result.json` first, and may show: nothing of it is marked as not private."""
+    document = public(document)
     lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
     metrics = document["metrics"]
     lines += [f"  {name:<26}{_metric(metrics[name])}" for name in _SHOWN if name in metrics]

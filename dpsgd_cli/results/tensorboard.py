@@ -4,6 +4,9 @@ While training, `Watching` shows epochs that a checkpoint already holds, and no 
 on after its last checkpoint with fresh noise; had anybody seen epochs beyond it, those would be releases that no
 ledger has. Its files lie beside the checkpoint and, like it, are for their owner only; the result gets its own.
 
+The events carry the clock's time, which tells how long epochs took: like the columns that are marked `nonprivate_`, and
+unlike the others, that is not to be published.
+
 Not here: what an epoch's row says (`assemble.py`).
 """
 

@@ -15,7 +15,7 @@ from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.ledger import read_ledgers
 from dpsgd_cli.privacy.mechanism import Release
-from dpsgd_cli.results import store
+from dpsgd_cli.results import reading, store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.rounding import epsilon_text, metric_text
@@ -78,12 +78,13 @@ def row_of(cell: Cell, place: Folder) -> Row:
 def _spent(cell: Cell, place: Folder) -> list[pricing.Spent | None]:
     """What bounds each trial of a finished cell, equal trials together."""
     directory = place.path / cell.directory
-    found = Entry(cell.label, None, directory, store.read_document(directory))
+    document = store.read_document(directory)
+    found = Entry(cell.label, None, directory, document)
     privacy = found.privacy
     if privacy["accountant"] is None:
         return [None] * cell.trials
     alike: dict[tuple[Release, ...], list[int | None]] = {}
-    for trial, releases in read_ledgers(directory / "ledger.jsonl").items():
+    for trial, releases in read_ledgers(reading.checked(directory, document, "ledger.jsonl")).items():
         alike.setdefault(tuple(releases), []).append(cell.loaded.recipe.seeds[trial])
     return [
         pricing.Spent(releases, replace(found.run, seeds=seeds), privacy["delta"], privacy["epsilon"], privacy["bound"])

@@ -17,6 +17,8 @@ from dpsgd_cli.main import main
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.results import store
+from tests.conftest import toy_result
 
 ABADI = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "10000"]
 SHUFFLED = ["--batching", "shuffle", "--noise-multiplier", "6", "--epochs", "400"]
@@ -254,7 +256,11 @@ def test_a_gate_fails_when_no_bound_is_below_it() -> None:
     assert "no accountant asked proves a bound" in estimate.stderr
 
 
-def ledger(path: Path, epochs: list[int], seed: int = 0) -> None:
+# which records are left out
+DIGITS = "data: {name: digits}\n"
+
+
+def ledger_lines(epochs: list[int], seed: int = 0) -> list[str]:
     """Trials of that many epochs each, from this seed on."""
     lines: list[str] = []
     for trial, count in enumerate(epochs):
@@ -263,13 +269,11 @@ def ledger(path: Path, epochs: list[int], seed: int = 0) -> None:
         for epoch in range(count):
             made.spend(Release(GaussianSum(6.0, "zero-out", "shuffle")), epoch=epoch)
         lines += to_lines(made.entries, trial, seed + trial)
-    path.write_text("\n".join(lines) + "\n")
+    return lines
 
 
-def beside(folder: Path, delta: float = 1e-5) -> None:
-    """The recipe and the result that tell which records were left out."""
-    (folder / "recipe.yaml").write_text("data: {name: digits}\n")
-    (folder / "result.json").write_text(json.dumps({"privacy": {"delta": delta}, "provenance": {}}))
+def ledger(path: Path, epochs: list[int], seed: int = 0) -> None:
+    path.write_text("\n".join(ledger_lines(epochs, seed)) + "\n")
 
 
 def test_a_ledger_is_priced_by_its_dearest_trial_or_as_a_whole(tmp_path: Path) -> None:
@@ -278,10 +282,11 @@ def test_a_ledger_is_priced_by_its_dearest_trial_or_as_a_whole(tmp_path: Path) -
     single = rows(str(path), "--accountant", "zcdp")["zcdp"]
     assert single["rho"] == pytest.approx(30 / 72 + 1 / 512)
     assert single["batching"] == "shuffle"
-    beside(tmp_path)
-    whole = rows(str(path), "--accountant", "zcdp", "--trials", "all")["zcdp"]
+    result = tmp_path / "result"
+    store.write_result(result, toy_result(ledger_lines([10, 30])), DIGITS, None)
+    whole = rows(str(result), "--accountant", "zcdp", "--trials", "all")["zcdp"]
     assert whole["rho"] == pytest.approx(40 / 72 + 2 / 512)
-    both = table(str(path), "--accountant", "zcdp", "--trials", "all", "--curve")
+    both = table(str(result), "--accountant", "zcdp", "--trials", "all", "--curve")
     assert [float(both[epoch]["rho"]) for epoch in (9, 29)] == pytest.approx([20 / 72 + 2 / 512, 40 / 72 + 2 / 512])
     curve = table(str(path), "--accountant", "gaussian", "--curve")
     assert len(curve) == 30
@@ -290,9 +295,8 @@ def test_a_ledger_is_priced_by_its_dearest_trial_or_as_a_whole(tmp_path: Path) -
 def test_a_result_directory_brings_its_own_delta(tmp_path: Path) -> None:
     for name, epochs in (("one", [10]), ("two", [20, 5])):
         folder = tmp_path / "sweep" / name
-        folder.mkdir(parents=True)
-        ledger(folder / "ledger.jsonl", epochs, 10 * len(epochs))
-        beside(folder, 1e-6)
+        lines = ledger_lines(epochs, 10 * len(epochs))
+        store.write_result(folder, toy_result(lines, 1e-6, len(epochs)), DIGITS, None)
     found = rows(str(tmp_path / "sweep" / "one"), "--accountant", "gaussian")["gaussian"]
     assert found["delta"] == 1e-6
     sweep = rows(str(tmp_path / "sweep"), "--accountant", "zcdp", "--trials", "all")["zcdp"]

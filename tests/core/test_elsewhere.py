@@ -97,8 +97,9 @@ def trained(wanted: Case, device: str, gpu: Rule | None = None) -> tuple[torch.T
             seen = trials.method.run_epoch(epoch)
         found = experiment._record(trials, epoch, seen, True)
         history.append((found.metrics, found.counts))
-    for claim in trials.method.theory() or []:
-        history.append(({name: [value] for name, value in claim.items() if isinstance(value, float)}, {}))
+    theory = trials.method.theory()
+    for row in [] if theory is None else [*theory.claimed, *theory.measured]:
+        history.append(({name: [value] for name, value in row.items() if isinstance(value, float)}, {}))
     return trials.method.output.cpu(), history
 
 

@@ -91,12 +91,12 @@ def test_the_bound_of_lecture_9_holds_for_what_was_measured(kind: str) -> None:
     )
     method = create(context(one))
     run(method)
-    rows = method.theory()
-    assert rows is not None
-    gaps = [row["nonprivate_excess_risk"] for row in rows]
-    assert {row["theorem"] for row in rows} == {"Lecture 9, Theorem 1"}
+    theory = method.theory()
+    assert theory is not None
+    gaps = [row["excess_risk"] for row in theory.measured]
+    assert {row["theorem"] for row in theory.claimed} == {"Lecture 9, Theorem 1"}
     assert min(gaps) >= -1e-9
-    assert np.mean(gaps) <= rows[0]["excess_risk_bound"]
+    assert np.mean(gaps) <= theory.claimed[0]["excess_risk_bound"]
 
 
 def test_a_theorem_is_not_claimed_where_its_conditions_fail() -> None:
@@ -128,9 +128,10 @@ def test_the_measured_excess_risk_is_over_the_optimum_in_the_ball() -> None:
 
     ball = {"type": "ineq", "fun": lambda w: 0.25 - w @ w}
     best = minimize(risk, np.full(5, 0.1), constraints=[ball], method="SLSQP", options={"ftol": 1e-12}).fun
-    rows = method.theory()
-    assert rows is not None
-    assert rows[0]["nonprivate_excess_risk"] == pytest.approx(risk(method.output[0].numpy()) - best, abs=1e-6)
+    theory = method.theory()
+    assert theory is not None
+    measured = theory.measured[0]
+    assert measured["excess_risk"] == pytest.approx(risk(method.output[0].numpy()) - best, abs=1e-6)
 
 
 def hinge_problem() -> schema.Recipe:
@@ -153,18 +154,20 @@ def test_the_excess_risk_of_the_hinge_is_over_its_linear_program() -> None:
     costs, bounds = np.concatenate([np.zeros(size), np.ones(count)]), [(None, None)] * size + [(0, None)] * count
     exact = linprog(costs, A_ub=np.hstack([-z, -np.eye(count)]), b_ub=-np.ones(count), bounds=bounds).fun / count
     reached = float(np.maximum(0, 1 - z @ method.output[0].numpy()).mean())
-    rows = method.theory()
-    assert rows is not None
-    assert 0 <= rows[0]["nonprivate_optimum_gap"] <= 1e-4
-    assert rows[0]["nonprivate_excess_risk"] == pytest.approx(reached - exact, abs=1e-4)
-    assert rows[0]["nonprivate_excess_risk"] <= reached - exact + 1e-9
+    theory = method.theory()
+    assert theory is not None
+    measured = theory.measured[0]
+    assert 0 <= measured["optimum_gap"] <= 1e-4
+    assert measured["excess_risk"] == pytest.approx(reached - exact, abs=1e-4)
+    assert measured["excess_risk"] <= reached - exact + 1e-9
 
 
 def test_an_optimum_that_is_not_certain_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(excess_risk, "_LEAST_CERTAIN", -1.0)
     method = create(context(hinge_problem(), streams=[Silent(0)]))
     run(method)
-    rows = method.theory()
-    assert rows is not None
-    assert rows[0]["nonprivate_excess_risk"] is None
-    assert "not known exactly enough" in rows[0]["nonprivate_reason"]
+    theory = method.theory()
+    assert theory is not None
+    measured = theory.measured[0]
+    assert measured["excess_risk"] is None
+    assert "not known exactly enough" in measured["reason"]

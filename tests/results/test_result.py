@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpsgd_cli.results.result import Result, summarise, summarise_trials
+from dpsgd_cli.results.result import Result, summarise, summarise_columns
 
 
 def test_mean_deviation_and_student_interval() -> None:
@@ -30,8 +30,7 @@ def test_one_trial_has_no_spread() -> None:
 def test_a_value_that_is_missing_leaves_no_mean_of_the_others(missing: Any) -> None:
     """A mean over the trials that happened to converge would flatter the method."""
     assert summarise([0.9, missing, 0.8]) == {"mean": None, "std": None, "ci95": None, "n": 3}
-    rows = [{"accuracy": 0.9, "loss": 1.0}, {"accuracy": missing, "loss": 2.0}]
-    found = summarise_trials(rows, ["accuracy", "loss"])
+    found = summarise_columns({"accuracy": [0.9, missing], "loss": [1.0, 2.0]})
     assert (found["accuracy"]["mean"], found["loss"]["mean"]) == (None, 1.5)
 
 

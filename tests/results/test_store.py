@@ -16,17 +16,9 @@ from safetensors.torch import load_file
 from dpsgd_cli.errors import DataError, RunError
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Result
+from tests.conftest import toy_result
 
-RESULT = Result(
-    name="toy",
-    privacy={"epsilon": math.inf},
-    metrics={},
-    timing={"train_seconds": 1.5},
-    provenance={"version": "0"},
-    trials=[{"trial": 0, "accuracy": 0.5}, {"trial": 1, "accuracy": None}],
-    history=[{"trial": 0, "epoch": 0}, {"trial": 0, "epoch": 1, "accuracy": 0.25}],
-    ledger=['{"trial": 0}', '{"trial": 1}'],
-)
+RESULT = toy_result(['{"trial": 0}', '{"trial": 1}'])
 
 
 def write(directory: Path, result: Result = RESULT) -> None:
@@ -39,7 +31,7 @@ def test_a_result_is_read_back(tmp_path: Path) -> None:
     write(directory)
     assert store.is_complete(directory)
     assert {path.name for path in directory.iterdir()} == {*store.FILES, "model.safetensors"}
-    assert store.read_document(directory)["timing"] == {"train_seconds": 1.5}
+    assert store.read_document(directory)["timing"] == {"steps": 2}
     assert (directory / "recipe.yaml").read_text() == "name: toy\n"
     assert (directory / "ledger.jsonl").read_text() == '{"trial": 0}\n{"trial": 1}\n'
     torch.testing.assert_close(load_file(str(directory / "model.safetensors"))["weight"], torch.eye(2))

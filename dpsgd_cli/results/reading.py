@@ -1,0 +1,213 @@
+"""The one reader of results: is `result.json` what was written, of the right types, and are the files beside it?
+
+`result.json` holds the SHA-256 (and the number of lines) of every file that was written with it, and under `sha256`
+that of its own content without that field. So a ledger that lost its end, a number that was edited and a file that was
+deleted are found wherever a result is read, and nothing is stated of them.
+
+This finds accidents and careless edits. It is no signature: who changes a file on purpose can write new hashes, too.
+Trust in a result that somebody else sent rests on that person, as before.
+
+Not here: finding and writing results (`store.py`), the lines of a ledger (`privacy/ledger.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.privacy.mechanism import Adjacency
+from dpsgd_cli.results.result import Row
+
+RESULT = "result.json"
+WITH_EVERY_RESULT = ("recipe.yaml", "trials.csv", "history.csv", "ledger.jsonl")
+MODEL = "model.safetensors"
+OWN_HASH = "sha256"
+_MOST_PROBLEMS = 3
+_PIECE = 1 << 16
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+Cell = float | int | str | None
+
+
+class _Part(BaseModel):
+    rho: float | None
+
+
+class _Spent(BaseModel):
+    epsilon: float | None
+    rho: float | None
+    parts: dict[str, _Part] = {}
+
+
+class _Privacy(BaseModel):
+    """The statement; all of it is null where nothing protects the data."""
+
+    epsilon: float | None
+    delta: float | None
+    rho: float | None
+    adjacency: Adjacency | None
+    accountant: str | None
+    bound: Literal["upper", "estimate"] | None
+    noise_source: str | None
+    declarations: list[str]
+    batching: str | None = None
+    parts: dict[str, _Part] = {}
+    spent: _Spent | None = None
+    budget: dict[str, float] | None = None
+    budget_covers: str = "total"
+    nonprivate_steps: list[str] = []
+
+    @model_validator(mode="after")
+    def _says_everything_or_nothing(self) -> Self:
+        said = (self.delta, self.adjacency, self.bound, self.noise_source, self.batching)
+        if self.accountant is not None and None in said:
+            raise ValueError("it names an accountant, but not all that the statement is about")
+        return self
+
+
+class _Metric(BaseModel):
+    mean: float | None
+    std: float | None
+    ci95: float | None
+    n: Count
+
+
+class _Trial(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Cell]
+    trial: Count
+    seed: int | None
+    epochs: Count
+
+
+class _Provenance(BaseModel):
+    data_sha256: dict[str, str] = {}
+    nonprivate_data_sha256: dict[str, str] = {}
+    code_sha256: dict[str, str] = {}
+
+
+class _File(BaseModel):
+    sha256: Sha256
+    lines: Count | None
+
+
+class _Document(BaseModel):
+    """`result.json`. What is not listed is not read by any program of ours; its hash covers it all the same."""
+
+    name: str
+    privacy: _Privacy
+    metrics: dict[str, _Metric]
+    timing: dict[str, float]
+    warnings: list[str]
+    nonprivate_warnings: list[str]
+    provenance: _Provenance
+    trials: Annotated[list[_Trial], Field(min_length=1)]
+    theory: list[dict[str, Cell]] | None = None
+    files: dict[str, _File]
+    sha256: Sha256
+
+
+def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
+    """`document` with the hashes of the `files` beside it (left out: those that it has) and of its own content.
+
+    What is not finite must be None already.
+    """
+    content = {name: value for name, value in document.items() if name != OWN_HASH}
+    if files is not None:
+        content["files"] = {name: _file(name, held) for name, held in files.items()}
+    return {**content, OWN_HASH: _content_hash(content)}
+
+
+def _file(name: str, held: bytes) -> Row:
+    return {"sha256": hashlib.sha256(held).hexdigest(), "lines": None if name == MODEL else held.count(b"\n")}
+
+
+def _content_hash(content: Row) -> str:
+    """The same however the JSON is laid out: keys are sorted, and Python's numbers are read back as they were."""
+    return hashlib.sha256(_CANONICAL.encode(content).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read(path: Path) -> Row:
+    """The content of a `result.json`, as it was written; DataError that says what is wrong with it."""
+    try:
+        document = json.loads(path.read_bytes(), parse_constant=_refused)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    try:
+        _Document.model_validate(document, strict=True)
+    except ValidationError as error:
+        found = [_problem(detail) for detail in error.errors(include_url=False, include_input=False)]
+        more = f"; and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
+        raise DataError(f"{path}: not a result: {'; '.join(found[:_MOST_PROBLEMS])}{more}") from None
+    found_hash = _content_hash({name: value for name, value in document.items() if name != OWN_HASH})
+    if found_hash != document[OWN_HASH]:
+        raise DataError(
+            f"{path}: was changed after it was written: its content has the SHA-256 {found_hash[:12]}..., and it says"
+            f" {document[OWN_HASH][:12]}...; restore it, or remove {path.parent} and train again"
+        )
+    checked: Row = document
+    return checked
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _problem(detail: Any) -> str:
+    place = ".".join(map(str, detail["loc"]))
+    message = detail["msg"][:1].lower() + detail["msg"][1:]
+    return f"{place}: {'missing' if detail['type'] == 'missing' else message}" if place else message
+
+
+def checked(directory: Path, document: Row, name: str) -> Path:
+    """The file of that name beside `document`, if it is the one that was written with it; DataError otherwise."""
+    path, written = directory / name, document["files"].get(name)
+    if written is None:
+        raise DataError(f"{path}: does not belong to this result: {RESULT} has no such file")
+    try:
+        found = _hash_of(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: is missing, and {RESULT} says that it was written; {_ADVICE}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    if found != written["sha256"]:
+        told = _lines(path, written["lines"])
+        raise DataError(f"{path}: was changed after the result was written{told}; {_ADVICE}")
+    return path
+
+
+def _hash_of(path: Path) -> str:
+    """Piece by piece: a model may be large. (`hashlib.file_digest` clears 256 KiB first, for a file of a few lines.)"""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+_ADVICE = "restore it, or remove the result and train again"
+
+
+def _lines(path: Path, written: int | None) -> str:
+    """How many lines it has, where their number tells something."""
+    if written is None:
+        return ""
+    with path.open("rb") as file:
+        held = sum(1 for line in file if line.endswith(b"\n"))
+    return f": it has {held} lines, and {RESULT} says {written}" if held != written else " (its lines are as many)"
+
+
+def check_files(directory: Path, document: Row) -> None:
+    """See that every file beside `document` is there and as it was written, and that there is no other of the kind."""
+    for name in dict.fromkeys((*WITH_EVERY_RESULT, *document["files"])):
+        checked(directory, document, name)
+    if MODEL not in document["files"] and (directory / MODEL).exists():
+        checked(directory, document, MODEL)
