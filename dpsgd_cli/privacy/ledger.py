@@ -269,15 +269,13 @@ def read_seeds(path: Path) -> list[int | None] | None:
     """
     found: dict[int, int | None] = {}
     for record in [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]:
-        seed = record.get("seed", "unsaid")
+        seed, trial = record.get("seed", "unsaid"), whole_number("trial", record.get("trial", 0))
         if seed == "unsaid":
             return None
         if seed is not None and not (isinstance(seed, int) and seed >= 0):
             raise DataError(f"{path}: seed is {seed!r}, but must be a whole number >= 0 or null")
-        if found.setdefault(whole_number("trial", record.get("trial", 0)), seed) != seed:
-            raise DataError(
-                f"{path}: trial {whole_number('trial', record.get('trial', 0))} has several seeds: {_TWO_RUNS}"
-            )
+        if found.setdefault(trial, seed) != seed:
+            raise DataError(f"{path}: trial {trial} has several seeds: {_TWO_RUNS}")
     return [found[trial] for trial in sorted(found)]
 
 
