@@ -27,7 +27,7 @@ def evaluate(
     squared error) and `mae` (mean absolute error). An empty table gives no metrics. `loss` stands in for the task's
     own; one output tells two classes apart by its sign. With folds, each trial's rows are those it trains on.
     """
-    if len(table) == 0:
+    if table.rows == 0:
         return {}
     kept = pack.values.clone() if values is not pack.values else None
     if kept is not None:
@@ -53,7 +53,8 @@ def _totals(pack: Pack, table: Table, judge: tuple[str, Loss], most: int) -> dic
             losses, hits = torch.where(mask, losses, 0.0), torch.where(mask, hits, 0)
         loss += losses.sum(dim=1, dtype=torch.float64)
         other += hits.sum(dim=1, dtype=torch.float64)
-    return {"accuracy" if task == "classification" else "mae": other / len(table), "loss": loss / len(table)}
+    counts = table.counts
+    return {"accuracy" if task == "classification" else "mae": other / counts, "loss": loss / counts}
 
 
 def _hits(outputs: Tensor, labels: Tensor, task: str) -> Tensor:

@@ -111,7 +111,7 @@ def test_a_cut_is_a_uniform_set() -> None:
 
 def test_transforms_are_those_of_rows_in_memory(stored: tuple[Stored, np.ndarray]) -> None:
     file, rows = stored
-    rest, held_out = DiskRows(file, Selection(500)).cut(Split(test=0.3, seed=4))
+    rest, held_out = DiskRows(file, Selection(500)).cut(Split(test=150, seed=4))
     doubled = rest.then(lambda x: 2 * x).reshape(350, 6)
     chosen = rest.chosen.at(np.arange(350))
     expected = 2 * rows[chosen].reshape(350, 6)

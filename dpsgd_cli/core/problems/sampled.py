@@ -19,7 +19,8 @@ from dpsgd_cli.core.streams import Streams
 
 
 class SampledRisk(Risk):
-    """Sums over the latest sample of each trial; `own` (R, M) lists a trial's rows where there are folds.
+    """Sums over the latest sample of each trial; `own` (R, M) lists a trial's rows where there are folds,
+    -1 where a place is left over (`tensors.Table`).
 
     A trial's n-th sample is a function of its streams and n.
     """
@@ -56,7 +57,10 @@ class SampledRisk(Risk):
         batch: Batch = self.samplers[trial].batch(number)
         assert batch.rows is not None
         index = torch.from_numpy(batch.rows[0]).to(self.rows.z.device)
-        self.samples[trial] = index if self.own is None else self.own[trial][index]
+        if self.own is not None:
+            index = self.own[trial][index]
+            index = index[index >= 0]
+        self.samples[trial] = index
 
     def _active(self, active: Tensor | None) -> list[int]:
         return list(range(len(self.samples))) if active is None else active.tolist()
