@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,13 @@ METHOD: dict[str, dict[str, Any]] = {
         "method": {"kind": "privgene", "rounds": 2, "population": 8, "survivors": 2},
         "data": RAW,
     },
+    "regression": {
+        "model": {"kind": "convex", "l2": 0.1, "loss": "squared", "target_bound": 1.0},
+        "privacy": FLAT,
+        "method": {"kind": "dp-gd"},
+        "epochs": 2,
+        "data": {"target": "b", "task": "regression", "classes": "", "drop": ["y"], "bounds": {"a": [0, 1]}},
+    },
     "raw pca": {
         **PLANNED,
         "method": DP_SGD,
@@ -167,7 +175,10 @@ class Run:
         }
         (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
         arguments = ["train", str(folder / "own.yaml"), "--out", str(folder / "out")]
-        self.done = CliRunner().invoke(main, arguments)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.done = CliRunner().invoke(main, arguments)
+        self.warned = sorted({str(warning.message) for warning in caught})
         self.folder = folder
         found = [path.parent for path in (folder / "out").rglob("result.json")]
         self.result = found[0] if found else None
@@ -179,7 +190,7 @@ class Run:
         """What may be published, with noised values and times masked."""
         exit_code, out, err = self.done.exit_code, self.text(self.done.stdout), self.text(self.done.stderr)
         told = [line for line in err.splitlines() if not line.startswith("nonprivate warning:")]
-        said: dict[str, Any] = {"exit": exit_code, "stderr": told, "stdout": masked_text(out)}
+        said: dict[str, Any] = {"exit": exit_code, "stderr": told, "stdout": masked_text(out), "warned": self.warned}
         said["files"] = sorted(str(p.relative_to(self.folder)) for p in (self.folder / "out").rglob("*"))
         if self.result is None:
             return said

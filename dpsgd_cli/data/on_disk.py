@@ -21,6 +21,7 @@ import numpy as np
 
 from dpsgd_cli.data.dataset import Layout, flatten
 from dpsgd_cli.data.splits import held_out
+from dpsgd_cli.data.step import UNTOLD
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema import Split, ValidationSet
 
@@ -167,6 +168,7 @@ class DiskRows:
     def __len__(self) -> int:
         return len(self.chosen)
 
+    @np.errstate(**UNTOLD)
     def _through(self, rows: np.ndarray) -> np.ndarray:
         for transform in self.transforms:
             rows = transform(rows)

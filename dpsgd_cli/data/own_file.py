@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from dpsgd_cli.data import own_arrays, own_npy, own_table
 from dpsgd_cli.data.dataset import Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskSource
+from dpsgd_cli.data.step import UNTOLD
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.folder import data_files
 from dpsgd_cli.recipe.schema import Data
@@ -32,6 +35,7 @@ def open_source(data: Data, base: Path) -> Source | DiskSource:
     return own_npy.read(data, list(zip(paths, labels, strict=True)))
 
 
+@np.errstate(**UNTOLD)
 def read(data: Data, base: Path) -> Source:
     """What `open_source` does for files that are held in memory."""
     paths, kinds = _paths(data, base)

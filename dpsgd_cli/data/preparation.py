@@ -23,7 +23,7 @@ from dpsgd_cli.data.features import Extract, extractor
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, TrialRows
 from dpsgd_cli.data.recipe_bounds import card_of
 from dpsgd_cli.data.splits import cut_part, cut_places, most_trained_on, places_of, pool
-from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
+from dpsgd_cli.data.step import UNTOLD, Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, Release
 from dpsgd_cli.recipe import schema
@@ -85,6 +85,7 @@ def private_releases(data: schema.Data, adjacency: Adjacency) -> list[Release]:
     return [Release(step.release) for step in _steps(data, adjacency) if step.release is not None]
 
 
+@np.errstate(**UNTOLD)
 def prepare(
     data: schema.Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency, released: Released | None = None
 ) -> Dataset:

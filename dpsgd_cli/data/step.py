@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from dpsgd_cli.privacy.mechanism import GaussianSum
 
 Draw = Callable[[tuple[int, ...]], np.ndarray]
 Transform = Callable[[np.ndarray], np.ndarray]
+
+UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
+"""For `np.errstate` where private rows are read and transformed: a warning would tell of single records."""
 
 
 class Step(ABC):
