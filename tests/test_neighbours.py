@@ -32,7 +32,7 @@ FLAT = {"clipping": {"kind": "flat", "norm": 1.0}, "schedule": {"kind": "uniform
 PLANNED = {"model": {"kind": "linear"}, "privacy": FLAT, "epochs": 2}
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
 CONVEX = {"model": {"kind": "convex", "l2": 0.1}, "privacy": BUDGET}
-RAW = {"preprocess": []}
+RAW: dict[str, Any] = {"preprocess": []}
 PYTHON = """
 import torch
 from dpsgd_cli.methods.dp_sgd import DpSgd

@@ -25,8 +25,8 @@ def covariance(rows: np.ndarray) -> np.ndarray:
 
     Notation: rows are (N, ...), flattened to D features; the result is float64 (D, D), symmetric.
 
-    Guarantee: S = sum_i u_i u_i^T with |u_i| <= 1 whatever the rows were, because the division happens here. A row whose
-    norm is no finite number has u = 0.
+    Guarantee: S = sum_i u_i u_i^T with |u_i| <= 1 whatever the rows were, because the division happens here; a row of
+    which the norm is no finite number has u = 0.
     - add-remove, zero-out: one record adds or takes away one u u^T (a null record has none),
       and |u u^T|_F = |u|^2 <= 1.
     - replace-one: |u u^T - v v^T|_F^2 = |u|^4 + |v|^4 - 2 <u, v>^2 <= 2.

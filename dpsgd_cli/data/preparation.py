@@ -22,7 +22,7 @@ from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Rows, Source
 from dpsgd_cli.data.features import Extract, extractor
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, TrialRows
 from dpsgd_cli.data.recipe_bounds import card_of
-from dpsgd_cli.data.splits import cut_part, cut_places, most_trained_on, places_of, pool
+from dpsgd_cli.data.splits import cut_part, cut_places, most_trained_on, of_second_file, places_of, pool
 from dpsgd_cli.data.step import UNTOLD, Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, Release
@@ -267,24 +267,26 @@ def _parts(
 
     A split named in the recipe is cut from ALL rows, the files' own test rows included.
     """
-    split = _split(data, source.test is not None)
-    train: Part | DiskPart = source.train
-    test: Part | DiskPart | None = source.test
-    if split is not None:
-        if isinstance(source, DiskSource):
-            if source.test is not None:
-                raise DataError(
-                    f"{source.name}: files that stay on disk are not pooled; give test_path or split, not both"
-                )
-        else:
-            train = pool(source.train, source.test)
-        train, test = _cut(train, split)
+    train, test = _tested_apart(source, _split(data, source.test is not None))
     if test is None:
         raise DataError(f"{source.name} has no test rows; give data.split")
     if data.validation is None:
         return train, test, None
     train, validation = _cut(train, data.validation)
     return train, test, validation
+
+
+def _tested_apart(
+    source: Source | DiskSource, split: schema.Split | None
+) -> tuple[Part | DiskPart, Part | DiskPart | None]:
+    if isinstance(source, DiskSource):
+        if split is None:
+            return source.train, source.test
+        if source.test is None:
+            return source.train.cut(split)
+        raise DataError(f"{source.name}: files that stay on disk are not pooled; give test_path or split, not both")
+    test = None if source.test is None else of_second_file(source.test)
+    return (source.train, test) if split is None else cut_part(pool(source.train, test), split)
 
 
 def _cut(part: Part | DiskPart, cut: schema.Split | schema.ValidationSet) -> tuple[Part | DiskPart, Part | DiskPart]:

@@ -144,12 +144,16 @@ def cut_part(part: Part, cut: Split | ValidationSet) -> tuple[Part, Part]:
     return part.where(~held), part.where(held)
 
 
+def of_second_file(part: Part) -> Part:
+    """The same rows, in the places of a second file."""
+    return Part(part.x, part.y, part.places + SECOND_FILE)
+
+
 def pool(train: Part, test: Part | None) -> Part:
-    """All rows, training rows first, those of a second file in places of their own."""
+    """All rows, training rows first; `test` is `of_second_file`."""
     if test is None:
         return train
-    x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
-    return Part(x, y, places_of((len(train), len(test))))
+    return Part(*(np.concatenate([getattr(train, own), getattr(test, own)]) for own in ("x", "y", "places")))
 
 
 def most_trained_on(files: Sequence[int], folds: int) -> int:

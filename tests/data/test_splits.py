@@ -19,6 +19,7 @@ from dpsgd_cli.data.splits import (
     cut_places,
     folds_of,
     most_trained_on,
+    of_second_file,
     places_of,
     pool,
     splitmix,
@@ -130,7 +131,7 @@ def test_cut_ignores_values_and_keeps_rows_with_labels() -> None:
 
 def test_pool_puts_training_rows_first_and_keeps_files_apart() -> None:
     train, test = Part(np.zeros((2, 1)), np.array([0, 1])), Part(np.ones((1, 1)), np.array([2]))
-    pooled = pool(train, test)
+    pooled = pool(train, of_second_file(test))
     assert pooled.y.tolist() == [0, 1, 2] and pooled.places.tolist() == [0, 1, SECOND_FILE]
     assert pool(train, None) is train
 
