@@ -3,7 +3,9 @@
 Whatever is read from the file for want of a declaration (class labels, category values) is declared public, with
 a warning. A file is refused where a cell is missing, a value is no number, or a label or category is not declared: that
 tells whoever runs the command of single records, before anything is released and instead of a result. It is covered by
-no statement; mend the file by a rule for every record (or leave such records out) before training. Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`, `own_npy.py`).
+no statement; mend the file by a rule for every record (or leave such records out) before training.
+
+Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`, `own_npy.py`).
 """
 
 from __future__ import annotations
