@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from dpsgd_cli import experiment
-from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.wording import count
@@ -68,7 +68,8 @@ def gradients() -> None:
         wall, own = timed(work, 5)
         print(f"{name:<42}{wall:>10.2f}{own:>10.2f}")
     for trials in (1, 8, 32):
-        weights = None if trials == 1 else (~held_out(RECORDS, 4, trials // 4)).float()
+        held = held_out_by_folds(np.arange(RECORDS), 4, trials // 4)
+        weights = None if trials == 1 else (~torch.from_numpy(held)).float()
         risk = LinearRisk(Rows(rows.z, None, rows.norms, weights), margin_loss("logistic"))
         values, bounds = torch.zeros(trials, FEATURES + 1), torch.ones(trials)
         wall, own = timed(lambda risk=risk, v=values, b=bounds: risk.gradient_sums_at(v, b), 20)  # type: ignore[misc]

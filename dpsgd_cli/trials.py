@@ -28,7 +28,6 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.core import models, precision
-from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.isolation import (
     check_batches,
     check_examples_stay_apart,
@@ -48,7 +47,8 @@ from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.summing import MOST_ROWS
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound
-from dpsgd_cli.data.preparation import sizes_declared
+from dpsgd_cli.data.preparation import folds_declared, sizes_declared
+from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_on
 from dpsgd_cli.errors import ModelError, RunError, UsageError
 from dpsgd_cli.methods import Context, Method, create
 from dpsgd_cli.methods.own import own_factory
@@ -208,7 +208,7 @@ def start(
         dataset = _prepared(prepare, released, team) if plan is not None and plan.before else prepare(released)
     train, test = _tables(members, dataset, place)
     if recipe.folds is not None:
-        dataset = _with_fold_sizes(dataset, len(train), len(test))
+        dataset = _with_fold_sizes(dataset, recipe.folds)
     if plan is not None and len(train) != plan.sampling.records:
         raise RunError(f"{dataset.name} has {len(train)} training rows, but {plan.sampling.records} were planned")
     keep_freed_memory()
@@ -271,10 +271,18 @@ def _tables(members: Sequence[Member], dataset: data.Dataset, place: Place) -> t
         train, test = (_table(x, y, dataset.per_trial, place) for x, y in own)
         return train, test
     x, y = _all_rows(dataset)
+    places = dataset.places
+    assert places is not None
     recipes = [member.loaded.recipe for member in members]
-    out = torch.cat([held_out(len(y), r.folds or 1, r.repeats, r.seed or 0) for r in recipes], dim=1)
-    train = _table(x, y, dataset.per_trial, place).with_folds(out)
-    return train, train.with_folds(~out)
+    held = [held_out_by_folds(places, r.folds or 1, r.repeats, r.seed or 0) for r in recipes]
+    out = torch.from_numpy(np.concatenate(held, axis=1))
+    train = _table(x, y, dataset.per_trial, place)
+    return train.with_folds(out, most_trained_on(_files(places), recipes[0].folds or 1)), train.with_folds(~out)
+
+
+def _files(places: np.ndarray) -> tuple[int, ...]:
+    """Rows of each file."""
+    return tuple(np.bincount(places // SECOND_FILE).tolist())
 
 
 def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -300,12 +308,12 @@ def _validation(dataset: data.Dataset, place: Place) -> Table | None:
     return _table(dataset.validation_x, dataset.validation_y, dataset.per_trial, place)
 
 
-def _with_fold_sizes(dataset: data.Dataset, train: int, test: int) -> data.Dataset:
+def _with_fold_sizes(dataset: data.Dataset, folds: int) -> data.Dataset:
     """The declarations of a split, said of folds."""
+    assert dataset.places is not None
     of_split = sizes_declared(len(dataset.train_y), len(dataset.test_y))
-    of_folds = (*sizes_declared(train, test), "Each trial's own statement covers the records that it trained on.")
     kept = tuple(said for said in dataset.declarations if said not in of_split)
-    return dataclasses.replace(dataset, declarations=(*kept, *of_folds))
+    return dataclasses.replace(dataset, declarations=(*kept, *folds_declared(_files(dataset.places), folds)))
 
 
 def _ledger(plan: Plan | None) -> Ledger:

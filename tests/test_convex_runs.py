@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpsgd_cli import experiment
+from dpsgd_cli.data.splits import folds_of, places_of
 from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.trials import Member
@@ -35,8 +37,28 @@ def test_folds_train_side_by_side_and_are_tested_on_what_they_did_not_see(tmp_pa
     assert document["metrics"]["nonprivate_train_objective"]["mean"] > 0
     assert 0 < document["privacy"]["epsilon"] <= 20
     said = " ".join(document["privacy"]["declarations"])
-    assert "training records is public: 456" in said
-    assert "113 test records" in said
+    assert "records is public: 569; each trial trains on at most 456" in said
+    assert "public to it" in said and "The 114 test records" not in said
+
+
+def test_folds_of_two_files_count_what_was_priced(tmp_path: Path) -> None:
+    """10 and 5 rows, 3 folds: prices count 10 - 3 + 5 - 1 = 11 records, though by seed 1 no fold trains on so many."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x": rng.random((10, 2)),
+        "y": np.arange(10) % 2,
+        "x_test": rng.random((5, 2)),
+        "y_test": np.arange(5) % 2,
+    }
+    np.savez(tmp_path / "two.npz", **arrays)  # type: ignore[arg-type]
+    (tmp_path / "two.yaml").write_text(
+        "name: two\ndata: {path: two.npz, classes: [0, 1], preprocess: []}\nmodel: {kind: convex}\nfolds: 3\n"
+        "method: {kind: dp-gd}\nseed: 1\nepochs: 1\nprivacy: {budget: {epsilon: 1, delta: 1.0e-5}}\n"
+    )
+    held = np.bincount(folds_of(places_of((10, 5)), 3, 1, 1)[:, 0])
+    assert held.min() > 10 // 3 + 5 // 3
+    document, _ = finished(experiment.run(load_recipe(str(tmp_path / "two.yaml"), ()), experiment.Options(tmp_path)))
+    assert "each trial trains on at most 11 of them" in " ".join(document["privacy"]["declarations"])
 
 
 @pytest.mark.parametrize("name", ["dp-agd", "dp-gd-plain", "objective-perturbation", "sgd-ma"])
@@ -95,7 +117,7 @@ def test_a_dry_run_states_the_budget_and_the_records_of_a_fold() -> None:
     assert ran.exit_code == 0
     assert "dp-agd: until the budget is spent" in ran.output
     assert "epsilon                   0.4000 at delta 1e-08 (zcdp, upper)" in ran.output
-    assert "training records is public: 39074" in ran.output
+    assert "records is public: 48842; each trial trains on at most 39074" in ran.output
     assert "32561" not in ran.output
 
 

@@ -27,7 +27,7 @@ def evaluate(
     An empty table gives no metrics. `loss` stands in for the task's own (mean cross-entropy; mean of half the squared
     error). With folds, each trial's rows are those it trains on.
     """
-    if len(table) == 0:
+    if table.rows == 0:
         return {}
     kept = pack.values.clone() if values is not pack.values else None
     if kept is not None:
@@ -52,4 +52,4 @@ def _totals(pack: Pack, table: Table, judge: tuple[str, Loss], most: int) -> dic
             counts = (metric.of_records or loss_of)(outputs, labels)
             counts = counts if mask is None else torch.where(mask, counts, 0)
             totals[name] += counts.sum(dim=1, dtype=torch.float64)
-    return {name: total / len(table) for name, total in totals.items()}
+    return {name: total / table.counts for name, total in totals.items()}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpsgd_cli.core.sampling import Batch
@@ -28,7 +29,8 @@ class Table:
     """Inputs (N, ...) shared by all trials, or (R, N, ...) when `per_trial`; labels (N,).
 
     With folds, `held_out` (N, R) marks the rows that a trial does not train on, and `own` (R, M) lists those it does:
-    M for every trial. All work on batches then sees each trial's own M records.
+    M for every trial, a public number. A trial of fewer has places left over, -1, for records that add nothing: what
+    draws among M places, and counts M, treats each record as if all places were filled.
     """
 
     x: Tensor
@@ -36,6 +38,7 @@ class Table:
     per_trial: bool
     held_out: Tensor | None = None
     own: Tensor | None = None
+    filled: bool = True
 
     @classmethod
     def load(cls, x: np.ndarray, y: np.ndarray, per_trial: bool, device: torch.device, dtype: torch.dtype) -> Table:
@@ -43,15 +46,27 @@ class Table:
         labels = labels.to(dtype) if labels.is_floating_point() else labels
         return cls(torch.from_numpy(np.ascontiguousarray(x)).to(device, dtype), labels, per_trial)
 
-    def with_folds(self, held_out: Tensor) -> Table:
-        """The same rows, of which trial r trains on those where `held_out` (N, R) is False; as many in every trial."""
+    def with_folds(self, held_out: Tensor, records: int | None = None) -> Table:
+        """The same rows, of which trial r trains on those where `held_out` (N, R) is False.
+
+        Each trial has places for `records`, or where that is left out for as many as the largest of them has.
+        """
         held_out = held_out.to(self.y.device)
-        own = torch.stack([(~column).nonzero().squeeze(1) for column in held_out.T])
-        return replace(self, held_out=held_out, own=own)
+        listed = [(~column).nonzero().squeeze(1) for column in held_out.T]
+        records = max(len(rows) for rows in listed) if records is None else records
+        own = torch.stack([F.pad(rows, (0, records - len(rows)), value=-1) for rows in listed])
+        return replace(self, held_out=held_out, own=own, filled=all(len(rows) == records for rows in listed))
 
     def __len__(self) -> int:
-        """Records that a trial trains on; public."""
+        """Records that a trial trains on, with folds the places for them; public."""
         return self.rows if self.own is None else self.own.shape[1]
+
+    @property
+    def counts(self) -> Tensor:
+        """Records of each trial (R,), or (1,) where all have the same; float64, public."""
+        if self.held_out is None:
+            return torch.full((1,), float(self.rows), dtype=torch.float64, device=self.y.device)
+        return (~self.held_out).sum(dim=0, dtype=torch.float64)
 
     @property
     def rows(self) -> int:
@@ -79,7 +94,7 @@ class Table:
         for start in range(0, batch.rows.shape[1], most):
             rows = torch.as_tensor(batch.rows[:, start : start + most], device=self.y.device)
             mask = None if batch.mask is None else batch.mask[:, start : start + most]
-            yield *self._gather(rows), None if mask is None else torch.as_tensor(mask, device=self.y.device)
+            yield self._gather(rows, None if mask is None else torch.as_tensor(mask, device=self.y.device))
 
     def numbers(self, batch: Batch, start: int, stop: int) -> Tensor:
         """Row numbers (R or 1, B) of the piece start..stop-1 of a batch, on the training device."""
@@ -88,13 +103,16 @@ class Table:
             return torch.arange(first, first + stop - start, device=self.y.device)[None]
         return torch.as_tensor(batch.rows[:, start:stop], device=self.y.device)
 
-    def _gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, rows: Tensor, mask: Tensor | None) -> Rows:
         if self.own is not None:
             rows = self.own.gather(1, rows)
+            if not self.filled:
+                there = rows >= 0
+                mask, rows = there if mask is None else mask & there, rows.clamp_min(0)
         flat = rows.reshape(-1)
         y = self.y.index_select(0, flat).view(rows.shape)
         x = self.x
         if self.per_trial:
             offsets = torch.arange(x.shape[0], device=rows.device).unsqueeze(1) * self.rows
             x, flat = x.flatten(0, 1), (rows + offsets).reshape(-1)
-        return x.index_select(0, flat).view(*rows.shape, *self.input_shape), y
+        return x.index_select(0, flat).view(*rows.shape, *self.input_shape), y, mask

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dpsgd_cli.data.on_disk import DiskRows, TrialRows
 
 
+_UNSAID = np.empty(0, np.int64)
+
 Rows: TypeAlias = "np.ndarray | DiskRows | TrialRows"
 
 
@@ -55,13 +57,25 @@ class Layout:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows and labels that belong together: x (N, ...), y (N,) class indices (int64) or targets (float32)."""
+    """Rows and labels that belong together: x (N, ...), y (N,) class indices (int64) or targets (float32).
+
+    `places` (N,), ascending, say where each row was read (`splits.py`); left out, the rows are all of one file.
+    """
 
     x: np.ndarray
     y: np.ndarray
+    places: np.ndarray = field(default_factory=lambda: _UNSAID)
+
+    def __post_init__(self) -> None:
+        if self.places is _UNSAID:
+            object.__setattr__(self, "places", np.arange(len(self.y)))
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def where(self, chosen: np.ndarray) -> Part:
+        """The rows that `chosen` (N,) marks."""
+        return Part(self.x[chosen], self.y[chosen], self.places[chosen])
 
 
 @dataclass(frozen=True)
@@ -80,9 +94,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a data set before (or without) reading its values. `outputs`: K classes, or 1."""
+    """What is known of a data set before (or without) reading its values. `outputs`: K classes, or 1.
+
+    `files` are the rows of each file, before any cut.
+    """
 
     name: str
+    files: tuple[int, ...]
     train_records: int
     test_records: int
     input_shape: tuple[int, ...] | None
@@ -99,8 +117,9 @@ class Dataset:
     `declarations` says what is taken to be public, `nonprivate` which steps read the training rows without
     noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
     released, by "trial/step": noisy already, so keeping it costs nothing. `validation_x` and `validation_y` are rows
-    cut from the training part, laid out as `test_x`; None where the recipe asks for none. All of them are arrays, or
-    where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
+    cut from the training part, laid out as `test_x`; None where the recipe asks for none. `places` are those of the
+    training rows, then of the test rows; None where rows stay on disk. All rows are arrays, or where they stay on disk
+    `Rows`: whoever uses one as an array says which by doing so.
     """
 
     name: str
@@ -117,6 +136,7 @@ class Dataset:
     released: dict[str, np.ndarray] = field(default_factory=dict)
     validation_x: Any = None
     validation_y: Any = None
+    places: np.ndarray | None = None
 
 
 def flatten(rows: np.ndarray) -> np.ndarray:

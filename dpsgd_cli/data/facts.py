@@ -10,16 +10,16 @@ from pathlib import Path
 
 from dpsgd_cli.data.bounds import feature_norm_bound
 from dpsgd_cli.data.dataset import Outline
-from dpsgd_cli.data.preparation import sizes_declared
+from dpsgd_cli.data.preparation import folds_declared, sizes_declared
+from dpsgd_cli.data.splits import most_trained_on
 from dpsgd_cli.recipe import schema
 
 
 def training_records(recipe: schema.Recipe, outline: Outline) -> int:
-    """Records of each trial: the training part, or with K folds all N but floor(N / K)."""
+    """Records of each trial: the training part, or with folds the most that any of them trains on."""
     if recipe.folds is None:
         return outline.train_records
-    records = outline.train_records + outline.test_records
-    return records - records // recipe.folds
+    return most_trained_on(outline.files, recipe.folds)
 
 
 def feature_bound(recipe: schema.Recipe, base: Path) -> float | None:
@@ -50,7 +50,6 @@ def of_model(recipe: schema.Recipe) -> tuple[str, ...]:
 def _of_records(recipe: schema.Recipe, outline: Outline) -> tuple[str, ...]:
     if recipe.folds is None:
         return outline.declarations
-    train = training_records(recipe, outline)
-    test = outline.train_records + outline.test_records - train
     of_split = sizes_declared(outline.train_records, outline.test_records)
-    return (*(said for said in outline.declarations if said not in of_split), *sizes_declared(train, test))
+    kept = tuple(said for said in outline.declarations if said not in of_split)
+    return (*kept, *folds_declared(outline.files, recipe.folds))

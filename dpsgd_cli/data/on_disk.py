@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.data.dataset import Layout, flatten
-from dpsgd_cli.data.splits import count_test
+from dpsgd_cli.data.splits import held_out
+from dpsgd_cli.data.step import UNTOLD
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Split
+from dpsgd_cli.recipe.schema import Split, ValidationSet
 from dpsgd_cli.wording import shortened
 
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -143,29 +144,22 @@ class Selection:
             return places
         return self.listed[places] if self.only else places + np.searchsorted(self._before, places, side="right")
 
-    def cut(self, split: Split) -> tuple[Selection, Selection]:
-        """The rest, and the rows that `split` holds out: a uniform set by its seed, whatever the rows hold.
+    def __getitem__(self, places: slice) -> np.ndarray:
+        """`at` a range of places."""
+        return self.at(np.arange(*places.indices(len(self))))
 
-        Holds 8 bytes for each row held out, nothing for the others; so it is another set than that of
-        `splits.split_rows`.
+    def cut(self, cut: Split | ValidationSet) -> tuple[Selection, Selection]:
+        """The rest, and the rows that `cut` holds out: those of rows in memory (`splits.py`).
+
+        Holds 8 bytes for each row held out, nothing for the others.
         """
-        held_out = self.at(_drawn(len(self), count_test(len(self), split), split.seed))
-        chosen = Selection(self.records, held_out)
+        held = held_out(self, cut)
+        chosen = Selection(self.records, held)
         if self.listed is None:
-            return Selection(self.records, held_out, only=False), chosen
+            return Selection(self.records, held, only=False), chosen
         if self.only:
-            return Selection(self.records, np.setdiff1d(self.listed, held_out)), chosen
-        return Selection(self.records, np.union1d(self.listed, held_out), only=False), chosen
-
-
-def _drawn(records: int, count: int, seed: int) -> np.ndarray:
-    """A uniform set of `count` of 0..records-1, ascending."""
-    state = np.random.RandomState(seed)
-    fewer = min(count, records - count)
-    found = np.empty(0, dtype=np.int64)
-    while len(found) < fewer:
-        found = np.union1d(found, state.randint(0, records, fewer - len(found), dtype=np.int64))
-    return found if fewer == count else np.setdiff1d(np.arange(records), found)
+            return Selection(self.records, np.setdiff1d(self.listed, held)), chosen
+        return Selection(self.records, np.union1d(self.listed, held), only=False), chosen
 
 
 class DiskRows:
@@ -192,6 +186,7 @@ class DiskRows:
     def __len__(self) -> int:
         return len(self.chosen)
 
+    @np.errstate(**UNTOLD)
     def _through(self, rows: np.ndarray) -> np.ndarray:
         for transform in self.transforms:
             rows = transform(rows)
@@ -201,10 +196,10 @@ class DiskRows:
         """The same rows, transformed further."""
         return DiskRows(self.stored, self.chosen, (*self.transforms, transform))
 
-    def cut(self, split: Split) -> tuple[DiskRows, DiskRows]:
-        """The rest, and the rows that `split` holds out; of features and labels alike."""
-        rest, held_out = self.chosen.cut(split)
-        return DiskRows(self.stored, rest, self.transforms), DiskRows(self.stored, held_out, self.transforms)
+    def cut(self, cut: Split | ValidationSet) -> tuple[DiskRows, DiskRows]:
+        """The rest, and the rows that `cut` holds out; of features and labels alike."""
+        rest, held = self.chosen.cut(cut)
+        return DiskRows(self.stored, rest, self.transforms), DiskRows(self.stored, held, self.transforms)
 
     def reshape(self, *shape: int) -> DiskRows:
         """The same with every row flattened: the one other shape that statistics of rows ask for."""
@@ -269,9 +264,9 @@ class DiskPart:
     def __len__(self) -> int:
         return len(self.y)
 
-    def cut(self, split: Split) -> tuple[DiskPart, DiskPart]:
-        """The rest, and the rows that `split` holds out."""
-        (x, held_x), (y, held_y) = self.x.cut(split), self.y.cut(split)
+    def cut(self, cut: Split | ValidationSet) -> tuple[DiskPart, DiskPart]:
+        """The rest, and the rows that `cut` holds out."""
+        (x, held_x), (y, held_y) = self.x.cut(cut), self.y.cut(cut)
         return DiskPart(x, y), DiskPart(held_x, held_y)
 
 

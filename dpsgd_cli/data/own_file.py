@@ -1,7 +1,11 @@
 """Reading a user's own csv, parquet, npz or npy file as the recipe's `data:` section describes it.
 
 Whatever is read from the file for want of a declaration (class labels, category values) is declared public, with
-a warning. Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`, `own_npy.py`).
+a warning. A file is refused where a cell is missing, a value is no number, or a label or category is not declared: that
+tells whoever runs the command of single records, before anything is released and instead of a result. It is covered by
+no statement; mend the file by a rule for every record (or leave such records out) before training.
+
+Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`, `own_npy.py`).
 """
 
 from __future__ import annotations
@@ -9,10 +13,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+
 from dpsgd_cli.data import own_arrays, own_npy, own_table
 from dpsgd_cli.data.dataset import Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskSource
+from dpsgd_cli.data.step import UNTOLD
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.folder import data_files
 from dpsgd_cli.recipe.schema import Data
@@ -34,6 +41,7 @@ def open_source(data: Data, base: Path) -> Source | DiskSource:
     return own_npy.read(data, list(zip(paths, labels, strict=True)))
 
 
+@np.errstate(**UNTOLD)
 def read(data: Data, base: Path) -> Source:
     """What `open_source` does for files that are held in memory."""
     paths, kinds = _paths(data, base)

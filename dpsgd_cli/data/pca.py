@@ -25,7 +25,8 @@ def covariance(rows: np.ndarray) -> np.ndarray:
 
     Notation: rows are (N, ...), flattened to D features; the result is float64 (D, D), symmetric.
 
-    Guarantee: S = sum_i u_i u_i^T with |u_i| <= 1 whatever the rows were, because the division happens here.
+    Guarantee: S = sum_i u_i u_i^T with |u_i| <= 1 whatever the rows were, because the division happens here; a row of
+    which the norm is no finite number has u = 0.
     - add-remove, zero-out: one record adds or takes away one u u^T (a null record has none),
       and |u u^T|_F = |u|^2 <= 1.
     - replace-one: |u u^T - v v^T|_F^2 = |u|^4 + |v|^4 - 2 <u, v>^2 <= 2.
@@ -38,7 +39,8 @@ def covariance(rows: np.ndarray) -> np.ndarray:
     total = np.zeros((flat.shape[1], flat.shape[1]))
     for start in range(0, len(flat), ROWS_AT_ONCE):
         block = flat[start : start + ROWS_AT_ONCE].astype(np.float64)
-        block /= np.maximum(1.0, np.linalg.norm(block, axis=1, keepdims=True))
+        norms = np.linalg.norm(block, axis=1, keepdims=True)
+        block = np.where(np.isfinite(norms), block / np.maximum(1.0, norms), 0.0)
         total += block.T @ block
     return total
 

@@ -22,8 +22,8 @@ from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Rows, Source
 from dpsgd_cli.data.features import Extract, extractor
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, TrialRows
 from dpsgd_cli.data.recipe_bounds import card_of
-from dpsgd_cli.data.splits import count_test, cut, pool, validation_split
-from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
+from dpsgd_cli.data.splits import cut_part, cut_places, most_trained_on, of_second_file, places_of, pool
+from dpsgd_cli.data.step import UNTOLD, Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, Release
 from dpsgd_cli.recipe import schema
@@ -42,26 +42,42 @@ def outline(data: schema.Data, base: Path) -> Outline:
         source = own_file.open_source(data, base)
         if isinstance(source, DiskSource):
             _check_on_disk(source, data, steps)
-        train, test = len(source.train), len(source.test) if source.test else 0
+        files = tuple(len(part) for part in (source.train, source.test) if part is not None)
+        sizes = _sizes_on_disk(source, data) if isinstance(source, DiskSource) else _sizes(files, data)
         layout, classes, said = source.layout, source.classes, source.declarations
         name = source.name
     else:
         card = card_of(data)
-        sizes = {
+        counted = {
             part: sum(catalog.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
             for part in ("train", "test")
         }
-        train, test = sizes["train"], sizes["test"]
+        files = tuple(rows for rows in counted.values() if rows)
+        sizes = _sizes(files, data)
         layout, classes, said = card.layout, card.labels, readers.declarations(card)
         name = card.name
-    split = _split(data, test > 0)
-    if split is not None:
-        held_out = count_test(train + test, split)
-        train, test = train + test - held_out, held_out
-    validation = 0 if data.validation is None else count_test(train, validation_split(data.validation))
+    train, test, validation = sizes
     shape = _plan(steps, layout)[-1].shape
-    said = (*said, *_declarations(steps, train - validation, test), *_validation_declarations(data, validation))
-    return Outline(name, train - validation, test, shape, len(classes) if classes is not None else 1, said)
+    said = (*said, *_declarations(steps, train, test), *_validation_declarations(data, validation))
+    return Outline(name, files, train, test, shape, len(classes) if classes is not None else 1, said)
+
+
+def _sizes(files: tuple[int, ...], data: schema.Data) -> tuple[int, int, int]:
+    """Rows of the training, the test and the validation part of `files`, given by their numbers of rows."""
+    split, validation = _split(data, len(files) > 1), 0
+    places, test = places_of(files[:1]), sum(files[1:])
+    if split is not None:
+        places, held = cut_places(places_of(files), split)
+        test = len(held)
+    if data.validation is not None:
+        places, held = cut_places(places, data.validation)
+        validation = len(held)
+    return len(places), test, validation
+
+
+def _sizes_on_disk(source: DiskSource, data: schema.Data) -> tuple[int, int, int]:
+    train, test, validation = _parts(source, data)
+    return len(train), len(test), 0 if validation is None else len(validation)
 
 
 def private_releases(data: schema.Data, adjacency: Adjacency) -> list[Release]:
@@ -69,6 +85,7 @@ def private_releases(data: schema.Data, adjacency: Adjacency) -> list[Release]:
     return [Release(step.release) for step in _steps(data, adjacency) if step.release is not None]
 
 
+@np.errstate(**UNTOLD)
 def prepare(
     data: schema.Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency, released: Released | None = None
 ) -> Dataset:
@@ -83,10 +100,7 @@ def prepare(
     if isinstance(source, DiskSource):
         _check_on_disk(source, data, steps)
     layouts = _plan(steps, source.layout)
-    train, test = _parts(source, data)
-    validation: Part | DiskPart | None = None
-    if data.validation is not None:
-        train, validation = _cut(train, validation_split(data.validation))
+    train, test, validation = _parts(source, data)
     pipeline = Pipeline(steps, layouts, dict(released or {}))
     parts = [part.x for part in (train, test, validation) if part is not None]
     (train_x, test_x, *others), per_trial = pipeline.run(parts, trials, normal)
@@ -110,7 +124,14 @@ def prepare(
         released=pipeline.released,
         validation_x=others[0] if others else None,
         validation_y=None if validation is None else validation.y,
+        places=_places(train, test),
     )
+
+
+def _places(train: Part | DiskPart, test: Part | DiskPart) -> np.ndarray | None:
+    if isinstance(train, DiskPart) or isinstance(test, DiskPart):
+        return None
+    return np.concatenate([train.places, test.places])
 
 
 @dataclass(frozen=True)
@@ -239,24 +260,37 @@ def _split(data: schema.Data, has_test: bool) -> schema.Split | None:
     return schema.Split() if data.name is None else catalog.load_card(data.name).split
 
 
-def _parts(source: Source | DiskSource, data: schema.Data) -> tuple[Part | DiskPart, Part | DiskPart]:
-    """A split named in the recipe is cut from ALL rows, the files' own test rows included."""
-    split = _split(data, source.test is not None)
-    if isinstance(source, DiskSource):
-        if source.test is None:
-            return source.train.cut(split or schema.Split())
-        if split is not None:
-            raise DataError(f"{source.name}: files that stay on disk are not pooled; give test_path or split, not both")
-        return source.train, source.test
-    if split is not None:
-        return cut(pool(source.train, source.test), split)
-    if source.test is None:
+def _parts(
+    source: Source | DiskSource, data: schema.Data
+) -> tuple[Part | DiskPart, Part | DiskPart, Part | DiskPart | None]:
+    """The training, the test and the validation part; the last is cut from what the test part leaves.
+
+    A split named in the recipe is cut from ALL rows, the files' own test rows included.
+    """
+    train, test = _tested_apart(source, _split(data, source.test is not None))
+    if test is None:
         raise DataError(f"{source.name} has no test rows; give data.split")
-    return source.train, source.test
+    if data.validation is None:
+        return train, test, None
+    train, validation = _cut(train, data.validation)
+    return train, test, validation
 
 
-def _cut(part: Part | DiskPart, split: schema.Split) -> tuple[Part | DiskPart, Part | DiskPart]:
-    return part.cut(split) if isinstance(part, DiskPart) else cut(part, split)
+def _tested_apart(
+    source: Source | DiskSource, split: schema.Split | None
+) -> tuple[Part | DiskPart, Part | DiskPart | None]:
+    if isinstance(source, DiskSource):
+        if split is None:
+            return source.train, source.test
+        if source.test is None:
+            return source.train.cut(split)
+        raise DataError(f"{source.name}: files that stay on disk are not pooled; give test_path or split, not both")
+    test = None if source.test is None else of_second_file(source.test)
+    return (source.train, test) if split is None else cut_part(pool(source.train, test), split)
+
+
+def _cut(part: Part | DiskPart, cut: schema.Split | schema.ValidationSet) -> tuple[Part | DiskPart, Part | DiskPart]:
+    return part.cut(cut) if isinstance(part, DiskPart) else cut_part(part, cut)
 
 
 def _check_on_disk(source: DiskSource, data: schema.Data, steps: Sequence[Step]) -> None:
@@ -282,6 +316,17 @@ def sizes_declared(train_records: int, test_records: int) -> tuple[str, ...]:
     return (
         f"The number of training records is public: {train_records}.",
         f"The {test_records} test records are public: what is measured on them is reported without noise.",
+    )
+
+
+def folds_declared(files: Sequence[int], folds: int) -> tuple[str, ...]:
+    """The same with `folds`, of `files` of so many rows."""
+    records, train = sum(files), most_trained_on(files, folds)
+    return (
+        f"The number of records is public: {records}; each trial trains on at most {train} of them, and on none of its"
+        " own fold.",
+        "The records of a trial's own fold are public to it: what is measured on them is reported without noise.",
+        "Each trial's own statement covers the records that it trained on.",
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from dpsgd_cli.wording import shortened
 _MOST_NAMES, _LONGEST_NAME = 5000, 100
 Draw = Callable[[tuple[int, ...]], np.ndarray]
 Transform = Callable[[np.ndarray], np.ndarray]
+
+UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
+"""For `np.errstate` where private rows are read and transformed: a warning would tell of single records."""
 
 
 class Step(ABC):

@@ -72,6 +72,7 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
     y = rng.integers(0, 2 if convex else CLASSES, RECORDS + 13)
     classes = tuple(range(2 if convex else CLASSES))
     made_of = data.Dataset("fake", x[:RECORDS], y[:RECORDS], x[RECORDS:], y[RECORDS:], False, classes, (), (), {})
+    made_of = dataclasses.replace(made_of, places=np.arange(RECORDS + 13))
     if made.data.validation is not None:
         made_of = dataclasses.replace(made_of, validation_x=x[RECORDS:], validation_y=y[RECORDS:])
     if folder is not None:

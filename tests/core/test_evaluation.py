@@ -67,6 +67,7 @@ def test_an_empty_table_has_no_metrics() -> None:
 def test_one_output_tells_two_classes_apart_and_folds_count_their_own_rows() -> None:
     pack, table = made(1, 2)
     held = torch.arange(22).view(11, 2) % 11 < 2
+    held[7, 1] = True  # trial 1 has one row fewer
     found = evaluate(
         pack, pack.values, table.with_folds(held), "classification", 4, lambda outputs, labels: outputs.squeeze(-1)
     )

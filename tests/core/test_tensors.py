@@ -76,6 +76,22 @@ def test_rows_of_folds_are_each_trials_own() -> None:
         assert torch.equal(torch.cat([own for own in masks if own is not None], dim=1), ~held.T)
 
 
+def test_a_fold_of_fewer_records_has_places_that_add_nothing() -> None:
+    """Trial 0 trains on 3 of 5 rows, trial 1 on 4: both have 4 places, and each record one of them."""
+    held = torch.tensor([[0, 1], [1, 0], [0, 0], [1, 0], [0, 0]]).bool()
+    for per_trial in (False, True):
+        made = table(5, per_trial).with_folds(held, 4)
+        assert len(made) == 4 and made.counts.tolist() == [3, 4]
+        for masked in (None, np.array([[True, False, True, True]] * 2)):
+            ((x, y, mask),) = made.chunks(Batch(np.array([[0, 1, 2, 3]] * 2), masked), 9)
+            there = torch.tensor([[True, True, True, False], [True] * 4])
+            assert mask is not None
+            assert torch.equal(mask, there if masked is None else there & torch.from_numpy(masked))
+            assert y[0, :3].tolist() == [0, 2, 0] and y[1].tolist() == [1, 2, 3, 0]
+            source = made.x if per_trial else made.x.expand(2, *made.x.shape)
+            assert torch.equal(x[0, :3], source[0][[0, 2, 4]]) and torch.equal(x[1], source[1][1:])
+
+
 def test_labels_keep_their_kind() -> None:
     x = np.zeros((2, 1))
     assert Table.load(x, np.array([1, 0]), False, CPU, torch.float32).y.dtype == torch.int64

@@ -47,7 +47,7 @@ def test_cards_differ_by_name_and_by_content_but_not_by_extractors() -> None:
         (OWN, 5, "5 folds"),
         ({**OWN, "test_path": "more.csv"}, None, "its own test records"),
         ({"path": "a.npz"}, None, "its own test records"),
-        ({"name": "digits"}, None, "20% of its records (split seed 0)"),
+        ({"name": "digits"}, None, "359 of its records (split seed 0)"),
         ({"name": "breast-cancer-wisconsin"}, None, "123 of its records (split seed 0)"),
         ({"name": "mnist"}, None, "its own test records"),
         ({"name": "mnist", "split": {"test": 0.1, "seed": 1}}, None, "10% of its records (split seed 1)"),

@@ -115,3 +115,15 @@ def test_whitening_leaves_directions_without_moment_alone(matrix: np.ndarray) ->
 
 def test_whitening_bounds_the_factor_of_an_empty_direction() -> None:
     assert pca.whitening(np.diag([1.0, 0.0]), np.eye(2)).max() == pytest.approx(math.sqrt(0.5e6), rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e300])
+def test_a_row_that_is_not_finite_moves_the_covariance_by_no_more_than_another(value: float) -> None:
+    """Without the rule one such row makes every entry NaN, and the eigenvectors an error."""
+    rows = np.random.default_rng(0).random((20, 3))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for column in (0, 1):
+            odd = rows[3] * 1.0
+            odd[column] = value
+            moved = pca.covariance(np.vstack([rows, odd])) - pca.covariance(rows)
+            assert np.linalg.norm(moved) <= 1 and np.isfinite(moved).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_published_sizes() -> None:
 
 
 def test_a_split_named_in_the_recipe_is_cut_from_all_rows() -> None:
-    outline = data.outline(section(name="adult", split={"test": 0.25}), HERE)
+    outline = data.outline(section(name="adult", split={"test": 12210}), HERE)
     assert (outline.train_records, outline.test_records) == (48842 - 12210, 12210)
 
 
@@ -148,6 +149,33 @@ def test_own_csv_end_to_end(tmp_path: Path) -> None:
     assert dataset.declarations == outline.declarations
     assert (dataset.train_x.min(), dataset.train_x.max()) == (0, 1)
     assert (dataset.train_x[:, 1:].sum(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("split", [{"test": 0.3, "seed": 2}, {"test": 12, "seed": 2}])
+@pytest.mark.parametrize("validation", [None, {"fraction": 0.25, "public": True}, {"records": 6, "public": True}])
+@pytest.mark.parametrize("kind", ["csv", "npy"])
+def test_one_row_more_in_the_file_adds_one_training_record_at_most(
+    tmp_path: Path, split: dict[str, Any], validation: dict[str, Any] | None, kind: str
+) -> None:
+    """Whatever the row holds; over ten sizes of the file, some of which move a row between parts."""
+    found, sizes = [], []
+    for rows in range(40, 51):
+        if kind == "csv":
+            (tmp_path / "own.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(rows)))
+            named: dict[str, Any] = {"path": "own.csv", "target": "y", "preprocess": []}
+        else:
+            np.save(tmp_path / "x.npy", np.arange(rows, dtype=np.float32)[:, None])
+            np.save(tmp_path / "y.npy", np.arange(rows) % 2)
+            named = {"path": "x.npy", "target": "y.npy", "preprocess": []}
+        settings = section(**named, classes=[0, 1], split=split, validation=validation)
+        dataset = data.prepare(settings, tmp_path, 1, refuse, "add-remove")
+        found.append(set(np.asarray(dataset.train_x[:]).ravel().tolist()))
+        outline = data.outline(settings, tmp_path)
+        sizes.append((outline.train_records, outline.test_records))
+        assert sizes[-1] == (len(dataset.train_y), len(dataset.test_y)) and outline.files == (rows,)
+    steps = [len(after) - len(before) for before, after in itertools.pairwise(found)]
+    assert all(before <= after for before, after in itertools.pairwise(found)), "no record leaves the training part"
+    assert set(steps) <= {0, 1} and sum(steps) > 0
 
 
 def test_own_regression_has_one_output(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from dpsgd_cli.core import models
-from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.problems.build import output_loss
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.methods import Context
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe import schema
@@ -56,7 +56,7 @@ def context(
     place = Place(torch.device("cpu"), torch.float64)
     table = Table.load(x, y, False, place.device, place.dtype)
     if made.folds is not None:
-        table = table.with_folds(held_out(len(y), made.folds, made.repeats))
+        table = table.with_folds(torch.from_numpy(held_out_by_folds(np.arange(len(y)), made.folds, made.repeats)))
     streams = streams or [SeededStreams((made.seed or 0) + i) for i in range(made.trials)]
     assert isinstance(made.model, schema.ConvexModel)
     pack = Pack(models.builder(made.model, table.input_shape, 1, Path()), [0] * len(streams), place, True)

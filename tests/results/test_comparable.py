@@ -66,7 +66,7 @@ def test_what_a_budget_does_not_cover_must_be_equal_too() -> None:
 @pytest.mark.parametrize(
     ("source", "name", "records"),
     [
-        ("quickstart", "digits", "20% of its records (split seed 0)"),
+        ("quickstart", "digits", "359 of its records (split seed 0)"),
         ("lee2018/objective-perturbation", "adult", "5 folds"),
         ("yu2019/cancer-uniform", "breast-cancer-wisconsin", "123 of its records (split seed 0)"),
         ("yu2019/mnist-uniform", "mnist", "its own test records"),

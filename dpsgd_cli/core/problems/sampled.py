@@ -21,7 +21,8 @@ from dpsgd_cli.core.summing import MOST_ROWS, PRECISION, add_product
 
 
 class SampledRisk(Risk):
-    """Sums over the latest sample of each trial; `own` (R, M) lists a trial's rows where there are folds.
+    """Sums over the latest sample of each trial; `own` (R, M) lists a trial's rows where there are folds,
+    -1 where a place is left over (`tensors.Table`).
 
     A trial's n-th sample is a function of its streams and n.
     """
@@ -47,7 +48,10 @@ class SampledRisk(Risk):
             batch: Batch = self.samplers[trial].batch(self.drawn[trial])
             assert batch.rows is not None
             index = torch.from_numpy(batch.rows[0]).to(self.rows.z.device)
-            self.samples[trial] = index if self.own is None else self.own[trial][index]
+            if self.own is not None:
+                index = self.own[trial][index]
+                index = index[index >= 0]
+            self.samples[trial] = index
             self.drawn[trial] += 1
 
     def state(self) -> dict[str, list[int] | list[Tensor]]:

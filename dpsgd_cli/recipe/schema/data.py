@@ -92,7 +92,8 @@ OWN_FILE_STEPS = (PreprocessStep(scale=Scale()), PreprocessStep(one_hot=OneHot()
 
 class Split(Section):
     test: Annotated[float, Field(gt=0, lt=1)] | Count = Field(
-        0.2, description="Test rows, as a fraction or a count; drawn without looking at any value."
+        0.2,
+        description="Test rows: a fraction (about that many) or a count. A row's place and the seed decide, no value.",
     )
     seed: int = Field(0, description="Seed of the split; the same for every trial.")
 

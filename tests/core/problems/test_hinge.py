@@ -10,9 +10,9 @@ import torch
 from scipy.optimize import linprog
 from sklearn.svm import LinearSVC
 
-from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.problems.hinge import minimise_hinge
 from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.data.splits import held_out_by_folds
 
 N, D = 120, 3
 
@@ -21,7 +21,7 @@ def problem(folds: int | None = None) -> tuple[Rows, np.ndarray, np.ndarray]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(N, D, generator=generator, dtype=torch.float64)
     y = (x[:, 0] + 0.7 * torch.randn(N, generator=generator, dtype=torch.float64) > 0.2).long()
-    out = None if folds is None else held_out(N, folds, 1)
+    out = None if folds is None else torch.from_numpy(held_out_by_folds(np.arange(N), folds, 1))
     return Rows.load(x, y, False, bias=True, held_out=out), x.numpy(), y.numpy()
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, MarginLoss, margin_loss
 from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.data.splits import held_out_by_folds
 
 N, D, R = 37, 3, 4
 
@@ -22,7 +23,8 @@ def problem(loss: MarginLoss, folds: bool = True, seed: int = 0) -> tuple[Linear
     x = torch.randn(N, D, generator=generator, dtype=torch.float64)
     y = torch.randn(N, generator=generator, dtype=torch.float64)
     labels = y if loss.residual else (y > 0).long()
-    rows = Rows.load(x, labels, loss.residual, bias=True, held_out=held_out(N, 2, R // 2) if folds else None)
+    out = torch.from_numpy(held_out_by_folds(np.arange(N), 2, R // 2)) if folds else None
+    rows = Rows.load(x, labels, loss.residual, bias=True, held_out=out)
     return LinearRisk(rows, loss), torch.randn(R, D + 1, generator=generator, dtype=torch.float64)
 
 
@@ -126,7 +128,7 @@ def test_extreme_weights_and_broken_records_stay_within_the_bounds(name: str) ->
 
 def test_counts_are_those_of_single_records() -> None:
     risk, values = problem(margin_loss("logistic"))
-    trained = ~held_out(N, 2, R // 2)
+    trained = ~torch.from_numpy(held_out_by_folds(np.arange(N), 2, R // 2))
     margins = risk.rows.z @ values.T
     assert torch.allclose(risk.loss_sums(values), (risk.loss.value(margins) * trained).sum(dim=0))
     assert torch.equal(risk.misses(values), ((margins <= 0) & trained).sum(dim=0).double())

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from dpsgd_cli.core import models
-from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.problems.build import loss_of, output_loss, rows_of
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.pack_risk import PackRisk
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.recipe.schema import ConvexModel, MlpModel
 
 PLACE = Place(torch.device("cpu"), torch.float64)
@@ -25,7 +26,7 @@ def table(folds: bool) -> Table:
     x = torch.rand(21, 3, generator=generator, dtype=torch.float64)
     y = (torch.rand(21, generator=generator) > 0.4).long()
     made = Table.load(x.numpy(), y.numpy(), False, PLACE.device, PLACE.dtype)
-    return made.with_folds(held_out(21, 2, 1)) if folds else made
+    return made.with_folds(torch.from_numpy(held_out_by_folds(np.arange(21), 2, 1))) if folds else made
 
 
 @pytest.mark.parametrize("folds", [False, True])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.core.folds import held_out
 from dpsgd_cli.core.problems import rows as module
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.data.splits import held_out_by_folds
 
 N, D, R = 60, 3, 4
 
@@ -25,7 +26,7 @@ def repeated(folds: bool = True, dtype: torch.dtype = torch.float64) -> Rows:
     x, y = torch.randn(20, D, generator=generator, dtype=dtype), torch.randint(2, (20,), generator=generator)
     index = torch.cat([torch.arange(20), torch.full((20,), 7), torch.arange(12), torch.arange(8)])
     index = index[torch.randperm(N, generator=generator)]
-    out = held_out(N, 2, R // 2) if folds else None
+    out = torch.from_numpy(held_out_by_folds(np.arange(N), 2, R // 2)) if folds else None
     return Rows.load(x[index], y[index], False, bias=True, held_out=out)
 
 

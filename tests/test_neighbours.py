@@ -1,0 +1,282 @@
+"""Neighbouring data sets through the whole of `dpsgd train`, with one seed: nothing public tells them apart but noise.
+
+For each method the command runs on D and on its neighbours. Names of files, columns and keys, the text that is printed,
+warnings, errors, exit codes, the privacy section and the ledger must be the same; only what begins with `nonprivate_`,
+times, and what noised weights decide (metrics, and of methods that choose also what they chose to spend) may differ.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from dpsgd_cli.main import main
+from dpsgd_cli.methods import METHODS
+
+ROWS = 24
+Rows = list[list[str]]
+
+DP_SGD = {"kind": "dp-sgd", "batching": "poisson", "batch_size": 8, "learning_rate": 0.5}
+FLAT = {"clipping": {"kind": "flat", "norm": 1.0}, "schedule": {"kind": "uniform", "initial": 4}, "delta": 1e-5}
+PLANNED = {"model": {"kind": "linear"}, "privacy": FLAT, "epochs": 2}
+BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
+CONVEX = {"model": {"kind": "convex", "l2": 0.1}, "privacy": BUDGET}
+RAW: dict[str, Any] = {"preprocess": []}
+PYTHON = """
+import torch
+from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.privacy.plan import Plan
+
+class Own(DpSgd):
+    pass
+"""
+
+METHOD: dict[str, dict[str, Any]] = {
+    "poisson": {**PLANNED, "method": DP_SGD},
+    "shuffle": {
+        **PLANNED,
+        "method": {**DP_SGD, "batching": "shuffle"},
+        "privacy": {**FLAT, "adjacency": "zero-out"},
+    },
+    "full": {**PLANNED, "method": {"kind": "dp-sgd", "batching": "full"}},
+    "single": {
+        **CONVEX,
+        "method": {"kind": "dp-sgd", "batching": "single"},
+        "privacy": {**BUDGET, "adjacency": "replace-one", "clipping": {"kind": "flat", "norm": 1.0}},
+        "epochs": 1,
+    },
+    "dp-gd": {**CONVEX, "method": {"kind": "dp-gd"}, "epochs": 2},
+    "sgd-ma": {**PLANNED, "method": {"kind": "sgd-ma", "batch_size": 8}, "privacy": BUDGET},
+    "sgd-adv": {**PLANNED, "method": {"kind": "sgd-adv", "batch_size": 8}, "privacy": BUDGET},
+    "dp-agd": {**CONVEX, "method": {"kind": "dp-agd", "splits": 10}},
+    "privgene": {**CONVEX, "method": {"kind": "privgene", "rounds": 2, "population": 8, "survivors": 2}},
+    "objective-perturbation": {**CONVEX, "method": {"kind": "objective-perturbation"}},
+    "output-perturbation": {**CONVEX, "method": {"kind": "output-perturbation", "steps": 5}},
+    "majority": {**CONVEX, "method": {"kind": "majority"}},
+    "private-selection": {
+        "model": {"kind": "linear"},
+        "method": {
+            "kind": "private-selection",
+            "batching": "shuffle",
+            "batch_size": 4,
+            "candidates": [{"kind": "uniform", "initial": 4}, {"kind": "uniform", "initial": 5}],
+        },
+        "privacy": {"clipping": FLAT["clipping"], "budget": {"rho": 0.5}, "delta": 1e-5, "adjacency": "zero-out"},
+        "epochs": 2,
+    },
+    "validation": {
+        **PLANNED,
+        "method": {**DP_SGD, "batching": "shuffle"},
+        "data": {"validation": {"records": 6, "noise_multiplier": 4}},
+        "privacy": {
+            **FLAT,
+            "schedule": {"kind": "validation", "initial": 4, "decay": 0.7},
+            "budget": {"rho": 0.5},
+            "adjacency": "zero-out",
+        },
+        "epochs": "until-budget",
+    },
+    "raw poisson": {**PLANNED, "method": DP_SGD, "data": RAW},
+    "raw full": {**PLANNED, "method": {"kind": "dp-sgd", "batching": "full"}, "data": RAW},
+    "raw single": {
+        **CONVEX,
+        "method": {"kind": "dp-sgd", "batching": "single"},
+        "privacy": {**BUDGET, "adjacency": "replace-one", "clipping": {"kind": "flat", "norm": 1.0}},
+        "epochs": 1,
+        "data": RAW,
+    },
+    "raw dp-gd": {**CONVEX, "method": {"kind": "dp-gd"}, "epochs": 2, "data": RAW},
+    "raw dp-agd": {**CONVEX, "method": {"kind": "dp-agd", "splits": 10}, "data": RAW},
+    "raw dp-agd, network": {
+        "model": {"kind": "mlp", "hidden": [3]},
+        "privacy": BUDGET,
+        "method": {"kind": "dp-agd", "splits": 10},
+        "data": RAW,
+    },
+    "raw privgene": {
+        **CONVEX,
+        "method": {"kind": "privgene", "rounds": 2, "population": 8, "survivors": 2},
+        "data": RAW,
+    },
+    "regression": {
+        "model": {"kind": "convex", "l2": 0.1, "loss": "squared", "target_bound": 1.0},
+        "privacy": FLAT,
+        "method": {"kind": "dp-gd"},
+        "epochs": 2,
+        "data": {"target": "b", "task": "regression", "classes": "", "drop": ["y"], "bounds": {"a": [0, 1]}},
+    },
+    "raw pca": {
+        **PLANNED,
+        "method": DP_SGD,
+        "data": {"preprocess": [{"pca": {"components": 1, "noise_multiplier": 5}}]},
+    },
+    "python": {**PLANNED, "method": {**DP_SGD, "kind": "python", "file": "own.py", "factory": "Own"}},
+}
+PLAIN = {"sgd", "gd", "non-private"}
+CHOOSES = {"dp-agd", "validation", "python"}
+
+
+def base_rows() -> Rows:
+    rng = np.random.default_rng(0)
+    x = rng.random((ROWS, 2)).round(3)
+    return [[*map(str, row), "no" if row.sum() < 1 else "yes"] for row in x]
+
+
+def flipped(rows: Rows) -> Rows:
+    return [*rows[:5], [*rows[5][:2], "no" if rows[5][2] == "yes" else "yes"], *rows[6:]]
+
+
+def huge(rows: Rows) -> Rows:
+    """Beyond the declared bounds, beyond float32, and of the other label."""
+    return [*rows[:5], ["1e300", "-1e300", "no"], *rows[6:]]
+
+
+def nulled(rows: Rows) -> Rows:
+    return [*rows[:5], ["0", "0", rows[5][2]], *rows[6:]]
+
+
+CHANGES: dict[str, Callable[[Rows], Rows]] = {"flipped": flipped, "huge": huge, "nulled": nulled}
+
+
+class Run:
+    """One run of the command in a folder of its own, and everything that it shows."""
+
+    def __init__(self, folder: Path, rows: Rows, sections: dict[str, Any]) -> None:
+        folder.mkdir()
+        write(folder / "own.csv", rows)
+        write(folder / "test.csv", base_rows()[:8])
+        (folder / "own.py").write_text(PYTHON)
+        data = {
+            "path": "own.csv",
+            "test_path": "test.csv",
+            "target": "y",
+            "classes": ["no", "yes"],
+            "bounds": [0, 1],
+            **sections.get("data", {}),
+        }
+        recipe = {
+            "name": "own",
+            "seed": 0,
+            "repeats": 2,
+            "save_model": True,
+            **sections,
+            "data": {k: v for k, v in data.items() if v != ""},
+        }
+        (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
+        arguments = ["train", str(folder / "own.yaml"), "--out", str(folder / "out")]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.done = CliRunner().invoke(main, arguments)
+        self.warned = sorted({str(warning.message) for warning in caught})
+        self.folder = folder
+        found = [path.parent for path in (folder / "out").rglob("result.json")]
+        self.result = found[0] if found else None
+
+    def text(self, text: str) -> str:
+        return text.replace(str(self.folder), "FOLDER")
+
+    def shown(self, chooses: bool) -> dict[str, Any]:
+        """What may be published, with noised values and times masked."""
+        exit_code, out, err = self.done.exit_code, self.text(self.done.stdout), self.text(self.done.stderr)
+        told = [line for line in err.splitlines() if not line.startswith("nonprivate warning:")]
+        said: dict[str, Any] = {"exit": exit_code, "stderr": told, "stdout": masked_text(out), "warned": self.warned}
+        said["files"] = sorted(str(p.relative_to(self.folder)) for p in (self.folder / "out").rglob("*"))
+        if self.result is None:
+            return said
+        document = json.loads((self.result / "result.json").read_text())
+        said.update(masked(document, chooses, "result"))
+        for name in ("trials.csv", "history.csv"):
+            said[name] = table(self.result / name, chooses)
+        ledger = (self.result / "ledger.jsonl").read_text()
+        said["ledger"] = sorted({json.loads(line)["trial"] for line in ledger.splitlines()}) if chooses else ledger
+        weights = load_file(self.result / "model.safetensors")
+        said["model"] = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in weights.items()}
+        return said
+
+
+def write(path: Path, rows: Rows) -> None:
+    path.write_text("\n".join(["a,b,y", *map(",".join, rows)]) + "\n")
+
+
+NOISED = r"\.metrics\.test_|\.trials\[\d+\]\.test_|\.timing\.(train_seconds|examples_per_second)$|\.theory\["
+CHOSEN = NOISED + r"|\.privacy\.spent\.|\.timing\.steps$|\.trials\[\d+\]\.(spent_|epochs$)"
+
+
+def masked(value: Any, chooses: bool, path: str = "") -> dict[str, Any]:
+    """The values of a document by where they are, without what is not private; noised ones and times as a mark."""
+    if isinstance(value, dict):
+        shown = {key: own for key, own in value.items() if not key.startswith("nonprivate_") and key != "trained_from"}
+        parts = [masked(own, chooses, f"{path}.{key}") for key, own in shown.items()]
+        return {path: sorted(shown), **{key: own for part in parts for key, own in part.items()}}
+    if isinstance(value, list):
+        parts = [masked(own, chooses, f"{path}[{number}]") for number, own in enumerate(value)]
+        return {path: len(value), **{key: own for part in parts for key, own in part.items()}}
+    return {path: "#" if value is not None and re.search(CHOSEN if chooses else NOISED, path) else value}
+
+
+def table(path: Path, chooses: bool) -> Any:
+    """Columns, and rows without noised cells; of a method that chooses, when to stop is noised, too."""
+    with path.open(encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        names = list(reader.fieldnames or ())
+        kept = [name for name in names if not name.startswith(("nonprivate_", "test_"))]
+        rows = [tuple(row[name] for name in kept) for row in reader]
+    if not chooses:
+        return names, rows
+    return names, [row[0] for row in rows] if path.name == "trials.csv" else []
+
+
+def masked_text(text: str) -> list[str]:
+    """The printed result, with the numbers of lines of metrics, times and what was spent as a mark."""
+    lines = [line for line in text.splitlines() if not line.strip().startswith("nonprivate_")]
+    varies = re.compile(r"\s*(test_|time|trained|spent|of that|\d+ trial)")
+    return [re.sub(r"[-+]?\d[\d.,e+-]*", "#", line) if varies.match(line) else line for line in lines]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """A run by the name of its method and of its change of the rows; each is made once."""
+    folder, known = tmp_path_factory.mktemp("neighbours"), {}
+
+    def run(method: str, change: str) -> Run:
+        if (method, change) not in known:
+            rows = CHANGES[change](base_rows()) if change in CHANGES else base_rows()
+            known[method, change] = Run(folder / f"{method}-{change}", rows, METHOD[method])
+        return known[method, change]
+
+    return run
+
+
+def test_every_method_with_a_guarantee_is_tried() -> None:
+    tried = {sections["method"]["kind"] for sections in METHOD.values()}
+    assert tried == {*METHODS, "python"} - PLAIN
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("method", METHOD)
+def test_one_record_changed_shows_in_nothing_public(runs: Callable[..., Run], method: str, change: str) -> None:
+    one, other = runs(method, "none"), runs(method, change)
+    chooses = method.removeprefix("raw ").partition(",")[0] in CHOOSES
+    assert one.done.exit_code == 0, one.done.stderr
+    ours, theirs = one.shown(chooses), other.shown(chooses)
+    assert differing(ours, theirs) == {}
+
+
+def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """What two runs show, where it is not the same."""
+    return {
+        name: (ours.get(name), theirs.get(name))
+        for name in ours.keys() | theirs.keys()
+        if ours.get(name) != theirs.get(name)
+    }
