@@ -1,8 +1,8 @@
-"""Noise levels and error bounds that the lectures state, as functions of public numbers.
+"""Error bounds that the lectures state, and what they ask for, as functions of public numbers.
 
 Noise comes as a noise multiplier: standard deviation over the L2 sensitivity of what is released. Theorems are stated
-for MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. Not here: what a run really
-costs (the ledger and its accountant say so).
+for MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. Not here: the noise of Lemmas
+15.1 and 15.5 (`accountants/lecture_noise.py`), what a run really costs (the ledger and its accountant say so).
 """
 
 from __future__ import annotations
@@ -11,32 +11,6 @@ import math
 from dataclasses import dataclass
 
 from dpsgd_cli.errors import PrivacyError
-
-
-def lemma_15_1(epsilon: float, delta: float, steps: int) -> float:
-    """z of T full-batch Gaussians: sigma^2 = 64 L^2 T log(2/delta) log(2.5 T/delta) / (n epsilon)^2 over (2 L / n)^2.
-
-    Source: Lecture 15, Lemma 15.1, for 0 < epsilon < 1 (its composition and Gaussian lemmas need that).
-
-    >>> round(lemma_15_1(0.5, 1e-5, 100), 2)
-    1168.68
-    """
-    _below_one("Lemma 15.1", epsilon)
-    return 4 * math.sqrt(steps * math.log(2 / delta) * math.log(2.5 * steps / delta)) / epsilon
-
-
-def lemma_15_5(epsilon: float, delta: float, steps: int, records: int) -> float:
-    """z of T Gaussians on one record drawn uniformly of n: sigma^2 = 64 L^2 T log(2/delta) log(2.5 T/(n delta)) / (n
-    epsilon)^2 over the sensitivity 2 L of one gradient.
-
-    Source: Lecture 15, Lemma 15.5. Its proof takes log(1 + (e^x - 1)/n) for x/n, which holds to first order only: what
-    this noise really costs must be asked of an accountant.
-    """
-    _below_one("Lemma 15.5", epsilon)
-    inside = 2.5 * steps / (records * delta)
-    if inside <= 1:
-        raise PrivacyError(f"Lemma 15.5 needs 2.5 T / (n delta) above 1; it is {inside:.3g}")
-    return 4 * math.sqrt(steps * math.log(2 / delta) * math.log(inside)) / (records * epsilon)
 
 
 def lecture_9(epsilon: float, delta: float, steps: int) -> float:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,7 @@ _FEW = 5  # take less time than everything that they might import
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
 _QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", "--import-mode=importlib")
 _LIMIT_SECONDS = 600.0
+_MOST_MEMORY = 8 << 30
 _ALL_PASSED, _SOME_FAILED = 0, 1  # of pytest; everything else means that no test was judged
 
 
@@ -173,6 +175,8 @@ def _test(copy: Path, arguments: list[str]) -> None:
         os.chdir(copy)
         os.environ.update(_environment(copy))
         sys.dont_write_bytecode = True
+        # a changed loop may never end, and hold more and more
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, resource.RLIM_INFINITY))
         sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
         import pytest
 
