@@ -15,9 +15,10 @@ from sklearn.svm import LinearSVC
 
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.problems.linear import LinearRisk
+from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.errors import PrivacyError, RunError
-from dpsgd_cli.methods import create
+from dpsgd_cli.methods import create, privgene
 from dpsgd_cli.methods.majority import Majority
 from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation, noise_scale
 from dpsgd_cli.methods.privgene import PrivGene, _Chooser
@@ -278,3 +279,21 @@ def test_privgene_chooses_by_the_epsilon_that_it_charges(adjacency: str, span: i
 
     assert fits(charged.epsilon)
     assert not fits(charged.epsilon / 2) and not fits(2 * charged.epsilon)
+
+
+def test_privgene_never_chooses_by_more_than_it_charges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the rounding of a float32 either: thirty budgets, of which about half would be rounded up."""
+    used: list[float] = []
+
+    def watched(scores: torch.Tensor, epsilon: torch.Tensor, bound: torch.Tensor, *others: Any) -> torch.Tensor:
+        used.append(float(epsilon / bound))
+        return select_least(scores, epsilon, bound, *others)
+
+    monkeypatch.setattr(privgene, "select_least", watched)
+    for epsilon in np.linspace(0.5, 3, 30):
+        one = made("privgene", privacy={"budget": {"epsilon": float(epsilon), "delta": 1e-5}})
+        chooser = _Chooser(context(one), 0, one.method.choices)  # type: ignore[union-attr]
+        chooser.choose(torch.zeros(3, dtype=torch.float64))
+        charged = chooser.ledger.entries[0].release.mechanism
+        assert isinstance(charged, PureDP)
+        assert used[-1] == charged.epsilon
