@@ -66,7 +66,8 @@ def tree(tmp_path: Path) -> Path:
             "- {file: dpsgd_cli/__init__.py, replace: '= ', by: '=', tests: [tests/test_scale.py::test_scale]}\n"
         ),
         "tests/mutants/broken.yaml": (
-            "- {file: dpsgd_cli/__init__.py, replace: 'SCALE =', by: 'SCALE (', tests: [tests/test_scale.py::test_scale]}\n"
+            "- {file: dpsgd_cli/__init__.py, replace: 'SCALE =', by: 'SCALE (',\n"
+            "   tests: [tests/test_scale.py::test_scale]}\n"
         ),
         "tests/mutants/missing.yaml": (
             "- {file: dpsgd_cli/__init__.py, replace: '2.0', by: '4.0', tests: [tests/test_scale.py::test_gone]}\n"

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from scipy.optimize import minimize
 from sklearn.svm import LinearSVC
 
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.errors import PrivacyError, RunError
-from dpsgd_cli.methods import create, privgene
-from dpsgd_cli.methods.majority import Majority
+from dpsgd_cli.methods import create
 from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation, noise_scale
-from dpsgd_cli.methods.privgene import PrivGene, _Chooser
+from dpsgd_cli.methods.privgene import PrivGene
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan
-from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.lipschitz import problem_constants
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.privacy.stability import moved_by_one, rate_of_descent
@@ -242,58 +237,3 @@ def test_sgd_baselines_draw_poisson_batches_and_meet_the_budget_by_their_account
     assert accountants.get(accountant).epsilon(releases, 1e-5) == pytest.approx(2.0, rel=1e-3)
     sizes = {method.sampler.batch(step).rows.shape[1] for step in range(9)}  # type: ignore[attr-defined]
     assert len(sizes) > 1
-
-
-def test_the_noise_of_majority_is_laplace_of_the_scale_that_was_charged() -> None:
-    """Kolmogorov-Smirnov at 1e-6 of 2000 seeds (Dwork and Roth 2014, Theorem 3.6: scale 1/eps for a difference that
-    one record moves by 1); half and twice of the scale, and noise on one side only, are rejected."""
-    method = create(context(made("majority")))
-    assert isinstance(method, Majority)
-    drawn = []
-    for seed in range(2000):
-        method.context = replace(method.context, streams=(SeededStreams(seed),))
-        drawn.append(method._noise(0))
-    assert stats.kstest(drawn, stats.laplace(scale=1 / 2.0).cdf).pvalue > 1e-6
-    for scale in (0.25, 1.0):
-        assert stats.kstest(drawn, stats.laplace(scale=scale).cdf).pvalue < 1e-12
-    assert stats.kstest(np.abs(drawn), stats.laplace(scale=1 / 2.0).cdf).pvalue < 1e-12
-
-
-@pytest.mark.parametrize(("adjacency", "span"), [("add-remove", 1), ("replace-one", 2)])
-def test_privgene_chooses_by_the_epsilon_that_it_charges(adjacency: str, span: int) -> None:
-    """P(i) is proportional to exp(-eps misses_i / D) with the eps of the ledger, over 4000 choices of one chooser, 4.5
-    standard errors; half and twice of eps do not pass. D = 2 where a replaced record moves counts both ways."""
-    one = made("privgene", method={"rounds": 1, "survivors": 1}, privacy={**BUDGET, "adjacency": adjacency})
-    trial = context(one)
-    chooser = _Chooser(trial, 0, one.method.choices)  # type: ignore[union-attr]
-    chooser.ledger = Ledger()
-    misses = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
-    chosen = torch.bincount(torch.tensor([chooser.choose(misses) for _ in range(4000)]), minlength=3) / 4000
-    charged = chooser.ledger.entries[0].release.mechanism
-    assert isinstance(charged, PureDP)
-    assert (len(chooser.ledger.entries), charged.adjacency) == (4000, adjacency)
-
-    def fits(epsilon: float) -> bool:
-        law = torch.softmax(-epsilon * misses / span, 0)
-        return bool(((chosen - law).abs() < 4.5 * (law * (1 - law) / 4000).sqrt()).all())
-
-    assert fits(charged.epsilon)
-    assert not fits(charged.epsilon / 2) and not fits(2 * charged.epsilon)
-
-
-def test_privgene_never_chooses_by_more_than_it_charges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by the rounding of a float32 either: thirty budgets, of which about half would be rounded up."""
-    used: list[float] = []
-
-    def watched(scores: torch.Tensor, epsilon: torch.Tensor, bound: torch.Tensor, *others: Any) -> torch.Tensor:
-        used.append(float(epsilon / bound))
-        return select_least(scores, epsilon, bound, *others)
-
-    monkeypatch.setattr(privgene, "select_least", watched)
-    for epsilon in np.linspace(0.5, 3, 30):
-        one = made("privgene", privacy={"budget": {"epsilon": float(epsilon), "delta": 1e-5}})
-        chooser = _Chooser(context(one), 0, one.method.choices)  # type: ignore[union-attr]
-        chooser.choose(torch.zeros(3, dtype=torch.float64))
-        charged = chooser.ledger.entries[0].release.mechanism
-        assert isinstance(charged, PureDP)
-        assert used[-1] == charged.epsilon
