@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test lint types check bench bench-gpu reproduce-lee2018 reproduce-yu2019 clean test-kill test-slurm test-ray test-browser
+.PHONY: help venv train test lint types check bench bench-gpu reproduce-lee2018 reproduce-yu2019 clean test-kill test-slurm test-ray test-browser mutants
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -22,6 +22,9 @@ train: venv ## Train the quickstart recipe: a private classifier of scikit-learn
 
 test: venv ## Run the tests (with real data where DPSGD_DATA names it)
 	$(BIN)/python -m pytest
+
+mutants: venv ## Change single privacy-critical places; the tests must notice each (minutes; ARGS='privacy' for a part)
+	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 test-kill: venv ## Kill a sweep 20 times and resume it (minutes)
 	DPSGD_KILLS=20 $(BIN)/python -m pytest tests/sweep/test_kills.py

@@ -74,7 +74,8 @@ class _Chooser:
         self.ledger.spend(self.release, 0)
         normals = self.stream.normal("privgene-choice", self.made, torch.empty(1, len(scores), 2, dtype=torch.float64))
         self.made += 1
-        epsilon, bound = torch.tensor([self.epsilon]), torch.tensor([self.sensitivity])
+        # in the precision of what was charged: rounded to float32 it could be more
+        epsilon, bound = torch.tensor([[self.epsilon], [self.sensitivity]], dtype=torch.float64)
         return int(select_least(scores.unsqueeze(0), epsilon, bound, "exponential", normals))
 
 

@@ -42,8 +42,11 @@ class ExactSum:
 
 
 def exceeds(terms: Sequence[float], limit: float) -> bool:
-    """Whether the sum of `terms` is above `limit`: exactly, not after rounding, so that nothing slips below an ulp."""
+    """Whether the sum of `terms` is above `limit`: exactly, not after rounding, so that nothing slips below an ulp.
+
+    What is no number is above every limit.
+    """
     try:
-        return math.fsum([*terms, -limit]) > 0
+        return not math.fsum([*terms, -limit]) <= 0
     except OverflowError:
         return True

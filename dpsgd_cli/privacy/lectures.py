@@ -1,8 +1,8 @@
-"""Noise levels and error bounds that the lectures state, as functions of public numbers.
+"""Error bounds that the lectures state, and what they ask for, as functions of public numbers.
 
 Noise comes as a noise multiplier: standard deviation over the L2 sensitivity of what is released. Theorems are stated
-for MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. Not here: what a run really
-costs (the ledger and its accountant say so).
+for MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. Not here: the noise of Lemmas
+15.1 and 15.5 (`accountants/lecture_noise.py`), what a run really costs (the ledger and its accountant say so).
 """
 
 from __future__ import annotations

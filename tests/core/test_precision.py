@@ -16,7 +16,9 @@ from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.errors import ModelError, RecipeError
+from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.trials import Member, start
 
 PLACE = Place(torch.device("cpu"))
 ROWS = 6
@@ -148,6 +150,18 @@ def test_one_more_record_leaves_the_others_as_they_were(width: int | None) -> No
     """Without padding this holds for the rules by themselves, which compute rows alike whatever their number."""
     moved = equal_records(16, width) - equal_records(15, width)
     assert float(moved.norm(dim=1).max()) <= 0.01 * (1 + 1e-4)
+
+
+def test_every_piece_of_a_rounded_step_has_one_public_width(write_recipe: Callable[..., Path]) -> None:
+    """Poisson batches of 12 of 48: the width is 12 + 6 isqrt(12) + 1 whoever is in them, and varies in float32."""
+    widths = {}
+    for dtype in ("bfloat16", "float32"):
+        loaded = load_recipe(str(write_recipe()), (f"runtime.dtype={dtype}",))
+        method = start([Member(loaded, experiment.plan_recipe(loaded)[0])]).method
+        assert isinstance(method, DpSgd)
+        widths[dtype] = {y.shape[1] for step in range(20) for _, y, _ in method._batch(step)}
+    assert widths["bfloat16"] == {31}
+    assert len(widths["float32"]) > 3
 
 
 @pytest.mark.parametrize("name", ["lee2018/dp-agd", "lee2018/dp-gd", "yu2019/mnist-private-selection"])

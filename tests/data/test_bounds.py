@@ -28,6 +28,7 @@ def table(tmp_path: Path) -> Path:
     [
         ([{"scale": {}}, {"one-hot": {}}], np.sqrt(3)),
         ([{"scale": {"to": [-0.5, 2]}}, {"one-hot": {}}], np.sqrt(4 + 4 + 1)),
+        ([{"scale": {"to": [-2, 0.5]}}, {"one-hot": {}}], np.sqrt(4 + 4 + 1)),
         ([{"one-hot": {}}], np.sqrt(16 + 100 + 1)),
         ([{"scale": {}}, {"one-hot": {}}, {"bias": {"value": 3}}], np.sqrt(3 + 9)),
         ([{"scale": {}}, {"one-hot": {}}, {"unit-norm": {}}], 1.0),
@@ -50,3 +51,12 @@ def test_no_record_is_longer_than_the_bound(table: Path, steps: list[dict[str, A
     assert longest <= bound * (1 + 1e-6)
     if "pca" not in str(steps):
         assert longest >= bound * 0.99
+
+
+@pytest.mark.parametrize("pair", [(0.0, 1.0), (-3.0, 2.0)])
+def test_arrays_are_as_long_as_all_their_numbers_together(tmp_path: Path, pair: tuple[float, float]) -> None:
+    """Images of 2 x 3 numbers, each as large as its bounds allow."""
+    x = np.full((10, 2, 3), max(pair, key=abs), np.float32)
+    np.savez(tmp_path / "t.npz", x=x, y=np.arange(10) % 2)
+    data = Data.model_validate({"path": "t.npz", "bounds": pair, "classes": [0, 1], "preprocess": []})
+    assert feature_norm_bound(data, tmp_path) == pytest.approx(np.linalg.norm(x[0]))

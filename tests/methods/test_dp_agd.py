@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, largest_rho
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
+from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP
 from dpsgd_cli.recipe import schema
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
@@ -114,6 +117,47 @@ def test_with_the_same_noise_it_is_the_reference(selection: str, momentum: float
         rejected += len({rho for kind, rho in ours if kind == "gaussian"}) > 1
         assert kinds[0] == "gaussian"
     assert rejected or epsilon > 10
+
+
+@pytest.mark.parametrize("sample", [None, 60])
+def test_clipped_gradients_and_losses_are_those_of_the_reference(sample: int | None) -> None:
+    """Bounds that every gradient and most losses reach, over all records and over a sample of everything."""
+    clips = {"gradient_clip": 0.1, "objective_clip": 0.6}
+    made = recipe(agd(splits=9, sample=sample, **clips), privacy={"budget": {"epsilon": 30.0, "delta": 1e-5}})
+    method = DpAgd(context(made, streams=[SeededStreams(4)]))
+    run(method)
+    weights, _ = reference(made, signed(made), SeededStreams(4))
+    assert np.allclose(method.output[0].numpy(), weights, atol=1e-8)
+    assert (np.log1p(np.exp(-signed(made) @ weights)) > 0.6).sum() > 10
+
+
+@pytest.mark.parametrize("selection", ["laplace", "exponential"])
+def test_a_choice_among_replaced_records_has_twice_the_noise(selection: str) -> None:
+    """The index is that of scores over twice the bound: a replaced record moves one score up and another down by it
+    (Durfee and Rogers 2019: bounded range). The noise of once the bound would choose otherwise now and then."""
+    noisy = torch.tensor([1.0, -0.5, 0.2, 0.1, -1.0], dtype=torch.float64)
+    d, steps = (noisy / noisy.norm()).numpy(), np.linspace(0, 2, 7)
+    per_score = 4 if selection == "laplace" else 2
+    found: dict[str, list[int]] = {"add-remove": [], "replace-one": []}
+    expected: dict[int, list[int]] = {1: [], 2: []}
+    for adjacency, chosen in found.items():
+        privacy = {"budget": {"epsilon": 2.0, "delta": 1e-5}, "adjacency": adjacency}
+        made = recipe(agd(selection=selection), privacy=privacy)
+        trial = context(made)
+        for seed in range(150):
+            trial.pack.values.zero_()
+            method = DpAgd(replace(trial, streams=(SeededStreams(seed),), ledgers=(Ledger(),)))
+            method.averaged.copy_(noisy)
+            method._aim(torch.tensor([0]))
+            method._choose([0], torch.tensor([0]), 0)
+            chosen.append(round(sum(method.paces[0].recent) / steps[1]))
+    scores = [losses(-a * d, signed(made), 3.0) + 0.6 / 2 * a**2 for a in steps]
+    for span, seed in itertools.product(expected, range(150)):
+        pick = PacedNoise([SeededStreams(seed)], "agd-selection", 7 * per_score, torch.empty(0, dtype=torch.float64))
+        law = torch.tensor([scores]), torch.tensor([2.0 / 8]), torch.tensor([3.0 * span])
+        expected[span].append(int(select_least(*law, selection, pick.draw([0]).view(1, 7, -1))))  # type: ignore[arg-type]
+    assert found == {"add-remove": expected[1], "replace-one": expected[2]}
+    assert expected[1] != expected[2]
 
 
 def test_without_noise_it_is_the_reference_and_descends() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.sampling import SingleSampler
 from dpsgd_cli.core.streams import SeededStreams
@@ -16,6 +17,7 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods import create, excess_risk
 from dpsgd_cli.methods.lecture_sgd import LectureSgd
 from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe import schema
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
@@ -75,6 +77,31 @@ def test_single_draws_are_uniform() -> None:
     counts = np.bincount([picked(sampler, t) for t in range(40960)], minlength=10)
     assert chisquare(counts).pvalue > 1e-6
     assert chisquare(counts, np.array([1.2] + [8.8 / 9] * 9) * 4096).pvalue < 1e-12
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e30])
+def test_one_record_is_clipped_to_half_of_the_sensitivity_that_the_ledger_records(scale: float) -> None:
+    """By hand: -y x / (1 + e^(y w.x)), shortened to C = 0.2, of the record that was drawn; noise is scaled by 2 C."""
+    x, y = points()
+    one = made(privacy={"clipping": {"kind": "flat", "norm": 0.2}}, method={"learning_rate": 0.1})
+    method = create(context(one, data=(scale * x, y)))
+    assert isinstance(method, LectureSgd)
+    w = np.array([0.3, -0.2, 0.1, 0.4, -0.5]) / scale
+    method.context.pack.values.copy_(torch.from_numpy(w))
+    z, picks = signed(one, (scale * x, y)), SingleSampler([SeededStreams(0)], 60)
+    clipped = 0
+    for step in range(60):
+        method.add_sums(0, step, Diagnostics(1, torch.device("cpu")))
+        row = z[picked(picks, step)]
+        own = -row / (1 + np.exp(row @ w))
+        clipped += np.linalg.norm(own) > 0.2
+        own = own / max(1, np.linalg.norm(own) / 0.2)
+        assert np.allclose(method.context.pack.sums[0].numpy(), own, rtol=1e-9)
+    assert clipped > 50
+    method.spend(0, 0)
+    mechanism = method.context.ledgers[0].entries[0].release.mechanism
+    assert isinstance(mechanism, GaussianSum)
+    assert mechanism.sensitivity == 2 * 0.2
 
 
 @pytest.mark.parametrize("kind", ["gd", "dp-gd"])

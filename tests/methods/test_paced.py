@@ -5,13 +5,19 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.experiment import plan_recipe
+from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
+from dpsgd_cli.trials import Member, start
 
 Train = Callable[..., Path]
 WriteRecipe = Callable[..., Path]
@@ -79,6 +85,21 @@ def test_public_validation_is_declared_and_private_validation_is_charged(
     assert parts["validation"]["rho"] == pytest.approx(max(row["epochs"] for row in document["trials"]) / (2 * 9**2))
     assert document["privacy"]["rho"] <= 0.5
     assert "validation_accuracy" not in table(directory, "history.csv")[0]
+
+
+def test_a_look_has_the_noise_that_it_is_charged_for_anew_at_each_epoch(write_recipe: WriteRecipe) -> None:
+    """One record moves the number of right predictions by 1 under every adjacency, so the deviation is z = 9.
+    Kolmogorov-Smirnov at 1e-6 of 2000 epochs of one trial; 2/3 and 3/2 of it are rejected."""
+    data = OWN | {"validation": {"records": 12, "noise_multiplier": 9}}
+    for adjacency in ("zero-out", "replace-one"):
+        loaded = load_recipe(str(write_recipe(**PACED | {"data": data})), [f"privacy.adjacency={adjacency}"])
+        method = start([Member(loaded, plan_recipe(loaded)[0])]).method
+        assert isinstance(method, DpSgd) and method.pacer is not None
+        runner = replace(method.pacer.runners[0])
+        drawn = [method.pacer._noise(runner, epoch) for epoch in range(2000)]
+        assert stats.kstest(drawn, stats.norm(scale=9).cdf).pvalue > 1e-6
+        for factor in (2 / 3, 3 / 2):
+            assert stats.kstest(drawn, stats.norm(scale=9 * factor).cdf).pvalue < 1e-12
 
 
 def test_the_cut_takes_the_records_out_of_training(train: Train, write_recipe: WriteRecipe) -> None:

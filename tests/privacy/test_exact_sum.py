@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.privacy.exact_sum import ExactSum
+from dpsgd_cli.privacy.exact_sum import ExactSum, exceeds
 
 TERMS = st.lists(st.floats(min_value=0, max_value=1e300, allow_subnormal=True), max_size=60)
 
@@ -51,3 +52,19 @@ def test_what_passes_the_range_of_floats_is_infinite() -> None:
     running.add(1.7e308)
     assert running.total(1.7e308) == math.inf
     assert running.total() == 1.7e308
+
+
+@given(TERMS, st.floats(min_value=0, max_value=1e300))
+def test_a_limit_is_passed_where_the_exact_sum_is_above_it(terms: list[float], limit: float) -> None:
+    running = ExactSum()
+    for term in terms[1:]:
+        running.add(term)
+    above = sum(map(Fraction, terms)) > Fraction(limit)
+    assert exceeds(terms, limit) == above
+    assert running.passes(limit, terms[0] if terms else 0.0) == above
+
+
+@pytest.mark.parametrize("terms", [[1.0, 2.0**-60], [math.nan], [math.inf], [1.7e308, 1.7e308]])
+def test_a_limit_is_passed_by_less_than_rounding_shows_and_by_what_is_no_number(terms: list[float]) -> None:
+    assert exceeds(terms, 1.0)
+    assert not exceeds([0.5, 0.5], 1.0)

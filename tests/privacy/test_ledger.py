@@ -274,6 +274,7 @@ def _chosen(noise: float, epoch: int) -> Entry:
     ("entries", "message"),
     [
         ([_chosen(1.2, 0), _chosen(1.2, 1)], "0.694444 in all say to be within 0.5"),
+        ([_chosen(1 / 1.001, 0)], "0.501 in all say to be within 0.5"),
         ([_chosen(4, 0), _chosen(4, 1), _chosen(4, 0)], "epochs go back"),
         ([Entry(Release(PureDP(0.1, "add-remove")), "train", 0, PureDP(1, "add-remove"))], "no filter admits"),
     ],

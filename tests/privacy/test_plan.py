@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.privacy.plan import Plan, adjacency_of, make_plan
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.privacy.plan import Plan, Sampling, adjacency_of, make_plan
+from dpsgd_cli.recipe.schema import DpSgdMethod, Recipe
 
 PCA = Release(GaussianSum(16.0, "zero-out", label="pca"))
 TABLE_II: dict[str, tuple[dict[str, Any], int]] = {
@@ -245,6 +245,19 @@ def test_what_has_no_guarantee_or_no_solution_is_refused_with_advice(
         wanted = "until-budget"
     with pytest.raises(error, match=says.replace("{", r"\{").replace("}", r"\}").replace(".", r"\.")):
         plan(batching, wanted, **privacy)
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "zero-out"])
+def test_single_records_are_planned_for_replaced_ones_only(adjacency: str) -> None:
+    """Wang, Balle and Kasiviswanathan 2019 bound draws without replacement where a record is swapped for another."""
+    single = {"kind": "dp-sgd", "batching": "single"}
+    one = recipe(budget={"epsilon": 3, "delta": 1e-5}, adjacency=adjacency)
+    one = one.model_copy(update={"method": DpSgdMethod.model_validate(single), "epochs": 1})
+    with pytest.raises(PrivacyError, match=rf"single has no guarantee under {adjacency}"):
+        make_plan(one, 60)
+    assert one.privacy is not None
+    own = one.model_copy(update={"privacy": one.privacy.model_copy(update={"adjacency": None})})
+    assert make_plan(own, 60).sampling == Sampling("fixed", 60, 1, "replace-one")
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:

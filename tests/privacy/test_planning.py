@@ -12,7 +12,7 @@ from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, largest_rho
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe import schema
 
@@ -115,3 +115,17 @@ def test_an_adaptive_plan_states_the_whole_budget(accountant: str) -> None:
     assert rho is not None
     assert rho == pytest.approx(largest_rho(1.0, 1e-6, "zcdp-tight") + 1 / 1800)
     assert outside.guarantee().epsilon > 1.0
+
+
+def test_what_preprocessing_spends_is_not_there_for_training() -> None:
+    """A Gaussian of noise multiplier z is 1/(2 z^2)-zCDP (Bun and Steinke 2016, Proposition 1.6)."""
+    before = (Release(GaussianSum(5.0, "add-remove", label="pca")),)
+    privacy = {"budget": {"rho": 0.1}, "delta": 1e-6}
+    for covers, left in (("total", 0.1 - 1 / 50), ("training", 0.1)):
+        plan = plan_for(recipe("privgene", privacy | {"budget_covers": covers}), Facts(1000, before, feature_bound=1.0))
+        assert isinstance(plan, AdaptivePlan)
+        (choices,) = plan.epochs[0]
+        assert isinstance(choices.mechanism, PureDP)
+        # the exponential mechanism is eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2)
+        assert choices.count * choices.mechanism.epsilon**2 / 8 == pytest.approx(left, rel=1e-6)
+        assert choices.count * choices.mechanism.epsilon**2 / 8 <= left

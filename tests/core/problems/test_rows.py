@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from dpsgd_cli.core.problems import rows as module
+from dpsgd_cli.core.problems.build import rows_of
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.recipe.schema import ConvexModel
 
 N, D, R = 60, 3, 4
 
@@ -97,3 +100,12 @@ def test_a_record_that_is_not_finite_adds_nothing() -> None:
     assert rows.weights is not None
     assert rows.weights.squeeze(1).tolist() == [1.0, 0.0, 1.0]
     assert rows.counts == torch.tensor([2])
+
+
+def test_targets_are_no_larger_than_their_public_bound() -> None:
+    """On which the slope of a squared loss inside a ball counts: |w.x - y| <= R B + Y (`privacy/lipschitz.py`)."""
+    x, y = torch.zeros(4, 2, dtype=torch.float64), torch.tensor([-9.0, -1.0, 2.0, 1e30], dtype=torch.float64)
+    model = ConvexModel(loss="squared", radius=1.0, target_bound=3.0)
+    offset = rows_of(model, Table(x, y, False)).offset
+    assert offset is not None
+    assert offset.tolist() == [3.0, 1.0, -2.0, -3.0]
