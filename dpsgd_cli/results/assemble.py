@@ -142,7 +142,7 @@ def _warnings(released: Released) -> list[str]:
         return []
     several = f"{len(diverged)} of {len(good)} trials diverged (trial {', '.join(diverged)})"
     return [
-        f"{several if len(good) > 1 else 'the training diverged'}: weights or test losses are not finite, so there is"
+        f"{several if len(good) > 1 else 'the training diverged'}: weights or losses are not finite, so there is"
         " no metric; lower method.learning_rate"
     ]
 
