@@ -1,8 +1,12 @@
 """The one reader of results: is `result.json` what was written, of the right types, and are the files beside it?
 
-`result.json` holds the SHA-256 (and the number of lines) of every file that was written with it, and under `sha256`
-that of its own content without that field. So a ledger that lost its end, a number that was edited and a file that was
-deleted are found wherever a result is read, and nothing is stated of them.
+`result.json` holds the SHA-256 (and the number of lines) of every file that was written with it, and under
+`nonprivate_sha256` that of its own content without that field. A hash tells as much as what it is made of: those of
+tables with `nonprivate_` columns, and of the whole document, bear that mark too, as who knows all records but one could
+try out candidates for the last.
+
+So a ledger that lost its end, a number that was edited and a file that was deleted are found wherever a result is read,
+and nothing is stated of them.
 
 This finds accidents and careless edits. It is no signature: who changes a file on purpose can write new hashes, too.
 Trust in a result that somebody else sent rests on that person, as before.
@@ -22,12 +26,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency
+from dpsgd_cli.results.released import MARK, marked
 from dpsgd_cli.results.result import Row
 
 RESULT = "result.json"
 WITH_EVERY_RESULT = ("recipe.yaml", "trials.csv", "history.csv", "ledger.jsonl")
 MODEL = "model.safetensors"
-OWN_HASH = "sha256"
+OWN_HASH = f"{MARK}sha256"
+WITH_UNRELEASED = ("trials.csv", "history.csv")
 _MOST_PROBLEMS = 3
 _PIECE = 1 << 16
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -112,7 +118,8 @@ class _Document(BaseModel):
     trials: Annotated[list[_Trial], Field(min_length=1)]
     theory: list[dict[str, Cell]] | None = None
     files: dict[str, _File]
-    sha256: Sha256
+    nonprivate_files: dict[str, _File]
+    nonprivate_sha256: Sha256
 
 
 def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
@@ -122,7 +129,9 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
     """
     content = {name: value for name, value in document.items() if name != OWN_HASH}
     if files is not None:
-        content["files"] = {name: _file(name, held) for name, held in files.items()}
+        told = {name: _file(name, held) for name, held in files.items()}
+        content["files"] = {name: one for name, one in told.items() if name not in WITH_UNRELEASED}
+        content |= marked({"files": {name: one for name, one in told.items() if name in WITH_UNRELEASED}})
     return {**content, OWN_HASH: _content_hash(content)}
 
 
@@ -167,9 +176,14 @@ def _problem(detail: Any) -> str:
     return f"{place}: {'missing' if detail['type'] == 'missing' else message}" if place else message
 
 
+def _files(document: Row) -> Row:
+    """Every file that was written with the document."""
+    return {**document["files"], **document[f"{MARK}files"]}
+
+
 def checked(directory: Path, document: Row, name: str) -> Path:
     """The file of that name beside `document`, if it is the one that was written with it; DataError otherwise."""
-    path, written = directory / name, document["files"].get(name)
+    path, written = directory / name, _files(document).get(name)
     if written is None:
         raise DataError(f"{path}: does not belong to this result: {RESULT} has no such file")
     try:
@@ -207,7 +221,7 @@ def _lines(path: Path, written: int | None) -> str:
 
 def check_files(directory: Path, document: Row) -> None:
     """See that every file beside `document` is there and as it was written, and that there is no other of the kind."""
-    for name in dict.fromkeys((*WITH_EVERY_RESULT, *document["files"])):
+    for name in dict.fromkeys((*WITH_EVERY_RESULT, *_files(document))):
         checked(directory, document, name)
     if MODEL not in document["files"] and (directory / MODEL).exists():
         checked(directory, document, MODEL)

@@ -140,7 +140,7 @@ def test_whoever_reads_a_result_finds_what_was_done_to_it(project: Path, edit: E
     ("edit", "told"),
     [
         (lambda document: document.pop("privacy"), "privacy: missing"),
-        (lambda document: document.pop("sha256"), "sha256: missing"),
+        (lambda document: document.pop("nonprivate_sha256"), "nonprivate_sha256: missing"),
         (lambda document: document.pop("files"), "files: missing"),
         (lambda document: document.update(metrics=[1, 2]), "metrics: input should be a valid dict"),
         (lambda document: document.update(metrics={"test_accuracy": 0.5}), "metrics.test_accuracy: input should be"),
@@ -159,7 +159,7 @@ def test_a_result_of_other_types_is_one_clear_error(project: Path, edit: Callabl
     document = json.loads(path.read_text())
     edit(document)
     # new hashes where there were some, so that nothing but the type is wrong
-    path.write_text(json.dumps(reading.sealed(document) if "sha256" in document else document))
+    path.write_text(json.dumps(reading.sealed(document) if "nonprivate_sha256" in document else document))
     for name, done in every_reader(project).items():
         assert done.exit_code == 1 and isinstance(done.exception, SystemExit), (name, done.exception)
         assert f"result.json: not a result: {told}" in done.stderr, (name, done.stderr)
