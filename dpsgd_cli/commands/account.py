@@ -1,6 +1,6 @@
 """`dpsgd account`: what a training costs, and what a budget affords. Needs no torch and no data.
 
-Not here: any price (`privacy/accountants/`), solving (`privacy/solving.py`), tables (`privacy/account_report.py`).
+Not here: any price (`privacy/accountants/`), solving (`account/solving.py`), tables (`account/report.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 from dpsgd_cli.wording import quoted
 
 if TYPE_CHECKING:
+    from dpsgd_cli.account.answers import Row, Series
+    from dpsgd_cli.account.cases import Case
+    from dpsgd_cli.account.solving import Target
     from dpsgd_cli.privacy.accountants import Accountant
-    from dpsgd_cli.privacy.answers import Row, Series
-    from dpsgd_cli.privacy.cases import Case
-    from dpsgd_cli.privacy.solving import Target
 
 
 MOST_USES = 1_000_000_000_000
@@ -150,7 +150,7 @@ def command(**given: Any) -> None:
     rows = _rows(asked, cases)
     _show_rows(asked, cases, rows)
     if asked.max_epsilon is not None:
-        from dpsgd_cli.privacy.answers import check_gate
+        from dpsgd_cli.account.answers import check_gate
 
         check_gate(rows, asked.max_epsilon)
 
@@ -159,7 +159,7 @@ def _show_demand(asked: Asked) -> None:
     """Steps and records of Lecture 9, section 7, for each recipe."""
     import json
 
-    from dpsgd_cli.privacy.demand import demand_of
+    from dpsgd_cli.account.demand import demand_of
     from dpsgd_cli.recipe.loading import load_recipe
 
     overrides = [text for text in asked.arguments if "=" in text and not os.path.exists(text)]
@@ -189,7 +189,7 @@ def _cases(asked: Asked) -> list[Case]:
 
 
 def _flag_cases(asked: Asked, overrides: list[str]) -> list[Case]:
-    from dpsgd_cli.privacy.cases import DEFAULT_ADJACENCY, FlagCase
+    from dpsgd_cli.account.cases import DEFAULT_ADJACENCY, FlagCase
 
     if overrides:
         raise UsageError(f"{overrides[0]}: KEY=VALUE changes a recipe; name one")
@@ -228,7 +228,7 @@ def _check_flags(asked: Asked) -> None:
 
 
 def _source_case(asked: Asked, source: str, overrides: list[str]) -> Case:
-    from dpsgd_cli.privacy.ledger_case import read_ledgers
+    from dpsgd_cli.account.ledgers import read_ledgers
 
     flags = {
         "--noise-multiplier": asked.noise_multiplier,
@@ -242,7 +242,7 @@ def _source_case(asked: Asked, source: str, overrides: list[str]) -> Case:
         raise UsageError(f"{', '.join(extra)}: {source} says that already; change a recipe with KEY=VALUE")
     ledgers = read_ledgers(source, asked.delta)
     if ledgers is None:
-        from dpsgd_cli.privacy.recipe_case import read_recipe
+        from dpsgd_cli.account.recipes import read_recipe
 
         return read_recipe(source, overrides, asked.delta, asked.epochs)
     if overrides or asked.epochs is not None:
@@ -251,7 +251,7 @@ def _source_case(asked: Asked, source: str, overrides: list[str]) -> Case:
 
 
 def _trial_count(text: str, case: Case) -> int:
-    from dpsgd_cli.privacy.ledger_case import LedgerCase
+    from dpsgd_cli.account.ledgers import LedgerCase
 
     if isinstance(case, LedgerCase):
         if text != "all":
@@ -297,8 +297,8 @@ def _accountants(asked: Asked, case: Case) -> list[Accountant]:
 
 def _rows(asked: Asked, cases: list[Case]) -> list[Row]:
     """Prices, or what a budget affords. A refusal by the only accountant asked is an error."""
+    from dpsgd_cli.account.answers import afford, price, ranked
     from dpsgd_cli.privacy.accountants import get
-    from dpsgd_cli.privacy.answers import afford, price, ranked
 
     rows: list[Row] = []
     more_is_better = False
@@ -345,7 +345,7 @@ def _free_parameter(asked: Asked, case: Case) -> str | None:
 
 
 def _target(asked: Asked, case: Case) -> Target:
-    from dpsgd_cli.privacy.solving import Target
+    from dpsgd_cli.account.solving import Target
 
     if asked.target_epsilon is not None or asked.target_rho is not None:
         return Target(asked.target_epsilon, asked.target_rho)
@@ -353,23 +353,23 @@ def _target(asked: Asked, case: Case) -> Target:
 
 
 def _show_rows(asked: Asked, cases: list[Case], rows: list[Row]) -> None:
-    from dpsgd_cli.privacy import account_report
+    from dpsgd_cli.account import report
 
     if asked.format == "json":
-        click.echo(account_report.as_json(rows))
+        click.echo(report.as_json(rows))
     elif asked.format == "csv":
-        click.echo(account_report.as_csv(rows))
+        click.echo(report.as_csv(rows))
     else:
         for case in cases:
             click.echo(case.subject)
-        click.echo(account_report.table(rows))
+        click.echo(report.table(rows))
         for remark in dict.fromkeys(remark for case in cases for remark in case.remarks()):
             click.echo(remark)
 
 
 def _series(asked: Asked, cases: list[Case]) -> Series:
     """The curve that --curve or --over asks for."""
-    from dpsgd_cli.privacy import answers
+    from dpsgd_cli.account import answers
 
     questions = [(case, _accountants(asked, case)) for case in cases]
     if asked.over is None:
@@ -386,7 +386,7 @@ def _series(asked: Asked, cases: list[Case]) -> Series:
 
 def _axis(text: str) -> tuple[str, list[float]]:
     """NAME=FROM:TO:STEP."""
-    from dpsgd_cli.privacy.answers import steps_between
+    from dpsgd_cli.account.answers import steps_between
 
     name, _, span = text.partition("=")
     try:
@@ -401,9 +401,9 @@ def _axis(text: str) -> tuple[str, list[float]]:
 
 
 def _show_series(asked: Asked, series: Series) -> None:
-    from dpsgd_cli.privacy import account_report
+    from dpsgd_cli.account import report
 
     if asked.plot is not None:
-        account_report.plot(series, asked.plot)
+        report.plot(series, asked.plot)
         click.echo(f"drawn to {asked.plot}", err=True)
-    click.echo(account_report.series_json(series) if asked.format == "json" else account_report.series_csv(series))
+    click.echo(report.series_json(series) if asked.format == "json" else report.series_csv(series))

@@ -132,9 +132,9 @@ def _is_override(source: str) -> bool:
 
 def _run(recipes: list[str], terms: dict[str, Any], out: Path) -> list[Entry]:
     """Train what has no result yet, packed like a sweep; every recipe at every budget as an entry."""
+    from dpsgd_cli.account.matching import Terms, matched
     from dpsgd_cli.interrupts import kill_is_interrupt
     from dpsgd_cli.recipe.loading import LoadedRecipe
-    from dpsgd_cli.recipe.matching import Terms, matched
     from dpsgd_cli.results import store
     from dpsgd_cli.results.comparison import Entry
     from dpsgd_cli.sweep import grouping, planning

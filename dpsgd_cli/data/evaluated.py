@@ -13,8 +13,11 @@ from typing import Any
 
 from dpsgd_cli.data import catalog
 from dpsgd_cli.errors import UsageError
+from dpsgd_cli.privacy.plan import adjacency_of
+from dpsgd_cli.privacy.together import Records, Run
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.folder import data_files
+from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 
 OWN_FILES = ("path", "test_path", "target", "test_target")
 
@@ -87,3 +90,21 @@ def _usual_cut(data: Mapping[str, Any]) -> schema.Split | None:
     except UsageError:
         # the result of a version that had such a card
         return None
+
+
+def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Records | None:
+    """Of a resolved recipe's `data:` and `folds:`; None where `identities` lacks the content of one of its files."""
+    if any(file not in identities for file in files_of(data)):
+        return None
+    tested = evaluated_on(data, folds, identities)
+    return Records(tested.source, f"tested on {tested.records}{public_validation(data)}", folds)
+
+
+def planned(loaded: LoadedRecipe, trials: int | None = None) -> Run:
+    """The trials of a recipe that is yet to run, or so many like them; files are told apart by where they lie."""
+    recipe = loaded.recipe
+    alike = recipe if trials is None else recipe.model_copy(update={"repeats": trials, "folds": None})
+    data = resolved(recipe)["data"]
+    places = {file: str((loaded.base / file).resolve()) for file in files_of(data)}
+    adjacency = None if recipe.privacy is None else adjacency_of(recipe)
+    return Run(recipe.name, alike.seeds, adjacency, records_of(data, recipe.folds, places))

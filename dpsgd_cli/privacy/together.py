@@ -24,17 +24,8 @@ Not here: prices (`accountants/`), which records a recipe leaves out (`data/eval
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
-
-from dpsgd_cli.errors import DataError
-
-if TYPE_CHECKING:
-    from dpsgd_cli.recipe.loading import LoadedRecipe
 
 FIXED = "added up for trials whose number and settings were fixed beforehand, not chosen by what other trials found"
 ASSUMED = "added up as if each had noise of its own and none measured, without noise, records that another trained on"
@@ -138,45 +129,3 @@ def scope(run: Run) -> str:
         "each trial on its own; all trials of this result together, and means over them, cost the sum of their ledgers"
         " (`dpsgd account --trials all`)"
     )
-
-
-def planned(loaded: LoadedRecipe, trials: int | None = None) -> Run:
-    """The trials of a recipe that is yet to run, or so many like them; files are told apart by where they lie."""
-    from dpsgd_cli.data.evaluated import files_of
-    from dpsgd_cli.privacy.plan import adjacency_of
-    from dpsgd_cli.recipe.loading import resolved
-
-    recipe = loaded.recipe
-    alike = recipe if trials is None else recipe.model_copy(update={"repeats": trials, "folds": None})
-    data = resolved(recipe)["data"]
-    places = {file: str((loaded.base / file).resolve()) for file in files_of(data)}
-    adjacency = None if recipe.privacy is None else adjacency_of(recipe)
-    return Run(recipe.name, alike.seeds, adjacency, records_of(data, recipe.folds, places))
-
-
-def finished(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | None) -> Run:
-    """The trials of a result, by its recipe and by what it says of the files that it read; DataError for damage."""
-    from dpsgd_cli.data.evaluated import identities_in
-    from dpsgd_cli.recipe.tree import CoreLoader
-    from dpsgd_cli.results.store import is_complete, read_whole
-
-    name = directory.name or str(directory)
-    if not is_complete(directory):
-        return Run(name, seeds, adjacency, None)
-    origin = read_whole(directory)["provenance"]
-    try:
-        recipe = yaml.load((directory / "recipe.yaml").read_text(encoding="utf-8"), Loader=CoreLoader)
-        records = records_of(recipe["data"], recipe.get("folds"), identities_in(origin))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise DataError(f"{directory}: damaged recipe.yaml: {error!r}") from None
-    return Run(name, seeds, adjacency, records)
-
-
-def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Records | None:
-    """Of a resolved recipe's `data:` and `folds:`; None where `identities` lacks the content of one of its files."""
-    from dpsgd_cli.data.evaluated import evaluated_on, files_of, public_validation
-
-    if any(file not in identities for file in files_of(data)):
-        return None
-    tested = evaluated_on(data, folds, identities)
-    return Records(tested.source, f"tested on {tested.records}{public_validation(data)}", folds)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpsgd_cli.data.evaluated import files_of
+from dpsgd_cli.data.evaluated import files_of, records_of
 from dpsgd_cli.data.facts import of_model
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
@@ -23,7 +23,7 @@ from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.privacy.together import Run, records_of, scope
+from dpsgd_cli.privacy.together import Run, scope
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices

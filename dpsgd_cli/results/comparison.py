@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dpsgd_cli.data.evaluated import Evaluated, identities_in
+from dpsgd_cli.data.evaluated import Evaluated, identities_in, records_of
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.metrics import usual_metric
 from dpsgd_cli.privacy import together
@@ -66,7 +66,7 @@ class Entry:
         """What decides whether its trials may be published with others."""
         seeds = [row["seed"] for row in self.document["trials"]]
         data, folds = comparable.data_in(self.recipe_text), comparable.folds_in(self.recipe_text)
-        records = together.records_of(data, folds, identities_in(self.document.get("provenance", {})))
+        records = records_of(data, folds, identities_in(self.document.get("provenance", {})))
         return together.Run(self.directory.name, seeds, self.privacy["adjacency"], records)
 
     def sample(self, metric: str) -> Sample | None:

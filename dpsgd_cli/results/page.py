@@ -14,7 +14,7 @@ from typing import Any
 
 from dpsgd_cli import __version__
 from dpsgd_cli.metrics import in_words
-from dpsgd_cli.privacy.cases import CHOSEN
+from dpsgd_cli.privacy.ledger import CHOSEN
 from dpsgd_cli.privacy.together import scope
 from dpsgd_cli.results.comparison import Comparison, Entry
 from dpsgd_cli.results.result import Row

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpsgd_cli.data.evaluated import planned
 from dpsgd_cli.errors import DataError, RecipeError
 from dpsgd_cli.privacy.selection import Choice
-from dpsgd_cli.privacy.together import planned, why_records_apart
+from dpsgd_cli.privacy.together import why_records_apart
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import store
 from dpsgd_cli.results.leftovers import hidden_name

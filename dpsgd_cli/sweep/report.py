@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from dpsgd_cli.errors import DpsgdError
-from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.ledger import read_ledgers
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.results import reading, store
@@ -103,9 +102,7 @@ def planned_spending(planned: Sequence[Planned]) -> list[pricing.Spent | None]:
             continue
         told = one.plan.guarantee()
         releases = tuple(one.plan.bounding)
-        found.append(
-            pricing.Spent(releases, together.planned(one.cell.loaded), one.plan.delta, told.epsilon, told.bound)
-        )
+        found.append(pricing.Spent(releases, planned(one.cell.loaded), one.plan.delta, told.epsilon, told.bound))
     return found
 
 

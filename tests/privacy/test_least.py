@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from dpsgd_cli.account import answers
+from dpsgd_cli.account.cases import FlagCase
 from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
-from dpsgd_cli.privacy import accountants, answers
+from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.rdp import Rdp
-from dpsgd_cli.privacy.cases import FlagCase
 from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 

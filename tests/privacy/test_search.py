@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpsgd_cli.account.solving import calibrate
 from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.privacy.search import NOISE, Span, dearest, gap_of, gap_of_sum, largest, smallest
-from dpsgd_cli.privacy.solving import calibrate
 
 
 def poisson(noise: float, steps: int = 1000) -> list[Release]:

@@ -8,9 +8,10 @@ import math
 
 import pytest
 
+from dpsgd_cli.account import answers, report
+from dpsgd_cli.account.cases import FlagCase
 from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
-from dpsgd_cli.privacy import account_report, accountants, answers
-from dpsgd_cli.privacy.cases import FlagCase
+from dpsgd_cli.privacy import accountants
 
 POISSON = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
 ROW = answers.Row("rdp", 2.0, 1e-5, "add-remove", "poisson", "upper", "a note")
@@ -60,10 +61,10 @@ def test_points_of_an_axis_include_its_end() -> None:
 
 
 def test_numbers_that_json_does_not_have_become_null() -> None:
-    text = account_report.as_json([dataclasses.replace(ROW, epsilon=math.inf)])
+    text = report.as_json([dataclasses.replace(ROW, epsilon=math.inf)])
     assert json.loads(text)[0]["epsilon"] is None
 
 
 def test_csv_quotes_what_needs_it() -> None:
-    lines = account_report.as_csv([dataclasses.replace(ROW, note='says "no", twice')]).splitlines()
+    lines = report.as_csv([dataclasses.replace(ROW, note='says "no", twice')]).splitlines()
     assert lines[1].endswith('"says ""no"", twice",')

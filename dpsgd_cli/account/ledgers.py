@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from dpsgd_cli.account.cases import Case
+from dpsgd_cli.data.evaluated import identities_in, records_of
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
-from dpsgd_cli.privacy.cases import CHOSEN, Case
-from dpsgd_cli.privacy.ledger import Entry, bounding, read_entries, read_seeds
+from dpsgd_cli.privacy import together
+from dpsgd_cli.privacy.ledger import CHOSEN, Entry, bounding, read_entries, read_seeds
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.results.comparable import data_in, folds_in
 from dpsgd_cli.results.reading import RESULT
 from dpsgd_cli.results.store import is_complete, read_whole
 from dpsgd_cli.wording import count
@@ -64,10 +67,9 @@ class LedgerCase(Case):
 
     @cached_property
     def _apart(self) -> str | None:
-        from dpsgd_cli.privacy import together
 
         runs = [
-            together.finished(path.parent, read_seeds(path), trials[0][0].release.mechanism.adjacency)
+            _run(path.parent, read_seeds(path), trials[0][0].release.mechanism.adjacency)
             for path, trials in zip(self.paths, self.by_ledger, strict=True)
         ]
         return together.why_apart(runs, len(self.entries))
@@ -136,3 +138,13 @@ def _stated_delta(ledger: Path) -> float | None:
     if privacy["accountant"] is None:
         raise DataError(f"{ledger.parent}: was trained without privacy, so there is nothing to account for")
     return float(privacy["delta"])
+
+
+def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | None) -> together.Run:
+    """The trials of a ledger, by the result that it lies beside; DataError where that was damaged."""
+    name = directory.name or str(directory)
+    if not is_complete(directory):
+        return together.Run(name, seeds, adjacency, None)
+    provenance = read_whole(directory)["provenance"]
+    text = (directory / "recipe.yaml").read_text(encoding="utf-8")
+    return together.Run(name, seeds, adjacency, records_of(data_in(text), folds_in(text), identities_in(provenance)))

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from dpsgd_cli.account.solving import calibrate
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.search import PRECISION, Span
-from dpsgd_cli.privacy.solving import calibrate
 from dpsgd_cli.recipe import schema
 
 _FACTOR = Span("factor of all noise multipliers", cheap=1e9, dear=1e-6, start=1.0, precision=PRECISION)

@@ -1,7 +1,7 @@
 """What `dpsgd account` is asked to price: the flags of a command line, a recipe, or ledgers.
 
 A case knows its releases, epoch by epoch where epochs are known, and the parameters that a solver may set. Recipes
-and ledgers are in `recipe_case.py` and `ledger_case.py`, so that plain numbers are answered without their imports.
+and ledgers are in `recipes.py` and `ledgers.py`, so that plain numbers are answered without their imports.
 Not here: prices.
 """
 
@@ -20,8 +20,8 @@ from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Releas
 from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
+    from dpsgd_cli.account.solving import Target
     from dpsgd_cli.privacy.accountants import Accountant
-    from dpsgd_cli.privacy.solving import Target
 
 DEFAULT_ADJACENCY: dict[str, Adjacency] = {
     "poisson": "add-remove",
@@ -72,7 +72,7 @@ class Case(ABC):
 
     def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
         """The value of one of `parameters` that spends as much of the budget as it allows, `trials` trials together."""
-        from dpsgd_cli.privacy.solving import afforded_by_search
+        from dpsgd_cli.account.solving import afforded_by_search
 
         return afforded_by_search(self if trials == 1 else Together(self, trials), parameter, target, accountant)
 
@@ -82,7 +82,7 @@ class Case(ABC):
 
     def budget(self) -> Target:
         """The case's own budget."""
-        from dpsgd_cli.privacy.solving import Target
+        from dpsgd_cli.account.solving import Target
 
         return Target()
 
@@ -279,9 +279,6 @@ class FlagCase(Case):
         if name == "delta":
             return dataclasses.replace(self, delta=float(value))
         raise UsageError(f"{parameter} is no parameter of constant noise; give a recipe with a schedule")
-
-
-CHOSEN = "it may choose what to release by what it released, so its budget is the bound, and what a run spent is not"
 
 
 def releases_of(epochs: Sequence[Sequence[Release]]) -> list[Release]:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from dpsgd_cli.account.demand import demand_of
 from dpsgd_cli.data.facts import feature_bound, training_records
 from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.errors import PrivacyError, UsageError
-from dpsgd_cli.privacy.demand import demand_of
 from dpsgd_cli.recipe.loading import load_recipe
 
 

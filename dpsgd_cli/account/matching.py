@@ -6,7 +6,7 @@ would not), at as many epochs as it has: those that it names, or, where it train
 its own budget buys. Where neither is known before it runs (noise that follows the validation accuracy, no budget of its
 own), the budget decides how long it trains. Its label says which.
 
-Not here: that solution (`privacy/plan.py`, `privacy/scaling.py`).
+Not here: that solution (`privacy/plan.py`, `account/scaling.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpsgd_cli.account.scaling import least_factor, scaled_schedule
 from dpsgd_cli.data import own_file
 from dpsgd_cli.data.evaluated import evaluated_on
 from dpsgd_cli.errors import PrivacyError, UsageError
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.privacy.scaling import least_factor, scaled_schedule
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 from dpsgd_cli.wording import count

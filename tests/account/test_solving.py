@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dpsgd_cli.account.cases import FlagCase
+from dpsgd_cli.account.solving import Target, solve
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
-from dpsgd_cli.privacy.cases import FlagCase
-from dpsgd_cli.privacy.solving import Target, solve
 
 SHUFFLED = FlagCase("shuffle", "zero-out", 1e-5, epochs=100)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from dpsgd_cli.account.matching import Terms, matched
 from dpsgd_cli.experiment import plan_recipe
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.recipe.matching import Terms, matched
 from dpsgd_cli.recipe.schema import EpsilonBudget, ExponentialDecay, Uniform
 from dpsgd_cli.results.comparison import Entry, read_entries
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dpsgd_cli.account.cases import Case
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.cases import Case
 from dpsgd_cli.privacy.mechanism import Mechanism, Release
 from dpsgd_cli.privacy.search import NOISE, Gap, Span, dearest, gap_of
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dpsgd_cli.account.scaling import least_factor, scaled_schedule
 from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.privacy import accountants, schedule
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling
-from dpsgd_cli.privacy.scaling import least_factor, scaled_schedule
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.schema.schedule import Part
 

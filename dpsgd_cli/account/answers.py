@@ -1,6 +1,6 @@
 """The answers of `dpsgd account`: one row per accountant, series over epochs or over a parameter, and the gate.
 
-Not here: reading the question (`cases.py`), printing (`account_report.py`), any price (`accountants/`).
+Not here: reading the question (`cases.py`), printing (`report.py`), any price (`privacy/accountants/`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dpsgd_cli.account.cases import Case
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, UnsupportedMechanism
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.accountants.base import number
-from dpsgd_cli.privacy.cases import Case
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.mechanism import Release, merge
 
 if TYPE_CHECKING:
-    from dpsgd_cli.privacy.solving import Target
+    from dpsgd_cli.account.solving import Target
 
 
 NOISE = "noise multiplier"
@@ -75,7 +75,7 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
 
 def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Target) -> list[Row]:
     """What the budget buys: by each accountant for itself, or once for all when the budget is in rho."""
-    from dpsgd_cli.privacy.solving import solve
+    from dpsgd_cli.account.solving import solve
 
     if target.rho is not None:
         solution = solve(case, parameter, target, named[0])
@@ -85,7 +85,7 @@ def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Targ
 
 
 def _afford_one(case: Case, accountant: Accountant, parameter: str, target: Target) -> Row:
-    from dpsgd_cli.privacy.solving import solve
+    from dpsgd_cli.account.solving import solve
 
     try:
         solution = solve(case, parameter, target, accountant)

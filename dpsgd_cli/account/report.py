@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dpsgd_cli.account.answers import NOISE, Row, Series
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.privacy.answers import NOISE, Row, Series
 from dpsgd_cli.rounding import epsilon_text, metric_text
 
 _WIDTH = 118

@@ -10,15 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from dpsgd_cli.account import solving
+from dpsgd_cli.account.cases import DEARER_UPWARDS, Case
+from dpsgd_cli.account.solving import Target
+from dpsgd_cli.data.evaluated import planned
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
-from dpsgd_cli.privacy import solving, together
+from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.cases import CHOSEN, DEARER_UPWARDS, Case
+from dpsgd_cli.privacy.ledger import CHOSEN
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.schedule import number_at, solvable_numbers, with_number
 from dpsgd_cli.privacy.schedule_solver import cheaper_upwards
-from dpsgd_cli.privacy.solving import Target
 from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.wording import count
@@ -96,7 +99,7 @@ class RecipeCase(Case):
         return [self.plan.bounding]
 
     def why_apart(self, trials: int) -> str | None:
-        return together.why_apart([together.planned(replace(self.loaded, recipe=self.recipe), trials)])
+        return together.why_apart([planned(replace(self.loaded, recipe=self.recipe), trials)])
 
     def spends_a_budget(self) -> bool:
         return self.plan.cap is not None or not self.plan.epochs
