@@ -369,8 +369,8 @@ def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> i
 def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int], fit: int) -> None:
     """See that a user's model asks for no number of its input, and keeps examples of many sizes apart.
 
-    In batches up to those of training, where `fit` rows are held at once, and as far as it takes them. On the CPU: what a model refuses there, a number beyond a table's end for one, stops a GPU
-    for good.
+    In batches up to those of training, where `fit` rows are held at once, and as far as it takes them. On the CPU: what
+    a model refuses there, a number beyond a table's end for one, stops a GPU for good.
     """
     place = Place(torch.device("cpu"), train.x.dtype if train.x.is_floating_point() else torch.float32)
     pack = make_pack(loaded, train.input_shape, outputs, seeds, place)

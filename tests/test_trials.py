@@ -223,3 +223,17 @@ def test_a_checkpoint_with_other_charges_is_refused(
     resealed(saved, ledgers=[content["ledgers"][0], content["ledgers"][1] * 2])
     with pytest.raises(RunError, match="not charged as they are"):
         train(recipe, resume=True)
+
+
+def test_a_users_model_is_tried_on_as_many_rows_as_all_trials_have_together(
+    train: Train, write_recipe: WriteRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training its rows are those of all trials, batch below batch."""
+    (tmp_path / "net.py").write_text(
+        "import torch\n\ndef build(shape, outputs):\n    return torch.nn.Linear(4, outputs)\n"
+    )
+    tried: list[tuple[int, int]] = []
+    monkeypatch.setattr(trials, "check_batches", lambda pack, x, most: tried.append((pack.trials, most)))
+    model, method = {"kind": "python", "file": "net.py"}, GRADIENT | {"batching": "poisson"}
+    train(write_recipe(model=model, method=method, repeats=3), "runtime.micro_batch=10")
+    assert tried[0] == (3, 10) and (1, 10) in tried[1:]

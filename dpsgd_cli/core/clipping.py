@@ -127,9 +127,10 @@ def add_clipped_sums(
 ) -> None:
     """Add every example's clipped gradient to `pack.sums`, of at most `MOST_ROWS` examples at once.
 
-    Guarantee: what one example adds has L2 norm at most the trial's entry of `clipping.sensitivities` (to rounding),
-    whatever the other examples are (what rounding makes of the sum: `summing.py`); an example whose gradient is not
-    finite adds zero; a masked row adds zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients (no guarantee).
+    Guarantee: what one example adds has L2 norm at most the trial's entry of `clipping.sensitivities` (to rounding;
+    what that makes of the sum: `summing.py`), whatever the other examples are; an example whose gradient is not finite
+    adds zero; a masked row adds zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients (no
+    guarantee).
 
     `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands
     for rows that all trials share. With K > 1 copies of every example (`augmentation.py`), first all first copies, an

@@ -40,8 +40,8 @@ class Place:
 class Pack(nn.Module):
     """R trials of the model that `build` makes; trial i is initialised under torch seed `seeds[i]`.
 
-    `values` and `sums` are (R, P), `sums` float64, made of products of the precision `products` (`summing.py`); `layers`
-    are the clipping groups in forward order of registration.
+    `values` and `sums` are (R, P), `sums` float64, made of products of precision `products` (`summing.py`);
+    `layers` are the clipping groups in forward order of registration.
     `shares_input`: the model applies its first layer straight to the input, so one (B, ...) input can serve
     all trials without a copy each.
     """

@@ -108,6 +108,17 @@ def mixing(shape, outputs):
             return self.inner(x - x.mean(dim=0, keepdim=True))
     return Mixing()
 
+def ghost(shape, outputs):
+    class Ghost(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(shape[0], 6), nn.Linear(6, outputs)
+        def forward(self, x):
+            y = self.first(x)
+            whole = y[: len(y) // 8 * 8].view(-1, 8, 6)
+            return self.last(torch.cat([(whole - whole.mean(1, keepdim=True)).view(-1, 6), y[whole.shape[0] * 8 :]]))
+    return Ghost()
+
 def wide(shape, outputs):
     return nn.Linear(shape[0], outputs + 1)
 
@@ -184,12 +195,14 @@ MISTAKES: dict[str, tuple[dict[str, Any] | Callable[[Path], None], list[str], in
     "cnn on a table": ({"model": {"kind": "cnn"}}, [], 2, "model cnn needs images"),
     "batch normalisation": (own_model("normalised"), [], 2, "BatchNorm1d mixes the examples of a batch"),
     "examples mixed by hand": (own_model("mixing"), [], 2, "the model mixes examples"),
+    "groups of eight mixed": (own_model("ghost"), [], 2, "the model mixes examples"),
+    "the same, not trained": (own_model("ghost"), ["--dry-run"], 2, "the model mixes examples"),
     "too many outputs": (own_model("wide"), [], 2, "outputs"),
     "another input": (own_model("narrow"), [], 2, "(4,)"),
     "nothing to train": (own_model("frozen"), [], 2, "the model has no trainable parameters"),
     "no module": (own_model("text"), [], 2, "returned str, not a torch.nn.Module"),
-    "error in a model's file": (own_model("broken"), [], 1, "models.py:30: TypeError: "),
-    "the same, planned": (own_model("broken"), ["--dry-run", "privacy.clipping.kind=per-layer"], 1, "models.py:30: "),
+    "error in a model's file": (own_model("broken"), [], 1, "models.py:41: TypeError: "),
+    "the same, planned": (own_model("broken"), ["--dry-run", "privacy.clipping.kind=per-layer"], 1, "models.py:41: "),
     "no such function": (own_model("mixin"), [], 2, "has no attribute 'mixin'; did you mean mixing?"),
     "no such Python file": (own_model("build", "modells.py"), [], 2, "modells.py: no such Python file"),
     "no such device": (NOTHING, ["runtime.device=cuda:99"], 2, "runtime.device 'cuda:99' is not usable here"),

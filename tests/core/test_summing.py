@@ -135,7 +135,7 @@ def test_more_rows_at_once_than_the_proof_counts_are_refused() -> None:
 
 
 def test_noise_is_not_added_to_rounded_sums() -> None:
-    with pytest.raises(ValueError, match="float64 sums, not torch.float32"):
+    with pytest.raises(ValueError, match=r"float64 sums, not torch\.float32"):
         add_noise(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
 
 

@@ -178,3 +178,11 @@ def test_an_own_method_comes_from_its_file(tmp_path: Path) -> None:
 
 def test_records_are_what_the_references_read() -> None:
     assert records()[0].shape == (RECORDS, 4) and set(np.unique(records()[1])) == {0, 1, 2}
+
+
+def test_a_step_of_many_records_is_summed_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpsgd_cli.core.packing.MOST_FLOAT32", 6)
+    found = [context([recipe(method={"batch_size": size})], dtype=torch.float32) for size in (6, 7)]
+    for trained in found:
+        create(trained)
+    assert [trained.pack.products for trained in found] == [torch.float32, torch.float64]
