@@ -48,6 +48,7 @@ from dpsgd_cli.privacy.mechanism import (
     to_record,
 )
 from dpsgd_cli.regular import irregularity
+from dpsgd_cli.wording import shortened
 
 Phase = Literal["before", "train"]
 
@@ -246,8 +247,8 @@ def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[Entr
         try:
             record = json.loads(line)
             found.setdefault(_trial(record), []).append(_entry(record))
-        except (ValueError, TypeError, AttributeError, PrivacyError) as error:
-            raise DataError(f"{source}:{number}: not a ledger line: {error}") from None
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, PrivacyError) as error:
+            raise DataError(f"{source}:{number}: not a ledger line: {shortened(str(error), 200)}") from None
     return found
 
 
