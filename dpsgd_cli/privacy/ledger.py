@@ -50,6 +50,7 @@ from dpsgd_cli.privacy.mechanism import (
     whole_number,
 )
 from dpsgd_cli.regular import irregularity
+from dpsgd_cli.wording import shortened
 
 Phase = Literal["before", "train"]
 
@@ -259,7 +260,7 @@ def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[Entr
             entry = _entry(record)
             found.setdefault(whole_number("trial", record.get("trial", 0)), []).append(entry)
         except (ValueError, RecursionError, PrivacyError) as error:
-            raise DataError(f"{source}:{number}: not a ledger line: {error}") from None
+            raise DataError(f"{source}:{number}: not a ledger line: {shortened(str(error), 200)}") from None
     return found
 
 

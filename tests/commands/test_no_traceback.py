@@ -136,8 +136,9 @@ def test_bytes_as_a_file_of_data(folder: Path, tiny: Path, content: bytes, kind:
 @given(st.dictionaries(st.sampled_from(["x", "y", "x_test", "y_test"]), st.sampled_from(range(9)), max_size=4))
 def test_arrays_of_any_kind(folder: Path, tiny: Path, chosen: dict[str, int]) -> None:
     kinds: list[Any] = [
-        np.zeros((3, 2)), np.zeros(3), np.zeros((0, 2)), np.array(["a", "b", "c"]), np.full((3, 2), np.nan), np.array(1),
-        np.zeros((3, 2), complex), np.array([0, 1, 0]), np.array([(1, 2.0)], dtype=[("a", int), ("b", float)]),
+        np.zeros((3, 2)), np.zeros(3), np.zeros((0, 2)), np.array(["a", "b", "c"]), np.full((3, 2), np.nan),
+        np.array(1), np.zeros((3, 2), complex), np.array([0, 1, 0]),
+        np.array([(1, 2.0)], dtype=[("a", int), ("b", float)]),
     ]  # fmt: skip
     with zipfile.ZipFile(folder / "arrays.npz", "w") as file:
         for name, number in chosen.items():

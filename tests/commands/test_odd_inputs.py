@@ -73,12 +73,18 @@ def test_an_npz_member_that_is_no_array(write_recipe: WriteRecipe, tmp_path: Pat
     refused(train(write_recipe, tmp_path, path="odd.npz"), "odd.npz has no array 'x'")
 
 
-@pytest.mark.parametrize("key", ["epochs", "repeats", "method.batch_size"])
+@pytest.mark.parametrize("key", ["epochs", "repeats", "method.batch_size", "runtime.threads"])
 def test_a_count_without_an_end(write_recipe: WriteRecipe, key: str) -> None:
     for number in (HUGE, "99999999999"):
         for command in (["train", "--dry-run"], ["account"]):
             refused(run(*command, write_recipe(), f"{key}={number}"), f"{key}: must be", "at most", number)
     refused(run("train", write_recipe(), "--repeats", HUGE), "repeats: must be", "at most 100000")
+
+
+@pytest.mark.parametrize("key", ["data.split.seed", "data.validation.seed"])
+def test_a_seed_of_a_cut_that_numpy_does_not_take(write_recipe: WriteRecipe, key: str) -> None:
+    for number in ("-1", "4294967296"):
+        refused(run("train", "--dry-run", write_recipe(), f"{key}={number}"), f"{key}: must be", "at least 0")
 
 
 @pytest.mark.parametrize("option", ["--steps", "--epochs", "--trials"])

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy.plan import make_plan
 from dpsgd_cli.privacy.schedule import free_numbers, noise_multiplier, with_number
-from dpsgd_cli.privacy.schedule_solver import solve_schedule
+from dpsgd_cli.privacy.schedule_solver import cheaper_upwards, solve_schedule
 from dpsgd_cli.privacy.search import gap_of
 from dpsgd_cli.recipe import schema
 
@@ -135,6 +135,15 @@ def test_what_cannot_be_solved_is_refused() -> None:
 def test_a_climbing_polynomial_is_solved_the_other_way_round() -> None:
     solved = solve({"kind": "polynomial", "initial": 4, "final": 12, "decay": "auto", "period": 40}, 40)
     assert RHO * (1 - 1e-9) < spent(solved, 40) <= RHO
+
+
+@pytest.mark.parametrize("settings", [*FREE, {"kind": "polynomial", "initial": 4, "final": 12, "decay": "auto"}])
+def test_more_of_a_number_is_more_noise_where_it_says_so(settings: dict[str, Any]) -> None:
+    free = schedule(**settings)
+    path = free_numbers(free)[0]
+    values = (0.2, 0.4) if path.endswith("decay") else (5.0, 6.0)
+    less, more = (spent(with_number(free, path, value), 20) for value in values)
+    assert (more < less) == cheaper_upwards(free, path)
 
 
 RECIPE: dict[str, Any] = {

@@ -84,14 +84,14 @@ def test_a_refusal_where_the_budget_is_not_spent_is_a_refusal() -> None:
 @given(st.floats(1e-6, 1e6), st.sampled_from([1.0, 64.0]), st.booleans(), st.booleans())
 def test_the_last_float_that_fits_is_found(limit: float, start: float, upwards: bool, known: bool) -> None:
     """Whether gaps or only answers are known, and whichever end is the cheap one."""
-    ends = {"cheap": 1e9, "dear": 1e-9} if upwards else {"cheap": 1e-9, "dear": 1e9}
+    cheap, dear = (1e9, 1e-9) if upwards else (1e-9, 1e9)
 
     def gap(value: float) -> float:
         beyond = value < limit if upwards else value > limit
         size = abs(math.log(value / limit)) if known else math.inf
         return max(size, 1e-300) if beyond else -size
 
-    assert dearest(gap, Span("number", **ends, start=start)) == limit
+    assert dearest(gap, Span("number", cheap, dear, start)) == limit
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import types
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ from dpsgd_cli import experiment
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.results import store
 from dpsgd_cli.sweep import rehearsal
+from dpsgd_cli.sweep.launchers import LAUNCHERS, local
 from dpsgd_cli.sweep.rehearsal import Pace
+from dpsgd_cli.sweep.running import Job, Outcome
+from dpsgd_cli.sweep.schema import Resources
 from tests.sweep.conftest import FAST, Sweep
 
 GRID = "grid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
@@ -147,6 +152,28 @@ def test_fail_fast_stops_at_the_first(sweep: Sweep, out: Path, monkeypatch: pyte
     done = sweep("grid: {method.learning_rate: [1, 2]}\nmost_trials: 1\n", "--fail-fast")
     assert (done.exit_code, "broken for this test; stopped because of --fail-fast" in done.stderr) == (1, True)
     assert not [path for path in out.iterdir() if path.is_dir()]
+
+
+def test_a_launcher_with_a_line_in_the_registry_is_taken(
+    sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line had a list of its own."""
+    own = types.ModuleType("own_launcher")
+    asked: list[int] = []
+
+    def launch(jobs: Sequence[Job], resources: Resources) -> Iterator[Outcome]:
+        asked.append(len(jobs))
+        return local.launch(jobs, resources)
+
+    own.launch = launch  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_launcher", own)
+    monkeypatch.setitem(LAUNCHERS, "own", "own_launcher")
+    done = sweep(GRID, "--launcher", "own")
+    assert done.exit_code == 0, done.output
+    assert asked == [1]
+    unknown = sweep(GRID, "--launcher", "owm")
+    assert unknown.exit_code == 2
+    assert "'owm' is not one of local, slurm, ray, own" in unknown.stderr
 
 
 def test_shards_write_one_union(sweep: Sweep, tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ NonNegative = Annotated[float, Field(ge=0)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
+DrawSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+"""Of what NumPy draws."""
+
 
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
     if not pair[0] < pair[1]:

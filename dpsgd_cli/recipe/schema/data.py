@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from dpsgd_cli.recipe.schema.base import Count, Interval, Positive, Section, Values
+from dpsgd_cli.recipe.schema.base import Count, DrawSeed, Interval, Positive, Section, Values
 from dpsgd_cli.recipe.schema.features import Features
 
 
@@ -95,7 +95,7 @@ class Split(Section):
         0.2,
         description="Test rows: a fraction (about that many) or a count. A row's place and the seed decide, no value.",
     )
-    seed: int = Field(0, description="Seed of the split; the same for every trial.")
+    seed: DrawSeed = Field(0, description="Seed of the split; the same for every trial.")
 
 
 class ValidationSet(Section):
@@ -107,7 +107,7 @@ class ValidationSet(Section):
     noise_multiplier: Positive | None = Field(
         None, description="Gaussian noise on every count of right predictions, charged to the ledger."
     )
-    seed: int = Field(0, ge=0, description="Seed of the cut; the same for every trial.")
+    seed: DrawSeed = Field(0, description="Seed of the cut; the same for every trial.")
 
     @model_validator(mode="after")
     def _one_way(self) -> ValidationSet:

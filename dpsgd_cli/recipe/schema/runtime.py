@@ -24,7 +24,9 @@ class Runtime(Section):
         description="Run steps as programs that torch.compile makes (float32 and float64; needs a C++ compiler, and"
         " some seconds a layer before the first step, so it pays in long trainings).",
     )
-    threads: Count | None = Field(None, description="CPU threads; torch's own choice when left out.")
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="CPU threads; torch's own choice when left out."
+    )
     micro_batch: Count | None = Field(None, description="Most rows per trial held at once; memory only.")
     checkpoint_seconds: NonNegative = Field(30.0, description="Least time between two checkpoints.")
     evaluate_every: Count = Field(1, description="Epochs between two evaluations; the last one always is.")
