@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ import pytest
 import torch
 from scipy import stats
 
+from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.errors import UsageError
 from dpsgd_cli.experiment import plan_recipe
-from dpsgd_cli.methods import create, privgene
+from dpsgd_cli.methods import METHODS, _refuse, create, privgene
 from dpsgd_cli.methods.majority import Majority
 from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.privgene import _Chooser
@@ -174,3 +177,20 @@ def test_output_perturbation_descends_on_rows_no_longer_than_the_public_bound() 
         ends.append(method.output[0].numpy().copy())
     assert np.linalg.norm(short, axis=1).max() == pytest.approx(math.sqrt(5))
     assert np.allclose(ends[0], ends[1], rtol=1e-9)
+
+
+class _Two(Team):
+    size = 2
+
+
+@pytest.mark.parametrize("kind", sorted(METHODS))
+def test_only_methods_that_look_at_the_data_through_one_sum_run_in_several_processes(kind: str) -> None:
+    """Each process would release by itself what the ledger is charged for once, and see only a part or everything."""
+    together = {"sgd", "dp-sgd", "sgd-ma", "sgd-adv"}
+    method = SimpleNamespace(kind=kind, batching="full")
+    one = SimpleNamespace(recipes=(SimpleNamespace(method=method, privacy=None),), team=_Two(), table=None)
+    if kind in together:
+        _refuse(one)  # type: ignore[arg-type]
+        return
+    with pytest.raises(UsageError, match=f"method {kind} trains in one process, not in 2"):
+        _refuse(one)  # type: ignore[arg-type]

@@ -38,7 +38,8 @@ _PACKAGE = "dpsgd_cli"
 _WARM = ("numpy", "pandas", "scipy.optimize", "scipy.stats", "sklearn", "torch", "pydantic", "click", "hypothesis")
 _FEW = 5  # take less time than everything that they might import
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
-_QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", "--import-mode=importlib")
+# plain: to explain how two large arrays differ takes minutes
+_QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--assert=plain", "--tb=short")
 _LIMIT_SECONDS = 600.0
 _MOST_MEMORY = 8 << 30
 _ALL_PASSED, _SOME_FAILED = 0, 1  # of pytest; everything else means that no test was judged
@@ -194,7 +195,11 @@ def _test(copy: Path, arguments: list[str]) -> None:
         os._exit(code)
 
 
-def judge(mutants: Sequence[Mutant], root: Path, workers: int, tell: Callable[[str], None] = print) -> int:
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def judge(mutants: Sequence[Mutant], root: Path, workers: int, tell: Callable[[str], None] = _say) -> int:
     """How many mutants survive, are stale, or name a test that does not pass without them; each is told."""
     bad = 0
     usable = []
@@ -205,17 +210,19 @@ def judge(mutants: Sequence[Mutant], root: Path, workers: int, tell: Callable[[s
         else:
             bad += 1
             tell(f"STALE {mutant.told}\n    {reason}")
+
+    def look(number: int, outcome: Outcome) -> None:
+        nonlocal bad
+        verdict = _verdict(outcome)
+        if verdict is not None:
+            bad += 1
+            tell(f"{verdict[0]} {usable[number].told}\n    {verdict[1]}: {', '.join(usable[number].tests)}")
+
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = Copies(root, Path(folder).resolve(), workers)
         if not _unchanged_pass(copies, sorted({test for mutant in usable for test in mutant.tests}), workers, tell):
             return bad + 1
-        outcomes: dict[int, Outcome] = {}
-        copies.run([(mutant, mutant.tests) for mutant in usable], outcomes.__setitem__)
-    for number, mutant in enumerate(usable):
-        verdict = _verdict(outcomes[number])
-        if verdict is not None:
-            bad += 1
-            tell(f"{verdict[0]} {mutant.told}\n    {verdict[1]}: {', '.join(mutant.tests)}")
+        copies.run([(mutant, mutant.tests) for mutant in usable], look)
     tell(f"{len(mutants) - bad} of {len(mutants)} mutants killed, {bad} not")
     return bad
 

@@ -129,3 +129,13 @@ def test_what_preprocessing_spends_is_not_there_for_training() -> None:
         # the exponential mechanism is eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2)
         assert choices.count * choices.mechanism.epsilon**2 / 8 == pytest.approx(left, rel=1e-6)
         assert choices.count * choices.mechanism.epsilon**2 / 8 <= left
+
+
+def test_a_method_of_ones_own_costs_its_budget_and_the_preprocessing_beside_it() -> None:
+    """Where the budget does not cover it, 1/(2 z^2) of it comes on top (Bun and Steinke 2016, Proposition 1.6)."""
+    before = (Release(GaussianSum(4.0, "add-remove", label="pca")),)
+    own = {"file": "own.py", "batching": "full"}
+    for covers, rho in (("total", 0.1), ("training", 0.1 + 1 / 32)):
+        privacy = {"budget": {"rho": 0.1}, "delta": 1e-6, "budget_covers": covers}
+        plan = plan_for(recipe("python", privacy, method=own, epochs=4), Facts(1000, before, feature_bound=1.0))
+        assert plan.rho() == pytest.approx(rho, rel=1e-9)
