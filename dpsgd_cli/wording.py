@@ -34,7 +34,10 @@ def quoted(value: object, most: int = _MOST_CHARACTERS) -> str:
     """
     if isinstance(value, str | bytes) and len(value) > most:
         value = value[: most + 1]
-    return shortened(repr(value), most)
+    try:
+        return shortened(repr(value), most)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a number of thousands of digits"
 
 
 def listed(values: Iterable[object], most: int = _MOST_NAMES) -> str:

@@ -45,12 +45,11 @@ from dpsgd_cli.privacy.mechanism import (
     from_record,
     mechanism_record,
     merge,
-    shown,
     to_record,
     whole_number,
 )
 from dpsgd_cli.regular import irregularity
-from dpsgd_cli.wording import shortened
+from dpsgd_cli.wording import quoted, shortened
 
 Phase = Literal["before", "train"]
 
@@ -285,7 +284,7 @@ def _entry(record: dict[str, Any]) -> Entry:
     release = from_record(record)
     phase, epoch = record.get("phase", "train"), record.get("epoch")
     if phase not in get_args(Phase):
-        raise PrivacyError(f"phase is {shown(phase)}, but must be one of {', '.join(get_args(Phase))}")
+        raise PrivacyError(f"phase is {quoted(phase)}, but must be one of {', '.join(get_args(Phase))}")
     within = record.get("within")
     cap = None if within is None else from_record(within).mechanism
     return Entry(release, phase, None if epoch is None else whole_number("epoch", epoch), cap)

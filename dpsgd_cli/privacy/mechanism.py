@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.wording import quoted
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Batching = Literal["full", "poisson", "fixed", "shuffle"]
@@ -142,10 +143,10 @@ def from_record(record: dict[str, Any]) -> Release:
     Raises PrivacyError for an unknown mechanism, a missing or an impossible value.
     """
     if not isinstance(record, dict):
-        raise PrivacyError(f"a JSON object was expected, not {shown(record)}")
+        raise PrivacyError(f"a JSON object was expected, not {quoted(record)}")
     kind = record.get("mechanism")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise PrivacyError(f"unknown mechanism {shown(kind)}; known: {', '.join(KINDS)}")
+        raise PrivacyError(f"unknown mechanism {quoted(kind)}; known: {', '.join(KINDS)}")
     fields = {field.name: field.type for field in dataclasses.fields(KINDS[kind]) if field.name in record}
     try:
         values = {name: _typed(name, record[name], "number" if f == "float" else "text") for name, f in fields.items()}
@@ -161,7 +162,7 @@ _LARGEST = 2**53
 def whole_number(name: str, value: object) -> int:
     """`value`, a whole number from 0 that a float holds exactly; PrivacyError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-        raise PrivacyError(f"{name} is {shown(value)}, but must be a whole number from 0 to 2^53")
+        raise PrivacyError(f"{name} is {quoted(value)}, but must be a whole number from 0 to 2^53")
     return value
 
 
@@ -174,19 +175,7 @@ def _typed(name: str, value: object, wanted: str) -> Any:
             return float(value)
         except OverflowError:
             pass
-    raise PrivacyError(f"{name} is {shown(value)}, but must be a {wanted}")
-
-
-def shown(value: object) -> str:
-    """As much of a value as helps to find it."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        return "a number of thousands of digits"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
-_MOST_SHOWN = 40
+    raise PrivacyError(f"{name} is {quoted(value)}, but must be a {wanted}")
 
 
 def merge(releases: list[Release]) -> list[Release]:
@@ -199,7 +188,7 @@ def merge(releases: list[Release]) -> list[Release]:
 
 def _require(condition: bool, name: str, value: object, bound: str) -> None:
     if not condition or (isinstance(value, float) and math.isnan(value)):
-        raise PrivacyError(f"{name} is {shown(value)}, but must be {bound}")
+        raise PrivacyError(f"{name} is {quoted(value)}, but must be {bound}")
 
 
 def _require_one_of(names: Any, name: str, value: object) -> None:
