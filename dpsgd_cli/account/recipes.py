@@ -13,7 +13,7 @@ from functools import cached_property
 from dpsgd_cli.account import solving
 from dpsgd_cli.account.cases import DEARER_UPWARDS, Case
 from dpsgd_cli.account.solving import Target
-from dpsgd_cli.data.evaluated import planned
+from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.accountants import Accountant
@@ -99,7 +99,7 @@ class RecipeCase(Case):
         return [self.plan.bounding]
 
     def why_apart(self, trials: int) -> str | None:
-        return together.why_apart([planned(replace(self.loaded, recipe=self.recipe), trials)])
+        return together.why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
 
     def spends_a_budget(self) -> bool:
         return self.plan.cap is not None or not self.plan.epochs

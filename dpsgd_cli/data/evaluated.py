@@ -100,7 +100,7 @@ def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[s
     return Records(tested.source, f"tested on {tested.records}{public_validation(data)}", folds)
 
 
-def planned(loaded: LoadedRecipe, trials: int | None = None) -> Run:
+def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:
     """The trials of a recipe that is yet to run, or so many like them; files are told apart by where they lie."""
     recipe = loaded.recipe
     alike = recipe if trials is None else recipe.model_copy(update={"repeats": trials, "folds": None})

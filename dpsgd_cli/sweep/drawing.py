@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpsgd_cli.data.evaluated import planned
+from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.errors import DataError, RecipeError
 from dpsgd_cli.privacy.selection import Choice
 from dpsgd_cli.privacy.together import why_records_apart
@@ -38,7 +38,7 @@ _NOTE = (
 def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     """Raise RecipeError for a choice among these cells that has no proof."""
     select = sweep.select
-    apart = None if select is None else why_records_apart([planned(cell.loaded) for cell in cells])
+    apart = None if select is None else why_records_apart([run_of(cell.loaded) for cell in cells])
     if select is not None and apart is not None:
         raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")
     if isinstance(select, ExponentialChoice) and any(c.loaded.recipe.data.task != "classification" for c in cells):

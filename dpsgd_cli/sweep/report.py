@@ -102,7 +102,7 @@ def planned_spending(planned: Sequence[Planned]) -> list[pricing.Spent | None]:
             continue
         told = one.plan.guarantee()
         releases = tuple(one.plan.bounding)
-        found.append(pricing.Spent(releases, planned(one.cell.loaded), one.plan.delta, told.epsilon, told.bound))
+        found.append(pricing.Spent(releases, run_of(one.cell.loaded), one.plan.delta, told.epsilon, told.bound))
     return found
 
 

@@ -170,20 +170,20 @@ class _Generator(torch.Generator):
     """A generator of the host, wherever it is said to be."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        return super().__new__(cls, HOST)
+        return super().__new__(cls, HOST)  # type: ignore[call-arg]
 
 
 @contextmanager
 def installed(patch: pytest.MonkeyPatch) -> Iterator[Rule]:
     """As long as the context lasts, `cuda` means a device that is not the host."""
-    rule, pretend = Rule(), {
+    rule = Rule()
+    stand_ins: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "set_device": lambda device: None,
         "synchronize": lambda *_: None,
         "mem_get_info": lambda *_: (1 << 34, 1 << 34),
-    }  # fmt: skip
-    stand_ins: dict[str, Callable[..., Any]] = dict(pretend)
+    }
     for name, function in stand_ins.items():
         patch.setattr(torch.cuda, name, function)
     patch.setattr(torch, "Generator", _Generator)

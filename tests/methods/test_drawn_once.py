@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 from dpsgd_cli import trials
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.methods import METHODS, Context, create
+from dpsgd_cli.methods import Context, create
 from dpsgd_cli.methods.gradient import GradientMethod
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.method import METHODS
 from tests.conftest import WAYS
 from tests.methods import small_network, small_problem
 
@@ -75,7 +76,7 @@ def convex(name: str) -> schema.Recipe:
 
 
 def test_every_method_is_tried() -> None:
-    assert {name.split(",")[0] for name in CONVEX} | {"private-selection"} == set(METHODS)
+    assert {name.split(",")[0] for name in CONVEX} | {"private-selection", "python"} == set(METHODS)
 
 
 def test_crops_are_the_same_after_a_resume() -> None:

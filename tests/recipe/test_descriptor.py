@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from dpsgd_cli.methods import Method
 from dpsgd_cli.methods.own import create
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.schema.method import METHODS
 
-SETTINGS: dict[str, Any] = {one.model_fields["kind"].default: one for one in get_args(get_args(schema.Method)[0])}
 
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("settings", METHODS.values(), ids=METHODS)
 def test_what_a_descriptor_names_is_there(settings: Any) -> None:
     runs, planner = named(settings.descriptor.runs), named(settings.descriptor.planner)
     assert runs is create or issubclass(runs, Method)
@@ -24,5 +22,5 @@ def test_what_a_descriptor_names_is_there(settings: Any) -> None:
 
 def test_no_descriptor_is_inherited() -> None:
     """A method that forgot its own would run as another."""
-    assert all("descriptor" in vars(settings) for settings in SETTINGS.values())
-    assert len({settings.descriptor.runs for settings in SETTINGS.values()}) == len(SETTINGS)
+    assert all("descriptor" in vars(settings) for settings in METHODS.values())
+    assert len({settings.descriptor.runs for settings in METHODS.values()}) == len(METHODS)

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.together import Records, Run
 from dpsgd_cli.sweep.choosing import _exponential
 from dpsgd_cli.sweep.drawing import draw
 from dpsgd_cli.sweep.pricing import Spent, statement
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping
 from tests.sweep.test_pricing import SWEEP
+
+RUN = Run("a", (None,), "replace-one", Records("mine", "tested on 20%"))
 
 
 def test_the_exponential_choice_has_the_law_of_half_its_epsilon() -> None:
@@ -42,7 +45,7 @@ def test_what_is_stated_of_an_exponential_choice_is_no_less_than_it_can_lose() -
     others, start = 1000, -2.0
     before, after = (1 / (1 + others * math.exp(-logit)) for logit in (start, start + 2.0))
     assert after - math.exp(1.9) * before > 1e-5
-    hardly = Spent((Release(GaussianSum(1000.0, "replace-one")),), 1, 1e-5)
+    hardly = Spent((Release(GaussianSum(1000.0, "replace-one")),), RUN, 1e-5)
     told = statement([hardly], SWEEP.model_copy(update={"select": ExponentialChoice(epsilon=2.0)}))["choice"]
     assert told["epsilon"] >= 1.9
 

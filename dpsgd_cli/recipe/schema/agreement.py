@@ -5,11 +5,11 @@ Not here: conditions of a guarantee, which the plan checks (`privacy/planning.py
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch
 from dpsgd_cli.recipe.schema.data import Pca, Scale
-from dpsgd_cli.recipe.schema.method import Gradient, Method
+from dpsgd_cli.recipe.schema.method import METHODS, Gradient
 from dpsgd_cli.recipe.schema.privacy import FlatClipping
 from dpsgd_cli.recipe.schema.schedule import Uniform
 
@@ -25,8 +25,7 @@ def method_problems(recipe: Recipe) -> list[str]:
 
 def _by_steps() -> str:
     """The methods that go step by step, in words."""
-    union, _ = get_args(Method)
-    return " and ".join(one.model_fields["kind"].default for one in get_args(union) if one.descriptor.by_steps)
+    return " and ".join(sorted(kind for kind, one in METHODS.items() if one.descriptor.by_steps))
 
 
 def _rounding(recipe: Recipe) -> list[str]:
