@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.ledger import read_ledgers
 from dpsgd_cli.privacy.mechanism import Release
