@@ -40,7 +40,6 @@ from dpsgd_cli.core.isolation import (
 from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.memory import keep_freed_memory, rows_that_fit
 from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.core.problems.build import output_loss
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
@@ -52,6 +51,7 @@ from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_o
 from dpsgd_cli.errors import ModelError, RunError, UsageError
 from dpsgd_cli.methods import Context, Method, create
 from dpsgd_cli.methods.own import own_factory
+from dpsgd_cli.methods.problem import output_loss
 from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash

@@ -103,7 +103,7 @@ class Shown:
     def write(self, found: Comparison, place: Path) -> None:
         """Tables, pictures and the page; says where they are."""
         from dpsgd_cli.results import tables
-        from dpsgd_cli.sweep.folder import write_whole
+        from dpsgd_cli.results.store import write_whole
 
         written = tables.write(found, place)
         pictures: dict[str, Path] = {}

@@ -36,11 +36,11 @@ from torch import Tensor
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.noise import noise_precision
 from dpsgd_cli.core.paced_noise import PacedNoise
-from dpsgd_cli.core.problems.build import linear_risk, penalty_of, risk_of
 from dpsgd_cli.core.problems.sampled import SampledRisk
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.methods.problem import linear_risk, penalty_of, risk_of
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, PureSource, Release

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.problems.build import l2_of, linear_risk, radii_of
 from dpsgd_cli.core.problems.hinge import minimise_hinge
 from dpsgd_cli.core.problems.newton import Tilted, minimise_on_ball
 from dpsgd_cli.methods.base import Context, Theory
+from dpsgd_cli.methods.problem import l2_of, linear_risk, radii_of
 from dpsgd_cli.privacy.lectures import Problem
 from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe import schema

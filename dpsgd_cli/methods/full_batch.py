@@ -10,12 +10,12 @@ from functools import cached_property
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.learning_rate import rate_at
-from dpsgd_cli.core.problems.build import linear_risk
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
+from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
 from dpsgd_cli.recipe import schema
 

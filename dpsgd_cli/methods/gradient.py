@@ -22,7 +22,6 @@ from dpsgd_cli.core.augmentation import Augmentation
 from dpsgd_cli.core.averaging import StartAverage, make_average
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.learning_rate import rate_at
-from dpsgd_cli.core.problems.build import l2_of, radii_of
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.sampling import (
     FullSampler,
@@ -38,6 +37,7 @@ from dpsgd_cli.core.tensors import Rows, sent
 from dpsgd_cli.core.updates import make_update
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.methods.problem import l2_of, radii_of
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.recipe import schema
 

@@ -15,12 +15,12 @@ import math
 import torch
 
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.problems.build import linear_risk
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.gradient import section_of
+from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.lectures import excess_risk_of_last
 from dpsgd_cli.recipe import schema
 

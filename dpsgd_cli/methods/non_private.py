@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dpsgd_cli.core.problems.build import l2_of, merged_risk
 from dpsgd_cli.core.problems.hinge import minimise_hinge
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Hinge
 from dpsgd_cli.methods.one_shot import OneShot
+from dpsgd_cli.methods.problem import l2_of, merged_risk
 from dpsgd_cli.recipe import schema
 
 _CERTIFIED = 1e-5

@@ -170,3 +170,18 @@ def to_csv(rows: Sequence[Row]) -> str:
     writer.writerow(columns)
     writer.writerows([row.get(column) for column in columns] for row in rows)
     return text.getvalue()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace `path` by `text`, at once. An OSError names the file and leaves the old one."""
+    temporary = hidden_name(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -94,8 +94,6 @@ def _spread(mean: float | None, half: float | None, sign: str) -> str:
 
 def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[Path]:
     """Write `.csv`, `.json` and `.md`; returns their paths."""
-    from dpsgd_cli.sweep.folder import write_whole
-
     out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {
         "metric": comparison.metric,
@@ -106,5 +104,5 @@ def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[P
     }
     content = {"csv": store.to_csv(comparison.rows), "json": store.to_json(document), "md": to_markdown(comparison)}
     for ending, text in content.items():
-        write_whole(out / f"{stem}.{ending}", text)
+        store.write_whole(out / f"{stem}.{ending}", text)
     return [out / f"{stem}.{ending}" for ending in content]

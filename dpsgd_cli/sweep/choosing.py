@@ -43,7 +43,7 @@ def choose(
     cell, row = chosen
     told = {"directory": cell.directory, "trial": row["trial"], "settings": cell.settings}
     if isinstance(select, ExponentialChoice):
-        folder.write_whole(kept, store.to_json(told))
+        store.write_whole(kept, store.to_json(told))
     return told
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import store
-from dpsgd_cli.results.leftovers import hidden_name
 from dpsgd_cli.sweep.expansion import Cell
 
 FAILED = ".failed.json"
@@ -41,25 +39,10 @@ def folder_of(name: str, cells: Sequence[Cell], out: Path, choice: str = "") -> 
     return Folder(out, f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace `path` by `text`, at once. An OSError names the file and leaves the old one."""
-    temporary = hidden_name(path)
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_index(folder: Folder, source: str, cells: Sequence[Cell], secret: bool = False) -> None:
     """What the sweep consists of, for `status` and `compare`; of a `secret` one that it was begun."""
     rows = [{"directory": cell.directory, "trials": cell.trials, "settings": cell.settings} for cell in cells]
-    write_whole(
+    store.write_whole(
         folder.file(INDEX), store.to_json({"sweep": folder.stem, "source": source, "secret": secret, "cells": rows})
     )
 
@@ -72,7 +55,7 @@ def failure_place(cell: Cell, out: Path) -> Path:
 def record_failure(cell: Cell, out: Path, error: BaseException) -> None:
     """Keep why a cell failed, beside where its result would lie."""
     told = {"directory": cell.directory, "settings": cell.settings, "kind": type(error).__name__, "error": str(error)}
-    write_whole(failure_place(cell, out), store.to_json(told))
+    store.write_whole(failure_place(cell, out), store.to_json(told))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _published(
         _put(cell, private.path / cell.directory, best["trial"], public.path / chosen["directory"])
     privacy = pricing.statement([], sweep, every) | {"all_trials": None}
     told = {"sweep": public.stem, "privacy": privacy, "chosen": chosen}
-    folder.write_whole(public.file(RESULT), store.to_json(told))
+    store.write_whole(public.file(RESULT), store.to_json(told))
     return told
 
 

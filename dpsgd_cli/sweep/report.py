@@ -45,9 +45,9 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
         "privacy": pricing.statement(priced, sweep, planned_spending(every)),
         "chosen": choosing.choose(sweep, place, cells, _records),
     }
-    folder.write_whole(place.file(".table.csv"), store.to_csv(rows))
-    folder.write_whole(place.file(".table.md"), to_markdown(rows))
-    folder.write_whole(place.file(".result.json"), store.to_json(result))
+    store.write_whole(place.file(".table.csv"), store.to_csv(rows))
+    store.write_whole(place.file(".table.md"), to_markdown(rows))
+    store.write_whole(place.file(".result.json"), store.to_json(result))
     return result
 
 

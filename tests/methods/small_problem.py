@@ -10,11 +10,11 @@ import torch
 
 from dpsgd_cli.core import models
 from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.core.problems.build import output_loss
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.methods import Context
+from dpsgd_cli.methods.problem import output_loss
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe import schema
 

@@ -11,11 +11,11 @@ import torch
 from dpsgd_cli.core import models
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.core.problems.build import loss_of, output_loss, rows_of
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.pack_risk import PackRisk
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.methods.problem import loss_of, output_loss, rows_of
 from dpsgd_cli.recipe.schema import ConvexModel, MlpModel
 
 PLACE = Place(torch.device("cpu"), torch.float64)

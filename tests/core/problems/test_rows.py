@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from dpsgd_cli.core.problems import rows as module
-from dpsgd_cli.core.problems.build import rows_of
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.methods.problem import rows_of
 from dpsgd_cli.recipe.schema import ConvexModel
 
 N, D, R = 60, 3, 4

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -19,10 +18,8 @@ from dpsgd_cli.core.problems.risk import Risk
 from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import ModelError
+from dpsgd_cli.methods.base import Context
 from dpsgd_cli.recipe import schema
-
-if TYPE_CHECKING:
-    from dpsgd_cli.methods.base import Context
 
 
 def loss_of(model: schema.ConvexModel) -> MarginLoss:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dpsgd_cli.data.preparation import outline
+from dpsgd_cli.data.unsaid import comments
 from dpsgd_cli.recipe.loading import load_recipe, recipe_hash, shipped_recipes
-from dpsgd_cli.recipe.unsaid import comments
 
 OWN = """\
 name: x
