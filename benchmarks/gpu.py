@@ -40,7 +40,7 @@ from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel, WrnModel
 
 Step = Callable[[], object]
 
@@ -68,11 +68,11 @@ def tasks(device: torch.device, tiny: bool) -> tuple[list[Task], Task]:
     def images(count: int, *shape: int) -> tuple[Tensor, Tensor]:
         return torch.randn(count, *shape, device=device), torch.randint(0, 10, (count,), device=device)
 
-    wide = schema.WrnModel(depth=10, width=1) if tiny else schema.WrnModel(depth=16, width=4)
+    wide = WrnModel(depth=10, width=1) if tiny else WrnModel(depth=16, width=4)
     small = [
-        Task("MLP 60-1000-10, batch 600", lambda: models.mlp(schema.MlpModel(hidden=[1000]), (60,), 10),
+        Task("MLP 60-1000-10, batch 600", lambda: models.mlp(MlpModel(hidden=[1000]), (60,), 10),
              *images(60 if tiny else 600, 60)),
-        Task("tanh CNN 1x28x28, batch 256", lambda: models.cnn(schema.CnnModel(), (1, 28, 28), 10),
+        Task("tanh CNN 1x28x28, batch 256", lambda: models.cnn(CnnModel(), (1, 28, 28), 10),
              *images(16 if tiny else 256, 1, 28, 28)),
     ]  # fmt: skip
     count, side = (8, 8) if tiny else (4096, 32)

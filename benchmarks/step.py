@@ -35,8 +35,8 @@ from dpsgd_cli.core.memory import keep_freed_memory
 from dpsgd_cli.core.noise import NoiseSource, add_noise
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.streams import SeededStreams
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel, WrnModel
 
 Step = Callable[[], None]
 MODES = ("plain", "dpsgd", "opacus-ghost", "opacus-hooks")
@@ -60,13 +60,13 @@ def tasks() -> list[Task]:
     return [
         Task(
             "MLP 60-1000-10, batch 600",
-            lambda: models.mlp(schema.MlpModel(hidden=[1000]), (60,), 10),
+            lambda: models.mlp(MlpModel(hidden=[1000]), (60,), 10),
             torch.randn(600, 60),
             torch.randint(0, 10, (600,)),
         ),
         Task(
             "tanh CNN 1x28x28, batch 256",
-            lambda: models.cnn(schema.CnnModel(), (1, 28, 28), 10),
+            lambda: models.cnn(CnnModel(), (1, 28, 28), 10),
             torch.randn(256, 1, 28, 28),
             torch.randint(0, 10, (256,)),
         ),
@@ -78,7 +78,7 @@ def wide() -> Task:
     torch.manual_seed(0)
     return Task(
         "WRN-16-4 3x32x32, batch 32",
-        lambda: models.BUILT_IN["wrn"](schema.WrnModel(depth=16, width=4), (3, 32, 32), 10),
+        lambda: models.BUILT_IN["wrn"](WrnModel(depth=16, width=4), (3, 32, 32), 10),
         torch.randn(32, 3, 32, 32),
         torch.randint(0, 10, (32,)),
     )
@@ -245,7 +245,7 @@ def compare_training(epochs: int, rounds: int) -> None:
 
 def plain_training(x: np.ndarray, y: np.ndarray, epochs: int) -> float:
     rows, labels = torch.from_numpy(x), torch.from_numpy(y)
-    model = models.mlp(schema.MlpModel(hidden=[1000]), (60,), 10)
+    model = models.mlp(MlpModel(hidden=[1000]), (60,), 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     accuracy = 0.0
     for _ in range(epochs):

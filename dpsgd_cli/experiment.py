@@ -36,7 +36,8 @@ from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe import folder
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
-from dpsgd_cli.recipe.schema import ConvexModel, Runtime
+from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.runtime import Runtime
 from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store, tensorboard
 from dpsgd_cli.results.released import Released, Unreleased
 from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, make_pack, start

@@ -55,7 +55,9 @@ from dpsgd_cli.methods.problem import output_loss
 from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
-from dpsgd_cli.recipe.schema import ConvexModel, PythonMethod, Recipe
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import PythonMethod
+from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.results import checkpoint, origin
 from dpsgd_cli.results.assemble import EpochRecord
 

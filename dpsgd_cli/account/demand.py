@@ -11,8 +11,9 @@ from typing import Any
 from dpsgd_cli.errors import PrivacyError, UsageError
 from dpsgd_cli.privacy.lectures import Problem, lecture_9_demand
 from dpsgd_cli.privacy.lipschitz import constants_of
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
 
 
 def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
@@ -24,10 +25,10 @@ def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
     from dpsgd_cli.data.facts import feature_bound, training_records
 
     recipe, model = loaded.recipe, loaded.recipe.model
-    if not isinstance(model, schema.ConvexModel) or model.radius is None:
+    if not isinstance(model, ConvexModel) or model.radius is None:
         raise UsageError(f"{recipe.name}: Lecture 9 is about model.kind: convex with a radius; give model.radius=R")
     budget = recipe.privacy.budget if recipe.privacy is not None else None
-    if not isinstance(budget, schema.EpsilonBudget):
+    if not isinstance(budget, EpsilonBudget):
         raise PrivacyError(f"{recipe.name}: Lecture 9 is about a budget of epsilon and delta; give privacy.budget")
     bound = feature_bound(recipe, loaded.base)
     if bound is None:

@@ -21,8 +21,10 @@ from dpsgd_cli.data import own_file
 from dpsgd_cli.data.evaluated import evaluated_on
 from dpsgd_cli.errors import PrivacyError, UsageError
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
+from dpsgd_cli.recipe.schema.schedule import Piecewise, PolynomialDecay, Schedule, Uniform, Validation
 from dpsgd_cli.wording import count
 
 
@@ -97,12 +99,12 @@ def _see_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
             )
 
 
-def _seeded(recipe: schema.Recipe) -> list[str]:
+def _seeded(recipe: Recipe) -> list[str]:
     """Pairs need seeds, so the noise of a comparison is reproducible."""
     return ["privacy.noise_source=seeded"] if recipe.privacy is not None else []
 
 
-def _budget(recipe: schema.Recipe, epsilon: float, delta: float) -> list[str]:
+def _budget(recipe: Recipe, epsilon: float, delta: float) -> list[str]:
     privacy = recipe.privacy
     assert privacy is not None
     changes = [f"privacy.budget={{epsilon: {epsilon!r}, delta: {delta!r}}}"]
@@ -118,7 +120,7 @@ def _fixed(loaded: LoadedRecipe, plan_of: PlanOf) -> _Fixed | str:
     recipe = loaded.recipe
     assert recipe.privacy is not None
     schedule = recipe.privacy.schedule
-    if isinstance(schedule, schema.Validation) or isinstance(recipe.method, schema.PrivateSelectionMethod):
+    if isinstance(schedule, Validation) or isinstance(recipe.method, PrivateSelectionMethod):
         return " (length solved)"
     if '"auto"' in schedule.model_dump_json():
         return ""
@@ -132,7 +134,7 @@ def _fixed(loaded: LoadedRecipe, plan_of: PlanOf) -> _Fixed | str:
 class _Fixed:
     """Noise that a recipe fixes, how long it trains, and its plan at its own budget (None: it has none that fits)."""
 
-    schedule: schema.Schedule
+    schedule: Schedule
     epochs: int | str
     plan: Plan | None
 
@@ -143,7 +145,7 @@ class _Fixed:
             "" if self.plan is None or self.epochs != "until-budget" else f"{count(len(self.plan.epochs), 'epoch')}, "
         )
         noise = "all noise scaled" if self._is_scaled else "first noise solved"
-        return f" ({length}{'noise solved' if isinstance(self.schedule, schema.Uniform) else noise})"
+        return f" ({length}{'noise solved' if isinstance(self.schedule, Uniform) else noise})"
 
     def changes(self, epsilon: float, delta: float) -> list[str]:
         """Overrides that free its noise for this budget."""
@@ -157,7 +159,7 @@ class _Fixed:
     @property
     def _is_scaled(self) -> bool:
         """Where the first noise does not move all the others, it may not be able to meet a budget."""
-        return self.plan is not None and isinstance(self.schedule, schema.PolynomialDecay | schema.Piecewise)
+        return self.plan is not None and isinstance(self.schedule, PolynomialDecay | Piecewise)
 
     def _scaled(self, epsilon: float, delta: float) -> dict[str, Any] | None:
         """None where there is no such factor: the recipe's plan will say why."""

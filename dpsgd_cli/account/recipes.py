@@ -22,8 +22,12 @@ from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.schedule import number_at, solvable_numbers, with_number
 from dpsgd_cli.privacy.schedule_solver import cheaper_upwards
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import Gradient, PrivateSelectionMethod
+from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy, RhoBudget
+from dpsgd_cli.recipe.schema.schedule import Schedule
 from dpsgd_cli.wording import count
 
 _CNN_LAYERS = {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}
@@ -34,7 +38,7 @@ class RecipeCase(Case):
     """One trial of a recipe, as planned. `delta` replaces the recipe's own where it is given."""
 
     loaded: LoadedRecipe
-    recipe: schema.Recipe
+    recipe: Recipe
     wanted_delta: float | None = None
 
     @property
@@ -113,9 +117,9 @@ class RecipeCase(Case):
         return epochs
 
     def parameters(self) -> dict[str, bool]:
-        if not isinstance(self.recipe.method, schema.Gradient) or self._schedule.kind == "validation":
+        if not isinstance(self.recipe.method, Gradient) or self._schedule.kind == "validation":
             return {}
-        if isinstance(self.recipe.method, schema.PrivateSelectionMethod):
+        if isinstance(self.recipe.method, PrivateSelectionMethod):
             return {}
         numbers = {path: cheaper_upwards(self._schedule, path) for path in solvable_numbers(self._schedule)}
         return numbers | {"epochs": DEARER_UPWARDS}
@@ -123,11 +127,9 @@ class RecipeCase(Case):
     def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
         """What planning the recipe gives where this number is `auto` (the epochs: until the budget is spent)."""
         if target.rho is None:
-            budget: schema.RhoBudget | schema.EpsilonBudget = schema.EpsilonBudget(
-                epsilon=target.limit, delta=self.delta
-            )
+            budget: RhoBudget | EpsilonBudget = EpsilonBudget(epsilon=target.limit, delta=self.delta)
         else:
-            budget = schema.RhoBudget(rho=_share(target.limit, trials))
+            budget = RhoBudget(rho=_share(target.limit, trials))
         judge = accountant if trials == 1 else solving.Together(accountant, trials)
         recipe = self._with_privacy(budget=budget, delta=self.delta)
         if parameter == "epochs":
@@ -152,7 +154,7 @@ class RecipeCase(Case):
 
     def budget(self) -> Target:
         own = self._privacy.budget
-        if isinstance(own, schema.RhoBudget):
+        if isinstance(own, RhoBudget):
             return Target(rho=own.rho)
         return Target(epsilon=own.epsilon) if own is not None else Target()
 
@@ -164,7 +166,7 @@ class RecipeCase(Case):
         return replace(self, recipe=self._with_privacy(budget=None, delta=self.delta))
 
     @property
-    def _privacy(self) -> schema.Privacy:
+    def _privacy(self) -> Privacy:
         if self.recipe.privacy is None:
             raise PrivacyError(
                 f"{self.label}: method {self.recipe.method.kind} has no privacy section: nothing to price"
@@ -172,10 +174,10 @@ class RecipeCase(Case):
         return self.recipe.privacy
 
     @property
-    def _schedule(self) -> schema.Schedule:
+    def _schedule(self) -> Schedule:
         return self._privacy.schedule
 
-    def _with_privacy(self, **changes: object) -> schema.Recipe:
+    def _with_privacy(self, **changes: object) -> Recipe:
         return self.recipe.model_copy(update={"privacy": self._privacy.model_copy(update=changes)})
 
 
@@ -196,10 +198,10 @@ def _share(rho: float, trials: int) -> float:
     return share
 
 
-def _layers(recipe: schema.Recipe) -> int | None:
+def _layers(recipe: Recipe) -> int | None:
     """Layers with parameters, which per-layer clipping counts; None where only building the model would tell."""
-    if isinstance(recipe.model, schema.MlpModel):
+    if isinstance(recipe.model, MlpModel):
         return len(recipe.model.hidden) + 1
-    if isinstance(recipe.model, schema.CnnModel):
+    if isinstance(recipe.model, CnnModel):
         return _CNN_LAYERS[recipe.model.layout]
     return 1 if recipe.model.kind == "linear" else None

@@ -12,7 +12,7 @@ from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.search import PRECISION, Span
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.schedule import Piecewise, Schedule
 
 _FACTOR = Span("factor of all noise multipliers", cheap=1e9, dear=1e-6, start=1.0, precision=PRECISION)
 # a scaled schedule's formula rounds otherwise than its scaled values
@@ -39,9 +39,9 @@ def _times(release: Release, factor: float) -> Release:
     return Release(dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * factor), release.count)
 
 
-def scaled_schedule(schedule: schema.Schedule, factor: float) -> schema.Schedule:
+def scaled_schedule(schedule: Schedule, factor: float) -> Schedule:
     """`schedule` with every noise multiplier times `factor`; none of its numbers is free."""
-    if isinstance(schedule, schema.Piecewise):
+    if isinstance(schedule, Piecewise):
         parts = [
             part.model_copy(update={"schedule": scaled_schedule(part.schedule, factor)}) for part in schedule.parts
         ]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.streams import Streams
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.data import Augment
 
 _BITS = 20
 
@@ -35,7 +35,7 @@ _BITS = 20
 class Augmentation:
     """Makes copies of images (C, H, W) for every trial of a pack."""
 
-    def __init__(self, settings: schema.Augment, streams: Sequence[Streams], shape: tuple[int, ...]) -> None:
+    def __init__(self, settings: Augment, streams: Sequence[Streams], shape: tuple[int, ...]) -> None:
         if len(shape) != 3:
             raise ModelError(f"data.augment needs images (channels, height, width), but one input is {shape}")
         if settings.padding == "reflect" and settings.crop >= min(shape[1:]):

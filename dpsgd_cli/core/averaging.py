@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.updates import Ema
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.method import AllIterates, Averaging
+from dpsgd_cli.recipe.schema.method import Ema as EmaSettings
 
 
 class Average(ABC):
@@ -58,13 +59,13 @@ def first_of_tail(fraction: float, steps: int) -> int:
     return max(0, steps - max(1, math.ceil(fraction * steps)))
 
 
-def make_average(settings: schema.Averaging | None, values: Tensor, steps: Sequence[int]) -> Average | Ema | None:
+def make_average(settings: Averaging | None, values: Tensor, steps: Sequence[int]) -> Average | Ema | None:
     """The average that a recipe names, over a training of `steps` steps of each trial; None for the last iterate."""
     if settings is None:
         return None
-    if isinstance(settings, schema.Ema):
+    if isinstance(settings, EmaSettings):
         return Ema(settings.decay, values)
-    if isinstance(settings, schema.AllIterates):
+    if isinstance(settings, AllIterates):
         return StartAverage(values)
     first = [first_of_tail(settings.fraction, own) for own in steps]
     return TailAverage(values, torch.tensor(first, dtype=values.dtype, device=values.device).unsqueeze(1))

@@ -15,13 +15,13 @@ from torch import nn
 from dpsgd_cli.core import vision
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.plugins import load_attribute, refusal_of_call
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.model import CnnModel, ConvexModel, LinearModel, MlpModel, Model, PythonModel
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
 Builder = Callable[[], nn.Module]
 
 
-def linear(model: schema.LinearModel | schema.ConvexModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+def linear(model: LinearModel | ConvexModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """One dense layer that starts at zero (the usual start of a convex problem)."""
     layer = nn.Linear(math.prod(shape), outputs, bias=model.bias)
     nn.init.zeros_(layer.weight)
@@ -30,7 +30,7 @@ def linear(model: schema.LinearModel | schema.ConvexModel, shape: tuple[int, ...
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def mlp(model: schema.MlpModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+def mlp(model: MlpModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Dense layers with an activation between them."""
     widths = [math.prod(shape), *model.hidden]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -39,7 +39,7 @@ def mlp(model: schema.MlpModel, shape: tuple[int, ...], outputs: int) -> nn.Modu
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
-def cnn(model: schema.CnnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+def cnn(model: CnnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """A small convolutional network, by `layout`."""
     return LAYOUTS[model.layout](shape, outputs, ACTIVATIONS[model.activation])
 
@@ -66,7 +66,7 @@ def _last_side(side: int) -> int:
     return (pooled - 4) // 2 + 1 - 1
 
 
-def python(model: schema.PythonModel, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
+def python(model: PythonModel, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
     """The user's own factory from a Python file named in the recipe."""
     factory = load_attribute(base / model.file, model.factory)
     given = {"input_shape": shape, "outputs": outputs}
@@ -101,8 +101,8 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def builder(model: schema.Model, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
+def builder(model: Model, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
     """A function that makes one freshly initialised module for inputs (B, *shape) and `outputs` outputs."""
-    if isinstance(model, schema.PythonModel):
+    if isinstance(model, PythonModel):
         return python(model, shape, outputs, base)
     return lambda: BUILT_IN[model.kind](model, shape, outputs)

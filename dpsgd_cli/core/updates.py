@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.method import Adam as AdamSettings
+from dpsgd_cli.recipe.schema.method import Optimizer
+from dpsgd_cli.recipe.schema.method import Sgd as SgdSettings
 
 
 class Update(ABC):
@@ -27,7 +29,7 @@ class Update(ABC):
 class Sgd(Update):
     """values -= lr * buffer, with buffer = momentum * buffer + gradient."""
 
-    def __init__(self, settings: schema.Sgd, values: Tensor) -> None:
+    def __init__(self, settings: SgdSettings, values: Tensor) -> None:
         super().__init__()
         self.momentum = settings.momentum
         if self.momentum:
@@ -43,7 +45,7 @@ class Sgd(Update):
 class Adam(Update):
     """Kingma and Ba (2015), Algorithm 1, with bias correction."""
 
-    def __init__(self, settings: schema.Adam, values: Tensor) -> None:
+    def __init__(self, settings: AdamSettings, values: Tensor) -> None:
         super().__init__()
         self.settings = settings
         self.state = {"first": torch.zeros_like(values), "second": torch.zeros_like(values)}
@@ -56,9 +58,9 @@ class Adam(Update):
         values.addcmul_(first / root, learning_rate, value=-1.0 / (1 - one ** (step + 1)))
 
 
-def make_update(settings: schema.Optimizer, values: Tensor) -> Update:
+def make_update(settings: Optimizer, values: Tensor) -> Update:
     """The optimizer that a recipe names, with zeroed state."""
-    return Adam(settings, values) if isinstance(settings, schema.Adam) else Sgd(settings, values)
+    return Adam(settings, values) if isinstance(settings, AdamSettings) else Sgd(settings, values)
 
 
 class Ema:

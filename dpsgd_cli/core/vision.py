@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.modules import Offset, WeightStandardisedConv2d
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.model import VitModel, WrnModel
 
 
 def image_shape(kind: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
@@ -47,7 +47,7 @@ def _before(inputs: int, layer: nn.Module, groups: int) -> nn.Sequential:
     return nn.Sequential(nn.ReLU(), nn.GroupNorm(groups, inputs), layer)
 
 
-def wrn(model: schema.WrnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+def wrn(model: WrnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """The wide residual network of De et al. (2022): group normalisation after ReLU, standardised convolutions.
 
     A 3 x 3 convolution of 16 filters, three stages of (depth - 4) / 6 residual blocks with 16, 32 and 64 times `width`
@@ -168,7 +168,7 @@ class Pool(nn.Module):
         return x[:, 0] if self.first else x.mean(dim=1)
 
 
-def vit(model: schema.VitModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+def vit(model: VitModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """A vision transformer (Dosovitskiy et al. 2021) with layer norm before each part and learned positions."""
     channels, height, width = image_shape("vit", shape, model.patch)
     if height % model.patch or width % model.patch:

@@ -11,10 +11,10 @@ from pathlib import Path
 from dpsgd_cli.data import own_file, preparation, preprocess
 from dpsgd_cli.data.dataset import Layout
 from dpsgd_cli.data.recipe_bounds import card_of
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.data import Data
 
 
-def feature_norm_bound(data: schema.Data, base: Path) -> float | None:
+def feature_norm_bound(data: Data, base: Path) -> float | None:
     """Largest L2 norm of a preprocessed record that the public bounds allow; None where nothing bounds it.
 
     A numeric column contributes its larger bound, the columns of one category together 1, a constant its value; after

@@ -13,7 +13,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Count, Interval, PreprocessStep, Section, Split
+from dpsgd_cli.recipe.schema.base import Count, Interval, Section
+from dpsgd_cli.recipe.schema.data import PreprocessStep, Split
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

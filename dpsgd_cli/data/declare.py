@@ -14,7 +14,7 @@ import numpy as np
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,9 +15,9 @@ from dpsgd_cli.data import catalog
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.privacy.together import Records, Run
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.folder import data_files
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
+from dpsgd_cli.recipe.schema.data import Data, Split, ValidationSet
 
 OWN_FILES = ("path", "test_path", "target", "test_target")
 
@@ -56,13 +56,13 @@ def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 def files_of(data: Mapping[str, Any]) -> list[str]:
     """The files of a user's own that the resolved `data` section names."""
-    return [] if data.get("path") is None else data_files(schema.Data.model_validate(data))
+    return [] if data.get("path") is None else data_files(Data.model_validate(data))
 
 
 def public_validation(data: Mapping[str, Any]) -> str:
     """Words for the validation records that are declared public, measured as test records are; else nothing."""
     given = data.get("validation")
-    cut = None if given is None else schema.ValidationSet.model_validate(given)
+    cut = None if given is None else ValidationSet.model_validate(given)
     if cut is None or not cut.public:
         return ""
     size = cut.records if cut.records is not None else f"{100 * (cut.fraction or 0.0):.4g}%"
@@ -73,18 +73,18 @@ def _records(data: Mapping[str, Any], folds: int | None) -> str:
     if folds is not None:
         return f"{folds} folds"
     split = data.get("split")
-    cut = _usual_cut(data) if split is None else schema.Split.model_validate(split)
+    cut = _usual_cut(data) if split is None else Split.model_validate(split)
     if cut is None:
         return "its own test records"
     size = str(cut.test) if isinstance(cut.test, int) else f"{100 * cut.test:.4g}%"
     return f"{size} of its records (split seed {cut.seed})"
 
 
-def _usual_cut(data: Mapping[str, Any]) -> schema.Split | None:
+def _usual_cut(data: Mapping[str, Any]) -> Split | None:
     """What is held out where the recipe does not say it; None where the files have test records of their own."""
     if data.get("name") is None:
         # an npz file may hold test records; a split that is written down then counts as another one than that
-        return None if data.get("test_path") or str(data["path"]).endswith(".npz") else schema.Split()
+        return None if data.get("test_path") or str(data["path"]).endswith(".npz") else Split()
     try:
         return catalog.load_card(str(data["name"])).split
     except UsageError:

@@ -26,7 +26,13 @@ import numpy as np
 from dpsgd_cli.data.dataset import Layout
 from dpsgd_cli.data.step import Draw, Step, Transform
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.features import (
+    Extractor,
+    Features,
+    PretrainedFeatures,
+    ScatteringFeatures,
+    TorchvisionFeatures,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +50,7 @@ class Extract(Step):
 
     rows_at_once = ROWS_AT_ONCE
 
-    def __init__(self, settings: schema.Extractor, base: Path) -> None:
+    def __init__(self, settings: Extractor, base: Path) -> None:
         self.settings = settings
         self.base = base
 
@@ -116,7 +122,7 @@ class Extract(Step):
 class Scatter(Extract):
     """Wavelet scattering coefficients of square images."""
 
-    settings: schema.ScatteringFeatures
+    settings: ScatteringFeatures
 
     @property
     def identity(self) -> str:
@@ -137,9 +143,9 @@ class Scatter(Extract):
 class Torchvision(Extract):
     """A torchvision network with weights from a file or torch's cache; nothing is downloaded."""
 
-    settings: schema.TorchvisionFeatures
+    settings: TorchvisionFeatures
 
-    def __init__(self, settings: schema.TorchvisionFeatures, base: Path) -> None:
+    def __init__(self, settings: TorchvisionFeatures, base: Path) -> None:
         super().__init__(settings, base)
         self.declaration = (
             f"The features are those of torchvision's {settings.network}, whose training data (ImageNet) are public."
@@ -201,10 +207,10 @@ class Torchvision(Extract):
 class Pretrained(Extract):
     """The network of a finished result, without its last layer with parameters."""
 
-    settings: schema.PretrainedFeatures
+    settings: PretrainedFeatures
     rows_at_once = 256
 
-    def __init__(self, settings: schema.PretrainedFeatures, base: Path) -> None:
+    def __init__(self, settings: PretrainedFeatures, base: Path) -> None:
         super().__init__(settings, base)
         self.declaration = (
             f"The features are those of the network in {settings.result}, trained on data that are declared public."
@@ -255,7 +261,7 @@ EXTRACTORS: dict[str, Callable[[Any, Path], Extract]] = {
 }
 
 
-def extractor(settings: schema.Features, base: Path) -> Extract:
+def extractor(settings: Features, base: Path) -> Extract:
     """The step of `data.features`; relative paths start from `base`."""
     return EXTRACTORS[settings.kind](settings, base)
 

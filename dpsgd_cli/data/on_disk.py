@@ -25,7 +25,7 @@ from dpsgd_cli.data.dataset import Layout, flatten
 from dpsgd_cli.data.splits import held_out
 from dpsgd_cli.data.step import UNTOLD
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Split, ValidationSet
+from dpsgd_cli.recipe.schema.data import Split, ValidationSet
 from dpsgd_cli.wording import shortened
 
 Transform = Callable[[np.ndarray], np.ndarray]

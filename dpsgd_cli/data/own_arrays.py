@@ -15,7 +15,7 @@ from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
 from dpsgd_cli.data.on_disk import UNREADABLE
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import count, shortened
 
 

@@ -22,7 +22,7 @@ from dpsgd_cli.data.on_disk import DiskSource
 from dpsgd_cli.data.step import UNTOLD
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.folder import data_files
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.regular import irregularity
 
 ARRAYS = ".npz"

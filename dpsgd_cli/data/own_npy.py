@@ -15,7 +15,7 @@ from dpsgd_cli.data import declare, fingerprint
 from dpsgd_cli.data.dataset import Layout
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, Selection, Stored
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import count
 
 _MOST_VALUES = 1000

@@ -19,7 +19,7 @@ from dpsgd_cli.data import declare, table
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import quoted, shortened
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from dpsgd_cli.data.splits import cut_part, cut_places, most_trained_on, of_seco
 from dpsgd_cli.data.step import UNTOLD, Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, Release
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.data import OWN_FILE_STEPS, Data, PreprocessStep, Split, ValidationSet
 
 Normal = Callable[[int, str, tuple[int, ...]], np.ndarray]
 Released = dict[str, np.ndarray]
 
 
-def outline(data: schema.Data, base: Path) -> Outline:
+def outline(data: Data, base: Path) -> Outline:
     """Sizes, shapes and declarations; a card knows its own, an own file (relative to `base`) is read and counted.
 
     Raises DataError or UsageError for what `prepare` would refuse for the same reason.
@@ -62,7 +62,7 @@ def outline(data: schema.Data, base: Path) -> Outline:
     return Outline(name, files, train, test, shape, len(classes) if classes is not None else 1, said)
 
 
-def _sizes(files: tuple[int, ...], data: schema.Data) -> tuple[int, int, int]:
+def _sizes(files: tuple[int, ...], data: Data) -> tuple[int, int, int]:
     """Rows of the training, the test and the validation part of `files`, given by their numbers of rows."""
     split, validation = _split(data, len(files) > 1), 0
     places, test = places_of(files[:1]), sum(files[1:])
@@ -75,19 +75,19 @@ def _sizes(files: tuple[int, ...], data: schema.Data) -> tuple[int, int, int]:
     return len(places), test, validation
 
 
-def _sizes_on_disk(source: DiskSource, data: schema.Data) -> tuple[int, int, int]:
+def _sizes_on_disk(source: DiskSource, data: Data) -> tuple[int, int, int]:
     train, test, validation = _parts(source, data)
     return len(train), len(test), 0 if validation is None else len(validation)
 
 
-def private_releases(data: schema.Data, adjacency: Adjacency) -> list[Release]:
+def private_releases(data: Data, adjacency: Adjacency) -> list[Release]:
     """What preprocessing will release, in order; known from the recipe (and card) alone."""
     return [Release(step.release) for step in _steps(data, adjacency) if step.release is not None]
 
 
 @np.errstate(**UNTOLD)
 def prepare(
-    data: schema.Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency, released: Released | None = None
+    data: Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency, released: Released | None = None
 ) -> Dataset:
     """Read, split and preprocess. `normal(trial, purpose, shape)` gives float64 standard normal draws of that
     trial's own stream; it is called only for the steps that `private_releases` lists, once per trial and step.
@@ -234,10 +234,10 @@ def _float32(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x, np.float32)
 
 
-def _steps(data: schema.Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
-    chosen: Sequence[schema.PreprocessStep] | None = data.preprocess
+def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
+    chosen: Sequence[PreprocessStep] | None = data.preprocess
     if chosen is None:
-        chosen = schema.OWN_FILE_STEPS if data.name is None else catalog.load_card(data.name).preprocess
+        chosen = OWN_FILE_STEPS if data.name is None else catalog.load_card(data.name).preprocess
     first: list[Step] = [] if data.features is None else [extractor(data.features, base)]
     return [*first, *preprocess.build(chosen, adjacency)]
 
@@ -251,18 +251,16 @@ def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
     return layouts
 
 
-def _split(data: schema.Data, has_test: bool) -> schema.Split | None:
+def _split(data: Data, has_test: bool) -> Split | None:
     """How a test set is cut; None where the files have one and the recipe does not ask for another."""
     if data.split is not None:
         return data.split
     if has_test:
         return None
-    return schema.Split() if data.name is None else catalog.load_card(data.name).split
+    return Split() if data.name is None else catalog.load_card(data.name).split
 
 
-def _parts(
-    source: Source | DiskSource, data: schema.Data
-) -> tuple[Part | DiskPart, Part | DiskPart, Part | DiskPart | None]:
+def _parts(source: Source | DiskSource, data: Data) -> tuple[Part | DiskPart, Part | DiskPart, Part | DiskPart | None]:
     """The training, the test and the validation part; the last is cut from what the test part leaves.
 
     A split named in the recipe is cut from ALL rows, the files' own test rows included.
@@ -276,9 +274,7 @@ def _parts(
     return train, test, validation
 
 
-def _tested_apart(
-    source: Source | DiskSource, split: schema.Split | None
-) -> tuple[Part | DiskPart, Part | DiskPart | None]:
+def _tested_apart(source: Source | DiskSource, split: Split | None) -> tuple[Part | DiskPart, Part | DiskPart | None]:
     if isinstance(source, DiskSource):
         if split is None:
             return source.train, source.test
@@ -289,11 +285,11 @@ def _tested_apart(
     return (source.train, test) if split is None else cut_part(pool(source.train, test), split)
 
 
-def _cut(part: Part | DiskPart, cut: schema.Split | schema.ValidationSet) -> tuple[Part | DiskPart, Part | DiskPart]:
+def _cut(part: Part | DiskPart, cut: Split | ValidationSet) -> tuple[Part | DiskPart, Part | DiskPart]:
     return part.cut(cut) if isinstance(part, DiskPart) else cut_part(part, cut)
 
 
-def _check_on_disk(source: DiskSource, data: schema.Data, steps: Sequence[Step]) -> None:
+def _check_on_disk(source: DiskSource, data: Data, steps: Sequence[Step]) -> None:
     """Refuse what would need all rows in memory."""
     if data.features is not None:
         raise DataError(
@@ -330,7 +326,7 @@ def folds_declared(files: Sequence[int], folds: int) -> tuple[str, ...]:
     )
 
 
-def _validation_declarations(data: schema.Data, records: int) -> tuple[str, ...]:
+def _validation_declarations(data: Data, records: int) -> tuple[str, ...]:
     if data.validation is None:
         return ()
     if not data.validation.public:

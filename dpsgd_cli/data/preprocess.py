@@ -17,14 +17,14 @@ from dpsgd_cli.data.dataset import Column, Layout, flatten
 from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes, suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.data import Bias, OneHot, Pca, PreprocessStep, Scale, UnitNorm
 from dpsgd_cli.wording import count
 
 
 class ExpandCategories(Step):
     """One 0/1 column per public value, in the place of the categorical column. Acts on each record alone."""
 
-    def __init__(self, settings: schema.OneHot, adjacency: Adjacency) -> None:
+    def __init__(self, settings: OneHot, adjacency: Adjacency) -> None:
         self.only = settings.columns
 
     def _chosen(self, layout: Layout) -> set[str]:
@@ -74,7 +74,7 @@ class ExpandCategories(Step):
 class Rescale(Step):
     """An affine map of every numeric column, from public bounds (per record) or fitted (not private)."""
 
-    def __init__(self, settings: schema.Scale, adjacency: Adjacency) -> None:
+    def __init__(self, settings: Scale, adjacency: Adjacency) -> None:
         self.by, self.to = settings.by, settings.to
         if self.by != "bounds":
             self.nonprivate = (
@@ -134,7 +134,7 @@ class Rescale(Step):
 class Normalise(Step):
     """Divide each row by its L2 norm, or by max(1, norm). A zero row stays zero. Acts on each record alone."""
 
-    def __init__(self, settings: schema.UnitNorm, adjacency: Adjacency) -> None:
+    def __init__(self, settings: UnitNorm, adjacency: Adjacency) -> None:
         self.at_most = settings.at_most
 
     def plan(self, layout: Layout) -> Layout:
@@ -157,7 +157,7 @@ class Normalise(Step):
 class AppendConstant(Step):
     """One more feature with the same value in every record; arrays are flattened for it."""
 
-    def __init__(self, settings: schema.Bias, adjacency: Adjacency) -> None:
+    def __init__(self, settings: Bias, adjacency: Adjacency) -> None:
         self.value = settings.value
 
     def plan(self, layout: Layout) -> Layout:
@@ -182,7 +182,7 @@ class Project(PrivateStep):
     projections, which is post-processing of the same release.
     """
 
-    def __init__(self, settings: schema.Pca, adjacency: Adjacency) -> None:
+    def __init__(self, settings: Pca, adjacency: Adjacency) -> None:
         self.components = settings.components
         self.whiten = settings.whiten
         if settings.noise_multiplier is None:
@@ -225,7 +225,7 @@ STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {
 }
 
 
-def build(steps: Sequence[schema.PreprocessStep], adjacency: Adjacency) -> list[Step]:
+def build(steps: Sequence[PreprocessStep], adjacency: Adjacency) -> list[Step]:
     """The steps of a recipe, ready to plan and fit; private ones are stated for `adjacency`."""
     return [STEPS[entry.kind](entry.step, adjacency) for entry in steps]
 

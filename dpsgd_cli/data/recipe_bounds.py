@@ -15,7 +15,7 @@ from dpsgd_cli.data import catalog
 from dpsgd_cli.data.card import Card, CardColumn
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 
 _SOURCE = "declared in the recipe"
 

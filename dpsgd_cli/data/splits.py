@@ -37,7 +37,7 @@ import numpy as np
 
 from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Split, ValidationSet
+from dpsgd_cli.recipe.schema.data import Split, ValidationSet
 from dpsgd_cli.wording import count
 
 SECOND_FILE = 1 << 40

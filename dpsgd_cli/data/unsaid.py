@@ -9,7 +9,9 @@ from __future__ import annotations
 import yaml
 
 from dpsgd_cli.recipe.loading import plain
-from dpsgd_cli.recipe.schema import OWN_FILE_STEPS, Recipe, noise_source
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.data import OWN_FILE_STEPS
+from dpsgd_cli.recipe.schema.privacy import noise_source
 from dpsgd_cli.recipe.tree import CoreDumper
 
 

@@ -44,7 +44,8 @@ from dpsgd_cli.methods.problem import linear_risk, penalty_of, risk_of
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, PureSource, Release
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.convex import DpAgdMethod
 
 
 class DpAgd(Method):
@@ -272,8 +273,8 @@ def _sampled(context: Context, size: int) -> SampledRisk:
     return SampledRisk(risk.rows, risk.loss, context.streams, context.table.own, size)
 
 
-def _settings(recipe: schema.Recipe) -> schema.DpAgdMethod:
-    assert isinstance(recipe.method, schema.DpAgdMethod)
+def _settings(recipe: Recipe) -> DpAgdMethod:
+    assert isinstance(recipe.method, DpAgdMethod)
     return recipe.method
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.full_batch import FullBatchMethod
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class DpGd(FullBatchMethod, DpSgd):
@@ -26,7 +26,7 @@ class DpGd(FullBatchMethod, DpSgd):
         for recipe, plan in zip(self.context.recipes, self.context.plans, strict=True):
             assert plan is not None and recipe.privacy is not None
             norm = plan.sensitivity / (2 if plan.sampling.adjacency == "replace-one" else 1)
-            pull = recipe.model.l2 * (recipe.model.radius or 0.0) if isinstance(recipe.model, schema.ConvexModel) else 0
+            pull = recipe.model.l2 * (recipe.model.radius or 0.0) if isinstance(recipe.model, ConvexModel) else 0
             noise = plan.noise_multipliers[0] * plan.sensitivity / len(self.context.table)
             moments.append((norm + pull) ** 2 + self.context.pack.size * noise**2)
         return self.theorem_rates(epoch, moments)

@@ -27,7 +27,7 @@ from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
 from dpsgd_cli.methods.paced import Pacer
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.recipe.schema import Privacy
+from dpsgd_cli.recipe.schema.privacy import Privacy
 
 
 class DpSgd(GradientMethod):

@@ -18,7 +18,7 @@ from dpsgd_cli.methods.base import Context, Theory
 from dpsgd_cli.methods.problem import l2_of, linear_risk, radii_of
 from dpsgd_cli.privacy.lectures import Problem
 from dpsgd_cli.privacy.lipschitz import constants_of
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 _TOLERANCE = 1e-7
 # what smoothing stops at, and what is still told, of a mean loss
@@ -40,7 +40,7 @@ def problem_of(context: Context, trial: int, clip: float) -> Problem | None:
     They need a ball, public bounds that make the loss Lipschitz, and no gradient that clipping changes.
     """
     model, bound = context.recipes[trial].model, context.feature_bound
-    if not isinstance(model, schema.ConvexModel) or model.radius is None or bound is None:
+    if not isinstance(model, ConvexModel) or model.radius is None or bound is None:
         return None
     known = constants_of(model, bound)
     if not known.lipschitz <= clip * (1 + 1e-6):
@@ -68,7 +68,7 @@ def report(context: Context, output: Tensor, claims: list[Claim | None]) -> Theo
 
 def _measured(context: Context, output: Tensor) -> list[dict[str, Any]]:
     model = context.recipes[0].model
-    if not isinstance(model, schema.ConvexModel):
+    if not isinstance(model, ConvexModel):
         return [{"excess_risk": None, "reason": "the model is not convex"}] * context.trials
     risk, records = linear_risk(context), len(context.table)
     l2 = context.column([l2_of(recipe) for recipe in context.recipes]).squeeze(1).double()

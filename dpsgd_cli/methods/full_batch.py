@@ -17,7 +17,8 @@ from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
 from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.method import AllIterates, Sgd
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class FullBatchMethod(GradientMethod):
@@ -27,7 +28,7 @@ class FullBatchMethod(GradientMethod):
     def risk(self) -> LinearRisk | None:
         """The fast path, for convex models whose rows all trials share."""
         context = self.context
-        convex = isinstance(context.recipes[0].model, schema.ConvexModel)
+        convex = isinstance(context.recipes[0].model, ConvexModel)
         return linear_risk(context) if convex and not context.table.per_trial else None
 
     @cached_property
@@ -56,8 +57,8 @@ class FullBatchMethod(GradientMethod):
         settings, clipping = section_of(self.context.recipes[trial]), self.clipping()
         clip = math.inf if clipping is None else clipping.sensitivities[trial]
         problem = problem_of(self.context, trial, clip)
-        plain = isinstance(settings.optimizer, schema.Sgd) and settings.optimizer.momentum == 0
-        averaged = isinstance(settings.averaging, schema.AllIterates)
+        plain = isinstance(settings.optimizer, Sgd) and settings.optimizer.momentum == 0
+        averaged = isinstance(settings.averaging, AllIterates)
         if problem is None or self.rate_changes or not plain or not averaged or settings.weight_decay:
             return None
         steps, rate = self.lengths[trial], float(self.learning_rate[trial])
@@ -80,7 +81,7 @@ class FullBatchMethod(GradientMethod):
         for recipe, length, moment in zip(self.context.recipes, self.lengths, second_moments, strict=True):
             rate, model = section_of(recipe).learning_rate, recipe.model
             if rate == "theorem":
-                if not isinstance(model, schema.ConvexModel) or model.radius is None or not moment < math.inf:
+                if not isinstance(model, ConvexModel) or model.radius is None or not moment < math.inf:
                     raise RecipeError(
                         "method.learning_rate: theorem needs model.kind: convex with a radius and bounded gradients"
                         " (privacy.clipping, or a loss and features with public bounds); give a number"

@@ -7,7 +7,8 @@ import math
 from dpsgd_cli.core.clipping import Clipping
 from dpsgd_cli.methods.full_batch import FullBatchMethod
 from dpsgd_cli.privacy.lipschitz import constants_of
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class Gd(FullBatchMethod):
@@ -20,10 +21,10 @@ class Gd(FullBatchMethod):
     def learning_rates(self, epoch: int) -> list[float]:
         return self.theorem_rates(epoch, [self._second_moment(recipe) for recipe in self.context.recipes])
 
-    def _second_moment(self, recipe: schema.Recipe) -> float:
+    def _second_moment(self, recipe: Recipe) -> float:
         """Square of the Lipschitz constant of the whole objective on its ball."""
         model, bound = recipe.model, self.context.feature_bound
-        if not isinstance(model, schema.ConvexModel) or bound is None:
+        if not isinstance(model, ConvexModel) or bound is None:
             return math.inf
         known = constants_of(model, bound)
         return (known.lipschitz + model.l2 * (model.radius or math.inf)) ** 2 if model.radius else math.inf

@@ -39,7 +39,10 @@ from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.methods.problem import l2_of, radii_of
 from dpsgd_cli.privacy.plan import adjacency_of
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.base import Section
+from dpsgd_cli.recipe.schema.method import Gradient
+from dpsgd_cli.recipe.schema.schedule import Rate
 
 
 class GradientMethod(Method):
@@ -53,7 +56,7 @@ class GradientMethod(Method):
         self.divisor = float(settings.batch_size or len(context.table))
         context.pack.expect(int(self.divisor))
         self.learning_rate = context.column(self.learning_rates(0))
-        self.rate_changes = any(isinstance(section_of(r).learning_rate, schema.Section) for r in context.recipes)
+        self.rate_changes = any(isinstance(section_of(r).learning_rate, Section) for r in context.recipes)
         self.weight_decay = context.column([section_of(r).weight_decay + l2_of(r) for r in context.recipes])
         self.decays = bool(self.weight_decay.any())
         self.update = make_update(settings.optimizer, context.pack.values)
@@ -171,13 +174,13 @@ def _way(compiles: bool) -> SumClipped:
     return Compiled()
 
 
-def section_of(recipe: schema.Recipe) -> schema.Gradient:
+def section_of(recipe: Recipe) -> Gradient:
     """The method section of a gradient recipe."""
-    assert isinstance(recipe.method, schema.Gradient)
+    assert isinstance(recipe.method, Gradient)
     return recipe.method
 
 
-def given_rate(recipe: schema.Recipe) -> float | schema.Rate:
+def given_rate(recipe: Recipe) -> float | Rate:
     """`method.learning_rate`, where no theorem is asked for it."""
     rate = section_of(recipe).learning_rate
     if rate == "theorem":
@@ -225,7 +228,7 @@ def _sampler(context: Context, most_rows: int) -> Sampler:
     return AheadSampler(sampler, device) if few else sampler
 
 
-def _adds_records(recipe: schema.Recipe) -> bool:
+def _adds_records(recipe: Recipe) -> bool:
     return recipe.privacy is not None and adjacency_of(recipe) == "add-remove"
 
 

@@ -22,7 +22,8 @@ from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.gradient import section_of
 from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.lectures import excess_risk_of_last
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class LectureSgd(DpSgd):
@@ -51,7 +52,7 @@ class LectureSgd(DpSgd):
         if _l2(recipe) > 0:
             return 1 / _l2(recipe)
         model = recipe.model
-        if not isinstance(model, schema.ConvexModel) or model.radius is None:
+        if not isinstance(model, ConvexModel) or model.radius is None:
             raise RecipeError("method.learning_rate: theorem needs model.radius, or model.l2 above 0; give a number")
         return 2 * model.radius / math.sqrt(self.second_moment(trial))
 
@@ -98,5 +99,5 @@ class LectureSgd(DpSgd):
         pack.sums.copy_(z * slopes.unsqueeze(1))
 
 
-def _l2(recipe: schema.Recipe) -> float:
-    return recipe.model.l2 if isinstance(recipe.model, schema.ConvexModel) else 0.0
+def _l2(recipe: Recipe) -> float:
+    return recipe.model.l2 if isinstance(recipe.model, ConvexModel) else 0.0

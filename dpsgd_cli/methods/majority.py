@@ -14,7 +14,7 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.one_shot import OneShot
 from dpsgd_cli.privacy.mechanism import PureDP
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class Majority(OneShot):
@@ -22,7 +22,7 @@ class Majority(OneShot):
 
     def solve(self) -> None:
         context, model = self.context, self.context.recipes[0].model
-        if not isinstance(model, schema.ConvexModel) or not model.bias or model.loss == "squared":
+        if not isinstance(model, ConvexModel) or not model.bias or model.loss == "squared":
             raise RecipeError("method majority answers by the constant column: use model.kind: convex with bias: true")
         self.charge()
         values = context.pack.values.zero_()

@@ -13,7 +13,8 @@ from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Hinge
 from dpsgd_cli.methods.one_shot import OneShot
 from dpsgd_cli.methods.problem import l2_of, merged_risk
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.convex import NonPrivateMethod
 
 _CERTIFIED = 1e-5
 # strong convexity where there is no L2 term, which the certificate needs
@@ -34,8 +35,8 @@ class NonPrivate(OneShot):
             self.context.pack.values[trial] = known[key]
 
     @staticmethod
-    def _optimum(risk: LinearRisk, recipe: schema.Recipe) -> torch.Tensor:
-        assert isinstance(recipe.method, schema.NonPrivateMethod)
+    def _optimum(risk: LinearRisk, recipe: Recipe) -> torch.Tensor:
+        assert isinstance(recipe.method, NonPrivateMethod)
         if not isinstance(risk.loss, Hinge):
             return optimum(risk, l2_of(recipe), recipe.method.most_steps)
         records = int(risk.rows.counts)

@@ -43,7 +43,7 @@ from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.budget import mu_squared_left
 from dpsgd_cli.privacy.lipschitz import Constants, problem_constants
 from dpsgd_cli.privacy.mechanism import ApproximateDP
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
 
 _NEAR = 1e-6  # g, in units of L
 _SHARE = 1e-3  # of epsilon and delta, for the distance to the minimiser
@@ -61,7 +61,7 @@ class Noise:
 
 def noise_of(constants: Constants, records: int, epsilon: float, delta: float) -> Noise:
     """The numbers of the module's docstring for a budget of (`epsilon`, `delta`) in all."""
-    for_rest = schema.EpsilonBudget(epsilon=_SHARE * epsilon, delta=_SHARE * delta)
+    for_rest = EpsilonBudget(epsilon=_SHARE * epsilon, delta=_SHARE * delta)
     first, first_delta = epsilon - for_rest.epsilon, delta - for_rest.delta
     curvature = max(records * constants.strong_convexity, 2 * constants.smoothness / first)
     tilt = constants.lipschitz * math.sqrt(8 * math.log(2 / first_delta) + 4 * first) / first

@@ -19,7 +19,7 @@ from dpsgd_cli.methods.one_shot import OneShot
 from dpsgd_cli.methods.problem import merged_risk, penalty_of, radii_of
 from dpsgd_cli.privacy.lipschitz import problem_constants
 from dpsgd_cli.privacy.stability import rate_of_descent
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.convex import OutputPerturbationMethod
 
 
 class OutputPerturbation(OneShot):
@@ -33,7 +33,7 @@ class OutputPerturbation(OneShot):
 
     def solve(self) -> None:
         context, settings = self.context, self.context.recipes[0].method
-        assert isinstance(settings, schema.OutputPerturbationMethod)
+        assert isinstance(settings, OutputPerturbationMethod)
         self.charge()
         # a step is far smaller than the weights: in float32 rounding would drive two runs further apart than the proof
         values, records = torch.zeros_like(context.pack.values, dtype=torch.float64), len(context.table)

@@ -9,13 +9,13 @@ from typing import Any
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.plugins import load_attribute, refusal_of_call
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.method import PythonMethod
 
 
 def create(context: Context) -> Method:
     """The user's method; RecipeError where the file gives anything else."""
     settings = context.recipes[0].method
-    assert isinstance(settings, schema.PythonMethod)
+    assert isinstance(settings, PythonMethod)
     factory = own_factory(settings, context.base)
     made = factory(context)
     if not isinstance(made, Method):
@@ -24,7 +24,7 @@ def create(context: Context) -> Method:
     return made
 
 
-def own_factory(settings: schema.PythonMethod, base: Path) -> Callable[[Context], Any]:
+def own_factory(settings: PythonMethod, base: Path) -> Callable[[Context], Any]:
     """What makes a user's own method; RecipeError where it is not there, or does not take a context."""
     factory = load_attribute(base / settings.file, settings.factory)
     refusal = refusal_of_call(factory, settings.factory, {"context": None}, {})

@@ -36,7 +36,7 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, Method, Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.candidates import SelectionPlan
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 
 
 class CandidateStreams:
@@ -69,7 +69,7 @@ class PrivateSelection(Method):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         settings = context.recipes[0].method
-        assert isinstance(settings, schema.PrivateSelectionMethod)
+        assert isinstance(settings, PrivateSelectionMethod)
         self.settings = settings
         self.plans = [_selection_plan(plan) for plan in context.plans]
         self.candidates = len(settings.candidates)

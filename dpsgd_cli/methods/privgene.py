@@ -20,7 +20,7 @@ from dpsgd_cli.methods.one_shot import OneShot
 from dpsgd_cli.methods.problem import merged_risk
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, equal_choices
 from dpsgd_cli.privacy.mechanism import Release
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.convex import PrivGeneMethod
 
 
 class PrivGene(OneShot):
@@ -39,7 +39,7 @@ class PrivGene(OneShot):
 
     def _search(self, trial: int) -> Tensor:
         settings = self.context.recipes[trial].method
-        assert isinstance(settings, schema.PrivGeneMethod)
+        assert isinstance(settings, PrivGeneMethod)
         chooser = _Chooser(self.context, trial, settings.choices)
         risk = LinearRisk(self.rows.of_trial(trial), self.loss)
         # breeding is post-processing: one integer of the trial's stream seeds it

@@ -19,15 +19,16 @@ from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.methods.base import Context
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
-def loss_of(model: schema.ConvexModel) -> MarginLoss:
+def loss_of(model: ConvexModel) -> MarginLoss:
     """The margin loss that a model section names."""
     return margin_loss(model.loss, model.huber_width)
 
 
-def output_loss(model: schema.ConvexModel, raw: bool = False) -> Loss:
+def output_loss(model: ConvexModel, raw: bool = False) -> Loss:
     """The same loss as a function of a packed model's outputs (R, B, 1) and labels (R, B).
 
     `raw`: of targets as they are, however large. Training clamps them, which is the bound that its price counts on;
@@ -45,7 +46,7 @@ def output_loss(model: schema.ConvexModel, raw: bool = False) -> Loss:
     return of_outputs
 
 
-def rows_of(model: schema.ConvexModel, table: Table) -> Rows:
+def rows_of(model: ConvexModel, table: Table) -> Rows:
     """Signed rows of a table that all trials share."""
     if table.per_trial:
         raise ModelError(
@@ -59,7 +60,7 @@ def rows_of(model: schema.ConvexModel, table: Table) -> Rows:
 def linear_risk(context: Context) -> LinearRisk:
     """The risk of a convex model; ModelError for any other."""
     model = context.recipes[0].model
-    if not isinstance(model, schema.ConvexModel):
+    if not isinstance(model, ConvexModel):
         raise ModelError(f"method {context.recipes[0].method.kind} is for model.kind: convex, not {model.kind}")
     return LinearRisk(rows_of(model, context.table), loss_of(model))
 
@@ -72,14 +73,14 @@ def merged_risk(context: Context) -> LinearRisk:
 
 def risk_of(context: Context) -> Risk:
     """The risk of any model."""
-    if isinstance(context.recipes[0].model, schema.ConvexModel) and not context.table.per_trial:
+    if isinstance(context.recipes[0].model, ConvexModel) and not context.table.per_trial:
         return merged_risk(context)
     return PackRisk(context.pack, context.table, context.loss, context.most_rows)
 
 
-def l2_of(recipe: schema.Recipe) -> float:
+def l2_of(recipe: Recipe) -> float:
     """Coefficient of |w|^2 / 2 in the objective; 0 for models that state none."""
-    return recipe.model.l2 if isinstance(recipe.model, schema.ConvexModel) else 0.0
+    return recipe.model.l2 if isinstance(recipe.model, ConvexModel) else 0.0
 
 
 def penalty_of(context: Context) -> Tensor:
@@ -87,9 +88,8 @@ def penalty_of(context: Context) -> Tensor:
     return context.column([len(context.table) * l2_of(recipe) for recipe in context.recipes])
 
 
-def radii_of(recipes: Sequence[schema.Recipe]) -> list[float]:
+def radii_of(recipes: Sequence[Recipe]) -> list[float]:
     """Radius of each trial's constraint; inf for none."""
     return [
-        r.model.radius if isinstance(r.model, schema.ConvexModel) and r.model.radius is not None else math.inf
-        for r in recipes
+        r.model.radius if isinstance(r.model, ConvexModel) and r.model.radius is not None else math.inf for r in recipes
     ]

@@ -15,7 +15,8 @@ from dpsgd_cli.privacy.ledger import Filter, RhoFilter
 from dpsgd_cli.privacy.mechanism import PureDP, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.search import largest
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.convex import DpAgdMethod
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
 
 # Equal parts of a budget must not pass it by the rounding of their sum.
 _BELOW = 1 - 1e-8
@@ -78,7 +79,7 @@ class AgdRates:
         return int(self.rho / self.selection_rho)
 
 
-def agd_rates(settings: schema.DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
+def agd_rates(settings: DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
     """Rates as published, or by shares.
 
     Published (Lee and Kifer 2018, section 5): eps_0 = eps / (2 splits) for both; a selection is eps_0-DP, and a
@@ -89,7 +90,7 @@ def agd_rates(settings: schema.DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
     per_rho = 8.0 if settings.selection == "exponential" else 2.0
     if settings.gradient_share is None:
         budget = plan.budget
-        whole = budget.epsilon if isinstance(budget, schema.EpsilonBudget) else bun_steinke_epsilon(rho, plan.delta)
+        whole = budget.epsilon if isinstance(budget, EpsilonBudget) else bun_steinke_epsilon(rho, plan.delta)
         epsilon = whole / (2 * settings.splits)
         gradient = epsilon**2 / (4 * math.log(1.25 / plan.delta))
     else:

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.schedule import Validation
 
 
 @dataclass
 class Pace:
     """The noise multiplier of one trial, and the accuracies that it followed."""
 
-    schedule: schema.Validation
+    schedule: Validation
     multiplier: float
     seen: list[float] = field(default_factory=list)
     last: float = 0.0
@@ -61,7 +61,7 @@ class PacedPlan(Plan):
     validation records are public.
     """
 
-    schedule: schema.Validation | None = None
+    schedule: Validation | None = None
     release: Callable[[float], Release] | None = None
     look: Release | None = None
     most: int = 0

@@ -22,9 +22,9 @@ from dpsgd_cli.privacy.ledger import (
 )
 from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum, Release
 from dpsgd_cli.privacy.search import Span, dearest, gap_of, gap_of_sum
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
 
-Budget = schema.RhoBudget | schema.EpsilonBudget | None
+Budget = RhoBudget | EpsilonBudget | None
 T = TypeVar("T")
 
 # Summing equal terms one by one or as a product rounds differently by a few units of 2^-53. An exact budget is
@@ -36,7 +36,7 @@ def describe(budget: Budget) -> str:
     """A budget in words."""
     if budget is None:
         return "none"
-    if isinstance(budget, schema.RhoBudget):
+    if isinstance(budget, RhoBudget):
         return f"rho {budget.rho:g}"
     return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
 
@@ -62,7 +62,7 @@ def excess(budget: Budget, accountant: Accountant, releases: Sequence[Release]) 
     """
     if budget is None:
         return -math.inf
-    if isinstance(budget, schema.RhoBudget):
+    if isinstance(budget, RhoBudget):
         costs = _each(lambda release: rho_of([release]), releases)
         known = [cost for cost in costs if cost is not None]
         if len(known) < len(costs):
@@ -85,16 +85,16 @@ def _each(cost: Callable[[Release], T], releases: Sequence[Release]) -> list[T]:
 
 def enforce(budget: Budget, accountant: Accountant, planned: Sequence[Release]) -> Filter:
     """A filter of the budget: adaptive where a theorem allows it, else exactly the `planned` releases."""
-    if isinstance(budget, schema.RhoBudget):
+    if isinstance(budget, RhoBudget):
         return RhoFilter(budget.rho)
     if budget is not None and accountant.name == "gaussian":
         return GaussianFilter(_most_mu_squared(budget))
     return PlannedFilter(tuple(planned))
 
 
-def enforce_on_choices(budget: schema.RhoBudget | schema.EpsilonBudget) -> Filter:
+def enforce_on_choices(budget: RhoBudget | EpsilonBudget) -> Filter:
     """The filter of a budget that `one_gaussian` states: all that it admits is mu-Gaussian-DP together."""
-    if isinstance(budget, schema.RhoBudget):
+    if isinstance(budget, RhoBudget):
         return GaussianRhoFilter(budget.rho)
     return GaussianFilter(_most_mu_squared(budget))
 
@@ -106,7 +106,7 @@ def one_gaussian(budget: Budget, accountant: str, adjacency: Adjacency) -> Gauss
     way (Smith and Thakurta 2022): neighbours are at least as hard to tell apart as on this one mechanism. So every
     accountant's bound on it is a bound on them.
     """
-    if not isinstance(budget, schema.RhoBudget) and (budget is None or accountant != "gaussian"):
+    if not isinstance(budget, RhoBudget) and (budget is None or accountant != "gaussian"):
         return None
     most = mu_squared_left(budget, ())
     multiplier = most**-0.5
@@ -115,14 +115,14 @@ def one_gaussian(budget: Budget, accountant: str, adjacency: Adjacency) -> Gauss
     return GaussianSum(multiplier, adjacency, label="budget")
 
 
-def mu_squared_left(budget: schema.RhoBudget | schema.EpsilonBudget, spent: Sequence[Release]) -> float:
+def mu_squared_left(budget: RhoBudget | EpsilonBudget, spent: Sequence[Release]) -> float:
     """What `spent` leaves of the budget, as a sum of 1 / z^2 over full or shuffled Gaussians (twice their zCDP)."""
-    most = 2 * budget.rho if isinstance(budget, schema.RhoBudget) else _most_mu_squared(budget)
+    most = 2 * budget.rho if isinstance(budget, RhoBudget) else _most_mu_squared(budget)
     return most - math.fsum(mu_squared_of(release) for release in spent)
 
 
 @cache
-def _most_mu_squared(budget: schema.EpsilonBudget) -> float:
+def _most_mu_squared(budget: EpsilonBudget) -> float:
     """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget, from below."""
     from dpsgd_cli.privacy.conversions import gaussian_epsilon
 

@@ -15,7 +15,10 @@ from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, adjacency_of, make_plan
 from dpsgd_cli.privacy.planning import Facts
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import DpSgdMethod, PrivateSelectionMethod
+from dpsgd_cli.recipe.schema.privacy import Privacy, RhoBudget
+from dpsgd_cli.recipe.schema.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -23,18 +26,18 @@ class SelectionPlan(Plan):
     """`candidates[i]` plans the training of recipe `recipes[i]` on its part; `epochs` are what the whole is charged."""
 
     candidates: tuple[Plan, ...] = ()
-    recipes: tuple[schema.Recipe, ...] = ()
+    recipes: tuple[Recipe, ...] = ()
 
 
-def plan_selection(recipe: schema.Recipe, facts: Facts) -> SelectionPlan:
+def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
     """The plan of a `private-selection` recipe; a budget in rho, preprocessing included.
 
     Raises PrivacyError under add-remove, where the partition depends on who is in the data, and InfeasibleBudget when
     the choice leaves nothing for training.
     """
     method, privacy = recipe.method, recipe.privacy
-    assert isinstance(method, schema.PrivateSelectionMethod) and privacy is not None
-    if not isinstance(privacy.budget, schema.RhoBudget):
+    assert isinstance(method, PrivateSelectionMethod) and privacy is not None
+    if not isinstance(privacy.budget, RhoBudget):
         raise PrivacyError("method private-selection divides a budget between training and choice: give budget: {rho}")
     adjacency = adjacency_of(recipe)
     if adjacency == "add-remove":
@@ -76,15 +79,15 @@ def plan_selection(recipe: schema.Recipe, facts: Facts) -> SelectionPlan:
     )
 
 
-def _candidate(recipe: schema.Recipe, privacy: schema.Privacy, schedule: schema.Schedule, rho: float) -> schema.Recipe:
+def _candidate(recipe: Recipe, privacy: Privacy, schedule: Schedule, rho: float) -> Recipe:
     """The recipe that trains one candidate alone."""
     settings = recipe.method.model_dump(exclude={"kind", "candidates", "epsilon"})
     own = privacy.model_copy(
         update={
             "schedule": schedule,
-            "budget": schema.RhoBudget(rho=rho),
+            "budget": RhoBudget(rho=rho),
             "accountant": "auto",
             "budget_covers": "total",
         }
     )
-    return recipe.model_copy(update={"method": schema.DpSgdMethod(**settings), "privacy": own})
+    return recipe.model_copy(update={"method": DpSgdMethod(**settings), "privacy": own})

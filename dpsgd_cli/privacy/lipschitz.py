@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ class Constants:
     feature_bound: float
 
 
-def constants_of(model: schema.ConvexModel, feature_bound: float) -> Constants:
+def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
     """L = sup|phi'| B and beta = sup(phi'') B^2 of a loss phi of the margin.
 
     logistic: sup|phi'| = 1, sup(phi'') = 1/4. hinge: 1 and no bound. huber-svm of half-width h: 1 and 1/(2h). squared:
     R B + Y on the ball and 1.
 
-    >>> from dpsgd_cli.recipe.schema import ConvexModel
+    >>> from dpsgd_cli.recipe.schema.model import ConvexModel
     >>> constants_of(ConvexModel(loss="logistic", l2=0.1), feature_bound=2.0)
     Constants(lipschitz=2.0, smoothness=1.0, strong_convexity=0.1, feature_bound=2.0)
     """
@@ -46,14 +47,14 @@ def constants_of(model: schema.ConvexModel, feature_bound: float) -> Constants:
     return Constants(slope * feature_bound, smoothness, model.l2, feature_bound)
 
 
-def problem_constants(recipe: schema.Recipe, feature_bound: float | None, in_ball: bool = True) -> Constants:
+def problem_constants(recipe: Recipe, feature_bound: float | None, in_ball: bool = True) -> Constants:
     """Constants of a recipe's smooth convex problem; PrivacyError that names the condition which fails.
 
     `in_ball`: whether the method keeps all weights that it meets in the ball of `model.radius`. One that does not needs
     constants that hold everywhere, and may not be given a radius.
     """
     kind, model = recipe.method.kind, recipe.model
-    if not isinstance(model, schema.ConvexModel):
+    if not isinstance(model, ConvexModel):
         raise PrivacyError(f"method {kind} is proved for model.kind: convex, not {model.kind}")
     if feature_bound is None:
         raise PrivacyError(

@@ -34,7 +34,9 @@ from dpsgd_cli.privacy.ledger import Filter, Ledger
 from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Mechanism, Release, merge
 from dpsgd_cli.privacy.schedule_solver import solve_schedule
 from dpsgd_cli.privacy.search import PRECISION, Span, dearest
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy, RhoBudget
+from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform, Validation
 from dpsgd_cli.wording import count
 
 MOST_EPOCHS = 100_000
@@ -89,7 +91,7 @@ class Plan:
     budget: Budget
     covers_before: bool
     chooses: bool = False
-    schedule: schema.Schedule | None = None
+    schedule: Schedule | None = None
 
     @property
     def releases(self) -> list[Release]:
@@ -139,7 +141,7 @@ class Plan:
 
 
 def make_plan(
-    recipe: schema.Recipe,
+    recipe: Recipe,
     records: int,
     before: Sequence[Release] = (),
     groups: int | None = None,
@@ -165,12 +167,12 @@ def make_plan(
     _check_supported(sampling)
     _check_sampler(sampling, privacy.accountant)
     draft = _Draft(recipe, privacy, sampling, tuple(before), groups, judge)
-    if isinstance(privacy.schedule, schema.Validation):
+    if isinstance(privacy.schedule, Validation):
         return draft.paced(privacy.schedule)
     return draft.plan()
 
 
-def adjacency_of(recipe: schema.Recipe) -> Adjacency:
+def adjacency_of(recipe: Recipe) -> Adjacency:
     """The adjacency that a recipe's statement is for."""
     stated = recipe.privacy.adjacency if recipe.privacy is not None else None
     return stated or DEFAULT_ADJACENCY[recipe.method.batching]
@@ -210,8 +212,8 @@ def _check_sampler(sampling: Sampling, accountant: str) -> None:
 class _Draft:
     """A plan in the making."""
 
-    recipe: schema.Recipe
-    privacy: schema.Privacy
+    recipe: Recipe
+    privacy: Privacy
     sampling: Sampling
     before: tuple[Release, ...]
     groups: int | None
@@ -232,7 +234,7 @@ class _Draft:
             )
         return plan
 
-    def paced(self, kind: schema.Validation) -> Plan:
+    def paced(self, kind: Validation) -> Plan:
         """A plan that follows the validation accuracy, within a budget that a filter can police."""
         from dpsgd_cli.privacy.adaptive_schedule import PacedPlan
 
@@ -250,7 +252,7 @@ class _Draft:
         look = None
         if cut.noise_multiplier is not None:
             look = Release(GaussianSum(cut.noise_multiplier, self.sampling.adjacency, label="validation"))
-        most = self._most_epochs(schema.Uniform(initial=kind.initial))
+        most = self._most_epochs(Uniform(initial=kind.initial))
         wanted = self.recipe.epochs
         return PacedPlan(
             noise_multipliers=(kind.initial,),
@@ -289,7 +291,7 @@ class _Draft:
     @property
     def delta(self) -> float:
         allowed = self.privacy.budget
-        stated = allowed.delta if isinstance(allowed, schema.EpsilonBudget) else None
+        stated = allowed.delta if isinstance(allowed, EpsilonBudget) else None
         if stated is not None and self.privacy.delta not in (None, stated):
             raise PrivacyError(f"privacy.delta is {self.privacy.delta}, but privacy.budget.delta is {stated}; give one")
         delta = stated or self.privacy.delta
@@ -345,7 +347,7 @@ class _Draft:
             self.privacy.budget, self.accountant, [*self.counted_before, *(made[z] for z in multipliers)]
         )
 
-    def _solve(self) -> tuple[schema.Schedule, list[float]]:
+    def _solve(self) -> tuple[Schedule, list[float]]:
         """The schedule without free numbers, and its values by epoch."""
         wanted, kind = self.recipe.epochs, self.privacy.schedule
         free = schedule.free_numbers(kind)
@@ -359,7 +361,7 @@ class _Draft:
             kind = self._solved(kind, wanted)
         return kind, [schedule.noise_multiplier(kind, epoch) for epoch in range(wanted)]
 
-    def _solved(self, kind: schema.Schedule, epochs: int) -> schema.Schedule:
+    def _solved(self, kind: Schedule, epochs: int) -> Schedule:
         try:
             # where only an accountant can tell the price, each question takes long
             return solve_schedule(kind, epochs, self._excess, 0.0 if self._filtered else PRECISION)
@@ -373,9 +375,9 @@ class _Draft:
 
     @property
     def _filtered(self) -> bool:
-        return isinstance(self.privacy.budget, schema.RhoBudget) or self.accountant.name == "gaussian"
+        return isinstance(self.privacy.budget, RhoBudget) or self.accountant.name == "gaussian"
 
-    def _most_epochs(self, kind: schema.Schedule) -> int:
+    def _most_epochs(self, kind: Schedule) -> int:
         """How many epochs the budget allows; raises InfeasibleBudget for none, or too many to count."""
         if self.privacy.budget is None:
             raise PrivacyError("epochs: until-budget needs privacy.budget")
@@ -388,7 +390,7 @@ class _Draft:
             raise InfeasibleBudget(f"the budget is not spent after {MOST_EPOCHS} epochs; give epochs as a number")
         return fitting
 
-    def _epochs_that_fit(self, kind: schema.Schedule, most: int) -> int:
+    def _epochs_that_fit(self, kind: Schedule, most: int) -> int:
         """Longest prefix of the schedule within the budget (spending only grows)."""
 
         def gap(epochs: float) -> float:

@@ -17,8 +17,11 @@ from dpsgd_cli.privacy.lipschitz import problem_constants
 from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling, make_plan
 from dpsgd_cli.privacy.stability import sensitivity_of_descent
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.convex import DpAgdMethod, PrivGeneMethod
 from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, FlatClipping, Privacy, RhoBudget
+from dpsgd_cli.recipe.schema.schedule import Uniform
 
 _BELOW = 1 - 1e-9
 
@@ -38,18 +41,18 @@ class Facts:
     judge: Accountant | None = None
 
 
-def plan_for(recipe: schema.Recipe, facts: Facts) -> Plan:
+def plan_for(recipe: Recipe, facts: Facts) -> Plan:
     """The plan of a private recipe. Raises PrivacyError for what has no guarantee, InfeasibleBudget for no fit."""
-    planner: Callable[[schema.Recipe, Facts], Plan] = named(recipe.method.described.planner)
+    planner: Callable[[Recipe, Facts], Plan] = named(recipe.method.described.planner)
     return planner(recipe, facts)
 
 
-def gradient(recipe: schema.Recipe, facts: Facts) -> Plan:
+def gradient(recipe: Recipe, facts: Facts) -> Plan:
     """The plan of `plan.py`: a release a step or epoch, of the schedule's noise."""
     return make_plan(recipe, facts.records, facts.before, facts.groups, facts.judge)
 
 
-def by_moments(recipe: schema.Recipe, facts: Facts) -> Plan:
+def by_moments(recipe: Recipe, facts: Facts) -> Plan:
     """The least noise by the moments accountant.
 
     At all orders: its 32 integers state no epsilon below log(1/delta)/32.
@@ -57,12 +60,12 @@ def by_moments(recipe: schema.Recipe, facts: Facts) -> Plan:
     return _by_accountant("rdp-markov", recipe, facts)
 
 
-def by_advanced_composition(recipe: schema.Recipe, facts: Facts) -> Plan:
+def by_advanced_composition(recipe: Recipe, facts: Facts) -> Plan:
     """The least noise by advanced composition of amplified Gaussian mechanisms."""
     return _by_accountant("strong-composition", recipe, facts)
 
 
-def _by_accountant(name: str, recipe: schema.Recipe, facts: Facts) -> Plan:
+def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
     """The gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
     assert recipe.privacy is not None
     if recipe.privacy.accountant == "auto":
@@ -71,7 +74,7 @@ def _by_accountant(name: str, recipe: schema.Recipe, facts: Facts) -> Plan:
     return gradient(recipe, facts)
 
 
-def _adaptive(recipe: schema.Recipe, facts: Facts) -> AdaptivePlan:
+def _adaptive(recipe: Recipe, facts: Facts) -> AdaptivePlan:
     """A budget in zCDP, for methods that choose while they run what to release next."""
     privacy = _privacy(recipe)
     budget, delta = privacy.budget, _delta(privacy)
@@ -83,7 +86,7 @@ def _adaptive(recipe: schema.Recipe, facts: Facts) -> AdaptivePlan:
             f"method {recipe.method.kind} chooses what to release as it goes, which the budget of accountant"
             f" {accountant} does not cover; use zcdp or zcdp-tight"
         )
-    rho = budget.rho if isinstance(budget, schema.RhoBudget) else largest_rho(budget.epsilon, delta, accountant)
+    rho = budget.rho if isinstance(budget, RhoBudget) else largest_rho(budget.epsilon, delta, accountant)
     sampling = Sampling("full", facts.records, facts.records, privacy.adjacency or "add-remove")
     covers = privacy.budget_covers == "total"
     return AdaptivePlan(
@@ -91,40 +94,40 @@ def _adaptive(recipe: schema.Recipe, facts: Facts) -> AdaptivePlan:
     )  # fmt: skip
 
 
-def privgene(recipe: schema.Recipe, facts: Facts) -> Plan:
+def privgene(recipe: Recipe, facts: Facts) -> Plan:
     """Equal parts, as many as there are choices: nothing that is spent depends on a choice."""
-    assert isinstance(recipe.method, schema.PrivGeneMethod)
+    assert isinstance(recipe.method, PrivGeneMethod)
     plan, choices = _adaptive(recipe, facts), recipe.method.choices
     return replace(plan, chooses=False, epochs=((Release(equal_choices(plan, choices), choices),),))
 
 
-def of_own_code(recipe: schema.Recipe, facts: Facts) -> Plan:
+def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
     """The gradient plan, for code that may choose what to release, and when to stop, as it likes."""
     return replace(gradient(recipe, facts), chooses=True)
 
 
-def dp_agd(recipe: schema.Recipe, facts: Facts) -> Plan:
+def dp_agd(recipe: Recipe, facts: Facts) -> Plan:
     """A budget in zCDP whose parts `methods/dp_agd.py` chooses as it goes."""
-    assert isinstance(recipe.method, schema.DpAgdMethod)
+    assert isinstance(recipe.method, DpAgdMethod)
     plan = _adaptive(recipe, facts)
     agd_rates(recipe.method, plan)
     return plan
 
 
-def objective_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:
+def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
     """One (epsilon, delta)-DP release of the whole budget."""
     epsilon, delta = _epsilon_delta(recipe)
     problem_constants(recipe, facts.feature_bound, in_ball=False)
     return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, _add_remove(recipe))))
 
 
-def majority(recipe: schema.Recipe, facts: Facts) -> Plan:
+def majority(recipe: Recipe, facts: Facts) -> Plan:
     """One Laplace count."""
     epsilon, _ = _epsilon_delta(recipe)
     return _one_release(recipe, facts, Release(PureDP(epsilon, _add_remove(recipe), "laplace", "count")))
 
 
-def _one_release(recipe: schema.Recipe, facts: Facts, release: Release) -> Plan:
+def _one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
     """A plan of a single (epsilon, delta)-DP release that spends the whole budget."""
     privacy = _privacy(recipe)
     if facts.before:
@@ -135,22 +138,22 @@ def _one_release(recipe: schema.Recipe, facts: Facts, release: Release) -> Plan:
     return Plan(sampling, (), 1.0, 1, (), ((release,),), accountant, delta, privacy.budget, True)
 
 
-def output_perturbation(recipe: schema.Recipe, facts: Facts) -> Plan:
+def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
     """One Gaussian on the last iterate, of sensitivity that the problem's public constants give."""
     privacy = _privacy(recipe)
     sensitivity = sensitivity_of_descent(recipe, facts.records, facts.feature_bound)
-    whole = privacy.model_copy(update={"clipping": schema.FlatClipping(norm=sensitivity), "schedule": schema.Uniform()})
+    whole = privacy.model_copy(update={"clipping": FlatClipping(norm=sensitivity), "schedule": Uniform()})
     return gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
 
 
-def _privacy(recipe: schema.Recipe) -> schema.Privacy:
+def _privacy(recipe: Recipe) -> Privacy:
     if recipe.privacy is None:
         raise PrivacyError(f"method {recipe.method.kind} needs a privacy section")
     return recipe.privacy
 
 
-def _delta(privacy: schema.Privacy) -> float:
-    stated = privacy.budget.delta if isinstance(privacy.budget, schema.EpsilonBudget) else None
+def _delta(privacy: Privacy) -> float:
+    stated = privacy.budget.delta if isinstance(privacy.budget, EpsilonBudget) else None
     if stated is not None and privacy.delta not in (None, stated):
         raise PrivacyError(f"privacy.delta is {privacy.delta}, but privacy.budget.delta is {stated}; give one")
     delta = stated or privacy.delta
@@ -159,14 +162,14 @@ def _delta(privacy: schema.Privacy) -> float:
     return delta
 
 
-def _epsilon_delta(recipe: schema.Recipe) -> tuple[float, float]:
+def _epsilon_delta(recipe: Recipe) -> tuple[float, float]:
     budget = _privacy(recipe).budget
-    if not isinstance(budget, schema.EpsilonBudget):
+    if not isinstance(budget, EpsilonBudget):
         raise PrivacyError(f"method {recipe.method.kind} is (epsilon, delta)-DP: give privacy.budget with both")
     return budget.epsilon, budget.delta
 
 
-def _add_remove(recipe: schema.Recipe) -> Adjacency:
+def _add_remove(recipe: Recipe) -> Adjacency:
     """Methods that are proved for one record more or less."""
     stated = _privacy(recipe).adjacency or "add-remove"
     if stated != "add-remove":

@@ -11,32 +11,42 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.schedule import (
+    Auto,
+    ExponentialDecay,
+    Piecewise,
+    PolynomialDecay,
+    Schedule,
+    StepDecay,
+    TimeDecay,
+    Uniform,
+    Validation,
+)
 
 
-def uniform(schedule: schema.Uniform, epoch: int) -> float:
+def uniform(schedule: Uniform, epoch: int) -> float:
     """The same in every epoch."""
     del epoch
     return _number(schedule.initial)
 
 
-def time(schedule: schema.TimeDecay, epoch: int) -> float:
+def time(schedule: TimeDecay, epoch: int) -> float:
     """sigma_t = sigma_0 / (1 + k floor(t / period))."""
     return _number(schedule.initial) / (1 + _number(schedule.decay) * (epoch // schedule.period))
 
 
-def exponential(schedule: schema.ExponentialDecay, epoch: int) -> float:
+def exponential(schedule: ExponentialDecay, epoch: int) -> float:
     """sigma_t = sigma_0 exp(-k floor(t / period))."""
     return _number(schedule.initial) * math.exp(-_number(schedule.decay) * (epoch // schedule.period))
 
 
-def step(schedule: schema.StepDecay, epoch: int) -> float:
+def step(schedule: StepDecay, epoch: int) -> float:
     """sigma_t = sigma_0 k^floor(t / period)."""
     times = epoch // int(_number(schedule.period))
     return float(_number(schedule.initial) * _number(schedule.decay) ** times)
 
 
-def polynomial(schedule: schema.PolynomialDecay, epoch: int) -> float:
+def polynomial(schedule: PolynomialDecay, epoch: int) -> float:
     """sigma_t = (sigma_0 - sigma_end) (1 - t / period)^k + sigma_end, and sigma_end from `period` on.
 
     With `every` above 1, t is the last multiple of it.
@@ -46,7 +56,7 @@ def polynomial(schedule: schema.PolynomialDecay, epoch: int) -> float:
     return float((_number(schedule.initial) - final) * left ** _number(schedule.decay) + final)
 
 
-def piecewise(schedule: schema.Piecewise, epoch: int) -> float:
+def piecewise(schedule: Piecewise, epoch: int) -> float:
     """The part that `epoch` falls into, its own clock starting at 0."""
     for part in schedule.parts:
         if part.epochs is None or epoch < part.epochs:
@@ -55,7 +65,7 @@ def piecewise(schedule: schema.Piecewise, epoch: int) -> float:
     raise PrivacyError("schedule piecewise ended before the training")
 
 
-def validation(schedule: schema.Validation, epoch: int) -> float:
+def validation(schedule: Validation, epoch: int) -> float:
     """The noise of epoch 0, and the most that any epoch has: later ones follow the validation accuracy."""
     del epoch
     return schedule.initial
@@ -76,7 +86,7 @@ LEAST = 1e-6
 """Less noise than this protects nothing (rho is 5e11), and its square soon leaves the range of floats."""
 
 
-def noise_multiplier(schedule: schema.Schedule, epoch: int) -> float:
+def noise_multiplier(schedule: Schedule, epoch: int) -> float:
     """Noise multiplier of `epoch` (0, 1, ...); at least `LEAST`.
 
     Raises PrivacyError where the schedule has less noise than that, or a number that is still `auto`.
@@ -90,50 +100,50 @@ def noise_multiplier(schedule: schema.Schedule, epoch: int) -> float:
     return value
 
 
-def allows(schedule: schema.Schedule, epoch: int) -> bool:
+def allows(schedule: Schedule, epoch: int) -> bool:
     """Whether `epoch` has a noise multiplier that may be used."""
     return SCHEDULES[schedule.kind](schedule, epoch) >= LEAST
 
 
-def free_numbers(schedule: schema.Schedule) -> list[str]:
+def free_numbers(schedule: Schedule) -> list[str]:
     """The keys that are `auto`, as paths inside the section: `decay`, `parts.1.initial`.
 
-    >>> free_numbers(schema.ExponentialDecay(initial=10, decay="auto"))
+    >>> free_numbers(ExponentialDecay(initial=10, decay="auto"))
     ['decay']
     """
     return [path for path in solvable_numbers(schedule) if number_at(schedule, path) == "auto"]
 
 
-def solvable_numbers(schedule: schema.Schedule) -> list[str]:
+def solvable_numbers(schedule: Schedule) -> list[str]:
     """The keys that may be `auto`, as paths inside the section.
 
-    >>> solvable_numbers(schema.ExponentialDecay(initial=10, decay=0.1))
+    >>> solvable_numbers(ExponentialDecay(initial=10, decay=0.1))
     ['initial', 'decay']
     """
-    if isinstance(schedule, schema.Piecewise):
+    if isinstance(schedule, Piecewise):
         return [
             f"parts.{i}.{name}" for i, part in enumerate(schedule.parts) for name in solvable_numbers(part.schedule)
         ]
-    return [name for name, field in type(schedule).model_fields.items() if schema.Auto in get_args(field.annotation)]
+    return [name for name, field in type(schedule).model_fields.items() if Auto in get_args(field.annotation)]
 
 
-def section_of(schedule: schema.Schedule, path: str) -> tuple[schema.Schedule, str]:
+def section_of(schedule: Schedule, path: str) -> tuple[Schedule, str]:
     """The schedule that holds the number at `path` (a part of a piecewise one), and its key there."""
-    if not isinstance(schedule, schema.Piecewise):
+    if not isinstance(schedule, Piecewise):
         return schedule, path
     _, index, name = path.split(".")
     return schedule.parts[int(index)].schedule, name
 
 
-def number_at(schedule: schema.Schedule, path: str) -> Any:
+def number_at(schedule: Schedule, path: str) -> Any:
     """The number at one of `solvable_numbers`, or `auto`."""
     section, name = section_of(schedule, path)
     return getattr(section, name)
 
 
-def with_number(schedule: schema.Schedule, path: str, value: float | str) -> schema.Schedule:
+def with_number(schedule: Schedule, path: str, value: float | str) -> Schedule:
     """The schedule with one of its `solvable_numbers` set."""
-    if not isinstance(schedule, schema.Piecewise):
+    if not isinstance(schedule, Piecewise):
         return schedule.model_copy(update={path: value})
     _, index, name = path.split(".")
     changed = schedule.parts[int(index)]

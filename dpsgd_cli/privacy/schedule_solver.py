@@ -12,7 +12,7 @@ from dataclasses import replace
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy import schedule as schedules
 from dpsgd_cli.privacy.search import NOISE, Span, dearest
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.schedule import PolynomialDecay, Schedule, StepDecay, Uniform
 from dpsgd_cli.wording import count
 
 Excess = Callable[[list[float]], float]
@@ -23,7 +23,7 @@ _ODDS = Span("decay / (1 - decay)", cheap=1e9, dear=1e-9, start=1e4)
 _PERIOD = Span("period", cheap=float(1 << 40), dear=1.0, start=64.0, whole=True)
 
 
-def cheaper_upwards(schedule: schema.Schedule, path: str) -> bool:
+def cheaper_upwards(schedule: Schedule, path: str) -> bool:
     """Whether more of the number at `path` is more noise.
 
     Noise never falls when `initial`, `final` or a `period` grows, nor when a step's factor does; it never grows with
@@ -31,11 +31,11 @@ def cheaper_upwards(schedule: schema.Schedule, path: str) -> bool:
     """
     own, name = schedules.section_of(schedule, path)
     if name == "decay":
-        return isinstance(own, schema.StepDecay) or _climbs(own)
+        return isinstance(own, StepDecay) or _climbs(own)
     return not (name == "period" and _climbs(own))
 
 
-def solve_schedule(schedule: schema.Schedule, epochs: int, excess: Excess, precision: float = 0.0) -> schema.Schedule:
+def solve_schedule(schedule: Schedule, epochs: int, excess: Excess, precision: float = 0.0) -> Schedule:
     """`schedule` with its free number set so that `epochs` epochs fit, and as little noise as that allows.
 
     `excess` says how far beyond the budget these noise multipliers, by epoch, are (<= 0: within). Guarantee: it was
@@ -64,7 +64,7 @@ def solve_schedule(schedule: schema.Schedule, epochs: int, excess: Excess, preci
     return schedules.with_number(schedule, path, number(found))
 
 
-def _span(schedule: schema.Schedule, path: str, precision: float) -> tuple[Span, Callable[[float], float]]:
+def _span(schedule: Schedule, path: str, precision: float) -> tuple[Span, Callable[[float], float]]:
     """Where to search, and the number that a value of the search stands for."""
     own, name = schedules.section_of(schedule, path)
     if name == "period":
@@ -72,16 +72,16 @@ def _span(schedule: schema.Schedule, path: str, precision: float) -> tuple[Span,
             raise PrivacyError(f"privacy.schedule.{path}: auto is for noise that decays; final is above initial here")
         return _PERIOD, int
     if name in ("initial", "final"):
-        start = NOISE.start if isinstance(own, schema.Uniform) else _MUCH_NOISE
+        start = NOISE.start if isinstance(own, Uniform) else _MUCH_NOISE
         return replace(NOISE, start=start, precision=precision), float
-    if isinstance(own, schema.StepDecay):
+    if isinstance(own, StepDecay):
         return replace(_ODDS, precision=precision), lambda odds: odds / (1 + odds)
     return replace(_CLIMB if _climbs(own) else _DECAY, precision=precision), float
 
 
-def _climbs(own: schema.Schedule) -> bool:
+def _climbs(own: Schedule) -> bool:
     return (
-        isinstance(own, schema.PolynomialDecay)
+        isinstance(own, PolynomialDecay)
         and not isinstance(own.initial, str)
         and not isinstance(own.final, str)
         and own.final > own.initial

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 from dpsgd_cli.privacy.lipschitz import Constants, problem_constants
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.convex import OutputPerturbationMethod
 
 
 def rate_of_descent(constants: Constants, records: int) -> float:
@@ -33,7 +34,7 @@ def moved_by_one(constants: Constants, records: int, steps: int) -> float:
     return push * -math.expm1(steps * math.log1p(-eta * pull)) / (eta * pull)
 
 
-def sensitivity_of_descent(recipe: schema.Recipe, records: int, feature_bound: float | None) -> float:
+def sensitivity_of_descent(recipe: Recipe, records: int, feature_bound: float | None) -> float:
     """`moved_by_one` of a recipe for output perturbation."""
-    assert isinstance(recipe.method, schema.OutputPerturbationMethod)
+    assert isinstance(recipe.method, OutputPerturbationMethod)
     return moved_by_one(problem_constants(recipe, feature_bound), records, recipe.method.steps)

@@ -12,7 +12,11 @@ import json
 import os
 from pathlib import Path
 
-from dpsgd_cli.recipe.schema import Data, PretrainedFeatures, PythonMethod, PythonModel, Recipe, TorchvisionFeatures
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.recipe.schema.features import PretrainedFeatures, TorchvisionFeatures
+from dpsgd_cli.recipe.schema.method import PythonMethod
+from dpsgd_cli.recipe.schema.model import PythonModel
 
 KEY = "recipe_folder"
 """Its key in the `provenance` of `result.json`."""

@@ -25,7 +25,7 @@ from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.together import Run, scope
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
-from dpsgd_cli.recipe.schema import describe_noise, noise_source
+from dpsgd_cli.recipe.schema.privacy import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices
 from dpsgd_cli.results.parts import parts
 from dpsgd_cli.results.released import Released, Unreleased, marked, together

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from dpsgd_cli.data.evaluated import Evaluated, evaluated_on, identities_in
-from dpsgd_cli.recipe.schema import PREPROCESS
+from dpsgd_cli.recipe.schema.data import PREPROCESS
 from dpsgd_cli.recipe.tree import CoreLoader
 from dpsgd_cli.results.result import Row
 

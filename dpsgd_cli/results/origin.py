@@ -17,7 +17,7 @@ from dpsgd_cli.data import own_file
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.schema import noise_source
+from dpsgd_cli.recipe.schema.privacy import noise_source
 from dpsgd_cli.results.result import Row
 
 

@@ -19,8 +19,8 @@ from dpsgd_cli.core.models import BUILT_IN
 from dpsgd_cli.core.packing import Place, elements_per_row
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
+from dpsgd_cli.recipe.schema.method import Gradient
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.trials import make_pack
 
@@ -94,7 +94,7 @@ def _plan_key(loaded: LoadedRecipe) -> str:
     content = resolved(loaded.recipe)
     for key in _NOT_IN_PLAN:
         content.pop(key, None)
-    if isinstance(loaded.recipe.method, schema.Gradient):
+    if isinstance(loaded.recipe.method, Gradient):
         content["method"] = {k: v for k, v in content["method"].items() if k not in _NOT_IN_PLAN_OF_GRADIENTS}
     if loaded.recipe.method.kind in ("dp-sgd", "sgd") and loaded.recipe.model.kind in ("linear", "mlp"):
         layers = loaded.recipe.model.hidden if loaded.recipe.model.kind == "mlp" else []

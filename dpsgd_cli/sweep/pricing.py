@@ -31,8 +31,7 @@ from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import PureDP, Release, merge
 from dpsgd_cli.privacy.selection import BestOfTrials, Choice
 from dpsgd_cli.privacy.together import Run, why_apart
-from dpsgd_cli.recipe.schema import describe_noise, noise_source
-from dpsgd_cli.recipe.schema.privacy import NoiseSource
+from dpsgd_cli.recipe.schema.privacy import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 

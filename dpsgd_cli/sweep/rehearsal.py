@@ -18,7 +18,8 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.core.evaluation import evaluate
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import Gradient
 from dpsgd_cli.sweep import grouping
 from dpsgd_cli.sweep.planning import Planned, steps_of
 from dpsgd_cli.trials import Member, Trials, start
@@ -54,7 +55,7 @@ class Rehearsals:
         steps = max(steps_of(one) for one in planned)
         if outline is None or outline.input_shape is None or steps == 0:
             return None
-        if not isinstance(recipe.method, schema.Gradient) or recipe.method.kind == "private-selection":
+        if not isinstance(recipe.method, Gradient) or recipe.method.kind == "private-selection":
             return None
         key = (grouping.shared(first.cell.loaded), trials)
         if key not in self._known:
@@ -66,7 +67,7 @@ class Rehearsals:
         return steps * pace.step + rows * pace.row
 
 
-def _steps_per_epoch(recipe: schema.Recipe, outline: data.Outline) -> int:
+def _steps_per_epoch(recipe: Recipe, outline: data.Outline) -> int:
     if recipe.method.batching == "single":
         return outline.train_records
     return -(-outline.train_records // (recipe.method.batch_size or outline.train_records))

@@ -23,7 +23,7 @@ from typing import Any
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import dump_recipe
-from dpsgd_cli.recipe.schema import noise_source
+from dpsgd_cli.recipe.schema.privacy import noise_source
 from dpsgd_cli.results import store
 from dpsgd_cli.results.leftovers import hidden_name
 from dpsgd_cli.sweep import choosing, folder, pricing

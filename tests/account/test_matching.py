@@ -11,7 +11,8 @@ from dpsgd_cli.account.matching import Terms, matched
 from dpsgd_cli.experiment import plan_recipe
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.recipe.schema import EpsilonBudget, ExponentialDecay, Uniform
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
+from dpsgd_cli.recipe.schema.schedule import ExponentialDecay, Uniform
 from dpsgd_cli.results.comparison import Entry, read_entries
 
 TEXT = """\

@@ -9,8 +9,16 @@ from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.privacy import accountants, schedule
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling
-from dpsgd_cli.recipe import schema
-from dpsgd_cli.recipe.schema.schedule import Part
+from dpsgd_cli.recipe.schema.schedule import (
+    ExponentialDecay,
+    Part,
+    Piecewise,
+    PolynomialDecay,
+    Schedule,
+    StepDecay,
+    TimeDecay,
+    Uniform,
+)
 
 PCA = Release(GaussianSum(20.0, "zero-out", "full"))
 
@@ -48,20 +56,20 @@ def test_a_budget_that_is_spent_before_has_no_factor() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        schema.Uniform(initial=3),
-        schema.TimeDecay(initial=3, decay=0.2),
-        schema.ExponentialDecay(initial=3, decay=0.2),
-        schema.StepDecay(initial=3, decay=0.5, period=4),
-        schema.PolynomialDecay(initial=3, final=1, decay=2, period=6),
-        schema.Piecewise(
+        Uniform(initial=3),
+        TimeDecay(initial=3, decay=0.2),
+        ExponentialDecay(initial=3, decay=0.2),
+        StepDecay(initial=3, decay=0.5, period=4),
+        PolynomialDecay(initial=3, final=1, decay=2, period=6),
+        Piecewise(
             parts=[
-                Part(epochs=3, schedule=schema.Uniform(initial=5)),
-                Part(schedule=schema.PolynomialDecay(initial=3, final=2, decay=1, period=4)),
+                Part(epochs=3, schedule=Uniform(initial=5)),
+                Part(schedule=PolynomialDecay(initial=3, final=2, decay=1, period=4)),
             ]
         ),
     ],
 )
-def test_every_epoch_of_a_scaled_schedule_has_scaled_noise(kind: schema.Schedule) -> None:
+def test_every_epoch_of_a_scaled_schedule_has_scaled_noise(kind: Schedule) -> None:
     scaled = scaled_schedule(kind, 2.5)
     found = [schedule.noise_multiplier(scaled, epoch) for epoch in range(12)]
     assert found == pytest.approx([2.5 * schedule.noise_multiplier(kind, epoch) for epoch in range(12)], rel=1e-14)

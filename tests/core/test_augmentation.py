@@ -16,14 +16,14 @@ from dpsgd_cli.core.modules import Offset, WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.data import Augment
 
 CPU = torch.device("cpu")
 SHAPE = (2, 5, 4)
 
 
 def make(seeds: list[int], **settings: Any) -> Augmentation:
-    return Augmentation(schema.Augment(**{"crop": 2, **settings}), [SeededStreams(seed) for seed in seeds], SHAPE)
+    return Augmentation(Augment(**{"crop": 2, **settings}), [SeededStreams(seed) for seed in seeds], SHAPE)
 
 
 def crops(image: Tensor, crop: int, mode: str) -> list[Tensor]:
@@ -81,7 +81,7 @@ def test_a_trial_sees_the_same_alone_in_any_batch_and_nothing_else_is_the_same(
 def test_unseeded_trials_differ(random_numbers: Callable[..., Tensor]) -> None:
     """Two equal sets of 24 crops out of 50 have probability 50^-24."""
     x = random_numbers(1, 6, *SHAPE)
-    augment = Augmentation(schema.Augment(copies=4, crop=2), [SecureStreams(), SecureStreams()], SHAPE)
+    augment = Augmentation(Augment(copies=4, crop=2), [SecureStreams(), SecureStreams()], SHAPE)
     one, other = augment(x, torch.arange(6)[None], 0)
     assert not torch.equal(one, other)
 
@@ -92,7 +92,7 @@ def test_unseeded_trials_differ(random_numbers: Callable[..., Tensor]) -> None:
 )
 def test_what_cannot_be_cropped_is_refused(shape: tuple[int, ...], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        Augmentation(schema.Augment(**settings), [SeededStreams(0)], shape)
+        Augmentation(Augment(**settings), [SeededStreams(0)], shape)
 
 
 def network() -> nn.Module:

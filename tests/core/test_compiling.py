@@ -26,8 +26,8 @@ from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Rows
 from dpsgd_cli.errors import ModelError, RecipeError
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel, VitModel, WrnModel
 from dpsgd_cli.results import store
 
 CPU = torch.device("cpu")
@@ -43,12 +43,12 @@ def built(settings: Any, shape: tuple[int, ...]) -> Build:
 
 
 NETWORKS: dict[str, tuple[Build, tuple[int, ...]]] = {
-    "mlp": (built(schema.MlpModel(hidden=[5]), (4,)), (4,)),
-    "cnn": (built(schema.CnnModel(), (1, 14, 14)), (1, 14, 14)),
+    "mlp": (built(MlpModel(hidden=[5]), (4,)), (4,)),
+    "cnn": (built(CnnModel(), (1, 14, 14)), (1, 14, 14)),
     "pools": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, 1), nn.ReLU(inplace=True), nn.Flatten(),
                                     nn.Linear(27, 3)), (2, 6, 6)),
-    "wrn": (built(schema.WrnModel(depth=10, width=1, groups=4), (2, 8, 8)), (2, 8, 8)),
-    "vit": (built(schema.VitModel(patch=2, dim=6, depth=1, heads=3), (2, 4, 6)), (2, 4, 6)),
+    "wrn": (built(WrnModel(depth=10, width=1, groups=4), (2, 8, 8)), (2, 8, 8)),
+    "vit": (built(VitModel(patch=2, dim=6, depth=1, heads=3), (2, 4, 6)), (2, 4, 6)),
     "sequence": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Flatten(), nn.Linear(20, 3)),
                  (5, 3)),
     "fallback": (lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 3)), (4,)),

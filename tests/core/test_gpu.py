@@ -20,8 +20,8 @@ from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.core.sampling import PoissonSampler
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.recipe.schema.model import CnnModel
 from dpsgd_cli.results import store
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -29,7 +29,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def network() -> nn.Module:
-    return models.cnn(schema.CnnModel(), (1, 14, 14), 10)
+    return models.cnn(CnnModel(), (1, 14, 14), 10)
 
 
 def table(device: torch.device) -> Table:

@@ -8,9 +8,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from dpsgd_cli.core.learning_rate import rate_at
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.schedule import Rate
 
-ADAPTER: TypeAdapter[Any] = TypeAdapter(schema.Rate)
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Rate)
 EPOCHS = (0, 5, 10, 20, 40)
 CASES: list[tuple[dict[str, Any], list[float]]] = [
     ({"kind": "constant", "initial": 0.3}, [0.3] * 5),

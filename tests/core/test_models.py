@@ -11,7 +11,7 @@ from torch import nn
 
 from dpsgd_cli.core import models
 from dpsgd_cli.errors import ModelError, RecipeError
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.model import CnnModel, LinearModel, MlpModel, PythonModel
 
 HERE = Path()
 
@@ -26,7 +26,7 @@ def sizes(module: nn.Module) -> list[tuple[int, ...]]:
 
 def test_cnn_has_the_published_layers() -> None:
     """26,010 parameters on MNIST, as in Papernot et al.: 16 filters of 8 x 8, 32 of 4 x 4, 512 -> 32 -> 10."""
-    made = build(schema.CnnModel(), (1, 28, 28), 10)
+    made = build(CnnModel(), (1, 28, 28), 10)
     assert sizes(made) == [(16, 1, 8, 8), (16,), (32, 16, 4, 4), (32,), (32, 512), (32,), (10, 32), (10,)]
     assert sum(parameter.numel() for parameter in made.parameters()) == 26_010
     strides = [layer.stride for layer in made if isinstance(layer, nn.Conv2d)]  # type: ignore[attr-defined]
@@ -36,7 +36,7 @@ def test_cnn_has_the_published_layers() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (2, 14, 14), (1, 15, 40)])
 def test_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
-    assert build(schema.CnnModel(), shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+    assert build(CnnModel(), shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -44,19 +44,19 @@ def test_cnn_takes_images_of_any_size(shape: tuple[int, ...]) -> None:
 )
 def test_cnn_refuses_what_is_no_image(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ModelError, match=message + ".*use mlp"):
-        build(schema.CnnModel(), shape, 10)
+        build(CnnModel(), shape, 10)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear_starts_at_zero(bias: bool) -> None:
-    made = build(schema.LinearModel(bias=bias), (2, 3), 4)
+    made = build(LinearModel(bias=bias), (2, 3), 4)
     assert sizes(made) == ([(4, 6), (4,)] if bias else [(4, 6)])
     assert not made(torch.ones(5, 2, 3)).any()
 
 
 @pytest.mark.parametrize("activation", models.ACTIVATIONS)
 def test_mlp_has_its_activation_between_its_layers(activation: Any) -> None:
-    made = build(schema.MlpModel(hidden=[5, 3], activation=activation), (2, 3), 4)
+    made = build(MlpModel(hidden=[5, 3], activation=activation), (2, 3), 4)
     kinds = [
         nn.Flatten,
         nn.Linear,
@@ -82,20 +82,20 @@ def wrong(shape, outputs):
 
 def test_an_own_model_gets_shape_outputs_and_arguments(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    settings = schema.PythonModel(kind="python", file="own.py", arguments={"width": 8})
+    settings = PythonModel(kind="python", file="own.py", arguments={"width": 8})
     assert sizes(build(settings, (5,), 2, tmp_path)) == [(8, 5), (8,), (2, 8), (2,)]
 
 
 def test_an_own_model_that_is_no_module_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    settings = schema.PythonModel(kind="python", file="own.py", factory="wrong")
+    settings = PythonModel(kind="python", file="own.py", factory="wrong")
     with pytest.raises(ModelError, match=r"own.py: wrong\(...\) returned tuple, not a torch.nn.Module"):
         build(settings, (5,), 2, tmp_path)
 
 
 def test_an_own_model_in_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no such Python file"):
-        build(schema.PythonModel(kind="python", file="none.py"), (5,), 2, tmp_path)
+        build(PythonModel(kind="python", file="none.py"), (5,), 2, tmp_path)
 
 
 ASKING = """
@@ -132,10 +132,10 @@ def test_a_factory_that_cannot_be_called_is_refused(
 ) -> None:
     (tmp_path / "own.py").write_text(ASKING)
     with pytest.raises(ModelError, match=message):
-        build(schema.PythonModel(kind="python", file="own.py", factory=factory, arguments=arguments), (5,), 2, tmp_path)
+        build(PythonModel(kind="python", file="own.py", factory=factory, arguments=arguments), (5,), 2, tmp_path)
 
 
 def test_a_factory_may_take_any_argument(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(ASKING)
-    settings = schema.PythonModel(kind="python", file="own.py", factory="anything", arguments={"wdth": 3})
+    settings = PythonModel(kind="python", file="own.py", factory="anything", arguments={"wdth": 3})
     assert sizes(build(settings, (5,), 2, tmp_path)) == [(2, 5), (2,)]

@@ -6,7 +6,8 @@ import torch
 
 from dpsgd_cli.core.averaging import Ema, StartAverage, TailAverage, first_of_tail, make_average
 from dpsgd_cli.core.projection import project_to_ball
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.method import AllIterates, TailIterates
+from dpsgd_cli.recipe.schema.method import Ema as EmaSettings
 
 
 def test_projection_gives_the_nearest_point_of_the_ball() -> None:
@@ -38,7 +39,7 @@ def test_the_lectures_average_what_steps_started_from() -> None:
 def test_a_moving_average_weighs_iterates_as_defined() -> None:
     """Iterate s counts (1 - d_s) times the product of all later decays; the start, the product of all of them."""
     start, iterates = torch.full((2, 3), 5.0), torch.arange(240.0).sin().view(40, 2, 3)
-    average = make_average(schema.Ema(decay=0.7), start, [40, 40])
+    average = make_average(EmaSettings(decay=0.7), start, [40, 40])
     assert average is not None
     for step, values in enumerate(iterates):
         average.add(values, step)
@@ -53,10 +54,10 @@ def test_a_moving_average_weighs_iterates_as_defined() -> None:
 def test_averages_by_name() -> None:
     values = torch.zeros(2, 3)
     assert make_average(None, values, [4, 4]) is None
-    assert isinstance(make_average(schema.Ema(), values, [4, 4]), Ema)
+    assert isinstance(make_average(EmaSettings(), values, [4, 4]), Ema)
     every, tail = (
-        make_average(schema.AllIterates(), values, [4, 8]),
-        make_average(schema.TailIterates(), values, [4, 8]),
+        make_average(AllIterates(), values, [4, 8]),
+        make_average(TailIterates(), values, [4, 8]),
     )
     assert isinstance(every, StartAverage)
     assert isinstance(tail, TailAverage)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.updates import Ema, make_update
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.method import Adam, Optimizer, Sgd
 
 RATES = torch.tensor([[0.1], [0.7]], dtype=torch.float64)
 
@@ -36,14 +36,14 @@ def by_torch(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Tens
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        (schema.Sgd(), by_torch(torch.optim.SGD)),
-        (schema.Sgd(momentum=0.9), by_torch(torch.optim.SGD, momentum=0.9)),
-        (schema.Adam(), by_torch(torch.optim.Adam)),
-        (schema.Adam(betas=(0.5, 0.8), stability=0.1), by_torch(torch.optim.Adam, betas=(0.5, 0.8), eps=0.1)),
+        (Sgd(), by_torch(torch.optim.SGD)),
+        (Sgd(momentum=0.9), by_torch(torch.optim.SGD, momentum=0.9)),
+        (Adam(), by_torch(torch.optim.Adam)),
+        (Adam(betas=(0.5, 0.8), stability=0.1), by_torch(torch.optim.Adam, betas=(0.5, 0.8), eps=0.1)),
     ],
     ids=["sgd", "momentum", "adam", "adam with other settings"],
 )
-def test_updates_are_those_of_torch(settings: schema.Optimizer, wanted: Tensor) -> None:
+def test_updates_are_those_of_torch(settings: Optimizer, wanted: Tensor) -> None:
     values = torch.arange(5).double().repeat(2, 1)
     update = make_update(settings, values)
     for step, gradient in enumerate(gradients()):
@@ -53,8 +53,8 @@ def test_updates_are_those_of_torch(settings: schema.Optimizer, wanted: Tensor) 
     torch.testing.assert_close(values, wanted)
 
 
-@pytest.mark.parametrize("settings", [schema.Sgd(momentum=0.9), schema.Adam()])
-def test_the_state_is_all_that_continuing_needs(settings: schema.Optimizer) -> None:
+@pytest.mark.parametrize("settings", [Sgd(momentum=0.9), Adam()])
+def test_the_state_is_all_that_continuing_needs(settings: Optimizer) -> None:
     values = torch.arange(5).double().repeat(2, 1)
     update = make_update(settings, values)
     for step, gradient in enumerate(gradients()):
@@ -64,9 +64,7 @@ def test_the_state_is_all_that_continuing_needs(settings: schema.Optimizer) -> N
                 continued.state[name].copy_(tensor)
             update = continued
         update.apply(values, gradient, RATES, step)
-    wanted = (
-        by_torch(torch.optim.Adam) if isinstance(settings, schema.Adam) else by_torch(torch.optim.SGD, momentum=0.9)
-    )
+    wanted = by_torch(torch.optim.Adam) if isinstance(settings, Adam) else by_torch(torch.optim.SGD, momentum=0.9)
     torch.testing.assert_close(values, wanted)
 
 

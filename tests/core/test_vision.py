@@ -15,15 +15,15 @@ from dpsgd_cli.core.isolation import check_examples_stay_apart, stand_in_rows
 from dpsgd_cli.core.layers import Fallback
 from dpsgd_cli.core.packing import Pack, Place
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.model import CnnModel, VitModel, WrnModel
 
 SMALL: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "wrn": (schema.WrnModel(depth=10, width=1, groups=4), (2, 8, 8)),
-    "vit-token": (schema.VitModel(patch=2, dim=6, depth=2, heads=3), (2, 4, 6)),
-    "vit-mean": (schema.VitModel(patch=2, dim=4, depth=1, heads=2, pool="mean"), (1, 4, 4)),
-    "cnn-cifar10": (schema.CnnModel(layout="cifar10"), (1, 8, 8)),
-    "cnn-scattering-cifar10": (schema.CnnModel(layout="scattering-cifar10"), (3, 4, 4)),
-    "cnn-scattering-mnist": (schema.CnnModel(layout="scattering-mnist"), (3, 3, 3)),
+    "wrn": (WrnModel(depth=10, width=1, groups=4), (2, 8, 8)),
+    "vit-token": (VitModel(patch=2, dim=6, depth=2, heads=3), (2, 4, 6)),
+    "vit-mean": (VitModel(patch=2, dim=4, depth=1, heads=2, pool="mean"), (1, 4, 4)),
+    "cnn-cifar10": (CnnModel(layout="cifar10"), (1, 8, 8)),
+    "cnn-scattering-cifar10": (CnnModel(layout="scattering-cifar10"), (3, 4, 4)),
+    "cnn-scattering-mnist": (CnnModel(layout="scattering-mnist"), (3, 3, 3)),
 }
 
 
@@ -55,9 +55,9 @@ def test_every_layer_has_a_rule_of_its_own_and_keeps_examples_apart(name: str) -
 
 
 def test_published_sizes() -> None:
-    assert parameters(schema.CnnModel(layout="cifar10"), (3, 32, 32)) == 550_570
-    assert parameters(schema.WrnModel(), (3, 32, 32)) == wide(2)
-    assert parameters(schema.WrnModel(depth=40), (3, 32, 32)) == wide(6)
+    assert parameters(CnnModel(layout="cifar10"), (3, 32, 32)) == 550_570
+    assert parameters(WrnModel(), (3, 32, 32)) == wide(2)
+    assert parameters(WrnModel(depth=40), (3, 32, 32)) == wide(6)
 
 
 def wide(blocks: int) -> int:
@@ -79,7 +79,7 @@ def test_a_model_that_is_given_no_image_says_so(name: str) -> None:
 
 def test_patches_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ModelError, match=r"model\.patch: 4 does not divide images of 8 x 6"):
-        build(schema.VitModel(), (1, 8, 6))
+        build(VitModel(), (1, 8, 6))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,6 @@ def test_patches_that_do_not_fit_are_refused() -> None:
     ],
 )
 def test_sizes_that_fit_no_model_are_refused(settings: dict[str, Any], message: str) -> None:
-    kinds: dict[str, Any] = {"wrn": schema.WrnModel, "vit": schema.VitModel}
+    kinds: dict[str, Any] = {"wrn": WrnModel, "vit": VitModel}
     with pytest.raises(ValueError, match=message):
         kinds[settings["kind"]].model_validate(settings)

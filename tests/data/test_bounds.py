@@ -11,7 +11,7 @@ import pytest
 
 from dpsgd_cli.data import prepare
 from dpsgd_cli.data.bounds import feature_norm_bound
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from dpsgd_cli.data import features
 from dpsgd_cli.data.dataset import Layout
 from dpsgd_cli.data.step import Transform
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.recipe.schema.features import Features, PretrainedFeatures, ScatteringFeatures, TorchvisionFeatures
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def images(count: int, channels: int = 3, side: int = 8) -> np.ndarray:
 
 
 def test_features_act_on_each_record_alone_and_fit_the_planned_layout() -> None:
-    step = features.extractor(schema.ScatteringFeatures(orientations=2, pool=1, groups=3), Path())
+    step = features.extractor(ScatteringFeatures(orientations=2, pool=1, groups=3), Path())
     rows = images(40)
     transform = transform_of(step, rows.shape[1:])
     found = transform(rows)
@@ -54,12 +54,12 @@ def test_features_act_on_each_record_alone_and_fit_the_planned_layout() -> None:
 
 def test_features_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = images(3)
-    step = features.extractor(schema.ScatteringFeatures(orientations=2), Path())
+    step = features.extractor(ScatteringFeatures(orientations=2), Path())
     first = transform_of(step, rows.shape[1:])(rows)
     assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
     monkeypatch.setattr(features.Scatter, "network", lambda *_: pytest.fail("made again"))
     assert (transform_of(step, rows.shape[1:])(rows) == first).all()
-    other = features.extractor(schema.ScatteringFeatures(orientations=4), Path())
+    other = features.extractor(ScatteringFeatures(orientations=4), Path())
     with pytest.raises(pytest.fail.Exception, match="made again"):
         transform_of(other, rows.shape[1:])(rows)
 
@@ -67,13 +67,13 @@ def test_features_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("settings", "shape", "said"),
     [
-        (schema.ScatteringFeatures(), (3, 8, 6), "square images"),
-        (schema.ScatteringFeatures(), (20,), "square images"),
-        (schema.ScatteringFeatures(groups=7), (3, 8, 8), "243 channels cannot be cut into 7"),
+        (ScatteringFeatures(), (3, 8, 6), "square images"),
+        (ScatteringFeatures(), (20,), "square images"),
+        (ScatteringFeatures(groups=7), (3, 8, 8), "243 channels cannot be cut into 7"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_data_is_read(
-    settings: schema.Features, shape: tuple[int, ...], said: str
+    settings: Features, shape: tuple[int, ...], said: str
 ) -> None:
     with pytest.raises(DataError, match=said):
         features.extractor(settings, Path()).plan(Layout(shape))
@@ -104,7 +104,7 @@ def fake_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_torchvision_network_is_loaded_frozen_from_its_file(tmp_path: Path) -> None:
     source = TinyNetwork()
     torch.save(source.state_dict(), tmp_path / "tiny.pth")
-    step = features.extractor(schema.TorchvisionFeatures(network="tiny", weights="tiny.pth"), tmp_path)
+    step = features.extractor(TorchvisionFeatures(network="tiny", weights="tiny.pth"), tmp_path)
     rows = images(5)
     found = transform_of(step, rows.shape[1:])(rows)
     mean, std = (np.array(v, np.float32)[:, None, None] for v in (features.IMAGENET_MEAN, features.IMAGENET_STD))
@@ -113,7 +113,7 @@ def test_a_torchvision_network_is_loaded_frozen_from_its_file(tmp_path: Path) ->
     assert found.shape == (5, 4, 6, 6)
     assert np.allclose(found, expected, atol=1e-6)
     assert "ImageNet" in (step.declaration or "")
-    bigger = schema.TorchvisionFeatures(network="tiny", weights="tiny.pth", side=16, pool=1)
+    bigger = TorchvisionFeatures(network="tiny", weights="tiny.pth", side=16, pool=1)
     assert features.extractor(bigger, tmp_path).plan(Layout((3, 8, 8))).shape == (4, 1, 1)
 
 
@@ -122,7 +122,7 @@ def test_weights_come_from_the_users_cache_when_no_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
-    step = features.extractor(schema.TorchvisionFeatures(network="tiny"), Path())
+    step = features.extractor(TorchvisionFeatures(network="tiny"), Path())
     with pytest.raises(DataError, match=r"no weights of tiny in .*checkpoints; fetch them once"):
         step.plan(Layout((3, 8, 8)))
     (tmp_path / "checkpoints").mkdir()
@@ -143,7 +143,7 @@ def test_weights_come_from_the_users_cache_when_no_file_is_named(
 def test_a_network_that_cannot_be_loaded_says_why(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     torch.save(TinyNetwork().state_dict(), tmp_path / "tiny.pth")
     torch.save({}, tmp_path / "other.pth")
-    settings = schema.TorchvisionFeatures.model_validate({"network": "tiny", "weights": "tiny.pth"} | changes)
+    settings = TorchvisionFeatures.model_validate({"network": "tiny", "weights": "tiny.pth"} | changes)
     with pytest.raises(DataError, match=said):
         features.extractor(settings, tmp_path).plan(Layout((3, 8, 8)))
 
@@ -151,7 +151,7 @@ def test_a_network_that_cannot_be_loaded_says_why(tmp_path: Path, changes: dict[
 def test_without_torchvision_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(DataError, match="pip install torchvision"):
-        features.extractor(schema.TorchvisionFeatures(), Path()).plan(Layout((3, 8, 8)))
+        features.extractor(TorchvisionFeatures(), Path()).plan(Layout((3, 8, 8)))
 
 
 def test_a_network_of_another_recipe_is_cut_before_its_last_layer(
@@ -183,4 +183,4 @@ def test_a_network_of_another_recipe_is_cut_before_its_last_layer(
 
 def test_a_private_network_is_no_free_extractor() -> None:
     with pytest.raises(ValueError, match="trained on private data is no free extractor"):
-        schema.PretrainedFeatures(result="somewhere")
+        PretrainedFeatures(result="somewhere")

@@ -17,7 +17,7 @@ from dpsgd_cli.data import on_disk, own_file
 from dpsgd_cli.data.on_disk import DiskRows, DiskSource, Selection, Stored, TrialRows
 from dpsgd_cli.data.splits import cut_places
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Data, Split, ValidationSet
+from dpsgd_cli.recipe.schema.data import Data, Split, ValidationSet
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from dpsgd_cli.data import own_file
 from dpsgd_cli.data.dataset import Column, Source
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 
 
 def columns(source: Source) -> tuple[Column, ...]:

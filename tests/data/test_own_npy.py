@@ -14,7 +14,7 @@ from dpsgd_cli import data
 from dpsgd_cli.data import own_file
 from dpsgd_cli.data.on_disk import DiskSource, TrialRows
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 
 X = np.random.default_rng(0).integers(0, 256, (60, 2, 3)).astype(np.uint8)
 Y = np.arange(60) % 3 * 10

@@ -15,7 +15,7 @@ from dpsgd_cli import data
 from dpsgd_cli.data import catalog, pca
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 
 HERE = Path()
 PRIVATE = {"pca": {"components": 5, "noise_multiplier": 4}}

@@ -10,7 +10,7 @@ import pytest
 from dpsgd_cli.data import pca, preprocess
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import PreprocessStep
+from dpsgd_cli.recipe.schema.data import PreprocessStep
 
 COLUMNS = (
     Column("age", (0, 100)),

@@ -13,7 +13,7 @@ from dpsgd_cli import data
 from dpsgd_cli.data.bounds import feature_norm_bound
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Data
+from dpsgd_cli.recipe.schema.data import Data
 
 HERE = Path()
 AGES = [-5, 0, 10, 30, 60, 99]

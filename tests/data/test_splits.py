@@ -25,7 +25,7 @@ from dpsgd_cli.data.splits import (
     splitmix,
 )
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema import Split, ValidationSet
+from dpsgd_cli.recipe.schema.data import Split, ValidationSet
 
 sizes = st.integers(20, 200)
 seeds = st.integers(0, 50)

@@ -18,7 +18,7 @@ from dpsgd_cli.methods import Context, create
 from dpsgd_cli.methods.gradient import GradientMethod
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.plan import make_plan
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
 
 RECORDS = 30
 Data = tuple[np.ndarray, np.ndarray]
@@ -33,7 +33,7 @@ def records(count: int = RECORDS) -> Data:
     return rng.normal(size=(count, 4)) * 2, rng.integers(0, 3, count)
 
 
-def recipe(**changes: Any) -> schema.Recipe:
+def recipe(**changes: Any) -> Recipe:
     """DP-SGD on shuffled batches of 7 for 4 epochs, but for `changes`; `None` leaves a section out."""
     base: dict[str, Any] = {
         "name": "small",
@@ -46,11 +46,11 @@ def recipe(**changes: Any) -> schema.Recipe:
     }
     for key, value in changes.items():
         base[key] = {**base[key], **value} if isinstance(value, dict) else value
-    return schema.Recipe.model_validate({key: value for key, value in base.items() if value is not None})
+    return Recipe.model_validate({key: value for key, value in base.items() if value is not None})
 
 
 def context(
-    recipes: Sequence[schema.Recipe],
+    recipes: Sequence[Recipe],
     data: Data | None = None,
     streams: Sequence[Streams] | None = None,
     dtype: torch.dtype = torch.float64,

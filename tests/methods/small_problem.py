@@ -16,7 +16,8 @@ from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.methods import Context
 from dpsgd_cli.methods.problem import output_loss
 from dpsgd_cli.privacy.planning import Facts, plan_for
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class Silent(SeededStreams):
@@ -34,7 +35,7 @@ def points(records: int = 60, features: int = 4, seed: int = 0) -> tuple[np.ndar
     return x, y
 
 
-def recipe(method: dict[str, Any], **changes: Any) -> schema.Recipe:
+def recipe(method: dict[str, Any], **changes: Any) -> Recipe:
     """A recipe for `points`; `privacy=None` leaves privacy out."""
     base: dict[str, Any] = {
         "name": "small",
@@ -45,11 +46,11 @@ def recipe(method: dict[str, Any], **changes: Any) -> schema.Recipe:
         "seed": 0,
     }
     base.update(changes)
-    return schema.Recipe.model_validate({k: v for k, v in base.items() if v is not None})
+    return Recipe.model_validate({k: v for k, v in base.items() if v is not None})
 
 
 def context(
-    made: schema.Recipe, streams: list[Streams] | None = None, data: tuple[np.ndarray, np.ndarray] | None = None
+    made: Recipe, streams: list[Streams] | None = None, data: tuple[np.ndarray, np.ndarray] | None = None
 ) -> Context:
     """A context in double precision; the feature bound is that of [0, 1] columns and the constant one."""
     x, y = data if data is not None else points()
@@ -58,7 +59,7 @@ def context(
     if made.folds is not None:
         table = table.with_folds(torch.from_numpy(held_out_by_folds(np.arange(len(y)), made.folds, made.repeats)))
     streams = streams or [SeededStreams((made.seed or 0) + i) for i in range(made.trials)]
-    assert isinstance(made.model, schema.ConvexModel)
+    assert isinstance(made.model, ConvexModel)
     pack = Pack(models.builder(made.model, table.input_shape, 1, Path()), [0] * len(streams), place, True)
     bound = float(np.sqrt(x.shape[1] + made.model.bias))
     plan = None if made.privacy is None else plan_for(made, Facts(len(table), feature_bound=bound))
@@ -83,10 +84,10 @@ def _free() -> Any:
     return Ledger()
 
 
-def signed(made: schema.Recipe, data: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+def signed(made: Recipe, data: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
     """Rows y (x, 1) in double precision, for references."""
     x, y = data if data is not None else points()
-    assert isinstance(made.model, schema.ConvexModel)
+    assert isinstance(made.model, ConvexModel)
     rows = np.hstack([x, np.ones((len(x), 1))]) if made.model.bias else x
     return rows * (2 * y - 1)[:, None]
 

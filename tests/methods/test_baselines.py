@@ -31,14 +31,14 @@ from dpsgd_cli.privacy.lipschitz import Constants, problem_constants
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.privacy.stability import moved_by_one, rate_of_descent
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
 REGRESSION = {"path": "small.csv", "target": "y", "task": "regression"}
 
 
-def made(kind: str, **changes: Any) -> schema.Recipe:
+def made(kind: str, **changes: Any) -> Recipe:
     method = {"kind": kind, **changes.pop("method", {})}
     return recipe(method, **{"privacy": BUDGET, **changes})
 

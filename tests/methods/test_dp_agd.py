@@ -24,7 +24,10 @@ from dpsgd_cli.privacy.adaptive import AdaptivePlan, agd_rates, largest_rho
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.convex import DpAgdMethod
+from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 
@@ -41,16 +44,16 @@ def gradient(w: np.ndarray, z: np.ndarray, bound: float) -> np.ndarray:
     return np.asarray((each / np.maximum(1, np.linalg.norm(each, axis=1, keepdims=True) / bound)).sum(axis=0))
 
 
-def reference(made: schema.Recipe, z: np.ndarray, stream: Streams) -> tuple[np.ndarray, list[tuple[str, float]]]:
+def reference(made: Recipe, z: np.ndarray, stream: Streams) -> tuple[np.ndarray, list[tuple[str, float]]]:
     """Weights and the zCDP of each release. Lee and Kifer 2018, Algorithm 2, with the L2 term in direction and loss.
 
     With momentum, a direction is that of a sum of all earlier gradients, each weighted by momentum^age.
     """
     m, model = made.method, made.model
-    assert isinstance(m, schema.DpAgdMethod)
-    assert isinstance(model, schema.ConvexModel)
+    assert isinstance(m, DpAgdMethod)
+    assert isinstance(model, ConvexModel)
     assert made.privacy is not None
-    assert isinstance(made.privacy.budget, schema.EpsilonBudget)
+    assert isinstance(made.privacy.budget, EpsilonBudget)
     rho = largest_rho(made.privacy.budget.epsilon, 1e-5, "zcdp-tight")
     eps = made.privacy.budget.epsilon / (2 * m.splits)
     rho_max, rho_ng = eps**2 / (2 if m.selection == "laplace" else 8), eps**2 / (4 * math.log(1.25 / 1e-5))
@@ -364,7 +367,7 @@ def test_published_rates_give_a_gradient_a_37th_of_a_selection() -> None:
     made = recipe({"kind": "dp-agd"}, privacy={"budget": {"epsilon": 0.8, "delta": 1e-8}, "accountant": "zcdp"})
     plan = context(made).plans[0]
     assert isinstance(plan, AdaptivePlan)
-    assert isinstance(made.method, schema.DpAgdMethod)
+    assert isinstance(made.method, DpAgdMethod)
     rates = agd_rates(made.method, plan)
     assert rates.selection_epsilon == pytest.approx(0.8 / 120)
     assert rates.selection_rho / rates.gradient_rho == pytest.approx(37.3, abs=0.1)

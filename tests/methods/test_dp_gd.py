@@ -14,7 +14,7 @@ from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.methods.dp_gd import DpGd
 from dpsgd_cli.methods.gd import Gd
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, recipe, run, signed
 
 T = 12
@@ -36,7 +36,7 @@ def reference(z: np.ndarray, noise: np.ndarray, rate: float, radius: float, boun
     return iterates
 
 
-def made(**changes: Any) -> schema.Recipe:
+def made(**changes: Any) -> Recipe:
     method = {"kind": "dp-gd", "learning_rate": 2.0, **changes.pop("method", {})}
     model = {"kind": "convex", "l2": 0.01, "radius": 1.5}
     privacy = {"budget": {"epsilon": 0.9, "delta": 1e-5}, "clipping": {"kind": "flat", "norm": 0.7}}

@@ -24,7 +24,7 @@ from dpsgd_cli.errors import BudgetExceeded, PrivacyError
 from dpsgd_cli.methods import Context, create
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.mechanism import GaussianSum
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_network import RECORDS, context, recipe, records, train
 
 LEAST = 1e-6
@@ -49,7 +49,7 @@ SIZES = {"poisson": 6, "shuffle": 7, "full": None}
 
 def made(
     batching: str, adjacency: str, clipping: str = "flat", schedule: dict[str, Any] | None = None, **changes: Any
-) -> schema.Recipe:
+) -> Recipe:
     privacy = {"adjacency": adjacency, "clipping": CLIPPINGS[clipping]}
     return recipe(
         method={"batching": batching, "batch_size": SIZES[batching]},

@@ -18,7 +18,7 @@ from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods import Context, create
 from dpsgd_cli.methods.gradient import GradientMethod
 from dpsgd_cli.privacy.planning import Facts, plan_for
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import METHODS
 from tests.conftest import WAYS
 from tests.methods import small_network, small_problem
@@ -58,7 +58,7 @@ class Closed(SecureStreams):
 
 def selection_context() -> Context:
     changes = {"method": CHOICE, "privacy": {"budget": {"rho": 1.0}, "delta": 1e-3}}
-    one = schema.Recipe.model_validate(small_network.recipe().model_dump(exclude_unset=True) | changes)
+    one = Recipe.model_validate(small_network.recipe().model_dump(exclude_unset=True) | changes)
     made = small_network.context([small_network.recipe()])
     plan = plan_for(one, Facts(small_network.RECORDS))
     return replace(made, recipes=(one,), plans=(plan,), ledgers=(plan.ledger(),))
@@ -70,7 +70,7 @@ def test_no_method_draws_from_its_streams_while_it_is_made(name: str) -> None:
     create(replace(made, streams=(Closed(),)))
 
 
-def convex(name: str) -> schema.Recipe:
+def convex(name: str) -> Recipe:
     sections = CONVEX[name]
     return small_problem.recipe(sections["method"], **{k: v for k, v in sections.items() if k != "method"})
 

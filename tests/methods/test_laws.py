@@ -25,8 +25,8 @@ from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.privgene import _Chooser
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import PureDP
-from dpsgd_cli.recipe import schema
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.trials import Member, start
 from tests.methods.small_problem import Silent, context, points, recipe, run
@@ -43,7 +43,7 @@ SELECTION: dict[str, Any] = {
 }
 
 
-def made(kind: str, **changes: Any) -> schema.Recipe:
+def made(kind: str, **changes: Any) -> Recipe:
     method = {"kind": kind, **changes.pop("method", {})}
     return recipe(method, **{"privacy": BUDGET, **changes})
 

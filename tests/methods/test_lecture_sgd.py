@@ -18,7 +18,7 @@ from dpsgd_cli.methods import create, excess_risk
 from dpsgd_cli.methods.lecture_sgd import LectureSgd
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.mechanism import GaussianSum
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 
@@ -28,7 +28,7 @@ def picked(sampler: SingleSampler, step: int) -> int:
     return int(rows[0, 0])
 
 
-def made(model: dict[str, Any] | None = None, **changes: Any) -> schema.Recipe:
+def made(model: dict[str, Any] | None = None, **changes: Any) -> Recipe:
     method = {"kind": "dp-sgd", "batching": "single", "learning_rate": "theorem", **changes.pop("method", {})}
     problem = {"kind": "convex", "radius": 1.5, **(model or {})}
     clipping = {"kind": "flat", "norm": math.sqrt(5)}
@@ -161,7 +161,7 @@ def test_the_measured_excess_risk_is_over_the_optimum_in_the_ball() -> None:
     assert measured["excess_risk"] == pytest.approx(risk(method.output[0].numpy()) - best, abs=1e-6)
 
 
-def hinge_problem() -> schema.Recipe:
+def hinge_problem() -> Recipe:
     return recipe(
         {"kind": "gd", "averaging": {"kind": "all"}},
         model={"kind": "convex", "radius": 1000.0, "loss": "hinge"},

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
 from dpsgd_cli.privacy.adaptive_schedule import Pace, PacedPlan
 from dpsgd_cli.privacy.plan import make_plan
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.schedule import Validation
 
 SCHEDULE: dict[str, Any] = {"kind": "validation", "initial": 10, "decay": 0.7, "threshold": 0.01, "period": 2}
 RECIPE: dict[str, Any] = {
@@ -23,7 +24,7 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def slowly(settings: schema.Validation, accuracies: list[float]) -> list[float]:
+def slowly(settings: Validation, accuracies: list[float]) -> list[float]:
     """Equations 8 to 10, validation by validation: the multiplier after each."""
     found, sigma = [], settings.initial
     for e in range(1, len(accuracies) + 1):
@@ -39,7 +40,7 @@ def slowly(settings: schema.Validation, accuracies: list[float]) -> list[float]:
 
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(1, 5), st.integers(0, 4))
 def test_a_pace_follows_the_equations(hits: list[int], average: int, more: int) -> None:
-    settings = schema.Validation(initial=10, decay=0.7, threshold=0.05, period=average + more, average=average)
+    settings = Validation(initial=10, decay=0.7, threshold=0.05, period=average + more, average=average)
     pace, found = Pace(settings, settings.initial), []
     for hit in hits:
         pace.observe(hit / 20)
@@ -48,12 +49,12 @@ def test_a_pace_follows_the_equations(hits: list[int], average: int, more: int) 
 
 
 def test_validations_may_be_rarer_than_epochs() -> None:
-    pace = Pace(schema.Validation(initial=10, decay=0.7, every=3), 10)
+    pace = Pace(Validation(initial=10, decay=0.7, every=3), 10)
     assert [epoch for epoch in range(10) if pace.looks_after(epoch)] == [2, 5, 8]
 
 
 def plan(**changes: Any) -> PacedPlan:
-    found = make_plan(schema.Recipe.model_validate(RECIPE | changes), 1000)
+    found = make_plan(Recipe.model_validate(RECIPE | changes), 1000)
     assert isinstance(found, PacedPlan)
     return found
 

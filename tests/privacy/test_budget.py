@@ -25,7 +25,7 @@ from dpsgd_cli.privacy.budget import (
 )
 from dpsgd_cli.privacy.ledger import GaussianFilter, Ledger, PlannedFilter, RhoFilter
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
-from dpsgd_cli.recipe.schema import EpsilonBudget, RhoBudget
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
 
 GAUSSIAN = accountants.get("gaussian")
 BUDGETS = st.one_of(

@@ -31,7 +31,7 @@ from dpsgd_cli.privacy.ledger import (
     to_lines,
 )
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP, Release, ZeroConcentrated
-from dpsgd_cli.recipe.schema import EpsilonBudget
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
 
 Z = st.floats(min_value=0.3, max_value=50)
 MANY = st.lists(st.tuples(Z, st.integers(1, 5)), min_size=1, max_size=40)

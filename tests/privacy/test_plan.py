@@ -13,7 +13,8 @@ from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError, Uns
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling, adjacency_of, make_plan
-from dpsgd_cli.recipe.schema import DpSgdMethod, Recipe
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import DpSgdMethod
 
 PCA = Release(GaussianSum(16.0, "zero-out", label="pca"))
 TABLE_II: dict[str, tuple[dict[str, Any], int]] = {

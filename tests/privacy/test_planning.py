@@ -14,12 +14,12 @@ from dpsgd_cli.privacy.adaptive import AdaptivePlan, largest_rho
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.privacy.planning import Facts, plan_for
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
 
 FACTS = Facts(records=1000, feature_bound=2.0)
 
 
-def recipe(kind: str, privacy: dict[str, Any] | None = None, **changes: Any) -> schema.Recipe:
+def recipe(kind: str, privacy: dict[str, Any] | None = None, **changes: Any) -> Recipe:
     base: dict[str, Any] = {
         "name": "planned",
         "data": {"path": "d.csv", "target": "y"},
@@ -32,7 +32,7 @@ def recipe(kind: str, privacy: dict[str, Any] | None = None, **changes: Any) -> 
         base["epochs"] = 4
     if kind.startswith("sgd"):
         base["method"]["batch_size"] = 100
-    return schema.Recipe.model_validate(base | changes)
+    return Recipe.model_validate(base | changes)
 
 
 @given(st.floats(1e-3, 100), st.floats(1e-12, 0.4), st.sampled_from(["zcdp", "zcdp-tight"]))

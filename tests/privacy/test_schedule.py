@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.schedule import LEAST, SCHEDULES, allows, free_numbers, noise_multiplier, with_number
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema.schedule import Schedule
 
-ADAPTER: TypeAdapter[Any] = TypeAdapter(schema.Schedule)
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 
 
 def schedule(**settings: Any) -> Any:

@@ -15,9 +15,10 @@ from dpsgd_cli.privacy.plan import make_plan
 from dpsgd_cli.privacy.schedule import free_numbers, noise_multiplier, with_number
 from dpsgd_cli.privacy.schedule_solver import cheaper_upwards, solve_schedule
 from dpsgd_cli.privacy.search import gap_of
-from dpsgd_cli.recipe import schema
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.schedule import Schedule
 
-ADAPTER: TypeAdapter[Any] = TypeAdapter(schema.Schedule)
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 RHO = 0.78125
 LENGTHS = (30, 40, 50, 60, 70, 80, 90, 100)
 # Yu et al. 2019, Table III, at rho 0.78125 from noise multiplier 10 on.
@@ -162,7 +163,7 @@ RECIPE: dict[str, Any] = {
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_a_schedule_is_solved_on_poisson_batches_too(accountant: str) -> None:
     privacy = RECIPE["privacy"] | {"accountant": accountant}
-    plan = make_plan(schema.Recipe.model_validate(RECIPE | {"privacy": privacy}), 1000)
+    plan = make_plan(Recipe.model_validate(RECIPE | {"privacy": privacy}), 1000)
     epsilon = plan.guarantee().epsilon
     assert 2 * (1 - 1e-3) < epsilon <= 2
     assert plan.noise_multipliers[0] == 3
@@ -175,7 +176,7 @@ def test_a_plan_solves_within_what_preprocessing_leaves(budget: dict[str, float]
 
     method = {"kind": "dp-sgd", "batching": "shuffle", "batch_size": 100}
     privacy = {"schedule": {"kind": "time", "initial": 10, "decay": "auto"}, "budget": budget, "delta": 1e-4}
-    recipe = schema.Recipe.model_validate(RECIPE | {"method": method, "privacy": privacy, "epochs": 20})
+    recipe = Recipe.model_validate(RECIPE | {"method": method, "privacy": privacy, "epochs": 20})
     before = [Release(GaussianSum(8, "zero-out", label="pca"))]
     plan = make_plan(recipe, 1000, before)
     guarantee, limit = plan.guarantee(), budget.get("epsilon")

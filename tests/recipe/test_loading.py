@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, recipe_hash, resolved, shipped_recipes
-from dpsgd_cli.recipe.schema import DpSgdMethod, Recipe
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import DpSgdMethod
 
 TEXT = """\
 name: x

@@ -5,7 +5,7 @@ import torch
 
 from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, HuberHinge, MarginLoss, margin_loss
 from dpsgd_cli.privacy.lipschitz import constants_of
-from dpsgd_cli.recipe.schema import ConvexModel
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 GRID = torch.linspace(-6, 6, 4001, dtype=torch.float64)
 LOSSES = [margin_loss(name) for name in MARGIN_LOSSES] + [HuberHinge(0.1)]

@@ -16,7 +16,7 @@ from dpsgd_cli.core.problems.pack_risk import PackRisk
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.methods.problem import loss_of, output_loss, rows_of
-from dpsgd_cli.recipe.schema import ConvexModel, MlpModel
+from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel
 
 PLACE = Place(torch.device("cpu"), torch.float64)
 

@@ -13,7 +13,7 @@ from dpsgd_cli.core.problems.rows import Rows
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.methods.problem import rows_of
-from dpsgd_cli.recipe.schema import ConvexModel
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 N, D, R = 60, 3, 4
 
