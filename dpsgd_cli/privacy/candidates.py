@@ -59,7 +59,7 @@ def plan_selection(
     longest = max(len(plan.epochs) for plan in plans)
     epochs = [*dearest.epochs, *[()] * (longest - len(dearest.epochs))]
     epochs[-1] = (*epochs[-1], choice)
-    accountant = privacy.accountant
+    accountant: str = privacy.accountant
     if accountant == "auto":
         accountant = Least().best([*before, *(r for epoch in epochs for r in epoch)], dearest.delta)[1]
     return SelectionPlan(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
@@ -47,7 +47,7 @@ class Least(Accountant):
         reasons: list[str] = []
         for accountant in self._all:
             try:
-                found.append((number(accountant, lambda a=accountant: a.epsilon(releases, delta)), accountant.name))
+                found.append((number(accountant, partial(accountant.epsilon, releases, delta)), accountant.name))
             except UnsupportedMechanism as refusal:
                 reasons.append(str(refusal))
         if not found:
@@ -58,7 +58,7 @@ class Least(Accountant):
         found = []
         for accountant in self._all:
             try:
-                found.append(number(accountant, lambda a=accountant: a.delta(releases, epsilon)))
+                found.append(number(accountant, partial(accountant.delta, releases, epsilon)))
             except UnsupportedMechanism:
                 continue
         return min(found, default=math.inf)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import warnings
+from collections.abc import Callable
 from functools import cache, reduce
 
 import mpmath as mp
@@ -67,6 +68,7 @@ def floor_of(mechanism: Mechanism) -> oracle.PrivacyLossDistribution:
     if isinstance(mechanism, GaussianSum):
         rate = mechanism.sampling_rate
         return oracle.from_gaussian_mechanism(mechanism.noise_multiplier, sampling_prob=rate, **buckets)
+    assert isinstance(mechanism, PureDP | ApproximateDP)
     epsilon = mechanism.epsilon
     if isinstance(mechanism, PureDP) and mechanism.source == "laplace":
         return oracle.from_laplace_mechanism(1 / epsilon, **buckets)
@@ -135,7 +137,7 @@ def poisson_delta(rate: float, noise: float, count: int, at: float) -> float:
     return 0.0
 
 
-EXTREMES = [
+EXTREMES: list[tuple[list[Release], Callable[..., float], tuple[float, ...]]] = [
     # losses above 709 beside sampled steps: 1150, where 41.07 was printed
     (
         [full(0.6976276956978756, 941), poisson(0.04, 1.8178821871051982, 746)],
