@@ -13,8 +13,8 @@ from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
 
 
 def hockey_stick(loss: LossMasses, width: float, epsilon: float) -> float:
-    gaps = -np.expm1(epsilon - loss.cells * width)
-    return float(loss.infinite + (loss.masses * np.maximum(gaps, 0)).sum())
+    gaps = -np.expm1(np.minimum(epsilon - loss.cells * width, 0))
+    return float(loss.infinite + (loss.masses * gaps).sum())
 
 
 def exact(rate: float, noise: float, epsilon: float, remove: bool) -> float:

@@ -27,7 +27,6 @@ from dpsgd_cli.privacy.mechanism import (
     Mechanism,
     PureDP,
     Release,
-    ZeroConcentrated,
 )
 
 UPPER = [name for name in accountants.NAMES if accountants.get(name).bound == "upper"]
@@ -76,7 +75,7 @@ def floor_of(mechanism: Mechanism) -> oracle.PrivacyLossDistribution:
     if isinstance(mechanism, GaussianSum):
         rate = mechanism.sampling_rate
         return oracle.from_gaussian_mechanism(mechanism.noise_multiplier, sampling_prob=rate, **buckets)
-    assert not isinstance(mechanism, ZeroConcentrated)
+    assert isinstance(mechanism, PureDP | ApproximateDP)
     epsilon = mechanism.epsilon
     if isinstance(mechanism, PureDP) and mechanism.source == "laplace":
         return oracle.from_laplace_mechanism(1 / epsilon, **buckets)
