@@ -2,7 +2,8 @@
 
 Parameters, norms, clip factors, noise and updates are float32 (or float64) in every mode, sums float64
 (`summing.py`). With `bfloat16` a recorded pass works on a rounded copy of the parameters and keeps each layer's input a
-and output gradient d as 8-bit significands; with `tf32` a GPU's matrix products inside the passes round their factors to 10 bits.
+and output gradient d as 8-bit significands; with `tf32` a GPU's matrix products inside the passes round their factors
+to 10 bits.
 
 Why clipping is as strict as before: an example's contribution is defined by the recorded a and d, however these
 came to be. Its norm and its part of the sum are both computed from them, in float32: 8-bit significands are
