@@ -112,7 +112,7 @@ def test_graphs_outlive_those_of_another_pack() -> None:
     torch.full((1 << 24,), torch.nan, device=GPU)
     packs[0].sums.zero_()
     replayers[0].add(batch, Diagnostics(2, GPU))
-    torch.testing.assert_close(packs[0].sums, wanted)
+    torch.testing.assert_close(packs[0].sums, wanted, rtol=1.3e-6, atol=1e-5)
 
 
 def test_steps_do_not_wait_for_the_device() -> None:
