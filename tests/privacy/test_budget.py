@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import mpmath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.budget import Budget, describe, enforce, fits, mu_squared_left, rho_of
+from dpsgd_cli.privacy.budget import Budget, describe, enforce, fits, mu_squared_left, one_gaussian, rho_of
 from dpsgd_cli.privacy.ledger import GaussianFilter, Ledger, PlannedFilter, RhoFilter
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.recipe.schema import EpsilonBudget, RhoBudget
@@ -86,3 +87,18 @@ def test_budgets_in_words() -> None:
     assert describe(None) == "none"
     assert describe(RhoBudget(rho=0.78125)) == "rho 0.78125"
     assert describe(EpsilonBudget(epsilon=3, delta=1e-5)) == "epsilon 3 at delta 1e-05"
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 3.0, 50.0])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5])
+def test_a_gaussian_budget_is_never_stated_above_itself(epsilon: float, delta: float) -> None:
+    """The budget as one Gaussian costs its epsilon or hardly less, by Balle and Wang's formula in 40 digits."""
+    cap = one_gaussian(EpsilonBudget(epsilon=epsilon, delta=delta), "gaussian", "add-remove")
+    assert cap is not None
+    with mpmath.workdps(40):
+        mu = 1 / mpmath.mpf(cap.noise_multiplier)
+
+        def spent(at: Any) -> Any:
+            return mpmath.ncdf(mu / 2 - at / mu) - mpmath.exp(at) * mpmath.ncdf(-mu / 2 - at / mu)
+
+        assert spent(mpmath.mpf(epsilon)) <= delta < spent(mpmath.mpf(epsilon) * (1 - mpmath.mpf(10) ** -9))
