@@ -66,7 +66,8 @@ BROKEN = [
     (
         "until-budget",
         "until_budget",
-        "8: epochs: must be a whole number at least 1 and at most 1e+06 or until-budget, got 'until_budget'; did you mean until-budget?",
+        "8: epochs: must be a whole number at least 1 and at most 1e+06 or until-budget, got 'until_budget';"
+        " did you mean until-budget?",
     ),
     (
         "batch_size: 10",
