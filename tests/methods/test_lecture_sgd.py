@@ -94,7 +94,7 @@ def test_one_record_is_clipped_to_half_of_the_sensitivity_that_the_ledger_record
         method.add_sums(0, step, Diagnostics(1, torch.device("cpu")))
         row = z[picked(picks, step)]
         own = -row / (1 + np.exp(row @ w))
-        clipped += np.linalg.norm(own) > 0.2
+        clipped += int(np.linalg.norm(own) > 0.2)
         own = own / max(1, np.linalg.norm(own) / 0.2)
         assert np.allclose(method.context.pack.sums[0].numpy(), own, rtol=1e-9)
     assert clipped > 50
