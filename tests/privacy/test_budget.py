@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.budget import Budget, describe, enforce, fits, mu_squared_left, one_gaussian, rho_of
+from dpsgd_cli.privacy.budget import (
+    Budget,
+    describe,
+    enforce,
+    enforce_on_choices,
+    fits,
+    mu_squared_left,
+    one_gaussian,
+    rho_of,
+)
 from dpsgd_cli.privacy.ledger import GaussianFilter, Ledger, PlannedFilter, RhoFilter
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
@@ -87,6 +99,51 @@ def test_budgets_in_words() -> None:
     assert describe(None) == "none"
     assert describe(RhoBudget(rho=0.78125)) == "rho 0.78125"
     assert describe(EpsilonBudget(epsilon=3, delta=1e-5)) == "epsilon 3 at delta 1e-05"
+
+
+@given(BUDGETS)
+def test_the_gaussian_that_a_budget_is_lies_within_it(budget: Any) -> None:
+    """By exact fractions: mu^2 = 1 / z^2 of the cap is at most what the filter lets pass, and hardly less; twice as
+    much would be a false statement, half of it a dear one."""
+    cap = one_gaussian(budget, "gaussian", "add-remove")
+    assert isinstance(cap, GaussianSum)
+    most, taken = Fraction(mu_squared_left(budget, ())), 1 / Fraction(cap.noise_multiplier) ** 2
+    assert most * (1 - Fraction(1, 10**12)) < taken
+    assert 1 / cap.noise_multiplier**2 <= float(most)
+    if isinstance(budget, RhoBudget):
+        assert float(most) == pytest.approx(2 * budget.rho, rel=1e-15)  # Bun and Steinke 2016: rho = mu^2 / 2
+    else:
+        # the exact delta of mu-Gaussian-DP at epsilon (Balle and Wang 2018, Theorem 8), by SciPy's normal law
+        mu = float(taken) ** 0.5
+        a, b = mu / 2 - budget.epsilon / mu, -mu / 2 - budget.epsilon / mu
+        assert norm.cdf(a) - np.exp(budget.epsilon + norm.logcdf(b)) == pytest.approx(budget.delta, rel=1e-5)
+
+
+def test_a_budget_on_choices_counts_the_gaussian_that_a_pure_release_is() -> None:
+    """eps = 1 is 1/2-zCDP, but to tell its two answers apart takes a Gaussian of mu = 2 Phi^-1(e / (1 + e)): .76."""
+    mu = 2 * norm.ppf(np.e / (1 + np.e))
+    for rho, admitted in ((0.6, False), (mu**2 / 2 + 1e-9, True)):
+        ledger = Ledger(enforce_on_choices(RhoBudget(rho=rho)))
+        assert ledger.admits([Release(PureDP(1.0, "add-remove"))]) is admitted
+    assert Ledger(enforce(RhoBudget(rho=0.6), GAUSSIAN, ())).admits([Release(PureDP(1.0, "add-remove"))])
+
+
+def test_what_was_planned_once_is_admitted_once() -> None:
+    planned = releases([1.0, 2.0])
+    policy = enforce(EpsilonBudget(epsilon=9, delta=1e-5), accountants.get("pld"), planned)
+    for release in planned:
+        policy.admit(release)
+    for release in planned:
+        with pytest.raises(BudgetExceeded, match="none left"):
+            policy.admit(release)
+
+
+def test_to_ask_whether_releases_fit_spends_nothing() -> None:
+    for allowed in (RhoBudget(rho=0.7), EpsilonBudget(epsilon=6, delta=1e-5)):
+        ledger = Ledger(enforce(allowed, GAUSSIAN, ()))
+        one = releases([1.0])
+        assert ledger.admits(one) and ledger.admits(one) and not ledger.entries
+        ledger.spend(one[0])
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 3.0, 50.0])
