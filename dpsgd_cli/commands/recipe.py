@@ -10,7 +10,6 @@ import json
 import click
 
 from dpsgd_cli.commands import batching
-from dpsgd_cli.data import unsaid
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe.expected import recipe_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, shipped_recipes
@@ -57,6 +56,8 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
       dpsgd recipe show quickstart
       dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
     """
+    from dpsgd_cli.data import unsaid  # NumPy, which listing recipes does without
+
     found = load_recipe(recipe, overrides).recipe
     click.echo("\n".join([dump_recipe(found).rstrip("\n"), *unsaid.comments(found)]))
 

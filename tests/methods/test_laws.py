@@ -197,7 +197,7 @@ class _Two(Team):
 def test_only_methods_that_look_at_the_data_through_one_sum_run_in_several_processes(kind: str) -> None:
     """Each process would release by itself what the ledger is charged for once, and see only a part or everything."""
     together = {"sgd", "dp-sgd", "sgd-ma", "sgd-adv"}
-    method = SimpleNamespace(kind=kind, batching="full")
+    method = METHODS[kind].model_construct(batching="full")
     one = SimpleNamespace(recipes=(SimpleNamespace(method=method, privacy=None),), team=_Two(), table=None)
     if kind in together:
         _refuse(one)  # type: ignore[arg-type]

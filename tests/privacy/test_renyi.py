@@ -115,3 +115,24 @@ def test_ratio_moment_is_its_integral(noise: float, power: int) -> None:
         cuts = [-15 + i * (high + 15) / 40 for i in range(41)]
         exact = mp.log(mp.quad(lambda x: mp.npdf(x) * (mp.exp(x / z - 1 / (2 * z * z)) - 1) ** power, cuts))
         assert abs(renyi.ratio_log_moment(noise, power) - exact) < 1e-9
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.7, 5.0])
+@pytest.mark.parametrize("order", [1.01, 2.0, 32.0])
+def test_laplace_noise_is_the_integral_of_its_densities(epsilon: float, order: float) -> None:
+    """In 30 digits; a scale half as large, or a sensitivity of 2, is another number."""
+
+    def divergence(epsilon: float) -> float:
+        with mp.workdps(30):
+            eps, alpha = mp.mpf(epsilon), mp.mpf(order)
+
+            def powered(x: mp.mpf) -> mp.mpf:
+                return eps / 2 * mp.exp(-eps * (alpha * abs(x) + (1 - alpha) * abs(x - 1)))
+
+            whole = mp.quad(powered, [-mp.inf, -10 / eps, 0, 1, 1 + 10 / eps, mp.inf])
+            return float(mp.log(whole) / (alpha - 1))
+
+    found = renyi.laplace_divergence(epsilon, order)
+    assert found == pytest.approx(divergence(epsilon), rel=1e-9)
+    assert found != pytest.approx(divergence(2 * epsilon), rel=1e-2)
+    assert found <= renyi.pure_divergence(epsilon, order)

@@ -32,6 +32,10 @@ _LEAST_NOISE = 0.1
 """Below it sampled Gaussians are priced as unsampled ones, which dominate them."""
 _LEAST_RATE = 1e-12
 """Smaller sampling rates are priced as this one, which dominates them (hockey-stick divergences are convex)."""
+_LARGE_DELTA = 1e-3
+"""Above it losses need no tilt: doubles hold such a delta to all digits that are shown."""
+_BELOW = 5.0
+"""How far below a delta, in logarithms, what is cut off may be."""
 _MOST_CELLS = 1 << 21
 """Wider cells, and a looser bound, before more memory than this takes (about 150 MB)."""
 
@@ -57,7 +61,8 @@ class Pld(Accountant):
             return math.inf
         if (mu := _gaussian_only(kept)) is not None:
             return conversions.gaussian_epsilon(mu, delta)
-        return max(composer.compose().epsilon(delta) for composer in _composers(kept, _aim_at_delta(kept, delta)))
+        composed = max(composer.compose().epsilon(delta) for composer in _composers(kept, _aim_at_delta(kept, delta)))
+        return min(composed, _largest_loss(kept))
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
         self.check(releases)
@@ -66,7 +71,16 @@ class Pld(Accountant):
             return 1.0
         if (mu := _gaussian_only(kept)) is not None:
             return conversions.gaussian_delta(mu, epsilon)
-        return max(composer.compose().delta(epsilon) for composer in _composers(kept, _aim_at_epsilon(kept, epsilon)))
+        aim = _aim_at_epsilon(kept, epsilon)
+        found = max(composer.compose().delta(epsilon) for composer in _composers(kept, aim))
+        far_below = found < math.exp(aim.log_delta + _BELOW - 1)
+        if found == 0 or not (far_below or found > _LARGE_DELTA):
+            return found
+        # the aim is by what Renyi orders prove, which is loose here: what is cut off would tell, as would a tilt
+        nearer = dataclasses.replace(aim, log_delta=math.log(found) - _BELOW)
+        if found > _LARGE_DELTA:
+            nearer = dataclasses.replace(nearer, tilt=0.0)
+        return min(found, max(composer.compose().delta(epsilon) for composer in _composers(kept, nearer)))
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         import numpy as np
@@ -124,6 +138,13 @@ def _gaussian_only(kept: Sequence[Release]) -> float | None:
     return None
 
 
+def _largest_loss(kept: Sequence[Release]) -> float:
+    """The sum of pure epsilons, which no loss passes; cells would round it up. inf where a loss has no bound."""
+    if not all(isinstance(release.mechanism, PureDP) for release in kept):
+        return math.inf
+    return sum(r.count * r.mechanism.epsilon for r in kept if isinstance(r.mechanism, PureDP))
+
+
 def _needs_sampling(releases: Sequence[Release]) -> bool:
     return any(isinstance(r.mechanism, GaussianSum) and r.mechanism.batching == "poisson" for r in releases)
 
@@ -141,7 +162,7 @@ def _aim_at_epsilon(releases: Sequence[Release], epsilon: float) -> Aim:
 
     rdp = Rdp()
     proved = rdp.delta(releases, epsilon)
-    log_delta = math.log(max(proved, 1e-200)) - 5
+    log_delta = math.log(max(proved, 1e-200)) - _BELOW
     return Aim(rdp.best_order_for_epsilon(releases, epsilon) - 1, log_delta)
 
 

@@ -222,8 +222,11 @@ def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
     """Renyi divergence of one use at `order` > 1, in the worse of the two directions.
 
     Gaussian (full, and an epoch of shuffled batches) alpha/(2 z^2); Poisson: Mironov, Talwar and Zhang 2019; fixed
-    size: Wang, Balle and Kasiviswanathan 2019; pure: randomised response, exponential mechanism also alpha eps^2/8.
+    size: Wang, Balle and Kasiviswanathan 2019; pure: randomised response, Laplace noise by itself, exponential
+    mechanism also alpha eps^2/8.
     """
+    if isinstance(mechanism, PureDP) and mechanism.source == "laplace":
+        return renyi.laplace_divergence(mechanism.epsilon, order)
     if isinstance(mechanism, PureDP):
         return renyi.pure_divergence(mechanism.epsilon, order, mechanism.source == "exponential")
     if isinstance(mechanism, ApproximateDP):

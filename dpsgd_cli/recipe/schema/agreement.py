@@ -23,9 +23,9 @@ def method_problems(recipe: Recipe) -> list[str]:
     return found + _augment(recipe) + _rounding(recipe) + _compiling(recipe)
 
 
-def _by_steps() -> str:
+def _by_steps(word: str = " and ") -> str:
     """The methods that go step by step, in words."""
-    return " and ".join(sorted(kind for kind, one in METHODS.items() if one.descriptor.by_steps))
+    return word.join(sorted(kind for kind, one in METHODS.items() if one.descriptor.by_steps))
 
 
 def _rounding(recipe: Recipe) -> list[str]:
@@ -58,7 +58,7 @@ def _augment(recipe: Recipe) -> list[str]:
         return []
     problems = []
     if not recipe.method.described.by_steps:
-        problems.append(f"data.augment: method {recipe.method.kind} does not augment; that is for {_by_steps()}")
+        problems.append(f"data.augment: method {recipe.method.kind} does not augment; use {_by_steps(' or ')}")
     if recipe.data.features is not None:
         problems.append("data.augment: data.features are made once, from images as they are; leave one of the two out")
     if recipe.model.kind == "convex":
