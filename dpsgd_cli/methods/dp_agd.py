@@ -34,8 +34,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.noise import noise_precision
-from dpsgd_cli.core.paced_noise import PacedNoise
+from dpsgd_cli.core.noise import TrialNoise, noise_precision
 from dpsgd_cli.core.problems.sampled import SampledRisk
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
 from dpsgd_cli.errors import PrivacyError, RecipeError
@@ -76,8 +75,8 @@ class DpAgd(Method):
         kind, candidates = self.settings[0].selection, self.settings[0].step_candidates + 1
         double = torch.empty(0, dtype=torch.float64)
         exactly = torch.empty(0, dtype=noise_precision(context.streams, self.values.dtype), device=self.values.device)
-        self.gradient_noise = PacedNoise(context.streams, "agd-gradient", context.pack.size, exactly)
-        self.selection_noise = PacedNoise(
+        self.gradient_noise = TrialNoise(context.streams, "agd-gradient", context.pack.size, exactly)
+        self.selection_noise = TrialNoise(
             context.streams, "agd-selection", candidates * NORMALS_PER_SCORE[kind], double
         )
 

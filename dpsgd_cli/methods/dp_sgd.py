@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.averaging import TailAverage
 from dpsgd_cli.core.clipping import Clipping, Diagnostics
 from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
+from dpsgd_cli.core.updates import TailAverage
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.gradient import GradientMethod, section_of

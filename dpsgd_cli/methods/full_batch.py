@@ -9,8 +9,8 @@ import math
 from functools import cached_property
 
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.problems.linear import LinearRisk
+from dpsgd_cli.core.updates import rate_at
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report

@@ -17,13 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.ahead import AheadSampler
 from dpsgd_cli.core.augmentation import Augmentation
-from dpsgd_cli.core.averaging import StartAverage, make_average
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
-from dpsgd_cli.core.learning_rate import rate_at
-from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.sampling import (
+    AheadSampler,
     FullSampler,
     PartSampler,
     PoissonSampler,
@@ -33,8 +30,8 @@ from dpsgd_cli.core.sampling import (
     SteadySampler,
 )
 from dpsgd_cli.core.streamed import StreamedTable
-from dpsgd_cli.core.tensors import Rows, sent
-from dpsgd_cli.core.updates import make_update
+from dpsgd_cli.core.tensors import Examples, sent
+from dpsgd_cli.core.updates import StartAverage, make_average, make_update, project_to_ball, rate_at
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.methods.problem import l2_of, radii_of
@@ -139,7 +136,7 @@ class GradientMethod(Method):
         for rows in self._batch(step):
             add_clipped_sums(self.context.pack, rows, self.context.loss, self.clipping(), seen, self.sum_clipped)
 
-    def _batch(self, step: int) -> Iterator[Rows]:
+    def _batch(self, step: int) -> Iterator[Examples]:
         """The step's batch in pieces that fit in memory, augmented where the recipe says so."""
         batch, table = self.sampler.batch(step), self.context.table
         for piece, (x, y, mask) in enumerate(table.chunks(batch, self.most_rows)):
@@ -204,7 +201,7 @@ class _Held:
 
 
 def _most_rows(context: Context) -> int:
-    """Rows of one piece of a batch: what memory holds, and in rounded passes no more than a public width."""
+    """Examples of one piece of a batch: what memory holds, and in rounded passes no more than a public width."""
     settings, augment = section_of(context.recipes[0]), context.recipes[0].data.augment
     most = max(1, context.most_rows // (1 if augment is None else augment.copies))
     if not context.pack.session.rounds or settings.batch_size is None:

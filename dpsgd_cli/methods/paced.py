@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dpsgd_cli.core.evaluation import evaluate
+from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.privacy.adaptive_schedule import Pace, PacedPlan

@@ -1,6 +1,6 @@
 """The empirical risk of a running pack: linear where the model is a convex problem, else by forward passes.
 
-Not here: any sum (`linear.py`, `pack_risk.py`).
+Not here: any sum (`linear.py`, `risk.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from torch import Tensor
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import MarginLoss, margin_loss
-from dpsgd_cli.core.problems.pack_risk import PackRisk
-from dpsgd_cli.core.problems.risk import Risk
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.risk import PackRisk, Risk
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.methods.base import Context
@@ -46,7 +45,7 @@ def output_loss(model: ConvexModel, raw: bool = False) -> Loss:
     return of_outputs
 
 
-def rows_of(model: ConvexModel, table: Table) -> Rows:
+def rows_of(model: ConvexModel, table: Table) -> SignedRows:
     """Signed rows of a table that all trials share."""
     if table.per_trial:
         raise ModelError(
@@ -54,7 +53,7 @@ def rows_of(model: ConvexModel, table: Table) -> Rows:
             " use model.kind: linear with dp-sgd"
         )
     y = table.y.clamp(-model.target_bound, model.target_bound) if loss_of(model).residual else table.y
-    return Rows.load(table.x, y, loss_of(model).residual, model.bias, table.held_out)
+    return SignedRows.load(table.x, y, loss_of(model).residual, model.bias, table.held_out)
 
 
 def linear_risk(context: Context) -> LinearRisk:

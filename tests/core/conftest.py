@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 
 Build = Callable[[], nn.Module]
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ class Case:
     seen: Diagnostics = field(init=False)
 
     def pack(self) -> Pack:
-        return Pack(self.build, self.seeds, Place(CPU, self.dtype), self.shares_input)
+        return Pack(self.build, self.seeds, Placement(CPU, self.dtype), self.shares_input)
 
     def clipping(self, layers: int) -> Clipping | None:
         """The bounds, the same for all trials but for a factor 1 + trial."""

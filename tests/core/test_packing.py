@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core.packing import Pack, Place, elements_per_row
+from dpsgd_cli.core.packing import Pack, Placement, elements_per_row
 from dpsgd_cli.errors import ModelError
 
-PLACE = Place(torch.device("cpu"), torch.float64)
+PLACE = Placement(torch.device("cpu"), torch.float64)
 Numbers = Callable[..., Tensor]
 
 

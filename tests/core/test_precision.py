@@ -14,13 +14,13 @@ from dpsgd_cli.core import precision
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.trials import Member, start
 
-PLACE = Place(torch.device("cpu"))
+PLACE = Placement(torch.device("cpu"))
 ROWS = 6
 
 

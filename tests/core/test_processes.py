@@ -22,7 +22,8 @@ from safetensors.numpy import load_file
 
 from dpsgd_cli import experiment
 from dpsgd_cli.core.processes import Processes, SharedStreams, Team, started_by_a_launcher
-from dpsgd_cli.core.sampling import Batch, FullSampler, PartSampler, Sampler
+from dpsgd_cli.core.sampling import FullSampler, PartSampler, Sampler
+from dpsgd_cli.core.tensors import Batch
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store

@@ -6,13 +6,13 @@ Not here: privacy (what is clipped, noised and charged is the method's business)
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, MarginLoss, margin_loss
 from dpsgd_cli.core.problems.risk import Risk
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 
 __all__ = [
     "MARGIN_LOSSES",
     "LinearRisk",
     "MarginLoss",
     "Risk",
-    "Rows",
+    "SignedRows",
     "margin_loss",
 ]

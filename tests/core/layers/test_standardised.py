@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 
 Compare = Callable[..., dict[str, Tensor]]
 
@@ -117,7 +117,7 @@ def test_norms_are_no_less_than_the_true_ones(
         nn.init.constant_(layer.gain, gain)
         return nn.Sequential(layer)
 
-    pack = Pack(build, [0], Place(torch.device("cpu"), torch.float32))
+    pack = Pack(build, [0], Placement(torch.device("cpu"), torch.float32))
     pack.session.recording = True
     lopsided(pack(x.float()[None])).backward()
     pack.session.recording = False
