@@ -50,7 +50,7 @@ from dpsgd_cli.data.preparation import folds_declared, sizes_declared
 from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_on
 from dpsgd_cli.errors import ModelError, RunError, UsageError
 from dpsgd_cli.methods import Context, Method, create
-from dpsgd_cli.methods.own import own_factory
+from dpsgd_cli.methods.creation import own_factory
 from dpsgd_cli.methods.problem import output_loss
 from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
 from dpsgd_cli.privacy.plan import Plan, adjacency_of

@@ -91,10 +91,6 @@ class DpAgd(Method):
         return self.settings[0].refresh
 
     @property
-    def output(self) -> Tensor:
-        return self.values
-
-    @property
     def finished(self) -> bool:
         return all(pace.over for pace in self.paces)
 

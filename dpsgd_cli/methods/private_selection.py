@@ -126,10 +126,6 @@ class PrivateSelection(Method):
     def steps(self) -> int:
         return self.inner.steps
 
-    @property
-    def output(self) -> Tensor:
-        return self.context.pack.values
-
     def run_epoch(self, epoch: int) -> Diagnostics:
         for ledger, plan in zip(self.context.ledgers, self.plans, strict=True):
             for release in plan.epochs[epoch] if epoch < len(plan.epochs) else ():

@@ -1,4 +1,4 @@
-"""The empirical risk of a running pack: linear where the model is a convex problem, else by forward passes.
+"""What recipes say of the objective, and its empirical risk: linear for a convex model, else by forward passes.
 
 Not here: any sum (`linear.py`, `risk.py`).
 """
@@ -19,6 +19,7 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import Gradient
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
@@ -75,6 +76,12 @@ def risk_of(context: Context) -> Risk:
     if isinstance(context.recipes[0].model, ConvexModel) and not context.table.per_trial:
         return merged_risk(context)
     return PackRisk(context.pack, context.table, context.loss, context.most_rows)
+
+
+def section_of(recipe: Recipe) -> Gradient:
+    """The method section of a gradient recipe."""
+    assert isinstance(recipe.method, Gradient)
+    return recipe.method
 
 
 def l2_of(recipe: Recipe) -> float:

@@ -159,7 +159,7 @@ def test_every_piece_of_a_rounded_step_has_one_public_width(write_recipe: Callab
         loaded = load_recipe(str(write_recipe()), (f"runtime.dtype={dtype}",))
         method = start([Member(loaded, experiment.plan_recipe(loaded)[0])]).method
         assert isinstance(method, DpSgd)
-        widths[dtype] = {y.shape[1] for step in range(20) for _, y, _ in method._batch(step)}
+        widths[dtype] = {y.shape[1] for step in range(20) for _, y, _ in method.batches.pieces(step)}
     assert widths["bfloat16"] == {31}
     assert len(widths["float32"]) > 3
 

@@ -15,7 +15,7 @@ from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.methods import Context, create
-from dpsgd_cli.methods.gradient import GradientMethod
+from dpsgd_cli.methods.dp_sgd import GradientMethod
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.plan import make_plan
 from dpsgd_cli.recipe.schema import Recipe

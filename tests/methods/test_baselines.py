@@ -386,5 +386,5 @@ def test_sgd_baselines_draw_poisson_batches_and_meet_the_budget_by_their_account
     releases = method.context.ledgers[0].releases
     assert [(r.count, r.mechanism.batching, r.mechanism.sampling_rate) for r in releases] == [(9, "poisson", 1 / 3)]  # type: ignore[union-attr]
     assert accountants.get(accountant).epsilon(releases, 1e-5) == pytest.approx(2.0, rel=1e-3)
-    sizes = {method.sampler.batch(step).rows.shape[1] for step in range(9)}  # type: ignore[attr-defined]
+    sizes = {method.batches.sampler.batch(step).rows.shape[1] for step in range(9)}  # type: ignore[attr-defined]
     assert len(sizes) > 1

@@ -19,8 +19,9 @@ from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.experiment import plan_recipe
-from dpsgd_cli.methods import _refuse, create, privgene
-from dpsgd_cli.methods.majority import Majority
+from dpsgd_cli.methods import create, privgene
+from dpsgd_cli.methods.baselines import Majority
+from dpsgd_cli.methods.creation import _refuse
 from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.privgene import _Chooser
 from dpsgd_cli.privacy.ledger import Ledger
@@ -188,7 +189,7 @@ class _Two(Team):
 def test_only_methods_that_look_at_the_data_through_one_sum_run_in_several_processes(kind: str) -> None:
     """Each process would release by itself what the ledger is charged for once, and see only a part or everything."""
     together = {"sgd", "dp-sgd", "sgd-ma", "sgd-adv"}
-    method = SimpleNamespace(kind=kind, batching="full")
+    method = SimpleNamespace(kind=kind, batching="full", described=METHODS[kind].descriptor)
     one = SimpleNamespace(recipes=(SimpleNamespace(method=method, privacy=None),), team=_Two(), table=None)
     if kind in together:
         _refuse(one)  # type: ignore[arg-type]

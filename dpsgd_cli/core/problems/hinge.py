@@ -4,7 +4,7 @@ The hinge has a kink, so it is smoothed (`HuberHinge`) by less and less, each mi
 The slopes of a smoothed hinge are a feasible point of the dual problem, whose value no weights can go below: the
 distance between the two is the certificate, and falls with the square of the smoothing.
 
-Not here: the search itself (`newton.py`), what the optimum is for (`methods/excess_risk.py`, `methods/non_private.py`).
+Not here: the search itself (`newton.py`), what the optimum is for (`methods/excess_risk.py`, `methods/baselines.py`).
 """
 
 from __future__ import annotations

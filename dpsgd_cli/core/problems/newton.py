@@ -3,7 +3,7 @@
 Minimises sum phi(z.w) + k/2 |w|^2 + b.w. The Hessian only shapes the step, so it is taken from at most `_SAMPLE` of
 the rows where phi is curved; the gradient, which decides when the search is over, sees all of them.
 
-Not here: what the minimiser is for (`methods/objective_perturbation.py`, `methods/non_private.py`).
+Not here: what the minimiser is for (`methods/objective_perturbation.py`, `methods/baselines.py`).
 """
 
 from __future__ import annotations
