@@ -18,9 +18,8 @@ Not here: the sums themselves (`clipping.py`).
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,14 +74,17 @@ class Compiled:
             sum_clipped(pack, rows, loss, clipping)
         finally:
             pack.sums.copy_(before)
+        options = _ONCE | {"triton.cudagraphs": pack.values.is_cuda}
         try:
-            with _quiet():
+            with warnings.catch_warnings():
+                # a compiler's, about its own code, which a user can do nothing about
+                warnings.simplefilter("ignore")
                 program = torch.compile(
                     _written_down(pack, rows, loss, clipping),
                     backend=self._backend,
                     fullgraph=True,
                     dynamic=False,
-                    options=_options(pack.values.device) if self._backend == "inductor" else None,
+                    options=options if self._backend == "inductor" else None,
                 )
                 program(*_arguments(pack, rows, clipping))
         except torch.OutOfMemoryError:
@@ -95,10 +97,6 @@ class Compiled:
                 " is needed, and operations that torch.compile knows; set runtime.compile to false"
             ) from error
         return program
-
-
-def _options(device: torch.device) -> dict[str, str | int | bool | Callable[..., Any]]:
-    return _ONCE | {"triton.cudagraphs": device.type == "cuda"}
 
 
 def _arguments(pack: Pack, rows: Examples, clipping: Clipping | None) -> list[Tensor]:
@@ -125,11 +123,3 @@ def _written_down(pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | N
         return (sums, losses) if squares is None else (sums, losses, squares)
 
     return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_arguments(pack, rows, clipping))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without a compiler's warnings about its own code, which a user can do nothing about."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -206,13 +206,6 @@ class Pack(nn.Module):
         y = self.template(self._take_parameters(x.reshape(x.shape[0] * rows, *x.shape[2:])))
         return y.reshape(self.trials, rows, *y.shape[1:]).to(self.values.dtype)
 
-    def parameters_of(self, trial: int) -> dict[str, Tensor]:
-        """One trial's trained tensors under the names of the original module."""
-        return {
-            name: self.values[trial, offset : offset + shape.numel()].view(shape).clone()
-            for name, (offset, shape) in self.spans.items()
-        }
-
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):

@@ -1,5 +1,8 @@
 """Which records a step sees: Poisson, shuffled and full batches, for every trial of a pack at once.
 
+The number of records, the expected batch size and the steps of an epoch are public. Which records are drawn, and of a
+Poisson batch how many, must stay unsaid: guarantees count on that.
+
 Not here: what a batching costs or is proved for (`privacy/mechanism.py`, README's table).
 """
 
@@ -38,7 +41,11 @@ class Sampler(ABC):
 
 
 class FullSampler(Sampler):
-    """Every record in every step."""
+    """Every record in every step.
+
+    >>> FullSampler().batch(3)
+    Batch(rows=None, mask=None, span=None)
+    """
 
     steps_per_epoch = 1
 
@@ -116,6 +123,16 @@ class PoissonSampler(Sampler):
     and delta), the set exactly, by whole numbers and rejection; `rate` is the fraction batch_size / records itself.
     Both cost time in proportion to the batch, whatever the number of records. Batches may be empty. An epoch
     is ceil(1 / rate) steps by convention.
+
+    Each trial has a batch of its own; the shorter ones are padded with rows that a mask leaves out.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> sampler = PoissonSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3)
+    >>> sampler.rate, sampler.steps_per_epoch
+    (0.3, 4)
+    >>> drawn = sampler.batch(2)
+    >>> drawn.rows.tolist(), drawn.mask.sum(axis=1).tolist()
+    ([[6, 0, 3, 2], [3, 0, 0, 0]], [4, 1])
     """
 
     varies = True
@@ -139,6 +156,11 @@ class SingleSampler(Sampler):
     """One record a step, uniform over all of them, independent of other steps (Lecture 15, Algorithm 3).
 
     Indices come from normals through their distribution function, in blocks; an epoch is as many steps as records.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> sampler = SingleSampler([SeededStreams(0)], records=7)
+    >>> [int(sampler.batch(step).rows[0, 0]) for step in range(5)]
+    [5, 5, 6, 6, 2]
     """
 
     def __init__(self, streams: Sequence[Streams], records: int) -> None:
@@ -164,6 +186,11 @@ class ShuffleSampler(Sampler):
     Guarantee: within an epoch every record is in exactly one batch, and which one does not depend on any
     record's value. Holds the permutation: 8 bytes a record and trial, the only sampler that takes memory by the
     number of records.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> sampler = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
+    >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
+    [[5, 1, 3], [4, 2, 6], [0]]
     """
 
     def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
@@ -188,6 +215,11 @@ class SteadySampler(Sampler):
 
     Every piece of every batch then has the same shape, so what is computed of a row cannot depend on how many others
     there are (`precision.py` says where that matters).
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> last = SteadySampler(ShuffleSampler([SeededStreams(0)], records=7, batch_size=3), unit=4).batch(2)
+    >>> last.rows.tolist(), last.mask.tolist()
+    ([[0, 0, 0, 0]], [[True, False, False, False]])
     """
 
     def __init__(self, whole: Sampler, unit: int) -> None:
@@ -211,6 +243,13 @@ class PartSampler(Sampler):
 
     Guarantee: where the parts of all processes are disjoint and cover all places, and all draw the same whole batches,
     each record of a batch is in the part of exactly one process.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> whole = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
+    >>> first = PartSampler(whole, lambda count: slice(0, count // 2), rows=7)
+    >>> second = PartSampler(whole, lambda count: slice(count // 2, count), rows=7)
+    >>> first.batch(0).rows.tolist(), second.batch(0).rows.tolist()
+    ([[5]], [[1, 3]])
     """
 
     def __init__(self, whole: Sampler, part: Callable[[int], slice], rows: int) -> None:

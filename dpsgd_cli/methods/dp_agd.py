@@ -125,7 +125,8 @@ class DpAgd(Method):
                 pace.over = True
                 continue
             bound = float(self.gradient_bound[trial]) * self.doubled
-            self.context.ledgers[trial].spend(Release(_gaussian(price, self.adjacency, bound)), epoch)
+            mechanism = GaussianSum(1 / math.sqrt(2 * price), self.adjacency, sensitivity=bound)
+            self.context.ledgers[trial].spend(Release(mechanism), epoch)
             pace.spent += price
             (again if pace.rejected else fresh).append(trial)
         return fresh, again
@@ -255,10 +256,6 @@ class _Pace:
     def price(self, gamma: float) -> float:
         """zCDP of the next gradient measurement: a new one, or what the better one costs on top."""
         return gamma * self.rho if self.rejected else self.rho
-
-
-def _gaussian(rho: float, adjacency: str, sensitivity: float) -> GaussianSum:
-    return GaussianSum(1 / math.sqrt(2 * rho), adjacency, sensitivity=sensitivity)  # type: ignore[arg-type]
 
 
 def _sampled(context: Context, size: int) -> SampledRisk:

@@ -259,7 +259,8 @@ class DpSgd(GradientMethod):
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
         multipliers = [self._multiplier(epoch, trial) for trial in range(self.context.trials)]
         scale = self.context.column([z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)])
-        published = [_as_published(section) for section in self.sections]
+        kinds = [section.clipping for section in self.sections]
+        published = [kind.kind == "per-layer" and kind.noise == "as-published" for kind in kinds]
         if not any(published):
             return scale
         doubled = [plan.sensitivity / bound for plan, bound in zip(self.plans, self.sensitivities, strict=True)]
@@ -284,10 +285,6 @@ class DpSgd(GradientMethod):
         super().load_state(state)
         self.adaptive.load_state(state["adaptive"])
         self._done = state["done"]
-
-
-def _as_published(section: Privacy) -> bool:
-    return section.clipping.kind == "per-layer" and section.clipping.noise == "as-published"
 
 
 def _planned(plan: Plan | None) -> Plan:

@@ -138,6 +138,12 @@ def case() -> Callable[..., Case]:
     return Case
 
 
+def parameters_of(pack: Pack, trial: int) -> dict[str, Tensor]:
+    """One trial's trained tensors under the names of the original module."""
+    spans = pack.spans.items()
+    return {name: pack.values[trial, at : at + shape.numel()].view(shape).clone() for name, (at, shape) in spans}
+
+
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     """Standard normals, float64."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

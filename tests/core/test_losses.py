@@ -12,6 +12,7 @@ from torch import nn
 from dpsgd_cli.core.losses import LOSSES, cross_entropy, evaluate, squared_error
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.tensors import Table
+from tests.core.conftest import parameters_of
 
 
 def test_cross_entropy() -> None:
@@ -87,7 +88,7 @@ def made(outputs: int, classes: int | None) -> tuple[Pack, Table]:
 
 
 def scores(pack: Pack, table: Table, trial: int) -> list[list[float]]:
-    own = pack.parameters_of(trial)
+    own = parameters_of(pack, trial)
     return [(own["weight"] @ x + own["bias"]).tolist() for x in table.x]
 
 
