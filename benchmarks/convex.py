@@ -23,7 +23,7 @@ import torch
 from dpsgd_cli import experiment
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
@@ -57,7 +57,7 @@ def gradients() -> None:
     generator = torch.Generator().manual_seed(0)
     x = (torch.rand(RECORDS, FEATURES, generator=generator) < 0.12).float()
     y = torch.randint(2, (RECORDS,), generator=generator)
-    rows = Rows.load(x, y, residual=False, bias=True)
+    rows = SignedRows.load(x, y, residual=False, bias=True)
     z, norms = rows.z.numpy().astype(np.float64), rows.norms.numpy().astype(np.float64)
     w = np.zeros(FEATURES + 1)
     print(f"{'one clipped gradient a trial':<42}{'wall ms':>10}{'cpu ms':>10}")
@@ -70,7 +70,7 @@ def gradients() -> None:
     for trials in (1, 8, 32):
         held = held_out_by_folds(np.arange(RECORDS), 4, trials // 4)
         weights = None if trials == 1 else (~torch.from_numpy(held)).float()
-        risk = LinearRisk(Rows(rows.z, None, rows.norms, weights), margin_loss("logistic"))
+        risk = LinearRisk(SignedRows(rows.z, None, rows.norms, weights), margin_loss("logistic"))
         values, bounds = torch.zeros(trials, FEATURES + 1), torch.ones(trials)
         wall, own = timed(lambda risk=risk, v=values, b=bounds: risk.gradient_sums_at(v, b), 20)  # type: ignore[misc]
         what = f"dpsgd, {count(trials, 'trial')}{' with folds' if weights is not None else ''}"

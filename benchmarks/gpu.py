@@ -34,10 +34,10 @@ from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.memory import rows_that_fit
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel, WrnModel
@@ -117,7 +117,7 @@ def _as_plain(device: torch.device, dtype: str) -> Iterator[None]:
 
 def private(task: Task, dtype: str = "float32", compiles: bool = False, piece: int | None = None) -> Step:
     """What `methods/dp_sgd.py` does in a step: clipped sums of pieces of so many rows, or that fit, noise, update."""
-    pack = Pack(task.build, [0], Place(task.device), shares_input=True)
+    pack = Pack(task.build, [0], Placement(task.device), shares_input=True)
     most = piece or rows_that_fit(pack, task.x[:4])
     pack.work_in(precision.of_passes(dtype), dtype == "tf32")
     noise = NoiseSource([SeededStreams(0)], pack.size, task.device, torch.float32)
@@ -262,7 +262,7 @@ def logistic(device: torch.device, tiny: bool, rounds: int) -> None:
     records = 500 if tiny else 48_842
     generator = torch.Generator().manual_seed(0)
     x = (torch.rand(records, 108, generator=generator) < 0.12).float().to(device)
-    rows = Rows.load(x, torch.randint(2, (records,), generator=generator).to(device), residual=False, bias=True)
+    rows = SignedRows.load(x, torch.randint(2, (records,), generator=generator).to(device), residual=False, bias=True)
     risk = LinearRisk(rows, margin_loss("logistic"))
     print("\n| logistic regressions at once | ms | trials a second over one's | over the floor of reading the rows |")
     print("| ---: | ---: | ---: | ---: |")

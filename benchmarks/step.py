@@ -33,7 +33,7 @@ from dpsgd_cli.core.compiling import Compiled
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.memory import keep_freed_memory
 from dpsgd_cli.core.noise import NoiseSource, add_noise
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel, WrnModel
@@ -112,7 +112,7 @@ def plain_compiled(task: Task) -> Step:
 
 def private(task: Task, compiles: bool = False) -> Step:
     """What `methods/dp_sgd.py` does in a step: clipped sums, noise, update; with `runtime.compile` or without."""
-    pack = Pack(task.build, [0], Place(torch.device("cpu")), shares_input=True)
+    pack = Pack(task.build, [0], Placement(torch.device("cpu")), shares_input=True)
     noise = NoiseSource([SeededStreams(0)], pack.size, torch.device("cpu"), torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, torch.device("cpu"))
     scale, rate = torch.ones(1, 1), torch.full((1, 1), 0.05)

@@ -24,9 +24,8 @@ import torch
 
 from dpsgd_cli import data, failures
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.evaluation import evaluate
-from dpsgd_cli.core.losses import Loss
-from dpsgd_cli.core.packing import Place
+from dpsgd_cli.core.losses import Loss, evaluate
+from dpsgd_cli.core.packing import Placement
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound, training_records
@@ -94,7 +93,7 @@ def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     before = data.private_releases(recipe.data, adjacency_of(recipe))
     groups = None
     if recipe.privacy.clipping.kind == "per-layer":
-        pack = make_pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
+        pack = make_pack(loaded, outline.input_shape, outline.outputs, [0], Placement(torch.device("cpu")))
         groups = len(pack.layers)
     with loaded.placing():
         return plan_for(recipe, Facts(records, before, groups, feature_bound(recipe, loaded.base))), outline

@@ -3,7 +3,7 @@
 To add one that is a mean over records, add an entry. In results a metric is named after where it was measured:
 `test_accuracy`, `validation_accuracy`, `nonprivate_train_accuracy`.
 
-Not here: passing a table through a model (`core/evaluation.py`); torch, whose tensors the functions only take.
+Not here: passing a table through a model (`core/losses.py`); torch, whose tensors the functions only take.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.core import models, precision
-from dpsgd_cli.core.isolation import (
+from dpsgd_cli.core.independence import (
     check_batches,
     check_examples_stay_apart,
     check_nothing_is_asked,
@@ -39,7 +39,7 @@ from dpsgd_cli.core.isolation import (
 )
 from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.memory import keep_freed_memory, rows_that_fit
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
@@ -50,7 +50,7 @@ from dpsgd_cli.data.preparation import folds_declared, sizes_declared
 from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_on
 from dpsgd_cli.errors import ModelError, RunError, UsageError
 from dpsgd_cli.methods import Context, Method, create
-from dpsgd_cli.methods.own import own_factory
+from dpsgd_cli.methods.creation import own_factory
 from dpsgd_cli.methods.problem import output_loss
 from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
@@ -191,7 +191,7 @@ def start(
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
-    place = Place(_device(recipe.runtime.device, team), precision.of_parameters(recipe.runtime.dtype))
+    place = Placement(_device(recipe.runtime.device, team), precision.of_parameters(recipe.runtime.dtype))
     precision.keep_sums_exact()
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
@@ -265,7 +265,7 @@ def _outputs(recipe: Recipe, name: str, classes: int | None) -> int:
     return 1
 
 
-def _tables(members: Sequence[Member], dataset: data.Dataset, place: Place) -> tuple[Table, Table]:
+def _tables(members: Sequence[Member], dataset: data.Dataset, place: Placement) -> tuple[Table, Table]:
     """What trials train on and are tested on; with folds, both are parts of one table of all rows."""
 
     if members[0].loaded.recipe.folds is None:
@@ -296,14 +296,14 @@ def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(arrays[:2]), np.concatenate(arrays[2:])
 
 
-def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Place) -> Table:
+def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Table:
     """Rows in memory on the training device, or rows that stay on disk."""
     if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
         return Table.load(np.asarray(x), np.asarray(y), per_trial, place.device, place.dtype)
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 
 
-def _validation(dataset: data.Dataset, place: Place) -> Table | None:
+def _validation(dataset: data.Dataset, place: Placement) -> Table | None:
     """The rows that a schedule may look at."""
     if dataset.validation_x is None or dataset.validation_y is None:
         return None
@@ -329,7 +329,7 @@ def _ledger(plan: Plan | None) -> Ledger:
 
 
 def make_pack(
-    loaded: LoadedRecipe, shape: tuple[int, ...] | None, outputs: int, seeds: Sequence[int], place: Place
+    loaded: LoadedRecipe, shape: tuple[int, ...] | None, outputs: int, seeds: Sequence[int], place: Placement
 ) -> Pack:
     """The recipe's model, once for each seed. Raises ModelError for what cannot be trained privately."""
     if shape is None:
@@ -349,7 +349,7 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     if shape is None:
         return
     outputs = _outputs(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
-    place = Place(torch.device("cpu"), precision.of_parameters(recipe.runtime.dtype))
+    place = Placement(torch.device("cpu"), precision.of_parameters(recipe.runtime.dtype))
     pack = make_pack(loaded, shape, outputs, [0], place)
     none = torch.empty((0, *shape), dtype=place.dtype)
     rows = stand_in_rows(shape, none)
@@ -374,7 +374,7 @@ def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequ
     In batches up to those of training, where `fit` rows are held at once, and as far as it takes them. On the CPU: what
     a model refuses there, a number beyond a table's end for one, stops a GPU for good.
     """
-    place = Place(torch.device("cpu"), train.x.dtype if train.x.is_floating_point() else torch.float32)
+    place = Placement(torch.device("cpu"), train.x.dtype if train.x.is_floating_point() else torch.float32)
     pack = make_pack(loaded, train.input_shape, outputs, seeds, place)
     like = torch.empty(0, dtype=train.x.dtype)
     check_nothing_is_asked(pack, stand_in_rows(train.input_shape, like))

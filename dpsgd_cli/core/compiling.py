@@ -18,9 +18,8 @@ Not here: the sums themselves (`clipping.py`).
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dpsgd_cli.core.clipping import Clipping, Found, sum_clipped
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
-from dpsgd_cli.core.tensors import Rows
+from dpsgd_cli.core.tensors import Examples
 from dpsgd_cli.errors import ModelError
 
 _Program = Callable[..., tuple[Tensor, ...]]
@@ -53,7 +52,7 @@ class Compiled:
         self._programs: dict[tuple[object, ...], _Program] = {}
 
     @torch.no_grad()
-    def __call__(self, pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None) -> Found:
+    def __call__(self, pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> Found:
         """Add the clipped gradients of `rows` to the pack's sums; losses (R, B) and squared norms (M, R, B) or None."""
         kind = None if clipping is None else clipping.flat
         key = (id(pack), loss, kind, *(None if x is None else (tuple(x.shape), x.dtype) for x in rows))
@@ -65,7 +64,7 @@ class Compiled:
         pack.sums.add_(sums)
         return losses, squares[0] if squares else None
 
-    def _made(self, pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None) -> _Program:
+    def _made(self, pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> _Program:
         """A program for batches like `rows`, compiled; neither weights nor sums change."""
         if pack.session.rounds:
             raise ModelError("runtime.compile: rounded passes cannot be compiled; use float32")
@@ -75,14 +74,17 @@ class Compiled:
             sum_clipped(pack, rows, loss, clipping)
         finally:
             pack.sums.copy_(before)
+        options = _ONCE | {"triton.cudagraphs": pack.values.is_cuda}
         try:
-            with _quiet():
+            with warnings.catch_warnings():
+                # a compiler's, about its own code, which a user can do nothing about
+                warnings.simplefilter("ignore")
                 program = torch.compile(
                     _written_down(pack, rows, loss, clipping),
                     backend=self._backend,
                     fullgraph=True,
                     dynamic=False,
-                    options=_options(pack.values.device) if self._backend == "inductor" else None,
+                    options=options if self._backend == "inductor" else None,
                 )
                 program(*_arguments(pack, rows, clipping))
         except torch.OutOfMemoryError:
@@ -97,17 +99,13 @@ class Compiled:
         return program
 
 
-def _options(device: torch.device) -> dict[str, str | int | bool | Callable[..., Any]]:
-    return _ONCE | {"triton.cudagraphs": device.type == "cuda"}
-
-
-def _arguments(pack: Pack, rows: Rows, clipping: Clipping | None) -> list[Tensor]:
+def _arguments(pack: Pack, rows: Examples, clipping: Clipping | None) -> list[Tensor]:
     """What goes into a program; rows as they lie in memory if side by side, because a program is for given strides."""
     ours = [x.reshape(-1).view(x.shape) for x in rows if x is not None]
     return [pack.values, *ours, *([] if clipping is None else [clipping.norms])]
 
 
-def _written_down(pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None) -> GraphModule:
+def _written_down(pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> GraphModule:
     """The operations of a step on tensors like these: sums (R, P), losses, and squared norms if anything is clipped.
 
     Guarantee: no number of these rows is in them. They are written down on tensors that have shapes and no numbers, so
@@ -125,11 +123,3 @@ def _written_down(pack: Pack, rows: Rows, loss: Loss, clipping: Clipping | None)
         return (sums, losses) if squares is None else (sums, losses, squares)
 
     return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*_arguments(pack, rows, clipping))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without a compiler's warnings about its own code, which a user can do nothing about."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

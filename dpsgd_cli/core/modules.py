@@ -40,7 +40,7 @@ class WeightStandardisedConv2d(nn.Conv2d):
         return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class Offset(nn.Module):
+class Shift(nn.Module):
     """Adds one learned tensor of `shape` to every example: y = x + value."""
 
     def __init__(self, *shape: int) -> None:

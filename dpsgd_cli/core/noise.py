@@ -1,4 +1,4 @@
-"""Standard normal noise for a whole pack, one stream per trial, drawn in blocks of several steps.
+"""Standard normal noise, one stream per trial, drawn in blocks: for trials in step, and for each at its own pace.
 
 Not here: how much noise (the method scales it) and what it costs (`privacy/`).
 """
@@ -14,6 +14,7 @@ import torch
 from dpsgd_cli.core.streams import Streams
 
 BLOCK_ELEMENTS = 1 << 19
+_TRIAL_BLOCK_ELEMENTS = 1 << 14
 # each block of a trial is drawn as this many streams, which cores fill side by side; a GPU fills one by itself
 _PARTS = {"cpu": 4}
 
@@ -91,3 +92,38 @@ class NoiseSource:
             self._fill(number, self._block)
             self._number = number
         return self._block[:, offset]
+
+
+class TrialNoise:
+    """Standard normals for trials that draw each at its own pace: the adaptive methods.
+
+    The k-th draw of a trial is a function of its streams, the purpose, k and the size, whoever else draws when.
+
+    No normal is given out twice. `drawn` counts each trial's draws and goes into checkpoints: set it back with
+    `resume`.
+    """
+
+    def __init__(self, streams: Sequence[Streams], purpose: str, size: int, like: torch.Tensor) -> None:
+        self._streams = streams
+        self._purpose = purpose
+        self._length = max(1, min(64, _TRIAL_BLOCK_ELEMENTS // max(1, size)))
+        self._block = torch.empty(len(streams), self._length, size, dtype=like.dtype, device=like.device)
+        self.drawn = [0] * len(streams)
+        self._filled = [-1] * len(streams)
+
+    def draw(self, trials: Sequence[int]) -> torch.Tensor:
+        """One draw (A, size) for each of `trials` (distinct)."""
+        places = []
+        for trial in trials:
+            number, place = divmod(self.drawn[trial], self._length)
+            if number != self._filled[trial]:
+                self._streams[trial].normal(self._purpose, number, self._block[trial])
+                self._filled[trial] = number
+            places.append(place)
+            self.drawn[trial] += 1
+        return self._block[torch.tensor(list(trials)), torch.tensor(places)]
+
+    def resume(self, drawn: Sequence[int]) -> None:
+        """Continue after `drawn` draws of each trial; secure streams then draw afresh."""
+        self.drawn = list(drawn)
+        self._filled = [-1] * len(self.drawn)

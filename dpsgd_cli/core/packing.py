@@ -5,7 +5,7 @@ operations whatever the model. Leaf layers are replaced by packed layers (`core/
 parameters is used as it stands. Modules that mix examples are refused by name.
 
 Not here: clipping (`clipping.py`), built-in models (`models.py`), models that mix examples by other means
-(`isolation.py`).
+(`independence.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSTANCE = nn.modules.instancenorm._InstanceNorm
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where tensors live and how precise they are."""
 
     device: torch.device
@@ -47,7 +47,7 @@ class Pack(nn.Module):
     """
 
     def __init__(
-        self, build: Callable[[], nn.Module], seeds: Sequence[int], place: Place, shares_input: bool = False
+        self, build: Callable[[], nn.Module], seeds: Sequence[int], place: Placement, shares_input: bool = False
     ) -> None:
         super().__init__()
         self.seeds = tuple(seeds)
@@ -100,7 +100,7 @@ class Pack(nn.Module):
         }
         return clone
 
-    def _bind(self, sources: Sequence[nn.Module], place: Place) -> None:
+    def _bind(self, sources: Sequence[nn.Module], place: Placement) -> None:
         stacked = [dict(source.named_parameters()) for source in sources]
         shapes: list[tuple[Layer, str, str, torch.Size]] = []
         for layer in self.layers:
@@ -205,13 +205,6 @@ class Pack(nn.Module):
             x = x.expand(self.trials, *x.shape[1:])
         y = self.template(self._take_parameters(x.reshape(x.shape[0] * rows, *x.shape[2:])))
         return y.reshape(self.trials, rows, *y.shape[1:]).to(self.values.dtype)
-
-    def parameters_of(self, trial: int) -> dict[str, Tensor]:
-        """One trial's trained tensors under the names of the original module."""
-        return {
-            name: self.values[trial, offset : offset + shape.numel()].view(shape).clone()
-            for name, (offset, shape) in self.spans.items()
-        }
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:

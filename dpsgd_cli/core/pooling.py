@@ -38,13 +38,10 @@ def vectorised(module: nn.Module, session: Session | None = None) -> nn.Module |
     """The same pooling by vectorised maxima; None for any other module."""
     if type(module) is not nn.MaxPool2d or module._forward_hooks or module._forward_pre_hooks:
         return None
-    sides = [_pair(x) for x in (module.kernel_size, module.stride, module.padding, module.dilation)]
+    given = (module.kernel_size, module.stride, module.padding, module.dilation)
+    sides = [(x, x) if isinstance(x, int) else (x[0], x[1]) for x in given]
     covered = sides == [(2, 2), (1, 1), (0, 0), (1, 1)] and not module.return_indices and not module.ceil_mode
     return MaxPool(session) if covered else None
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 class _SquareMaxima(torch.autograd.Function):

@@ -8,11 +8,12 @@ the r-th part of b_t only; the parts are disjoint and together b_t, so the sum o
     sum over b_t of clip(g_i),
 
 the same sum, of the same Poisson (or shuffled, or full) batch of the WHOLE data, as in one process, to the order of
-floating-point additions. It comes to be on process 0 only. There the mechanism that the ledger was charged for adds
-its noise, once, from process 0's own stream, and process 0 sends the noisy sum to all others: post-processing. No other
-process ever draws noise (with streams of the operating system it could not: `SharedStreams.normal` raises there), so
-noise is neither left out nor added once for each process; and no process draws a sample of the whole data for itself,
-which would let one record into a step twice. Ledgers are charged alike everywhere; process 0's is written.
+floating-point additions. It comes to be on process 0 only (`Team.add_up`). There the mechanism that the ledger was
+charged for adds its noise, once, from process 0's own stream, and process 0 sends the noisy sum to all others
+(`Team.share`): post-processing. No other process ever draws noise (with streams of the operating system it could not:
+`SharedStreams.normal` raises there), so noise is neither left out nor added once for each process; and no process draws
+a sample of the whole data for itself, which would let one record into a step twice. Ledgers are charged alike
+everywhere; process 0's is written.
 
 What goes between processes is not encrypted and holds sums without noise: the network between them is trusted
 as their memory is.
@@ -62,9 +63,11 @@ class Team:
         """This process's part of `count` things in a row; the parts of all processes are disjoint and cover them."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
-    def release(self, sums: Tensor, privatise: Callable[[], None]) -> None:
-        """From each process's own `sums` to the one noisy sum, in place, everywhere; `privatise` runs once in all."""
-        privatise()
+    def add_up(self, sums: Tensor) -> None:
+        """Add the `sums` of all processes up on process 0, in place; what the others hold is then of no use."""
+
+    def share(self, sums: Tensor) -> None:
+        """Send process 0's `sums`, which it has made private, to all others, in place."""
 
     def total(self, seen: Diagnostics) -> Diagnostics:
         """What all processes saw together, on process 0."""
@@ -96,11 +99,11 @@ class Processes(Team):
         self._store = store
         self._local_rank = int(os.environ.get("LOCAL_RANK", rank))
 
-    def release(self, sums: Tensor, privatise: Callable[[], None]) -> None:
+    def add_up(self, sums: Tensor) -> None:
         with self._in_touch():
             torch.distributed.reduce(sums, dst=0)
-        if self.first:
-            privatise()
+
+    def share(self, sums: Tensor) -> None:
         with self._in_touch():
             torch.distributed.broadcast(sums, src=0)
 

@@ -1,34 +1,31 @@
 """Which records a step sees: Poisson, shuffled and full batches, for every trial of a pack at once.
 
+The number of records, the expected batch size and the steps of an epoch are public. Which records are drawn, and of a
+Poisson batch how many, must stay unsaid: guarantees count on that.
+
 Not here: what a batching costs or is proved for (`privacy/mechanism.py`, README's table).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from dpsgd_cli.core.batch_sizes import batch_sizes
 from dpsgd_cli.core.streams import Streams
+from dpsgd_cli.core.tensors import Batch, sent
 
+BITS = 512
+_SCALE = 192
+_MOST_RECORDS = 1 << 40
 _SINGLE_BLOCK = 4096
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows of one step. `rows` is int64 (R, B); `mask` is bool (R, B), False where a row is padding.
-
-    `rows` None stands for every record, shared by all trials, or those of `span` (first, one past the last).
-    `mask` None stands for no padding.
-    """
-
-    rows: np.ndarray | torch.Tensor | None
-    mask: np.ndarray | torch.Tensor | None = None
-    span: tuple[int, int] | None = None
+_NUMBERS_AT_ONCE = 1 << 21
 
 
 class Sampler(ABC):
@@ -44,13 +41,78 @@ class Sampler(ABC):
 
 
 class FullSampler(Sampler):
-    """Every record in every step."""
+    """Every record in every step.
+
+    >>> FullSampler().batch(3)
+    Batch(rows=None, mask=None, span=None)
+    """
 
     steps_per_epoch = 1
 
     def batch(self, step: int) -> Batch:
         del step
         return Batch(rows=None)
+
+
+class BatchSizes:
+    """The law Binomial(N, B / N) as a table of whole numbers; made once, then a draw is one search in it.
+
+    Notation: N records, B the expected size, q = B / N as a fraction, u_k = 2^192 p_k / p_m with p_k the probability
+    of size k and m the most likely size.
+
+    Guarantee: the law of `draw` of 512 uniform bits is within 2^-100 of Binomial(N, q) in total variation, for
+    N <= 2^40. Proof. The table holds w_m = 2^192 and, outwards from m, w_(k+1) = floor(w_k r_k) with the ratio
+    r_k = (N - k) B / ((k + 1) (N - B)) <= 1 of whole numbers (downwards its inverse), until w is 0. So
+    0 <= u_k - w_k <= |k - m| <= N, and where the table ends u is at most N and grows no more. Hence
+    sum |u_k - w_k| <= N (N + 1), while sum u_k >= 2^192: the normalised laws differ by at most
+    2 N (N + 1) / 2^192 < 2^-110. `draw` maps 2^512 equally likely numbers onto the W <= (N + 1) 2^192 units of the
+    table, which gives each unit its share to 1 / 2^512, so all of them to less than 2^-270.
+
+    What that means for a guarantee. A batch of this size, filled with a uniform set of records, is within 2^-100 of
+    independent inclusions with probability q: given their number, those are a uniform set. T steps are within T 2^-100,
+    on either of two neighbouring data sets, so (epsilon, delta) of exact Poisson sampling becomes
+    (epsilon, delta + (1 + e^epsilon) T 2^-100). Sampling record by record, or by geometric gaps, with uniforms of 53
+    bits has no such bound: a gap's law is off by 2^-53 at each of its millions of likely values.
+
+    >>> BatchSizes(4, 2).draw(2**511)
+    2
+    """
+
+    def __init__(self, records: int, expected: int) -> None:
+        if not 0 < expected <= records <= _MOST_RECORDS:
+            raise ValueError(f"expected size {expected} of {records} records; give 0 < size <= records <= 2^40")
+        most_likely = min((records + 1) * expected // records, records)
+        odds, against = expected, records - expected
+        below: list[int] = []
+        above: list[int] = []
+        weight, size = 1 << _SCALE, most_likely
+        while size > 0 and (weight := weight * size * against // ((records - size + 1) * odds)):
+            below.append(weight)
+            size -= 1
+        self._least = size
+        weight, size = 1 << _SCALE, most_likely
+        while size < records and (weight := weight * (records - size) * odds // ((size + 1) * against)):
+            above.append(weight)
+            size += 1
+        self._cumulative = list(accumulate([*reversed(below), 1 << _SCALE, *above]))
+
+    def draw(self, bits: int) -> int:
+        """The size that `bits`, uniform on 0..2^512 - 1, stand for."""
+        return self._least + bisect_right(self._cumulative, bits * self._cumulative[-1] >> BITS)
+
+    def probability(self, size: int) -> float:
+        """Of `size` under `draw`, rounded to a float only here."""
+        place = size - self._least
+        if not 0 <= place < len(self._cumulative):
+            return 0.0
+        weight = self._cumulative[place] - (self._cumulative[place - 1] if place else 0)
+        return weight / self._cumulative[-1]
+
+
+@lru_cache(maxsize=8)
+def batch_sizes(records: int, expected: int) -> BatchSizes:
+    """The table of (records, expected), which all trials of a pack share."""
+    return BatchSizes(records, expected)
 
 
 class PoissonSampler(Sampler):
@@ -61,6 +123,16 @@ class PoissonSampler(Sampler):
     and delta), the set exactly, by whole numbers and rejection; `rate` is the fraction batch_size / records itself.
     Both cost time in proportion to the batch, whatever the number of records. Batches may be empty. An epoch
     is ceil(1 / rate) steps by convention.
+
+    Each trial has a batch of its own; the shorter ones are padded with rows that a mask leaves out.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> sampler = PoissonSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3)
+    >>> sampler.rate, sampler.steps_per_epoch
+    (0.3, 4)
+    >>> drawn = sampler.batch(2)
+    >>> drawn.rows.tolist(), drawn.mask.sum(axis=1).tolist()
+    ([[6, 0, 3, 2], [3, 0, 0, 0]], [4, 1])
     """
 
     varies = True
@@ -84,6 +156,11 @@ class SingleSampler(Sampler):
     """One record a step, uniform over all of them, independent of other steps (Lecture 15, Algorithm 3).
 
     Indices come from normals through their distribution function, in blocks; an epoch is as many steps as records.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> sampler = SingleSampler([SeededStreams(0)], records=7)
+    >>> [int(sampler.batch(step).rows[0, 0]) for step in range(5)]
+    [5, 5, 6, 6, 2]
     """
 
     def __init__(self, streams: Sequence[Streams], records: int) -> None:
@@ -109,6 +186,11 @@ class ShuffleSampler(Sampler):
     Guarantee: within an epoch every record is in exactly one batch, and which one does not depend on any
     record's value. Holds the permutation: 8 bytes a record and trial, the only sampler that takes memory by the
     number of records.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> sampler = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
+    >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
+    [[5, 1, 3], [4, 2, 6], [0]]
     """
 
     def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
@@ -133,6 +215,11 @@ class SteadySampler(Sampler):
 
     Every piece of every batch then has the same shape, so what is computed of a row cannot depend on how many others
     there are (`precision.py` says where that matters).
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> last = SteadySampler(ShuffleSampler([SeededStreams(0)], records=7, batch_size=3), unit=4).batch(2)
+    >>> last.rows.tolist(), last.mask.tolist()
+    ([[0, 0, 0, 0]], [[True, False, False, False]])
     """
 
     def __init__(self, whole: Sampler, unit: int) -> None:
@@ -156,6 +243,13 @@ class PartSampler(Sampler):
 
     Guarantee: where the parts of all processes are disjoint and cover all places, and all draw the same whole batches,
     each record of a batch is in the part of exactly one process.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> whole = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
+    >>> first = PartSampler(whole, lambda count: slice(0, count // 2), rows=7)
+    >>> second = PartSampler(whole, lambda count: slice(count // 2, count), rows=7)
+    >>> first.batch(0).rows.tolist(), second.batch(0).rows.tolist()
+    ([[5]], [[1, 3]])
     """
 
     def __init__(self, whole: Sampler, part: Callable[[int], slice], rows: int) -> None:
@@ -172,6 +266,60 @@ class PartSampler(Sampler):
             return Batch(rows=None, span=(own.start, own.stop))
         own = self._part(whole.rows.shape[1])
         return Batch(whole.rows[:, own], None if whole.mask is None else whole.mask[:, own])
+
+
+class AheadSampler(Sampler):
+    """The batches of `whole`, on `device`, in blocks of steps.
+
+    Guarantee: the rows of a step, padding aside, are those of `whole`. Sizes that vary by chance are padded
+    to one of few widths, so that a program compiled for a width serves many steps.
+    """
+
+    def __init__(self, whole: Sampler, device: torch.device) -> None:
+        self._whole = whole
+        self._device = device
+        self.steps_per_epoch = whole.steps_per_epoch
+        self.varies = whole.varies
+        self._first = 0
+        self._widths: list[int] = []
+        self._rows = torch.empty(0)
+        self._mask: Tensor | None = None
+
+    def batch(self, step: int) -> Batch:
+        if not self._first <= step < self._first + len(self._widths):
+            first = self._whole.batch(step)
+            if first.rows is None:
+                return first
+            self._fill(step, first)
+        place = step - self._first
+        width = self._widths[place]
+        return Batch(self._rows[place, :, :width], None if self._mask is None else self._mask[place, :, :width])
+
+    def _fill(self, step: int, first: Batch) -> None:
+        """Draw batches until there is no more room for one as large as those so far."""
+        drawn, most = [first], 1
+        while len(drawn) < self.steps_per_epoch and (len(drawn) + 1) * most <= _NUMBERS_AT_ONCE:
+            drawn.append(self._whole.batch(step + len(drawn)))
+            most = max(most, np.asarray(drawn[-1].rows).size)
+        sets = [np.asarray(batch.rows) for batch in drawn]
+        longest = max(rows.shape[1] for rows in sets)
+        width = _rounded_up(longest) if self.varies else longest
+        block = np.zeros((len(sets), len(sets[0]), width), dtype=np.int64)
+        mask = np.zeros(block.shape, dtype=bool)
+        for place, (batch, rows) in enumerate(zip(drawn, sets, strict=True)):
+            block[place, :, : rows.shape[1]] = rows
+            mask[place, :, : rows.shape[1]] = True if batch.mask is None else batch.mask
+        padded = self.varies or any(batch.mask is not None for batch in drawn)
+        self._first = step
+        self._widths = [width if padded else rows.shape[1] for rows in sets]
+        self._rows = sent(torch.from_numpy(block), self._device)
+        self._mask = sent(torch.from_numpy(mask), self._device) if padded else None
+
+
+def _rounded_up(width: int) -> int:
+    """At least 1, and at most a sixteenth more than asked: up to 16 widths between a power of 2 and the next."""
+    unit = max(1, (1 << width.bit_length()) // 32)
+    return max(1, -(-width // unit) * unit)
 
 
 def _padded(drawn: list[np.ndarray]) -> Batch:

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Selection = Literal["laplace", "exponential"]
+NoisyChoice = Literal["laplace", "exponential"]
 NORMALS_PER_SCORE: dict[str, int] = {"laplace": 4, "exponential": 2}
 
 
@@ -31,7 +31,7 @@ def exponentials(normals: Tensor) -> Tensor:
     return normals.square().sum(dim=-1) / 2
 
 
-def select_least(scores: Tensor, epsilon: Tensor, sensitivity: Tensor, kind: Selection, normals: Tensor) -> Tensor:
+def select_least(scores: Tensor, epsilon: Tensor, sensitivity: Tensor, kind: NoisyChoice, normals: Tensor) -> Tensor:
     """Index (A,) of the chosen score of each trial.
 
     Args: scores (A, n) float64; epsilon, sensitivity (A,) > 0; normals (A, n, k) float64 standard normals of which no

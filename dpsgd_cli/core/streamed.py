@@ -1,4 +1,4 @@
-"""Rows that stay on disk, as a table: read when a step asks for them, by a thread that is one batch ahead.
+"""Examples that stay on disk, as a table: read when a step asks for them, by a thread that is one batch ahead.
 
 Not here: reading rows (`data/on_disk.py`), tables in memory (`tensors.py`), which rows a step sees (`sampling.py`).
 """
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.sampling import Batch, Sampler
-from dpsgd_cli.core.tensors import Rows, Table, sent
+from dpsgd_cli.core.sampling import Sampler
+from dpsgd_cli.core.tensors import Batch, Examples, Table, sent
 
 
-class Source(Protocol):
-    """Rows (N, ...), or (R, N, ...) where each trial has its own."""
+class StoredRows(Protocol):
+    """Examples (N, ...), or (R, N, ...) where each trial has its own."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -29,10 +29,10 @@ class Source(Protocol):
         """N."""
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """Rows (.., B, ...) at `places` (.., B)."""
+        """Examples (.., B, ...) at `places` (.., B)."""
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """Rows in order."""
+        """Examples in order."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class StreamedTable(Table):
     Guarantee: what a step gets is what a table in memory with the same rows would give it.
     """
 
-    features: Source = field(kw_only=True)
-    labels: Source = field(kw_only=True)
+    features: StoredRows = field(kw_only=True)
+    labels: StoredRows = field(kw_only=True)
 
     @classmethod
     def open(
-        cls, features: Source, labels: Source, per_trial: bool, device: torch.device, dtype: torch.dtype
+        cls, features: StoredRows, labels: StoredRows, per_trial: bool, device: torch.device, dtype: torch.dtype
     ) -> StreamedTable:
         """The table of `features` (N, ...), or (R, N, ...) when `per_trial`, and `labels` (N,), on `device`."""
         rows = 1 if per_trial else 0
@@ -61,10 +61,10 @@ class StreamedTable(Table):
     def rows(self) -> int:
         return len(self.labels)
 
-    def every(self, start: int, stop: int) -> Rows:
+    def every(self, start: int, stop: int) -> Examples:
         return self._sent(self._span(start, stop), None)
 
-    def chunks(self, batch: Batch, most: int) -> Iterator[Rows]:
+    def chunks(self, batch: Batch, most: int) -> Iterator[Examples]:
         if batch.rows is None:
             first, last = batch.span or (0, self.rows)
             spans = [(start, min(start + most, last)) for start in range(first, last, most)]
@@ -92,7 +92,7 @@ class StreamedTable(Table):
         pair = torch.from_numpy(np.ascontiguousarray(x)).to(self.x.dtype), torch.from_numpy(y).to(self.y.dtype)
         return (pair[0].pin_memory(), pair[1].pin_memory()) if self.y.is_cuda else pair
 
-    def _sent(self, read: tuple[Tensor, Tensor], mask: np.ndarray | Tensor | None) -> Rows:
+    def _sent(self, read: tuple[Tensor, Tensor], mask: np.ndarray | Tensor | None) -> Examples:
         device = self.y.device
         x, y = (own.to(device, non_blocking=True) for own in read)
         return x, y, None if mask is None else sent(torch.as_tensor(mask), device)

@@ -13,9 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpsgd_cli.core.sampling import Batch
+Examples = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs (R or 1, B, ...), labels (R or 1, B), and a mask (R, B) or None: a 1 stands for rows that all trials share."""
 
-Rows = tuple[Tensor, Tensor, Tensor | None]
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one step. `rows` is int64 (R, B); `mask` is bool (R, B), False where a row is padding.
+
+    `rows` None stands for every record, shared by all trials, or those of `span` (first, one past the last).
+    `mask` None stands for no padding.
+    """
+
+    rows: np.ndarray | torch.Tensor | None
+    mask: np.ndarray | torch.Tensor | None = None
+    span: tuple[int, int] | None = None
 
 
 def sent(here: Tensor, device: torch.device) -> Tensor:
@@ -78,13 +90,13 @@ class Table:
         """Shape of one example's input."""
         return tuple(self.x.shape[2:] if self.per_trial else self.x.shape[1:])
 
-    def every(self, start: int, stop: int) -> Rows:
+    def every(self, start: int, stop: int) -> Examples:
         """Rows start..stop-1 for all trials: inputs (R or 1, B, ...), labels (1, B), a mask (R, B) with folds."""
         x = self.x[:, start:stop] if self.per_trial else self.x[None, start:stop]
         mask = None if self.held_out is None else ~self.held_out[start:stop].T
         return x, self.y[None, start:stop], mask
 
-    def chunks(self, batch: Batch, most: int) -> Iterator[Rows]:
+    def chunks(self, batch: Batch, most: int) -> Iterator[Examples]:
         """The batch in pieces of at most `most` rows a trial."""
         if batch.rows is None:
             first, last = batch.span or (0, self.rows)
@@ -103,7 +115,7 @@ class Table:
             return torch.arange(first, first + stop - start, device=self.y.device)[None]
         return torch.as_tensor(batch.rows[:, start:stop], device=self.y.device)
 
-    def _gather(self, rows: Tensor, mask: Tensor | None) -> Rows:
+    def _gather(self, rows: Tensor, mask: Tensor | None) -> Examples:
         if self.own is not None:
             rows = self.own.gather(1, rows)
             if not self.filled:

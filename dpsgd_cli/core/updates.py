@@ -1,18 +1,41 @@
-"""How a (noisy, mean-scaled) gradient moves the weights of all trials. Post-processing: reads no data.
+"""From a (noisy, mean-scaled) gradient to the weights that are published: step length, update, ball, average.
 
-Everything is (R, P); hyper-parameters that may differ between trials are (R, 1).
+Post-processing: nothing here reads data. Everything is (R, P); hyper-parameters that may differ between trials are
+(R, 1).
+
+Not here: step lengths from theorems (`methods/`).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from dpsgd_cli.recipe.schema.method import Adam as AdamSettings
-from dpsgd_cli.recipe.schema.method import Optimizer
-from dpsgd_cli.recipe.schema.method import Sgd as SgdSettings
+from dpsgd_cli.recipe.schema.method import Adam, AllIterates, Averaging, Ema, Optimizer, Sgd
+from dpsgd_cli.recipe.schema.schedule import ConstantRate, CosineRate, LinearRate, Rate, StepRate
+
+
+def rate_at(rate: Rate | float, epoch: int, length: int) -> float:
+    """Step length of `epoch` (0, 1, ...) in a training of `length` epochs; public, and decided before training.
+
+    linear: straight from initial to final over `epochs`, then final (Yu et al. 2019, V-B2). cosine: half a
+    wave from initial to final over `epochs` (Loshchilov and Hutter 2017, equation 5, without restarts).
+
+    >>> rate_at(LinearRate(initial=0.1, final=0.05, epochs=10), 5, 60)
+    0.07500000000000001
+    """
+    if isinstance(rate, LinearRate):
+        return rate.initial + (rate.final - rate.initial) * min(1.0, epoch / rate.epochs)
+    if isinstance(rate, StepRate):
+        return float(rate.initial * rate.decay ** (epoch // rate.period))
+    if isinstance(rate, CosineRate):
+        done = min(1.0, epoch / (rate.epochs or length))
+        return rate.final + (rate.initial - rate.final) * (1 + math.cos(math.pi * done)) / 2
+    return rate.initial if isinstance(rate, ConstantRate) else float(rate)
 
 
 class Update(ABC):
@@ -26,10 +49,10 @@ class Update(ABC):
         """Change `values` in place; `step` counts from 0."""
 
 
-class Sgd(Update):
+class SgdUpdate(Update):
     """values -= lr * buffer, with buffer = momentum * buffer + gradient."""
 
-    def __init__(self, settings: SgdSettings, values: Tensor) -> None:
+    def __init__(self, settings: Sgd, values: Tensor) -> None:
         super().__init__()
         self.momentum = settings.momentum
         if self.momentum:
@@ -42,10 +65,10 @@ class Sgd(Update):
         values.addcmul_(gradient, learning_rate, value=-1.0)
 
 
-class Adam(Update):
+class AdamUpdate(Update):
     """Kingma and Ba (2015), Algorithm 1, with bias correction."""
 
-    def __init__(self, settings: AdamSettings, values: Tensor) -> None:
+    def __init__(self, settings: Adam, values: Tensor) -> None:
         super().__init__()
         self.settings = settings
         self.state = {"first": torch.zeros_like(values), "second": torch.zeros_like(values)}
@@ -60,10 +83,52 @@ class Adam(Update):
 
 def make_update(settings: Optimizer, values: Tensor) -> Update:
     """The optimizer that a recipe names, with zeroed state."""
-    return Adam(settings, values) if isinstance(settings, AdamSettings) else Sgd(settings, values)
+    return AdamUpdate(settings, values) if isinstance(settings, Adam) else SgdUpdate(settings, values)
 
 
-class Ema:
+def project_to_ball(values: Tensor, radii: Tensor) -> Tensor:
+    """Scale each row of `values` (R, P) in place to norm at most `radii` (R, 1) > 0, inf for no constraint.
+
+    Guarantee: the result is the nearest point of the ball, to rounding. Source: Lecture 9, section 4.
+    """
+    norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    return values.mul_((radii / norms).clamp_(max=1.0).nan_to_num_(nan=1.0))
+
+
+class Average(ABC):
+    """A running average (R, P) of iterates: starts as the initial weights, and sees each iterate once, in order."""
+
+    average: Tensor
+
+    @abstractmethod
+    def add(self, values: Tensor, step: int) -> None:
+        """Take in the weights (R, P) after step `step` (0, 1, ...)."""
+
+
+class StartAverage(Average):
+    """Mean of the weights that the steps started from, w_0 to w_(T-1): the lectures' output."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.average = values.clone()
+        self.previous = values.clone()
+
+    def add(self, values: Tensor, step: int) -> None:
+        self.average.lerp_(self.previous, 1.0 / (step + 1))
+        self.previous.copy_(values)
+
+
+class TailAverage(Average):
+    """Mean of the weights after steps `first` (R, 1), first + 1, ...; until then, the latest."""
+
+    def __init__(self, values: Tensor, first: Tensor) -> None:
+        self.first = first
+        self.average = values.clone()
+
+    def add(self, values: Tensor, step: int) -> None:
+        self.average.lerp_(values, 1.0 / (step - self.first + 1).clamp_min(1.0))
+
+
+class EmaAverage(Average):
     """Exponential moving average of the weights, (R, P): average = decay * average + (1 - decay) * weights.
 
     The decay of step t (from 0) is min(decay, (1 + t) / (10 + t)), so that early weights are forgotten.
@@ -76,3 +141,24 @@ class Ema:
     def add(self, values: Tensor, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
         self.average.lerp_(values, 1 - decay)
+
+
+def first_of_tail(fraction: float, steps: int) -> int:
+    """Number of the first step whose iterate counts when the last `fraction` of `steps` are averaged.
+
+    >>> first_of_tail(0.5, 100), first_of_tail(1.0, 100), first_of_tail(0.01, 3)
+    (50, 0, 2)
+    """
+    return max(0, steps - max(1, math.ceil(fraction * steps)))
+
+
+def make_average(settings: Averaging | None, values: Tensor, steps: Sequence[int]) -> Average | None:
+    """The average that a recipe names, over a training of `steps` steps of each trial; None for the last iterate."""
+    if settings is None:
+        return None
+    if isinstance(settings, Ema):
+        return EmaAverage(settings.decay, values)
+    if isinstance(settings, AllIterates):
+        return StartAverage(values)
+    first = [first_of_tail(settings.fraction, own) for own in steps]
+    return TailAverage(values, torch.tensor(first, dtype=values.dtype, device=values.device).unsqueeze(1))

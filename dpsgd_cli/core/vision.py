@@ -11,7 +11,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.modules import Offset, WeightStandardisedConv2d
+from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe.schema.model import VitModel, WrnModel
 
@@ -176,7 +176,7 @@ def vit(model: VitModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
     first = model.pool == "token"
     places = (height // model.patch) * (width // model.patch) + int(first)
     return nn.Sequential(
-        nn.Conv2d(channels, model.dim, model.patch, stride=model.patch), Tokens(first), Offset(places, model.dim),
+        nn.Conv2d(channels, model.dim, model.patch, stride=model.patch), Tokens(first), Shift(places, model.dim),
         *[Block(model.dim, model.heads, model.expansion * model.dim) for _ in range(model.depth)],
         nn.LayerNorm(model.dim), Pool(first), nn.Linear(model.dim, outputs),
     )  # fmt: skip

@@ -110,9 +110,9 @@ class Method(ABC):
         return None
 
     @property
-    @abstractmethod
     def output(self) -> Tensor:
-        """The weights (R, P) that the method would publish now."""
+        """The weights (R, P) that the method would publish now: the pack's, unless it says otherwise."""
+        return self.context.pack.values
 
     @property
     @abstractmethod
@@ -131,3 +131,31 @@ class Method(ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         """Inverse of `state`."""
         self.context.pack.values.copy_(state["values"])
+
+
+class OneShot(Method):
+    """A method that releases once, at the end of one epoch that does everything."""
+
+    @abstractmethod
+    def solve(self) -> None:
+        """Charge, release and write `pack.values`."""
+
+    def charge(self) -> None:
+        """Spend what the plan holds, in every trial."""
+        for plan, ledger in zip(self.context.plans, self.context.ledgers, strict=True):
+            if plan is not None:
+                for release in plan.epochs[0]:
+                    ledger.spend(release, 0)
+
+    @property
+    def epochs(self) -> int:
+        return 1
+
+    @property
+    def steps(self) -> int:
+        return 1
+
+    def run_epoch(self, epoch: int) -> Diagnostics:
+        del epoch
+        self.solve()
+        return Diagnostics(self.context.trials, self.context.pack.values.device)

@@ -34,8 +34,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.noise import noise_precision
-from dpsgd_cli.core.paced_noise import PacedNoise
+from dpsgd_cli.core.noise import TrialNoise, noise_precision
 from dpsgd_cli.core.problems.sampled import SampledRisk
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
 from dpsgd_cli.errors import PrivacyError, RecipeError
@@ -76,8 +75,8 @@ class DpAgd(Method):
         kind, candidates = self.settings[0].selection, self.settings[0].step_candidates + 1
         double = torch.empty(0, dtype=torch.float64)
         exactly = torch.empty(0, dtype=noise_precision(context.streams, self.values.dtype), device=self.values.device)
-        self.gradient_noise = PacedNoise(context.streams, "agd-gradient", context.pack.size, exactly)
-        self.selection_noise = PacedNoise(
+        self.gradient_noise = TrialNoise(context.streams, "agd-gradient", context.pack.size, exactly)
+        self.selection_noise = TrialNoise(
             context.streams, "agd-selection", candidates * NORMALS_PER_SCORE[kind], double
         )
 
@@ -90,10 +89,6 @@ class DpAgd(Method):
     @property
     def steps(self) -> int:
         return self.settings[0].refresh
-
-    @property
-    def output(self) -> Tensor:
-        return self.values
 
     @property
     def finished(self) -> bool:
@@ -130,7 +125,8 @@ class DpAgd(Method):
                 pace.over = True
                 continue
             bound = float(self.gradient_bound[trial]) * self.doubled
-            self.context.ledgers[trial].spend(Release(_gaussian(price, self.adjacency, bound)), epoch)
+            mechanism = GaussianSum(1 / math.sqrt(2 * price), self.adjacency, sensitivity=bound)
+            self.context.ledgers[trial].spend(Release(mechanism), epoch)
             pace.spent += price
             (again if pace.rejected else fresh).append(trial)
         return fresh, again
@@ -260,10 +256,6 @@ class _Pace:
     def price(self, gamma: float) -> float:
         """zCDP of the next gradient measurement: a new one, or what the better one costs on top."""
         return gamma * self.rho if self.rejected else self.rho
-
-
-def _gaussian(rho: float, adjacency: str, sensitivity: float) -> GaussianSum:
-    return GaussianSum(1 / math.sqrt(2 * rho), adjacency, sensitivity=sensitivity)  # type: ignore[arg-type]
 
 
 def _sampled(context: Context, size: int) -> SampledRisk:

@@ -1,4 +1,4 @@
-"""DP-GD: full-batch gradient descent with Gaussian noise (Lecture 15, Algorithm 2; Lecture 9, section 4).
+"""DP-GD: full-batch gradient descent with Gaussian noise (Lecture 15, Algorithm 2; Lecture 9, section 4); and without.
 
 Released at each step: the sum over all records of clipped loss gradients, plus noise N(0, s^2) on every coordinate.
 Where the public bounds give a Lipschitz constant no larger than the clip norm, nothing is ever clipped.
@@ -13,9 +13,110 @@ afterwards comes from the ledger.
 
 from __future__ import annotations
 
-from dpsgd_cli.methods.dp_sgd import DpSgd
-from dpsgd_cli.methods.full_batch import FullBatchMethod
+import math
+from functools import cached_property
+
+from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.problems.linear import LinearRisk
+from dpsgd_cli.core.updates import rate_at
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.base import Theory
+from dpsgd_cli.methods.dp_sgd import DpSgd, GradientMethod, WithoutPrivacy
+from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
+from dpsgd_cli.methods.problem import linear_risk, section_of
+from dpsgd_cli.privacy.lectures import excess_risk_of_average
+from dpsgd_cli.privacy.lipschitz import constants_of
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import AllIterates, Sgd
 from dpsgd_cli.recipe.schema.model import ConvexModel
+
+
+class FullBatchMethod(GradientMethod):
+    """Descent that sees every record in every step; on a convex problem by two matrix products for all trials.
+
+    Other models take the packed path of `dp_sgd.py`.
+    """
+
+    @cached_property
+    def risk(self) -> LinearRisk | None:
+        """The fast path, for convex models whose rows all trials share."""
+        context = self.context
+        convex = isinstance(context.recipes[0].model, ConvexModel)
+        return linear_risk(context) if convex and not context.table.per_trial else None
+
+    @cached_property
+    def merged(self) -> LinearRisk:
+        """The same sums from fewer rows, for steps that nothing is told of."""
+        assert self.risk is not None
+        return LinearRisk(self.risk.rows.merged(), self.risk.loss)
+
+    def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        if self.risk is None:
+            super().add_sums(epoch, step, seen)
+            return
+        pack, clipping = self.context.pack, self.clipping()
+        norms = clipping.norms[0] if clipping is not None else pack.values.new_full((pack.trials,), math.inf)
+        wanted = (epoch + 1) % self.context.recipes[0].runtime.evaluate_every == 0 or epoch + 1 == self.epochs
+        sums = self.risk.gradient_sums_at(pack.values, norms, seen) if wanted else None
+        pack.sums.copy_(self.merged.gradient_sums_at(pack.values, norms) if sums is None else sums)
+
+    def theory(self) -> Theory | None:
+        """Lecture 9, Theorem 1 for the average of all iterates, at any constant rate without momentum."""
+        if self.risk is None:
+            return None
+        return report(self.context, self.output, [self._claim(trial) for trial in range(self.context.trials)])
+
+    def _claim(self, trial: int) -> Claim | None:
+        settings, clipping = section_of(self.context.recipes[trial]), self.clipping()
+        clip = math.inf if clipping is None else clipping.sensitivities[trial]
+        problem = problem_of(self.context, trial, clip)
+        plain = isinstance(settings.optimizer, Sgd) and settings.optimizer.momentum == 0
+        averaged = isinstance(settings.averaging, AllIterates)
+        if problem is None or self.rate_changes or not plain or not averaged or settings.weight_decay:
+            return None
+        steps, rate = self.lengths[trial], float(self.learning_rate[trial])
+        bound = excess_risk_of_average(problem, self.noise_of_mean(trial), steps, rate)
+        return Claim("Lecture 9, Theorem 1", bound)
+
+    def noise_of_mean(self, trial: int) -> float:
+        """Largest standard deviation of the noise on the mean gradient, per coordinate."""
+        plan = self.context.plans[trial]
+        if plan is None:
+            return 0.0
+        return max(plan.noise_multipliers) * plan.sensitivity / len(self.context.table)
+
+    def theorem_rates(self, epoch: int, second_moments: list[float]) -> list[float]:
+        """What `method.learning_rate` says of `epoch`; for `theorem`, R / (B sqrt T).
+
+        Lecture 9, Theorem 1, with E|z|^2 <= B^2 and the ball's radius R.
+        """
+        rates = []
+        for recipe, length, moment in zip(self.context.recipes, self.lengths, second_moments, strict=True):
+            rate, model = section_of(recipe).learning_rate, recipe.model
+            if rate == "theorem":
+                if not isinstance(model, ConvexModel) or model.radius is None or not moment < math.inf:
+                    raise RecipeError(
+                        "method.learning_rate: theorem needs model.kind: convex with a radius and bounded gradients"
+                        " (privacy.clipping, or a loss and features with public bounds); give a number"
+                    )
+                rate = model.radius / math.sqrt(moment * length * self.steps)
+            rates.append(rate_at(rate, epoch, length))
+        return rates
+
+
+class Gd(FullBatchMethod, WithoutPrivacy):
+    """`gd`: projected descent without noise (Lecture 15, Algorithm 1; Lecture 9, section 4)."""
+
+    def learning_rates(self, epoch: int) -> list[float]:
+        return self.theorem_rates(epoch, [self._second_moment(recipe) for recipe in self.context.recipes])
+
+    def _second_moment(self, recipe: Recipe) -> float:
+        """Square of the Lipschitz constant of the whole objective on its ball."""
+        model, bound = recipe.model, self.context.feature_bound
+        if not isinstance(model, ConvexModel) or bound is None:
+            return math.inf
+        known = constants_of(model, bound)
+        return (known.lipschitz + model.l2 * (model.radius or math.inf)) ** 2 if model.radius else math.inf
 
 
 class DpGd(FullBatchMethod, DpSgd):

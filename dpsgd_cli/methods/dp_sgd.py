@@ -1,45 +1,199 @@
 """DP-SGD: clipped sums with Gaussian noise (Abadi et al. 2016, Algorithm 1; Yu et al. 2019, Algorithm 1).
 
+A step from its batch to the new weights is `GradientMethod.step`; descent without privacy (`sgd`) takes the same one.
+
 Released at each step: sum over the batch of clipped per-example gradients, plus noise N(0, s^2) on every coordinate.
 
 Sensitivity: one record adds a vector of L2 norm at most C (flat) or sqrt(sum C_l^2) (per-layer), so the sum moves
-by at most S = that norm under add-remove and zero-out, and twice that under replace-one. The divisor
-is a public constant, and so is everything else that turns the sum into new weights.
+by at most S = that norm under add-remove and zero-out, and twice that under replace-one. The sum is divided by a public
+constant (expected batch size for poisson, batch size for shuffle, N for full), never by what a batch happened to hold;
+everything else that turns it into new weights is public, too.
 
 Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch; what a step or an epoch then costs
 by batching is in `privacy/plan.py`, with the theorems. The `as-published` convention uses s_l = z C_l (twice that under
 replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
+
+`sgd-ma` and `sgd-adv` are DP-SGD on Poisson batches as DP-AGD was compared with, told apart by their accountants. Noise
+is the least that the moments accountant (Abadi et al. 2016) or strong composition of amplified Gaussian mechanisms
+(Bassily et al. 2014, with its exact constants) allows (`privacy/planning.py`). Both are proved for Poisson batches
+under add-remove, and that is the sampler used: the published baseline drew batches of fixed size and accounted for
+Poisson ones.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.averaging import TailAverage
-from dpsgd_cli.core.clipping import Clipping, Diagnostics
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
-from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.base import Context
-from dpsgd_cli.methods.gradient import GradientMethod, section_of
-from dpsgd_cli.methods.paced import Pacer
+from dpsgd_cli.core.tensors import sent
+from dpsgd_cli.core.updates import StartAverage, TailAverage, make_average, make_update, project_to_ball, rate_at
+from dpsgd_cli.errors import PrivacyError, RecipeError
+from dpsgd_cli.methods.adaptive_schedule import AdaptiveSchedules
+from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.methods.batches import Batches
+from dpsgd_cli.methods.problem import l2_of, radii_of, section_of
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe.schema.base import Section
 from dpsgd_cli.recipe.schema.privacy import Privacy
+
+
+class GradientMethod(Method):
+    """Descent step by step. A trial whose own plan is over keeps its weights while others go on.
+
+    Subclasses say how sums are clipped (`clipping`), made private (`privatise`) and paid for (`spend`).
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        settings = section_of(context.recipes[0])
+        self.batches = Batches(context)
+        self.divisor = float(settings.batch_size or len(context.table))
+        context.pack.expect(int(self.divisor))
+        self.learning_rate = context.column(self.learning_rates(0))
+        self.rate_changes = any(isinstance(section_of(r).learning_rate, Section) for r in context.recipes)
+        self.weight_decay = context.column([section_of(r).weight_decay + l2_of(r) for r in context.recipes])
+        self.decays = bool(self.weight_decay.any())
+        self.update = make_update(settings.optimizer, context.pack.values)
+        self.radii = context.column(radii_of(context.recipes))
+        self.constrained = not bool(self.radii.isinf().all())
+        self.average = make_average(settings.averaging, context.pack.values, [self.steps * n for n in self.lengths])
+        self.sum_clipped: SumClipped = sum_clipped
+        if context.recipes[0].runtime.compile:
+            from dpsgd_cli.core.compiling import Compiled  # takes a while to import
+
+            self.sum_clipped = Compiled()
+
+    @property
+    @abstractmethod
+    def lengths(self) -> list[int]:
+        """Epochs of each trial."""
+
+    @abstractmethod
+    def clipping(self) -> Clipping | None:
+        """Bounds on one example's gradient, or None."""
+
+    @abstractmethod
+    def spend(self, epoch: int, trial: int) -> None:
+        """Charge the trial for the whole epoch, before any of it is released."""
+
+    @abstractmethod
+    def privatise(self, epoch: int, step: int) -> None:
+        """Turn `pack.sums` into what may be released; on one process only, whose sums are those of all."""
+
+    def learning_rates(self, epoch: int) -> list[float]:
+        """Step length of each trial in `epoch`."""
+        rates = []
+        for recipe, length in zip(self.context.recipes, self.lengths, strict=True):
+            rate = section_of(recipe).learning_rate
+            if rate == "theorem":
+                raise RecipeError(
+                    f"method.learning_rate: there is no theorem for method {recipe.method.kind}; give a number"
+                )
+            rates.append(rate_at(rate, epoch, length))
+        return rates
+
+    @property
+    def epochs(self) -> int:
+        return max(self.lengths)
+
+    @property
+    def steps(self) -> int:
+        return self.batches.sampler.steps_per_epoch
+
+    @property
+    def output(self) -> Tensor:
+        return self.context.pack.values if self.average is None else self.average.average
+
+    def run_epoch(self, epoch: int) -> Diagnostics:
+        over = [trial for trial, length in enumerate(self.lengths) if epoch >= length]
+        for trial in range(self.context.trials):
+            if trial not in over:
+                self.spend(epoch, trial)
+        if self.rate_changes:
+            self.learning_rate = self.context.column(self.learning_rates(epoch))
+        # numbers of trials, not a mask: a GPU would have to say how many it marks
+        held = sent(torch.tensor(over, dtype=torch.long), self.context.pack.values.device)
+        kept = {name: tensor[held] for name, tensor in self._trained().items()} if over else {}
+        seen = Diagnostics(self.context.trials, self.context.pack.values.device)
+        for step in range(epoch * self.steps, (epoch + 1) * self.steps):
+            self.step(epoch, step, seen)
+        for name, own in kept.items():
+            self._trained()[name][held] = own
+        return self.context.team.total(seen)
+
+    def step(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        """One step of every trial: batch, clipped sums, noise, mean, update."""
+        pack, team = self.context.pack, self.context.team
+        pack.sums.zero_()
+        self.add_sums(epoch, step, seen)
+        team.add_up(pack.sums)
+        if team.first:
+            self.privatise(epoch, step)
+        team.share(pack.sums)
+        gradient = pack.sums.div_(self.divisor).to(pack.values.dtype)
+        if self.decays:
+            gradient.addcmul_(pack.values, self.weight_decay)
+        self.update.apply(pack.values, gradient, self.learning_rate, step)
+        if self.constrained:
+            project_to_ball(pack.values, self.radii)
+        if self.average is not None:
+            self.average.add(pack.values, step)
+
+    def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
+        """Add the clipped gradients of this process's part of the step's batch to `pack.sums`."""
+        del epoch
+        clipping = self.clipping()
+        for examples in self.batches.pieces(step):
+            add_clipped_sums(self.context.pack, examples, self.context.loss, clipping, seen, self.sum_clipped)
+
+    def _trained(self) -> dict[str, Tensor]:
+        """Every tensor (R, P) that a step changes."""
+        found = {"values": self.context.pack.values, **{f"update.{k}": v for k, v in self.update.state.items()}}
+        if self.average is not None:
+            found["average"] = self.average.average
+        if isinstance(self.average, StartAverage):
+            found["previous"] = self.average.previous
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {name: tensor.clone() for name, tensor in self._trained().items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name, tensor in self._trained().items():
+            tensor.copy_(state[name])
+
+
+class WithoutPrivacy(GradientMethod):
+    """`sgd`: releases weights computed from the data without any protection; its ledger stays empty."""
+
+    @property
+    def lengths(self) -> list[int]:
+        return [int(recipe.epochs) for recipe in self.context.recipes]
+
+    def clipping(self) -> Clipping | None:
+        return None
+
+    def spend(self, epoch: int, trial: int) -> None:
+        del epoch, trial
+
+    def privatise(self, epoch: int, step: int) -> None:
+        del epoch, step
 
 
 class DpSgd(GradientMethod):
     """All trials share one kind of clipping; bounds, schedules and lengths may differ."""
 
-    pacer: Pacer | None = None
-
     def __init__(self, context: Context) -> None:
-        super().__init__(context)
         self.plans = [_planned(plan) for plan in context.plans]
-        self.pacer = Pacer(context, self.plans)
-        if self.pacer.runners and isinstance(self.average, TailAverage):
+        self.adaptive = AdaptiveSchedules(context, self.plans)
+        super().__init__(context)
+        if self.adaptive.runs and isinstance(self.average, TailAverage):
             raise PrivacyError(
                 "privacy.schedule validation ends training by itself, so method.averaging cannot count from the end;"
                 " use ema or none"
@@ -76,30 +230,25 @@ class DpSgd(GradientMethod):
 
     @property
     def lengths(self) -> list[int]:
-        if self.pacer is not None:
-            return self.pacer.lengths
-        return [_planned(plan).most_epochs for plan in self.context.plans]
-
-    def clipping(self) -> Clipping:
-        return self.bounds
+        return self.adaptive.lengths
 
     @property
     def finished(self) -> bool:
         return self.epochs <= self._done
 
+    def clipping(self) -> Clipping:
+        return self.bounds
+
+    def spend(self, epoch: int, trial: int) -> None:
+        own = self.adaptive.releases(epoch, trial)
+        for release in self.plans[trial].epochs[epoch] if own is None else own:
+            self.context.ledgers[trial].spend(release, epoch)
+
     def run_epoch(self, epoch: int) -> Diagnostics:
         seen = super().run_epoch(epoch)
         self._done = epoch + 1
-        assert self.pacer is not None
-        self.pacer.look(epoch, self.output)
+        self.adaptive.look(epoch, self.output)
         return seen
-
-    def spend(self, epoch: int, trial: int) -> None:
-        if self.pacer is not None and trial in self.pacer.runners:
-            self.pacer.spend(epoch, trial)
-            return
-        for release in self.plans[trial].epochs[epoch]:
-            self.context.ledgers[trial].spend(release, epoch)
 
     def privatise(self, epoch: int, step: int) -> None:
         if self._scale is None or self._scale[0] != epoch:
@@ -110,7 +259,8 @@ class DpSgd(GradientMethod):
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
         multipliers = [self._multiplier(epoch, trial) for trial in range(self.context.trials)]
         scale = self.context.column([z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)])
-        published = [_as_published(section) for section in self.sections]
+        kinds = [section.clipping for section in self.sections]
+        published = [kind.kind == "per-layer" and kind.noise == "as-published" for kind in kinds]
         if not any(published):
             return scale
         doubled = [plan.sensitivity / bound for plan, bound in zip(self.plans, self.sensitivities, strict=True)]
@@ -120,28 +270,21 @@ class DpSgd(GradientMethod):
 
     def _multiplier(self, epoch: int, trial: int) -> float:
         """Noise multiplier of a trial in `epoch`; its last one when it is over."""
-        if self.pacer is not None and trial in self.pacer.runners:
-            return self.pacer.runners[trial].pace.multiplier
+        if trial in self.adaptive.runs:
+            return self.adaptive.runs[trial].pace.multiplier
         planned = self.plans[trial].noise_multipliers
         return planned[min(epoch, len(planned) - 1)]
 
     def charged_for(self, done: int) -> bool:
-        assert self.pacer is not None
-        return self.pacer.charged_for(done)
+        return self.adaptive.charged_for(done)
 
     def state(self) -> dict[str, Any]:
-        assert self.pacer is not None
-        return super().state() | {"pacer": self.pacer.state(), "done": self._done}
+        return super().state() | {"adaptive": self.adaptive.state(), "done": self._done}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        assert self.pacer is not None
-        self.pacer.load_state(state["pacer"])
+        self.adaptive.load_state(state["adaptive"])
         self._done = state["done"]
-
-
-def _as_published(section: Privacy) -> bool:
-    return section.clipping.kind == "per-layer" and section.clipping.noise == "as-published"
 
 
 def _planned(plan: Plan | None) -> Plan:

@@ -19,8 +19,7 @@ from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
-from dpsgd_cli.methods.gradient import section_of
-from dpsgd_cli.methods.problem import linear_risk
+from dpsgd_cli.methods.problem import linear_risk, section_of
 from dpsgd_cli.privacy.lectures import excess_risk_of_last
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.model import ConvexModel
@@ -62,11 +61,11 @@ class LectureSgd(DpSgd):
         noise = plan.noise_multipliers[0] * plan.sensitivity
         return (plan.sensitivity / 2) ** 2 + self.context.pack.size * noise**2
 
-    def _step(self, epoch: int, step: int, seen: Diagnostics) -> None:
+    def step(self, epoch: int, step: int, seen: Diagnostics) -> None:
         if self.any_by_theorem:
             rate = self.leads / (step + 1) ** self.powers
             self.learning_rate = torch.where(self.by_theorem, rate, self.learning_rate)
-        super()._step(epoch, step, seen)
+        super().step(epoch, step, seen)
 
     def theory(self) -> Theory | None:
         """Lemmas 15.6 and 15.7 for the last iterate at their rates."""
@@ -83,7 +82,7 @@ class LectureSgd(DpSgd):
 
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         del epoch, seen
-        drawn = torch.as_tensor(self.sampler.batch(step).rows, device=self.rows.z.device)
+        drawn = torch.as_tensor(self.batches.sampler.batch(step).rows, device=self.rows.z.device)
         if self.context.table.own is not None:
             drawn = self.context.table.own.gather(1, drawn)
         index = drawn.squeeze(1)

@@ -37,8 +37,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.problems.newton import Tilted, minimise_surely
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.base import Context
-from dpsgd_cli.methods.one_shot import OneShot
+from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.budget import mu_squared_left
 from dpsgd_cli.privacy.lipschitz import Constants, problem_constants

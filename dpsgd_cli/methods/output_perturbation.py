@@ -12,10 +12,9 @@ import torch
 
 from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
 from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.projection import project_to_ball
+from dpsgd_cli.core.updates import project_to_ball
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.base import Context
-from dpsgd_cli.methods.one_shot import OneShot
+from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import merged_risk, penalty_of, radii_of
 from dpsgd_cli.privacy.lipschitz import problem_constants
 from dpsgd_cli.privacy.stability import rate_of_descent

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from dpsgd_cli.core import models
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
 from dpsgd_cli.core.streams import Streams
 from dpsgd_cli.errors import PrivacyError
@@ -113,7 +113,7 @@ class PrivateSelection(Method):
         with torch.no_grad():
             outputs = pack(pack.values.new_zeros(1, 1, *shape)).shape[-1]
         build = models.builder(context.recipes[0].model, shape, outputs, context.base)
-        place = Place(pack.values.device, pack.values.dtype)
+        place = Placement(pack.values.device, pack.values.dtype)
         names = [f"candidate-{i}" for i in range(self.candidates)]
         seeds = [CandidateStreams(own, name).integer("init") for own in context.lasting for name in names]
         return Pack(build, seeds, place, pack.shares_input)
@@ -125,10 +125,6 @@ class PrivateSelection(Method):
     @property
     def steps(self) -> int:
         return self.inner.steps
-
-    @property
-    def output(self) -> Tensor:
-        return self.context.pack.values
 
     def run_epoch(self, epoch: int) -> Diagnostics:
         for ledger, plan in zip(self.context.ledgers, self.plans, strict=True):

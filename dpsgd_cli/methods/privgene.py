@@ -15,8 +15,7 @@ from torch import Tensor
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.base import Context
-from dpsgd_cli.methods.one_shot import OneShot
+from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import merged_risk
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, equal_choices
 from dpsgd_cli.privacy.mechanism import Release

@@ -1,6 +1,6 @@
-"""The empirical risk of a running pack: linear where the model is a convex problem, else by forward passes.
+"""What recipes say of the objective, and its empirical risk: linear for a convex model, else by forward passes.
 
-Not here: any sum (`linear.py`, `pack_risk.py`).
+Not here: any sum (`linear.py`, `risk.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import MarginLoss, margin_loss
-from dpsgd_cli.core.problems.pack_risk import PackRisk
-from dpsgd_cli.core.problems.risk import Risk
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.risk import PackRisk, Risk
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import Gradient
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
@@ -46,7 +46,7 @@ def output_loss(model: ConvexModel, raw: bool = False) -> Loss:
     return of_outputs
 
 
-def rows_of(model: ConvexModel, table: Table) -> Rows:
+def rows_of(model: ConvexModel, table: Table) -> SignedRows:
     """Signed rows of a table that all trials share."""
     if table.per_trial:
         raise ModelError(
@@ -54,7 +54,7 @@ def rows_of(model: ConvexModel, table: Table) -> Rows:
             " use model.kind: linear with dp-sgd"
         )
     y = table.y.clamp(-model.target_bound, model.target_bound) if loss_of(model).residual else table.y
-    return Rows.load(table.x, y, loss_of(model).residual, model.bias, table.held_out)
+    return SignedRows.load(table.x, y, loss_of(model).residual, model.bias, table.held_out)
 
 
 def linear_risk(context: Context) -> LinearRisk:
@@ -76,6 +76,12 @@ def risk_of(context: Context) -> Risk:
     if isinstance(context.recipes[0].model, ConvexModel) and not context.table.per_trial:
         return merged_risk(context)
     return PackRisk(context.pack, context.table, context.loss, context.most_rows)
+
+
+def section_of(recipe: Recipe) -> Gradient:
+    """The method section of a gradient recipe."""
+    assert isinstance(recipe.method, Gradient)
+    return recipe.method
 
 
 def l2_of(recipe: Recipe) -> float:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 
 from dpsgd_cli import data, experiment, failures
-from dpsgd_cli.core.isolation import stand_in_rows
+from dpsgd_cli.core.independence import stand_in_rows
 from dpsgd_cli.core.memory import trials_that_fit
 from dpsgd_cli.core.models import BUILT_IN
-from dpsgd_cli.core.packing import Place, elements_per_row
+from dpsgd_cli.core.packing import Placement, elements_per_row
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
@@ -68,7 +68,7 @@ class Planner:
         """See that the model can be built for the data, once for each model."""
         key = _model_key(loaded, outline)
         if key not in self._models and outline.input_shape is not None:
-            model = make_pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
+            model = make_pack(loaded, outline.input_shape, outline.outputs, [0], Placement(torch.device("cpu")))
             row = 0
             if loaded.recipe.model.kind in BUILT_IN:
                 row = elements_per_row(model, stand_in_rows(outline.input_shape, torch.empty(0)))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.core.evaluation import evaluate
+from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import Gradient

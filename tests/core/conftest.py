@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 
 Build = Callable[[], nn.Module]
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ class Case:
     seen: Diagnostics = field(init=False)
 
     def pack(self) -> Pack:
-        return Pack(self.build, self.seeds, Place(CPU, self.dtype), self.shares_input)
+        return Pack(self.build, self.seeds, Placement(CPU, self.dtype), self.shares_input)
 
     def clipping(self, layers: int) -> Clipping | None:
         """The bounds, the same for all trials but for a factor 1 + trial."""
@@ -136,6 +136,12 @@ def by_module(names: dict[str, Tensor]) -> list[list[str]]:
 def case() -> Callable[..., Case]:
     """Builds a `Case`; a fixture because test files cannot import one another."""
     return Case
+
+
+def parameters_of(pack: Pack, trial: int) -> dict[str, Tensor]:
+    """One trial's trained tensors under the names of the original module."""
+    spans = pack.spans.items()
+    return {name: pack.values[trial, at : at + shape.numel()].view(shape).clone() for name, (at, shape) in spans}
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.augmentation import Augmentation
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.modules import Offset, WeightStandardisedConv2d
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe.schema.data import Augment
@@ -99,7 +99,7 @@ def network() -> nn.Module:
     """Every rule that the image models use, and one layer with none."""
     return nn.Sequential(
         WeightStandardisedConv2d(2, 4, 3, 1, 1), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 3, 2), nn.PReLU(),
-        nn.Flatten(2), Offset(3, 12), nn.Linear(12, 4), nn.LayerNorm(4), nn.Flatten(), nn.Linear(12, 3),
+        nn.Flatten(2), Shift(3, 12), nn.Linear(12, 4), nn.LayerNorm(4), nn.Flatten(), nn.Linear(12, 3),
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_the_mean_over_copies_is_clipped(bound: float, copies: int, random_numbe
     images, y = random_numbers(2, 4, *SHAPE), torch.tensor([[0, 1, 2, 0], [2, 1, 0, 1]])
     mask = torch.tensor([[True, True, False, True], [True] * 4])
     x = make([0, 1], copies=copies, crop=2)(images, torch.arange(4)[None], 0)
-    pack = Pack(network, [0, 1], Place(CPU, torch.float64))
+    pack = Pack(network, [0, 1], Placement(CPU, torch.float64))
     seen = Diagnostics(2, CPU)
     clipping = Clipping(torch.full((1, 2), bound, dtype=torch.float64))
     add_clipped_sums(pack, (x, y, mask), loss, clipping, seen)
@@ -146,7 +146,7 @@ def test_the_mean_over_copies_is_clipped(bound: float, copies: int, random_numbe
 def test_an_example_with_one_bad_copy_adds_nothing(random_numbers: Callable[..., Tensor]) -> None:
     x, y = random_numbers(2, 6, *SHAPE), torch.zeros(2, 2).long()
     x[0, 3, 0, 0, 0] = math.inf  # the second copy of the first trial's second example
-    pack = Pack(network, [0, 1], Place(CPU, torch.float64))
+    pack = Pack(network, [0, 1], Placement(CPU, torch.float64))
     clipping = Clipping(torch.ones(1, 2, dtype=torch.float64))
     add_clipped_sums(pack, (x, y, None), loss, clipping, Diagnostics(2, CPU))
     mask = torch.tensor([[True, False], [True, True]])

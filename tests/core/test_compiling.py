@@ -20,11 +20,11 @@ from dpsgd_cli.core import compiling, models
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.compiling import Compiled
 from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.modules import Offset, WeightStandardisedConv2d
+from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams
-from dpsgd_cli.core.tensors import Rows
+from dpsgd_cli.core.tensors import Examples
 from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel, VitModel, WrnModel
@@ -56,10 +56,10 @@ NETWORKS: dict[str, tuple[Build, tuple[int, ...]]] = {
 
 
 def pack_of(build: Build, dtype: torch.dtype = torch.float64) -> Pack:
-    return Pack(build, [0, 1], Place(CPU, dtype))
+    return Pack(build, [0, 1], Placement(CPU, dtype))
 
 
-def batch_of(shape: tuple[int, ...], count: int, seed: int, masked: bool = False) -> Rows:
+def batch_of(shape: tuple[int, ...], count: int, seed: int, masked: bool = False) -> Examples:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(2, count, *shape, generator=generator, dtype=torch.float64)
     mask = torch.rand(2, count, generator=generator) < 0.6 if masked else None
@@ -162,13 +162,13 @@ class Repeated(nn.Module):
     [
         (lambda: Repeated(nn.Conv2d(4, 12, 3)), (4, 6, 6)),
         (lambda: Repeated(WeightStandardisedConv2d(4, 8, 3)), (4, 6, 6)),
-        (lambda: Repeated(Offset(4, 8)), (4, 8)),
+        (lambda: Repeated(Shift(4, 8)), (4, 8)),
     ],
     ids=["conv2d", "standardised", "offset"],
 )
 def test_what_is_added_keeps_the_bound_where_terms_cancel(build: Build, shape: tuple[int, ...]) -> None:
     """A compiler may order additions anew, in the norm and in the sum."""
-    pack, compiled = Pack(build, [0], Place(CPU)), Compiled()
+    pack, compiled = Pack(build, [0], Placement(CPU)), Compiled()
 
     def total(y: Tensor, labels: Tensor) -> Tensor:
         return y.flatten(2).sum(dim=2)
@@ -196,7 +196,7 @@ def test_norms_and_sums_are_of_the_same_numbers(monkeypatch: pytest.MonkeyPatch)
     from torch._inductor.utils import run_and_get_code
 
     def kernels() -> list[int]:
-        pack = Pack(lambda: nn.Sequential(nn.Linear(20, 33), Sine(), nn.Linear(33, 3)), [0], Place(CPU))
+        pack = Pack(lambda: nn.Sequential(nn.Linear(20, 33), Sine(), nn.Linear(33, 3)), [0], Placement(CPU))
         x, y, _ = batch_of((20,), 9, 0)
         rows = (x[:1].float(), y[:1], None)
         torch._dynamo.reset()
@@ -278,7 +278,7 @@ def test_what_cannot_be_compiled_is_refused_and_nothing_is_added(asks: type[nn.M
 def test_one_program_serves_pieces_of_batches_of_any_width(trials: int) -> None:
     """The first 4 columns of masks drawn ahead: as wide as the largest batch, which changes from epoch to epoch."""
     build, shape = NETWORKS["cnn"]
-    pack, other = (Pack(build, list(range(trials)), Place(CPU, torch.float64)) for _ in range(2))
+    pack, other = (Pack(build, list(range(trials)), Placement(CPU, torch.float64)) for _ in range(2))
     compiled = Compiled("eager")
     for width in range(4, 16):
         x, y, mask = (part[:trials] for part in batch_of(shape, width, width, masked=True) if part is not None)
@@ -319,7 +319,7 @@ def test_bounds_of_another_kind_get_a_program_of_their_own() -> None:
 
 
 def test_rounded_passes_are_not_compiled() -> None:
-    pack = Pack(NETWORKS["mlp"][0], [0, 1], Place(CPU))
+    pack = Pack(NETWORKS["mlp"][0], [0, 1], Placement(CPU))
     pack.work_in(torch.bfloat16)
     x, y, _ = batch_of((4,), 2, 0)
     with pytest.raises(ModelError, match="rounded passes"):

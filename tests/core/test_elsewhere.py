@@ -21,7 +21,7 @@ import torch
 import dpsgd_cli.trials
 from dpsgd_cli import data, experiment
 from dpsgd_cli.core import noise
-from dpsgd_cli.core.packing import Place
+from dpsgd_cli.core.packing import Placement
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
 from dpsgd_cli.methods.dp_sgd import DpSgd
@@ -80,7 +80,7 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
         made_of = dataclasses.replace(made_of, **held)
     plan = None
     if made.privacy is not None:
-        pack = make_pack(loaded, shape, 1 if convex else CLASSES, [0], Place(torch.device("cpu")))
+        pack = make_pack(loaded, shape, 1 if convex else CLASSES, [0], Placement(torch.device("cpu")))
         plan = plan_for(made, Facts(RECORDS, groups=len(pack.layers), feature_bound=math.sqrt(7)))
     return start([Member(loaded, plan)], stand_in=made_of)
 

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from dpsgd_cli import experiment
 from dpsgd_cli.core import models, precision
-from dpsgd_cli.core.ahead import AheadSampler
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.compiling import Compiled
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.packing import Pack, Place
-from dpsgd_cli.core.sampling import PoissonSampler
+from dpsgd_cli.core.packing import Pack, Placement
+from dpsgd_cli.core.sampling import AheadSampler, PoissonSampler
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.recipe.loading import load_recipe
@@ -40,7 +39,7 @@ def table(device: torch.device) -> Table:
 
 def pack_on(device: torch.device) -> Pack:
     precision.keep_sums_exact()
-    return Pack(network, [0, 1], Place(device), shares_input=True)
+    return Pack(network, [0, 1], Placement(device), shares_input=True)
 
 
 def clipping_on(device: torch.device) -> Clipping:
@@ -117,7 +116,7 @@ def test_rounded_products_keep_the_bound_of_a_standardised_convolution() -> None
     """Sharp, as in `test_precision.py`: every gradient is far beyond the bound."""
     pack = Pack(
         lambda: nn.Sequential(WeightStandardisedConv2d(1, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 144, 10)),
-        [0], Place(GPU),
+        [0], Placement(GPU),
     )  # fmt: skip
     pack.work_in(None, rounded_products=True)
     rows, clipping = table(GPU), Clipping(torch.full((2, 1), 1e-3, device=GPU), flat=False)

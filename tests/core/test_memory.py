@@ -12,7 +12,7 @@ from torch import nn
 
 from dpsgd_cli.core.memory import rows_that_fit, trials_that_fit
 from dpsgd_cli.core.noise import BLOCK_ELEMENTS
-from dpsgd_cli.core.packing import Pack, Place, elements_per_row
+from dpsgd_cli.core.packing import Pack, Placement, elements_per_row
 
 _FREED = """
 import sys
@@ -59,7 +59,7 @@ def test_a_trial_of_half_the_memory_trains_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_rows_that_fit_take_no_more_than_a_quarter_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    pack = Pack(lambda: nn.Linear(10, 2), [0, 1], Place(torch.device("cpu")))
+    pack = Pack(lambda: nn.Linear(10, 2), [0, 1], Placement(torch.device("cpu")))
     x = torch.zeros(4, 10)
     whole = rows_that_fit(pack, x)
     monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 64, "SC_PAGE_SIZE": 4096}.__getitem__)

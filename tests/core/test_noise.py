@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
+from dpsgd_cli.core.noise import NoiseSource, TrialNoise, add_noise, noise_precision
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 
 CPU = torch.device("cpu")
@@ -116,3 +116,25 @@ def test_noise_meets_the_sum_before_it_is_rounded() -> None:
     assert float(sums) == 2.0**24 + 0.5 + 2.0**-25
     assert noise_precision([SeededStreams(0)], torch.float32) == torch.float32
     assert noise_precision([SeededStreams(0), SecureStreams()], torch.float32) == torch.float64
+
+
+def paced(seeds: list[int]) -> TrialNoise:
+    return TrialNoise([SeededStreams(seed) for seed in seeds], "test", 3, torch.empty(0, dtype=torch.float64))
+
+
+def test_a_trials_draws_do_not_depend_on_when_others_draw() -> None:
+    together, alone = paced([1, 2]), paced([2])
+    mine = []
+    for turn in range(200):
+        drawn = together.draw([0, 1] if turn % 3 == 0 else [1])
+        mine.append(drawn[-1].clone())
+    assert torch.equal(torch.stack(mine), torch.cat([alone.draw([0]) for _ in range(200)]))
+
+
+def test_no_draw_is_given_twice_and_a_resumed_source_goes_on() -> None:
+    first = paced([5])
+    drawn = torch.cat([first.draw([0]) for _ in range(150)])
+    assert len({tuple(row.tolist()) for row in drawn}) == 150
+    again = paced([5])
+    again.resume([100])
+    assert torch.equal(torch.cat([again.draw([0]) for _ in range(50)]), drawn[100:])

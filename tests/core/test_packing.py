@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core.packing import Pack, Place, elements_per_row
+from dpsgd_cli.core.packing import Pack, Placement, elements_per_row
 from dpsgd_cli.errors import ModelError
+from tests.core.conftest import parameters_of
 
-PLACE = Place(torch.device("cpu"), torch.float64)
+PLACE = Placement(torch.device("cpu"), torch.float64)
 Numbers = Callable[..., Tensor]
 
 
@@ -34,7 +35,7 @@ def test_every_trial_is_the_module_of_its_seed(random_numbers: Numbers) -> None:
     for trial, seed in enumerate([5, 9, 5]):
         module = seeded(mlp, seed)
         torch.testing.assert_close(pack(x)[trial], module(x[trial]))
-        own = pack.parameters_of(trial)
+        own = parameters_of(pack, trial)
         assert list(own) == [name for name, _ in module.named_parameters()]
         for name, parameter in module.named_parameters():
             assert torch.equal(own[name], parameter)
@@ -148,7 +149,7 @@ def test_constants_that_are_the_same_in_every_trial_are_shared(random_numbers: N
 
     pack, x = Pack(build, [0, 1], PLACE), random_numbers(2, 4, 3)
     torch.testing.assert_close(pack(x), torch.stack([seeded(build, seed)(x[seed]) for seed in range(2)]))
-    assert list(pack.parameters_of(0)) == ["1.weight", "1.bias"]
+    assert list(parameters_of(pack, 0)) == ["1.weight", "1.bias"]
 
 
 def test_a_row_holds_at_least_inputs_and_outputs_of_every_layer() -> None:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.pooling import MaxPool, vectorised
 
 
@@ -48,7 +48,7 @@ def test_a_pack_pools_with_it() -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(2 * 4 * 4, 3))
 
-    pack = Pack(build, [0, 1], Place(torch.device("cpu")))
+    pack = Pack(build, [0, 1], Placement(torch.device("cpu")))
     assert any(isinstance(module, MaxPool) for module in pack.template.modules())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)

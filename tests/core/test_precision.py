@@ -14,13 +14,13 @@ from dpsgd_cli.core import precision
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.trials import Member, start
 
-PLACE = Place(torch.device("cpu"))
+PLACE = Placement(torch.device("cpu"))
 ROWS = 6
 
 
@@ -159,7 +159,7 @@ def test_every_piece_of_a_rounded_step_has_one_public_width(write_recipe: Callab
         loaded = load_recipe(str(write_recipe()), (f"runtime.dtype={dtype}",))
         method = start([Member(loaded, experiment.plan_recipe(loaded)[0])]).method
         assert isinstance(method, DpSgd)
-        widths[dtype] = {y.shape[1] for step in range(20) for _, y, _ in method._batch(step)}
+        widths[dtype] = {y.shape[1] for step in range(20) for _, y, _ in method.batches.pieces(step)}
     assert widths["bfloat16"] == {31}
     assert len(widths["float32"]) > 3
 

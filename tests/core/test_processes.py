@@ -22,7 +22,8 @@ from safetensors.numpy import load_file
 
 from dpsgd_cli import experiment
 from dpsgd_cli.core.processes import Processes, SharedStreams, Team, started_by_a_launcher
-from dpsgd_cli.core.sampling import Batch, FullSampler, PartSampler, Sampler
+from dpsgd_cli.core.sampling import FullSampler, PartSampler, Sampler
+from dpsgd_cli.core.tensors import Batch
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
@@ -40,6 +41,7 @@ CONVEX: dict[str, Any] = {"data": {"name": "breast-cancer"}, "model": {"kind": "
 CASES: dict[str, dict[str, Any]] = {
     **WAYS,
     "folds": {"folds": 3},
+    "secure": {"seed": None},
     "sgd": {"method": GRADIENT | {"kind": "sgd"}, "privacy": None},
     "on-disk": {"data": OWN | {"path": "x.npy", "target": "y.npy"}},
     "augmented": {
@@ -144,7 +146,7 @@ def history(folder: Path) -> list[dict[str, str]]:
 def test_no_result_but_one(together: Together) -> None:
     """Each recipe has one result, and the processes left nothing else behind."""
     found = sorted(path.name.rpartition("-")[0] for path in (together.folder / "together").iterdir())
-    assert found == sorted(TOGETHER)
+    assert found == sorted([*TOGETHER, "secure"])
 
 
 @pytest.mark.parametrize("case", ALONE)
@@ -160,6 +162,11 @@ def test_secure_processes_draw_the_same_batches(together: Together) -> None:
     steps = first[:3]
     assert steps[0] != steps[1] and steps[0][0] != steps[0][1]
     assert first[3] != first[4]
+
+
+def test_a_step_draws_noise_on_process_0_only(together: Together) -> None:
+    """Without a seed, where any other process must not (`SharedStreams.normal` raises)."""
+    assert [found["outcomes"]["secure"] for found in together.found] == ["", ""]
 
 
 def test_noise_is_drawn_once_in_all(together: Together) -> None:

@@ -1,4 +1,4 @@
-"""Selection probabilities against their exact values, and privacy losses measured on neighbouring scores."""
+"""NoisyChoice probabilities against their exact values, and privacy losses measured on neighbouring scores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from dpsgd_cli.core.selection import NORMALS_PER_SCORE, Selection, exponentials, select_least
+from dpsgd_cli.core.selection import NORMALS_PER_SCORE, NoisyChoice, exponentials, select_least
 
 DRAWS = 200_000
 
 
-def frequencies(scores: list[float], epsilon: float, kind: Selection, seed: int) -> np.ndarray:
+def frequencies(scores: list[float], epsilon: float, kind: NoisyChoice, seed: int) -> np.ndarray:
     generator = torch.Generator().manual_seed(seed)
     shape = (DRAWS, len(scores), NORMALS_PER_SCORE[kind])
     normals = torch.randn(shape, dtype=torch.float64, generator=generator)
@@ -24,7 +24,7 @@ def frequencies(scores: list[float], epsilon: float, kind: Selection, seed: int)
     return np.bincount(chosen.numpy(), minlength=len(scores)) / DRAWS
 
 
-def exact(scores: list[float], epsilon: float, kind: Selection) -> np.ndarray:
+def exact(scores: list[float], epsilon: float, kind: NoisyChoice) -> np.ndarray:
     if kind == "exponential":
         weights = np.exp(-epsilon * np.array(scores))
         return np.asarray(weights / weights.sum())
@@ -43,7 +43,7 @@ def exact(scores: list[float], epsilon: float, kind: Selection) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["laplace", "exponential"])
-def test_choices_have_their_exact_probabilities(kind: Selection) -> None:
+def test_choices_have_their_exact_probabilities(kind: NoisyChoice) -> None:
     """Chi-square at 1e-6 of a fixed seed; the probabilities of half and twice the scale are rejected."""
     scores, epsilon = [0.0, 0.5, 0.7, 3.0], 1.3
     seen = frequencies(scores, epsilon, kind, 7) * DRAWS
@@ -58,7 +58,7 @@ def largest_loss(probabilities: np.ndarray, neighbour: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("kind", ["laplace", "exponential"])
-def test_no_neighbour_loses_more_than_epsilon(kind: Selection) -> None:
+def test_no_neighbour_loses_more_than_epsilon(kind: NoisyChoice) -> None:
     """One record raises every score by something in [0, 1]: all corners of that cube."""
     epsilon, scores = 1.0, [0.0, 0.3, 0.9]
     before = exact(scores, epsilon, kind)

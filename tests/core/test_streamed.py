@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.core.sampling import Batch, FullSampler, PoissonSampler, Sampler, ShuffleSampler
+from dpsgd_cli.core.sampling import FullSampler, PoissonSampler, Sampler, ShuffleSampler
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SeededStreams
-from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.core.tensors import Batch, Table
 from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored, TrialRows
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.results import store

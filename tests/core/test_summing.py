@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.noise import add_noise
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Logistic, Squared
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.summing import MOST_FLOAT32, MOST_ROWS, excess
 
 CPU = torch.device("cpu")
@@ -22,9 +22,9 @@ BOUND = 0.58
 MOST = BOUND * (1 + 1e-6)
 
 
-def rows_of(targets: Tensor) -> Rows:
+def rows_of(targets: Tensor) -> SignedRows:
     """Records of one feature, 1, whose gradient at weight 0 under the squared loss is minus the target."""
-    return Rows(torch.ones(len(targets), 1), -targets, torch.ones(len(targets)))
+    return SignedRows(torch.ones(len(targets), 1), -targets, torch.ones(len(targets)))
 
 
 def squared_sum(targets: Tensor, norm: float = BOUND) -> float:
@@ -55,7 +55,7 @@ def test_a_record_in_front_of_all_others_moves_the_sum_by_no_more_than_its_bound
 @pytest.mark.parametrize("merges", [False, True])
 def test_equal_records_count_as_exactly_merged_or_not(merges: bool) -> None:
     def sums(records: int) -> tuple[Tensor, Tensor]:
-        rows = Rows(torch.full((records, 1), 0.3), None, torch.full((records,), 0.3))
+        rows = SignedRows(torch.full((records, 1), 0.3), None, torch.full((records,), 0.3))
         risk = LinearRisk(rows.merged() if merges else rows, Logistic())
         assert len(risk.rows) == (1 if merges else records)
         at, one = torch.full((1, 1), 0.37), torch.ones(1)
@@ -76,7 +76,7 @@ def test_one_record_moves_the_losses_along_a_line_by_no_more_than_its_bound(peri
     pattern = torch.rand(period, generator=torch.Generator().manual_seed(period)) * 2 - 1
 
     def losses(z: Tensor) -> Tensor:
-        risk = LinearRisk(Rows(z.unsqueeze(1), None, z.abs()), Logistic())
+        risk = LinearRisk(SignedRows(z.unsqueeze(1), None, z.abs()), Logistic())
         risk.start(torch.ones(1, 1))
         risk.aim(torch.full((1, 1), 0.1))
         return risk.line_losses(torch.ones(1), 3, torch.ones(1))
@@ -99,7 +99,7 @@ class Scaled(nn.Module):
 
 
 def network_sum(inputs: Tensor, build: Callable[[], nn.Module] = Scaled) -> float:
-    pack = Pack(build, [0], Place(CPU))
+    pack = Pack(build, [0], Placement(CPU))
     pack.expect(len(inputs))
     for part in inputs.split(MOST_ROWS):
         batch = (part.view(1, -1, 1), torch.zeros(1, len(part)), None)
@@ -118,7 +118,7 @@ def test_one_record_moves_a_networks_sum_in_pieces_by_no_more_than_its_bound() -
 
 
 def test_large_steps_are_products_in_float64() -> None:
-    pack = Pack(Scaled, [0], Place(CPU))
+    pack = Pack(Scaled, [0], Placement(CPU))
     found = []
     for records in (MOST_FLOAT32, MOST_FLOAT32 + 1):
         pack.expect(records)
@@ -129,7 +129,7 @@ def test_large_steps_are_products_in_float64() -> None:
 
 
 def test_more_rows_at_once_than_the_proof_counts_are_refused() -> None:
-    pack = Pack(Scaled, [0], Place(CPU))
+    pack = Pack(Scaled, [0], Placement(CPU))
     batch = (torch.zeros(1, MOST_ROWS + 1, 1), torch.zeros(1, MOST_ROWS + 1), None)
     with pytest.raises(ValueError, match="16385 rows in one piece"):
         add_clipped_sums(pack, batch, lambda y, _: y.flatten(2).sum(2), None, Diagnostics(1, CPU))

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpsgd_cli.core.sampling import Batch
-from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.core.tensors import Batch, Table
 
 CPU = torch.device("cpu")
 

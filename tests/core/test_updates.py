@@ -1,16 +1,28 @@
-"""Updates against torch's optimizers, and weight averages against their definition."""
+"""Updates against torch's optimizers; averages, step lengths and projections against their definitions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from dpsgd_cli.core.updates import Ema, make_update
-from dpsgd_cli.recipe.schema.method import Adam, Optimizer, Sgd
+from dpsgd_cli.core.updates import (
+    EmaAverage,
+    StartAverage,
+    TailAverage,
+    first_of_tail,
+    make_average,
+    make_update,
+    project_to_ball,
+    rate_at,
+)
+from dpsgd_cli.recipe.schema.method import Adam, AllIterates, Ema, Optimizer, Sgd, TailIterates
+from dpsgd_cli.recipe.schema.schedule import Rate
 
 RATES = torch.tensor([[0.1], [0.7]], dtype=torch.float64)
 
@@ -71,7 +83,7 @@ def test_the_state_is_all_that_continuing_needs(settings: Optimizer) -> None:
 def test_the_moving_average_is_its_definition() -> None:
     """a = d a + (1 - d) w with d = min(decay, (1 + t) / (10 + t)), from the initial weights on."""
     start, iterates = torch.ones(2, 5).double(), gradients()
-    average = Ema(0.3, start)
+    average = EmaAverage(0.3, start)
     slow = [float(value) for value in start.flatten()]
     for step, values in enumerate(iterates):
         average.add(values, step)
@@ -79,3 +91,79 @@ def test_the_moving_average_is_its_definition() -> None:
         slow = [decay * a + (1 - decay) * float(w) for a, w in zip(slow, values.flatten(), strict=True)]
     assert average.average.flatten().tolist() == pytest.approx(slow)
     assert torch.equal(start, torch.ones(2, 5).double()), "the weights themselves are left alone"
+
+
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Rate)
+EPOCHS = (0, 5, 10, 20, 40)
+CASES: list[tuple[dict[str, Any], list[float]]] = [
+    ({"kind": "constant", "initial": 0.3}, [0.3] * 5),
+    ({"kind": "linear", "initial": 0.1, "final": 0.05, "epochs": 10}, [0.1, 0.075, 0.05, 0.05, 0.05]),
+    ({"kind": "step", "initial": 1, "decay": 0.5, "period": 10}, [1, 1, 0.5, 0.25, 0.0625]),
+    ({"kind": "cosine", "initial": 1, "final": 0.5, "epochs": 20}, [1, 0.9267766952966369, 0.75, 0.5, 0.5]),
+    ({"kind": "cosine", "initial": 1}, [1, 0.9619397662556434, 0.8535533905932737, 0.5, 0]),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), CASES, ids=lambda case: str(case)[:40])
+def test_rates_of_a_training_of_40_epochs(settings: dict[str, Any], expected: list[float]) -> None:
+    rate = ADAPTER.validate_python(settings)
+    assert [rate_at(rate, epoch, 40) for epoch in EPOCHS] == pytest.approx(expected, abs=1e-15)
+
+
+def test_a_number_is_itself() -> None:
+    assert rate_at(0.15, 7, 40) == 0.15
+
+
+def test_projection_gives_the_nearest_point_of_the_ball() -> None:
+    values = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [30.0, 40.0]])
+    radii = torch.tensor([[1.0], [1.0], [1.0], [math.inf]])
+    expected = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [30.0, 40.0]])
+    assert torch.allclose(project_to_ball(values.clone(), radii), expected)
+
+
+def test_a_tail_average_is_the_mean_of_the_last_iterates_of_each_trial() -> None:
+    iterates = torch.arange(20, dtype=torch.float64).reshape(10, 2, 1) ** 2
+    average = TailAverage(torch.zeros(2, 1, dtype=torch.float64), torch.tensor([[0.0], [6.0]], dtype=torch.float64))
+    for step, values in enumerate(iterates):
+        average.add(values, step)
+        if step == 3:
+            assert float(average.average[1]) == float(values[1])
+    assert torch.allclose(average.average[0], iterates[:, 0].mean(dim=0))
+    assert torch.allclose(average.average[1], iterates[6:, 1].mean(dim=0))
+
+
+def test_the_lectures_average_what_steps_started_from() -> None:
+    iterates = torch.arange(5.0).reshape(5, 1, 1) + 1
+    average = StartAverage(torch.zeros(1, 1))
+    for step, values in enumerate(iterates):
+        average.add(values, step)
+    assert average.average.item() == (0 + 1 + 2 + 3 + 4) / 5
+
+
+def test_a_moving_average_weighs_iterates_as_defined() -> None:
+    """Iterate s counts (1 - d_s) times the product of all later decays; the start, the product of all of them."""
+    start, iterates = torch.full((2, 3), 5.0), torch.arange(240.0).sin().view(40, 2, 3)
+    average = make_average(Ema(decay=0.7), start, [40, 40])
+    assert average is not None
+    for step, values in enumerate(iterates):
+        average.add(values, step)
+    decays = [min(0.7, (1 + step) / (10 + step)) for step in range(40)]
+    expected = start * math.prod(decays)
+    for step, values in enumerate(iterates):
+        expected = expected + (1 - decays[step]) * math.prod(decays[step + 1 :]) * values
+    torch.testing.assert_close(average.average, expected)
+    assert decays[0] == 0.1 and decays[-1] == 0.7
+
+
+def test_averages_by_name() -> None:
+    values = torch.zeros(2, 3)
+    assert make_average(None, values, [4, 4]) is None
+    assert isinstance(make_average(Ema(), values, [4, 4]), EmaAverage)
+    every, tail = (
+        make_average(AllIterates(), values, [4, 8]),
+        make_average(TailIterates(), values, [4, 8]),
+    )
+    assert isinstance(every, StartAverage)
+    assert isinstance(tail, TailAverage)
+    assert tail.first.tolist() == [[2.0], [4.0]]
+    assert first_of_tail(0.5, 1) == 0

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.core import models
-from dpsgd_cli.core.isolation import check_examples_stay_apart, stand_in_rows
+from dpsgd_cli.core.independence import check_examples_stay_apart, stand_in_rows
 from dpsgd_cli.core.layers import Fallback
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe.schema.model import CnnModel, VitModel, WrnModel
 
@@ -49,7 +49,7 @@ def test_clipped_sums_of_a_whole_model(
 @pytest.mark.parametrize("name", SMALL)
 def test_every_layer_has_a_rule_of_its_own_and_keeps_examples_apart(name: str) -> None:
     settings, shape = SMALL[name]
-    pack = Pack(lambda: build(settings, shape), [0, 1], Place(torch.device("cpu")), shares_input=True)
+    pack = Pack(lambda: build(settings, shape), [0, 1], Placement(torch.device("cpu")), shares_input=True)
     assert not any(isinstance(layer, Fallback) for layer in pack.layers)
     check_examples_stay_apart(pack, stand_in_rows(shape, torch.zeros(())))
 

@@ -22,7 +22,7 @@ from dpsgd_cli.core.sampling import PoissonSampler
 from dpsgd_cli.core.streams import SecureStreams
 from dpsgd_cli.errors import DpsgdError, RunError
 from dpsgd_cli.main import main as dpsgd
-from dpsgd_cli.methods.gradient import GradientMethod
+from dpsgd_cli.methods.dp_sgd import GradientMethod
 from dpsgd_cli.recipe.loading import load_recipe
 
 
@@ -46,11 +46,10 @@ def secure_release(team: Team) -> dict[str, object]:
     drawn = [None if b.rows is None else b.rows.tolist() for b in batches] + [s.integer("init") for s in streams]
     noise = NoiseSource(streams, 5000, torch.device("cpu"), torch.float64)
     sums = torch.ones(2, 5000, dtype=torch.float64)
-
-    def privatise() -> None:
+    team.add_up(sums)
+    if team.first:
         sums.add_(noise.draw(0))
-
-    team.release(sums, privatise)
+    team.share(sums)
     return {"drawn": drawn, "sums": sums.flatten().tolist(), "refused": refusal(noise)}
 
 
@@ -79,7 +78,7 @@ def told(team: Team) -> list[object]:
 
 def stop(epoch: int, how: str) -> None:
     """Let process 1 run out of memory, or be interrupted, before the second step of `epoch`."""
-    as_it_was = GradientMethod._step
+    as_it_was = GradientMethod.step
 
     def step(method: GradientMethod, at: int, number: int, seen: Diagnostics) -> None:
         if os.environ["RANK"] == "1" and (at, number % method.steps) == (epoch, 1):
@@ -88,7 +87,7 @@ def stop(epoch: int, how: str) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         as_it_was(method, at, number, seen)
 
-    GradientMethod._step = step  # type: ignore[assignment, method-assign]
+    GradientMethod.step = step  # type: ignore[assignment, method-assign]
 
 
 def main(folder: Path) -> None:

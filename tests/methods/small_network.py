@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from dpsgd_cli.core.losses import LOSSES
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.methods import Context, create
-from dpsgd_cli.methods.gradient import GradientMethod
+from dpsgd_cli.methods.dp_sgd import GradientMethod
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.plan import make_plan
 from dpsgd_cli.recipe.schema import Recipe
@@ -58,7 +58,7 @@ def context(
 ) -> Context:
     """One trial for each recipe, with the recipe's seed."""
     x, y = records() if data is None else data
-    place = Place(torch.device("cpu"), dtype)
+    place = Placement(torch.device("cpu"), dtype)
     streams = [SeededStreams(one.seed or 0) for one in recipes] if streams is None else streams
     pack = Pack(network, [stream.integer("init") for stream in streams], place, shares_input=True)
     plans = tuple(None if one.privacy is None else make_plan(one, len(y), groups=len(pack.layers)) for one in recipes)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dpsgd_cli.core import models
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
@@ -54,7 +54,7 @@ def context(
 ) -> Context:
     """A context in double precision; the feature bound is that of [0, 1] columns and the constant one."""
     x, y = data if data is not None else points()
-    place = Place(torch.device("cpu"), torch.float64)
+    place = Placement(torch.device("cpu"), torch.float64)
     table = Table.load(x, y, False, place.device, place.dtype)
     if made.folds is not None:
         table = table.with_folds(torch.from_numpy(held_out_by_folds(np.arange(len(y)), made.folds, made.repeats)))

@@ -18,7 +18,7 @@ from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.problems import newton
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Logistic
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods import create
@@ -167,7 +167,7 @@ def test_rounding_is_far_below_where_the_search_ends() -> None:
     """The gradient at 200,000 records against extended precision, in units of g = 1e-6 L."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(200_000, 4, generator=generator, dtype=torch.float64)
-    rows = Rows.load(x, (torch.rand(200_000, generator=generator) < 0.5).long(), residual=False, bias=True)
+    rows = SignedRows.load(x, (torch.rand(200_000, generator=generator) < 0.5).long(), residual=False, bias=True)
     w = torch.randn(1, 5, generator=generator, dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
     found = newton.Tilted(rows, Logistic(), one, 0 * w).gradient(rows.z, rows.z @ w.T, w)[0].numpy()
@@ -386,5 +386,5 @@ def test_sgd_baselines_draw_poisson_batches_and_meet_the_budget_by_their_account
     releases = method.context.ledgers[0].releases
     assert [(r.count, r.mechanism.batching, r.mechanism.sampling_rate) for r in releases] == [(9, "poisson", 1 / 3)]  # type: ignore[union-attr]
     assert accountants.get(accountant).epsilon(releases, 1e-5) == pytest.approx(2.0, rel=1e-3)
-    sizes = {method.sampler.batch(step).rows.shape[1] for step in range(9)}  # type: ignore[attr-defined]
+    sizes = {method.batches.sampler.batch(step).rows.shape[1] for step in range(9)}  # type: ignore[attr-defined]
     assert len(sizes) > 1

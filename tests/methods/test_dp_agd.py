@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpsgd_cli.core.paced_noise import PacedNoise
+from dpsgd_cli.core.noise import TrialNoise
 from dpsgd_cli.core.problems.sampled import SampledRisk
 from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.core.streams import SeededStreams, Streams
@@ -59,8 +59,8 @@ def reference(made: Recipe, z: np.ndarray, stream: Streams) -> tuple[np.ndarray,
     rho_max, rho_ng = eps**2 / (2 if m.selection == "laplace" else 8), eps**2 / (4 * math.log(1.25 / 1e-5))
     per_score = 4 if m.selection == "laplace" else 2
     double = torch.empty(0, dtype=torch.float64)
-    noise = PacedNoise([stream], "agd-gradient", z.shape[1], double)
-    pick = PacedNoise([stream], "agd-selection", (m.step_candidates + 1) * per_score, double)
+    noise = TrialNoise([stream], "agd-gradient", z.shape[1], double)
+    pick = TrialNoise([stream], "agd-selection", (m.step_candidates + 1) * per_score, double)
     w, reach, pull, taken, spent = np.zeros(z.shape[1]), m.alpha_max, len(z) * model.l2, [], []
     gradients: list[np.ndarray] = []
 
@@ -156,7 +156,7 @@ def test_a_choice_among_replaced_records_has_twice_the_noise(selection: str) -> 
             chosen.append(round(sum(method.paces[0].recent) / steps[1]))
     scores = [losses(-a * d, signed(made), 3.0) + 0.6 / 2 * a**2 for a in steps]
     for span, seed in itertools.product(expected, range(150)):
-        pick = PacedNoise([SeededStreams(seed)], "agd-selection", 7 * per_score, torch.empty(0, dtype=torch.float64))
+        pick = TrialNoise([SeededStreams(seed)], "agd-selection", 7 * per_score, torch.empty(0, dtype=torch.float64))
         law = torch.tensor([scores]), torch.tensor([2.0 / 8]), torch.tensor([3.0 * span])
         expected[span].append(int(select_least(*law, selection, pick.draw([0]).view(1, 7, -1))))  # type: ignore[arg-type]
     assert found == {"add-remove": expected[1], "replace-one": expected[2]}

@@ -12,8 +12,7 @@ import torch
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.methods.dp_gd import DpGd
-from dpsgd_cli.methods.gd import Gd
+from dpsgd_cli.methods.dp_gd import DpGd, Gd
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, recipe, run, signed

@@ -270,7 +270,7 @@ def test_an_empty_batch_is_an_ordinary_step(monkeypatch: pytest.MonkeyPatch) -> 
     one = recipe(method={"batching": "poisson", "batch_size": 1}, privacy={"adjacency": "add-remove"}, epochs=1)
     trained = context([one])
     method = method_of(trained)
-    empty = [step for step in range(30) if method.sampler.batch(step).rows.shape[1] == 0]  # type: ignore[union-attr]
+    empty = [step for step in range(30) if method.batches.sampler.batch(step).rows.shape[1] == 0]  # type: ignore[union-attr]
     assert 3 < len(empty) < 20
     moves: list[Tensor] = []
     original = method.update.apply

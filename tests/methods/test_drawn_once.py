@@ -16,7 +16,7 @@ from dpsgd_cli import trials
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods import Context, create
-from dpsgd_cli.methods.gradient import GradientMethod
+from dpsgd_cli.methods.dp_sgd import GradientMethod
 from dpsgd_cli.privacy.planning import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import METHODS
@@ -87,8 +87,8 @@ def test_crops_are_the_same_after_a_resume() -> None:
     for _ in range(2):
         made = small_network.context([one], data=images)
         method = create(replace(made, streams=(SecureStreams(),)))
-        assert isinstance(method, GradientMethod) and method.augment is not None
-        keys.append(method.augment.keys)
+        assert isinstance(method, GradientMethod) and method.batches.augment is not None
+        keys.append(method.batches.augment.keys)
     assert torch.equal(*keys)
 
 

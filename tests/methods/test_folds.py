@@ -71,7 +71,7 @@ def test_poisson_takes_each_record_at_the_rate_that_was_priced() -> None:
     rows = own.table.own
     assert rows is not None
     for step in range(1500):
-        batch = trained.sampler.batch(step)
+        batch = trained.batches.sampler.batch(step)
         for trial in range(FOLDS):
             places = batch.rows[trial] if batch.mask is None else batch.rows[trial][batch.mask[trial]]
             drawn = rows[trial][torch.as_tensor(places)]
@@ -90,7 +90,7 @@ def test_a_single_record_that_is_not_there_adds_nothing() -> None:
     trained: Any = create(own)
     rows, short = own.table.own, int(own.table.counts.argmin())
     assert rows is not None
-    steps = [s for s in range(46 * 8) if int(rows[short, int(trained.sampler.batch(s).rows[short, 0])]) < 0]
+    steps = [s for s in range(46 * 8) if int(rows[short, int(trained.batches.sampler.batch(s).rows[short, 0])]) < 0]
     assert steps, "one of 46 places is empty"
     for step in steps[:3]:
         own.pack.sums.fill_(7.0)

@@ -16,7 +16,7 @@ from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods import Method, create
-from dpsgd_cli.methods.gradient import GradientMethod
+from dpsgd_cli.methods.dp_sgd import GradientMethod
 from tests.methods.small_network import RECORDS, context, network, recipe, records, train
 
 BATCHINGS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ def batches_of(method: GradientMethod, trial: int) -> list[list[int]]:
     """Records of every step of a trial."""
     found = []
     for step in range(method.epochs * method.steps):
-        batch = method.sampler.batch(step)
+        batch = method.batches.sampler.batch(step)
         if batch.rows is None:
             found.append(list(range(RECORDS)))
         else:
@@ -166,7 +166,8 @@ def test_sgd_is_torchs() -> None:
 
 def test_an_own_method_comes_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from dpsgd_cli.methods.sgd import Sgd\n\nclass Own(Sgd):\n    pass\n\ndef nothing(context):\n    return 3\n"
+        "from dpsgd_cli.methods.dp_sgd import WithoutPrivacy\n\nclass Own(WithoutPrivacy):\n    pass\n\n"
+        "def nothing(context):\n    return 3\n"
     )
     settings = {"kind": "python", "file": "own.py", "factory": "Own", **BATCHINGS["full"]}
     own = create(replace(context([recipe(method=settings, privacy=None)]), base=tmp_path))

@@ -20,8 +20,9 @@ from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.experiment import plan_recipe
-from dpsgd_cli.methods import _refuse, create, privgene
-from dpsgd_cli.methods.majority import Majority
+from dpsgd_cli.methods import create, privgene
+from dpsgd_cli.methods.baselines import Majority
+from dpsgd_cli.methods.creation import _refuse
 from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.methods.privgene import _Chooser
 from dpsgd_cli.privacy.ledger import Ledger

@@ -16,6 +16,7 @@ from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.trials import Member, start
+from tests.core.conftest import parameters_of
 
 WriteRecipe = Callable[..., Path]
 Train = Callable[..., Path]
@@ -74,7 +75,7 @@ def test_wrong_predictions_are_counted_on_the_last_part_only(write_recipe: Write
         judges = part == 3
         for candidate in range(3):
             index = trial * 3 + candidate
-            weights = method.inner.context.pack.parameters_of(index)
+            weights = parameters_of(method.inner.context.pack, index)
             outputs = table.x[judges].flatten(1) @ weights["1.weight"].T + weights["1.bias"]
             assert found[index] == (outputs.argmax(dim=1) != table.y[judges]).sum()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dpsgd_cli.methods import Method
-from dpsgd_cli.methods.own import create
+from dpsgd_cli.methods.creation import own
 from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.method import METHODS
 
@@ -16,7 +16,7 @@ from dpsgd_cli.recipe.schema.method import METHODS
 @pytest.mark.parametrize("settings", METHODS.values(), ids=METHODS)
 def test_what_a_descriptor_names_is_there(settings: Any) -> None:
     runs, planner = named(settings.descriptor.runs), named(settings.descriptor.planner)
-    assert runs is create or issubclass(runs, Method)
+    assert runs is own or issubclass(runs, Method)
     assert list(inspect.signature(planner).parameters) == ["recipe", "facts"]
 
 

@@ -1,12 +1,11 @@
 """One file per layer rule; `RULES` is the registry, asked in order, and `Fallback` takes the rest."""
 
-from dpsgd_cli.core.layers.affine import Affine
+from dpsgd_cli.core.layers.affine import Affine, Offset
 from dpsgd_cli.core.layers.base import Layer, Session
 from dpsgd_cli.core.layers.conv import Conv
 from dpsgd_cli.core.layers.embedding import Embedding
 from dpsgd_cli.core.layers.fallback import Fallback
 from dpsgd_cli.core.layers.linear import Linear
-from dpsgd_cli.core.layers.offset import Offset
 from dpsgd_cli.core.layers.standardised import Standardised
 
 RULES: tuple[type[Layer], ...] = (Linear, Conv, Embedding, Affine, Standardised, Offset)

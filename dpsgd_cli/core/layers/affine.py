@@ -1,4 +1,4 @@
-"""The learnt scale and shift of normalisation layers: y = xhat * w + b, where xhat mixes no examples.
+"""Learnt scales and shifts: of normalisation layers, y = xhat * w + b, where xhat mixes no examples; and y = x + v.
 
 The normalisation itself has no parameters and is left to autograd. One example's gradient is the sum over
 positions of d * xhat (scale) and of d (shift): no larger than the parameters, so it is simply computed.
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpsgd_cli.core import modules
 from dpsgd_cli.core.layers.base import Layer, Session
 
 
@@ -73,3 +74,34 @@ class Affine(Layer):
     def add_clipped_sums(self, factors: Tensor) -> None:
         for name, g in self._per_example().items():
             self.sums[name] += torch.bmm(factors.unsqueeze(1), g.flatten(2)).view(self.sums[name].shape)
+
+
+class Offset(Layer):
+    """Rule for `modules.Shift`, as positions and class tokens are. Value (R, *shape), the shape of one example.
+
+    One example's gradient is the gradient d by its output, summed over calls.
+    """
+
+    kinds = (modules.Shift,)
+    rounds = True
+
+    def compute(self, a: Tensor) -> Tensor:
+        return a + self.values["value"].unsqueeze(1)
+
+    def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
+        del a
+        return d
+
+    def _per_example(self) -> Tensor:
+        """(R, B, P)."""
+        (_, total), *others = self.recorded()
+        for _, d in others:
+            total = total + d
+        return total.flatten(2)
+
+    def square_norms(self) -> Tensor:
+        return self._per_example().square().sum(dim=2)
+
+    def add_clipped_sums(self, factors: Tensor) -> None:
+        total = factors.unsqueeze(1) @ self._per_example()
+        self.sums["value"] += total.view(self.sums["value"].shape)

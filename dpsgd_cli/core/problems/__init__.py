@@ -2,17 +2,3 @@
 
 Not here: privacy (what is clipped, noised and charged is the method's business), general models (`core/packing.py`).
 """
-
-from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, MarginLoss, margin_loss
-from dpsgd_cli.core.problems.risk import Risk
-from dpsgd_cli.core.problems.rows import Rows
-
-__all__ = [
-    "MARGIN_LOSSES",
-    "LinearRisk",
-    "MarginLoss",
-    "Risk",
-    "Rows",
-    "margin_loss",
-]

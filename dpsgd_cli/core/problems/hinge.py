@@ -4,7 +4,7 @@ The hinge has a kink, so it is smoothed (`HuberHinge`) by less and less, each mi
 The slopes of a smoothed hinge are a feasible point of the dual problem, whose value no weights can go below: the
 distance between the two is the certificate, and falls with the square of the smoothing.
 
-Not here: the search itself (`newton.py`), what the optimum is for (`methods/excess_risk.py`, `methods/non_private.py`).
+Not here: the search itself (`newton.py`), what the optimum is for (`methods/excess_risk.py`, `methods/baselines.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.problems.losses import Hinge, HuberHinge
 from dpsgd_cli.core.problems.newton import Tilted, minimise_on_ball
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 
 _WIDTHS = (0.5, 0.1, 0.02, 4e-3, 8e-4, 1.6e-4)
 _TRACE = 1e-9
@@ -33,7 +33,7 @@ class Optimum:
     gap: Tensor
 
 
-def minimise_hinge(rows: Rows, curvature: Tensor, radii: Tensor, wanted: float) -> Optimum:
+def minimise_hinge(rows: SignedRows, curvature: Tensor, radii: Tensor, wanted: float) -> Optimum:
     """Minimise sum max(0, 1 - z.w) + curvature / 2 |w|^2 over |w| <= radius, to a gap of `wanted` where it gets there.
 
     Guarantee: no weights of the ball have an objective below `objective - gap`, to rounding; the gap is infinite
@@ -64,7 +64,7 @@ def minimise_hinge(rows: Rows, curvature: Tensor, radii: Tensor, wanted: float) 
     return Optimum(kept, best, best - bound)
 
 
-def _dual(rows: Rows, shares: Tensor, curvature: Tensor, radii: Tensor) -> Tensor:
+def _dual(rows: SignedRows, shares: Tensor, curvature: Tensor, radii: Tensor) -> Tensor:
     """A lower bound (R,) on the objective, from any `shares` a (N, R) in [0, 1].
 
     max(0, 1 - t) >= a (1 - t), so the objective is at least sum a + min over the ball of k/2 |w|^2 - v.w, with

@@ -5,7 +5,7 @@ to C is clamping phi'(t) to [-C/|z|, C/|z|]. All trials share one matrix of rows
 merged, are weights. Margins are kept (N, R) and follow `advance` without a further product, because candidates on a
 line have margins t - a s with s = z.direction.
 
-Not here: what is released (`methods/`), models that are not linear (`pack_risk.py`).
+Not here: what is released (`methods/`), models that are not linear (`risk.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from dpsgd_cli.core.clipping import Clipping, Diagnostics
 from dpsgd_cli.core.problems.losses import Logistic, MarginLoss
 from dpsgd_cli.core.problems.risk import Risk
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.summing import MOST_ROWS, PRECISION, add_product
 
 # by type of device: a CPU's chunks stay in its cache, a GPU wants few large ones
@@ -34,7 +34,7 @@ _FAR = 1e30
 class LinearRisk(Risk):
     """Sums of one margin loss over `rows`, for as many trials as the weights have."""
 
-    def __init__(self, rows: Rows, loss: MarginLoss) -> None:
+    def __init__(self, rows: SignedRows, loss: MarginLoss) -> None:
         self.rows = rows
         self.loss = loss
         self.values = torch.empty(0)

@@ -3,7 +3,7 @@
 Minimises sum phi(z.w) + k/2 |w|^2 + b.w. The Hessian only shapes the step, so it is taken from at most `_SAMPLE` of
 the rows where phi is curved; the gradient, which decides when the search is over, sees all of them.
 
-Not here: what the minimiser is for (`methods/objective_perturbation.py`, `methods/non_private.py`).
+Not here: what the minimiser is for (`methods/objective_perturbation.py`, `methods/baselines.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.problems.losses import MarginLoss
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.errors import RunError
 
 _NEWTON_STEPS = 100
@@ -24,7 +24,7 @@ _HALVINGS = 40
 
 
 @dataclass(frozen=True)
-class Found:
+class Minimum:
     """Weights (R, P) and the norm (R,) of the objective's gradient there, both float64."""
 
     values: Tensor
@@ -35,7 +35,7 @@ class Found:
 class Tilted:
     """sum phi(z.w) + curvature / 2 |w|^2 + tilt.w of each trial: curvature (R,) > 0, tilt (R, P), float64."""
 
-    rows: Rows
+    rows: SignedRows
     loss: MarginLoss
     curvature: Tensor
     tilt: Tensor
@@ -54,11 +54,11 @@ class Tilted:
         return slopes.T @ z + self.curvature.unsqueeze(1) * values + self.tilt
 
 
-def minimise(problem: Tilted, start: Tensor, tolerance: float | Tensor, most_steps: int) -> Found:
+def minimise(problem: Tilted, start: Tensor, tolerance: float | Tensor, most_steps: int) -> Minimum:
     """Newton steps with backtracking until every trial's gradient norm is at most `tolerance`, or `most_steps` are
     made.
 
-    The caller judges `Found.gradient_norms`: a search that stopped early is not hidden.
+    The caller judges `Minimum.gradient_norms`: a search that stopped early is not hidden.
     """
     z, values = problem.rows.z.double(), start.double().clone()
     margins = _margins(problem.rows, z, values)
@@ -67,13 +67,13 @@ def minimise(problem: Tilted, start: Tensor, tolerance: float | Tensor, most_ste
         norms = torch.linalg.vector_norm(gradient, dim=1)
         open_ = norms > tolerance
         if not bool(open_.any()):
-            return Found(values, norms)
+            return Minimum(values, norms)
         step = torch.linalg.solve(_hessians(problem, margins), gradient) * open_.unsqueeze(1)
         along = z @ step.T
         lengths = _backtrack(problem, (margins, along), (values, step), (gradient * step).sum(dim=1))
         values -= lengths.unsqueeze(1) * step
         margins = _margins(problem.rows, z, values)
-    return Found(values, torch.linalg.vector_norm(problem.gradient(z, margins, values), dim=1))
+    return Minimum(values, torch.linalg.vector_norm(problem.gradient(z, margins, values), dim=1))
 
 
 def minimise_surely(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def minimise_surely(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Ten
     return values
 
 
-def _accelerated(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Found:
+def _accelerated(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Minimum:
     """Nesterov's method from 0 for a k-strongly convex, M-smooth objective, until every gradient is small enough.
 
     Let c = M / k and E_t = (1 - 1/sqrt(c))^t (f(0) - f* + k/2 |w*|^2), whose bracket is at most |grad f(0)|^2 / k.
@@ -121,12 +121,12 @@ def _accelerated(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Found:
         ahead, values = torch.where(going, after + carry * (after - values), ahead), after
         gradient = problem.gradient(z, _margins(problem.rows, z, ahead), ahead)
         norms = torch.linalg.vector_norm(gradient, dim=1)
-    return Found(ahead, norms)
+    return Minimum(ahead, norms)
 
 
 def minimise_on_ball(
     problem: Tilted, radii: Tensor, tolerance: float, most_steps: int = 100, start: Tensor | None = None
-) -> Found:
+) -> Minimum:
     """The minimiser over |w| <= radius of each trial: a multiplier of |w|^2 / 2, by bisection, where the ball binds.
 
     Lagrange: on the sphere the minimiser is that of the objective plus m/2 |w|^2 for the one m > 0 that puts it there,
@@ -146,13 +146,13 @@ def minimise_on_ball(
         norms = torch.linalg.vector_norm(found.values, dim=1)
         inside = norms <= radii
         low, high = torch.where(inside, low, middle), torch.where(inside, middle, high)
-        best = Found(torch.where(inside.unsqueeze(1), found.values, best.values), found.gradient_norms)
+        best = Minimum(torch.where(inside.unsqueeze(1), found.values, best.values), found.gradient_norms)
         if bool((~outside | (inside & (norms >= radii * (1 - 1e-6)))).all()):
             break
     return best
 
 
-def _margins(rows: Rows, z: Tensor, values: Tensor) -> Tensor:
+def _margins(rows: SignedRows, z: Tensor, values: Tensor) -> Tensor:
     margins = z @ values.T
     return margins if rows.offset is None else margins.add_(rows.offset.double().unsqueeze(1))
 

@@ -22,7 +22,7 @@ _HASHED_AT_ONCE = 1 << 15
 
 
 @dataclass(frozen=True)
-class Rows:
+class SignedRows:
     """Signed rows z (N, P), offsets (N,) or None (t = z.w + offset), norms |z| (N,), and weights (N, R or 1) or None.
 
     The first `several` rows stand for more than one record each.
@@ -35,7 +35,7 @@ class Rows:
     several: int = 0
 
     @classmethod
-    def load(cls, x: Tensor, y: Tensor, residual: bool, bias: bool, held_out: Tensor | None = None) -> Rows:
+    def load(cls, x: Tensor, y: Tensor, residual: bool, bias: bool, held_out: Tensor | None = None) -> SignedRows:
         """Features x (N, ...) and labels y (N,): classes 0 and 1 (or signs -1 and 1), or targets when `residual`.
 
         `bias` appends a constant 1; `held_out` (N, R) marks what a trial does not train on. A record with a feature
@@ -60,22 +60,22 @@ class Rows:
     def __len__(self) -> int:
         return self.z.shape[0]
 
-    def shrunk(self, bound: float) -> Rows:
+    def shrunk(self, bound: float) -> SignedRows:
         """The same rows, none longer than `bound`: what a public bound says, enforced record by record."""
         factors = (bound / self.norms).clamp_(max=1.0).nan_to_num_(nan=1.0)
         return replace(self, z=self.z * factors.unsqueeze(1), norms=self.norms * factors)
 
-    def exact(self) -> Rows:
+    def exact(self) -> SignedRows:
         """The same rows in float64."""
         z, offset = self.z.double(), None if self.offset is None else self.offset.double()
         return replace(self, z=z, offset=offset, norms=torch.linalg.vector_norm(z, dim=1))
 
-    def of_trial(self, trial: int) -> Rows:
+    def of_trial(self, trial: int) -> SignedRows:
         """The rows with one trial's weights."""
         weights = self.weights
         return self if weights is None or weights.shape[1] == 1 else replace(self, weights=weights[:, [trial]])
 
-    def merged(self) -> Rows:
+    def merged(self) -> SignedRows:
         """The same sums from fewer rows: equal records become one that counts as often.
 
         Guarantee: every sum over records is the same number up to rounding, however single records are clipped or
@@ -92,7 +92,7 @@ class Rows:
         weights = self.z.new_ones(len(self), 1) if self.weights is None else self.weights
         summed = weights.new_zeros(groups, weights.shape[1]).index_add_(0, place, weights)[order]
         one_of_each = torch.empty_like(copies).scatter_(0, place, torch.arange(len(self), device=place.device))[order]
-        return Rows(self.z[one_of_each], None, self.norms[one_of_each], summed, int((copies > 1).sum()))
+        return SignedRows(self.z[one_of_each], None, self.norms[one_of_each], summed, int((copies > 1).sum()))
 
     def all_single(self, chunk: slice) -> bool:
         """Whether no row of `chunk` stands for more than one record: its weights are 0 and 1."""

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from dpsgd_cli.core.problems.losses import MarginLoss
 from dpsgd_cli.core.problems.risk import Risk
-from dpsgd_cli.core.problems.rows import Rows
-from dpsgd_cli.core.sampling import Batch, PoissonSampler
+from dpsgd_cli.core.problems.rows import SignedRows
+from dpsgd_cli.core.sampling import PoissonSampler
 from dpsgd_cli.core.streams import Streams
 from dpsgd_cli.core.summing import MOST_ROWS, PRECISION, add_product
+from dpsgd_cli.core.tensors import Batch
 
 
 class SampledRisk(Risk):
@@ -27,7 +28,9 @@ class SampledRisk(Risk):
     A trial's n-th sample is a function of its streams and n.
     """
 
-    def __init__(self, rows: Rows, loss: MarginLoss, streams: Sequence[Streams], own: Tensor | None, size: int) -> None:
+    def __init__(
+        self, rows: SignedRows, loss: MarginLoss, streams: Sequence[Streams], own: Tensor | None, size: int
+    ) -> None:
         self.rows = rows
         self.loss = loss
         self.own = own

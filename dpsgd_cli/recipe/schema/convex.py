@@ -110,7 +110,7 @@ class PrivGeneMethod(FullBatch):
 class NonPrivateMethod(FullBatch):
     """The optimum without privacy, by L-BFGS: the yardstick."""
 
-    descriptor = Descriptor("dpsgd_cli.methods.non_private:NonPrivate", privacy="refused")
+    descriptor = Descriptor("dpsgd_cli.methods.baselines:NonPrivate", privacy="refused")
     kind: Literal["non-private"] = "non-private"
     most_steps: Count = Field(1000, description="Iterations after which the solver stops.")
 
@@ -119,7 +119,7 @@ class MajorityMethod(FullBatch):
     """Majority-class baseline, by a Laplace count; without a privacy section, by the exact count."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.majority:Majority",
+        "dpsgd_cli.methods.baselines:Majority",
         "dpsgd_cli.privacy.planning:majority",
         privacy="optional",
         may_differ=ITS_BUDGET,

@@ -28,8 +28,8 @@ class Descriptor:
     `privacy`: whether a privacy section is needed, refused, or as the recipe wishes.
     `by_steps`: it goes step by step over batches of one public width, so its passes may be rounded (`core/precision.py`
     proves that), compiled, and of augmented records.
-    `in_processes`: its only look at the data is the sum of `Team.release`, so several processes may train it, and rows
-    may stay on disk.
+    `in_processes`: its only look at the data is the sum that `Team.add_up` makes, so several processes may train it
+    and rows may stay on disk.
     `may_differ`: keys that it reads trial by trial, so that recipes which differ in them train as one pack.
     """
 

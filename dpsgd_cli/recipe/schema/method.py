@@ -90,7 +90,11 @@ class SgdMethod(Gradient):
     """No clipping, no noise, no privacy: the yardstick."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.sgd:Sgd", privacy="refused", by_steps=True, in_processes=True, may_differ=ITS_TRAINING
+        "dpsgd_cli.methods.dp_sgd:WithoutPrivacy",
+        privacy="refused",
+        by_steps=True,
+        in_processes=True,
+        may_differ=ITS_TRAINING,
     )
 
     kind: Literal["sgd"] = "sgd"
@@ -135,7 +139,7 @@ class FullGradient(Gradient):
 class GdMethod(FullGradient):
     """Lecture 15, Algorithm 1: no noise, no privacy."""
 
-    descriptor = Descriptor("dpsgd_cli.methods.gd:Gd", privacy="refused", may_differ=ITS_TRAINING)
+    descriptor = Descriptor("dpsgd_cli.methods.dp_gd:Gd", privacy="refused", may_differ=ITS_TRAINING)
     kind: Literal["gd"] = "gd"
 
 
@@ -150,7 +154,7 @@ class SgdMaMethod(Gradient):
     """DP-SGD as Lee and Kifer compared with: Poisson batches, noise by the moments accountant."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.sgd_baselines:SgdMa",
+        "dpsgd_cli.methods.dp_sgd:DpSgd",
         "dpsgd_cli.privacy.planning:by_moments",
         in_processes=True,
         may_differ=ITS_TRAINING,
@@ -163,7 +167,7 @@ class SgdAdvMethod(Gradient):
     """DP-SGD with noise by advanced composition of amplified Gaussian mechanisms."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.sgd_baselines:SgdAdv",
+        "dpsgd_cli.methods.dp_sgd:DpSgd",
         "dpsgd_cli.privacy.planning:by_advanced_composition",
         in_processes=True,
         may_differ=ITS_TRAINING,
@@ -176,7 +180,7 @@ class PythonMethod(Gradient):
     """A user's own method: a class deriving from `dpsgd_cli.methods.Method`."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.own:create", "dpsgd_cli.privacy.planning:of_own_code", privacy="optional"
+        "dpsgd_cli.methods.creation:own", "dpsgd_cli.privacy.planning:of_own_code", privacy="optional"
     )
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file, relative to the recipe.")

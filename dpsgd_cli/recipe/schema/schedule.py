@@ -1,6 +1,6 @@
 """`privacy.schedule`: the noise multiplier by epoch, and `method.learning_rate` as a function of the epoch.
 
-What the formulas are stands in `privacy/schedule.py` and `core/learning_rate.py`.
+What the formulas are stands in `privacy/schedule.py` and `core/updates.py`.
 """
 
 from __future__ import annotations

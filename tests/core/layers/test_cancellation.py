@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.modules import Offset, WeightStandardisedConv2d
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
+from dpsgd_cli.core.packing import Pack, Placement
 
 Build = Callable[[], nn.Module]
 
@@ -30,7 +30,7 @@ class Repeated(nn.Module):
 
 def added_norm(build: Build, x: Tensor, change: Callable[[Pack], None] | None = None) -> float:
     """Norm of what one example `x` adds under the bound 1."""
-    pack = Pack(build, [0], Place(torch.device("cpu")))
+    pack = Pack(build, [0], Placement(torch.device("cpu")))
     if change is not None:
         change(pack)
     rows = (x[None, None], torch.zeros(1, 1), None)
@@ -53,7 +53,7 @@ def near(shape: tuple[int, ...], size: float, seed: int) -> Tensor:
         (lambda: Repeated(nn.Conv1d(8, 16, 2, groups=2)), (8, 9)),
         (lambda: Repeated(nn.Linear(8, 8)), (4, 8)),
         (lambda: Repeated(WeightStandardisedConv2d(4, 8, 3)), (4, 6, 6)),
-        (lambda: Repeated(Offset(4, 8)), (4, 8)),
+        (lambda: Repeated(Shift(4, 8)), (4, 8)),
     ],
     ids=["conv2d", "conv1d", "linear", "standardised", "offset"],
 )

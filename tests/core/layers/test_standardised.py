@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpsgd_cli.core.modules import WeightStandardisedConv2d
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
+from tests.core.conftest import parameters_of
 
 Compare = Callable[..., dict[str, Tensor]]
 
@@ -117,13 +118,13 @@ def test_norms_are_no_less_than_the_true_ones(
         nn.init.constant_(layer.gain, gain)
         return nn.Sequential(layer)
 
-    pack = Pack(build, [0], Place(torch.device("cpu"), torch.float32))
+    pack = Pack(build, [0], Placement(torch.device("cpu"), torch.float32))
     pack.session.recording = True
     lopsided(pack(x.float()[None])).backward()
     pack.session.recording = False
     found = pack.layers[0].square_norms()[0].double()
     module = nn.Sequential(WeightStandardisedConv2d(3, 4, 3, 1, 1)).double()
-    module.load_state_dict({name: value.double() for name, value in pack.parameters_of(0).items()})
+    module.load_state_dict({name: value.double() for name, value in parameters_of(pack, 0).items()})
     for row, square in zip(x, found, strict=True):
         gradients = torch.autograd.grad(lopsided(module(row[None])), list(module.parameters()))
         true = sum(float(g.square().sum()) for g in gradients)

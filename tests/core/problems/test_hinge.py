@@ -11,18 +11,18 @@ from scipy.optimize import linprog
 from sklearn.svm import LinearSVC
 
 from dpsgd_cli.core.problems.hinge import minimise_hinge
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.data.splits import held_out_by_folds
 
 N, D = 120, 3
 
 
-def problem(folds: int | None = None) -> tuple[Rows, np.ndarray, np.ndarray]:
+def problem(folds: int | None = None) -> tuple[SignedRows, np.ndarray, np.ndarray]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(N, D, generator=generator, dtype=torch.float64)
     y = (x[:, 0] + 0.7 * torch.randn(N, generator=generator, dtype=torch.float64) > 0.2).long()
     out = None if folds is None else torch.from_numpy(held_out_by_folds(np.arange(N), folds, 1))
-    return Rows.load(x, y, False, bias=True, held_out=out), x.numpy(), y.numpy()
+    return SignedRows.load(x, y, False, bias=True, held_out=out), x.numpy(), y.numpy()
 
 
 def objective(z: np.ndarray, w: np.ndarray, curvature: float) -> float:
@@ -73,7 +73,7 @@ def test_trials_have_their_own_folds_and_curvatures() -> None:
     found = minimise_hinge(rows, tensor(1.0, 10.0), tensor(math.inf, 0.5), 1e-6 * N)
     assert rows.weights is not None
     for trial, (curvature, radius) in enumerate([(1.0, math.inf), (10.0, 0.5)]):
-        own = Rows(rows.z[rows.weights[:, trial] > 0], None, rows.norms[rows.weights[:, trial] > 0])
+        own = SignedRows(rows.z[rows.weights[:, trial] > 0], None, rows.norms[rows.weights[:, trial] > 0])
         alone = minimise_hinge(own, tensor(curvature), tensor(radius), 1e-6 * N)
         assert float(found.objective[trial]) == pytest.approx(float(alone.objective[0]), abs=2e-6 * N)
         assert float(found.gap[trial]) <= 1e-5 * N
@@ -81,7 +81,9 @@ def test_trials_have_their_own_folds_and_curvatures() -> None:
 
 def test_separable_records_have_no_loss_in_a_wide_ball() -> None:
     x = torch.tensor([[-1.0], [1.0], [2.0]], dtype=torch.float64)
-    found = minimise_hinge(Rows.load(x, torch.tensor([0, 1, 1]), False, bias=True), tensor(0.0), tensor(10.0), 1e-6)
+    found = minimise_hinge(
+        SignedRows.load(x, torch.tensor([0, 1, 1]), False, bias=True), tensor(0.0), tensor(10.0), 1e-6
+    )
     assert float(found.objective[0]) == pytest.approx(0, abs=1e-6)
     assert 0 <= float(found.gap[0]) <= 1e-6
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, MarginLoss, margin_loss
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.data.splits import held_out_by_folds
 
 N, D, R = 37, 3, 4
@@ -24,7 +24,7 @@ def problem(loss: MarginLoss, folds: bool = True, seed: int = 0) -> tuple[Linear
     y = torch.randn(N, generator=generator, dtype=torch.float64)
     labels = y if loss.residual else (y > 0).long()
     out = torch.from_numpy(held_out_by_folds(np.arange(N), 2, R // 2)) if folds else None
-    rows = Rows.load(x, labels, loss.residual, bias=True, held_out=out)
+    rows = SignedRows.load(x, labels, loss.residual, bias=True, held_out=out)
     return LinearRisk(rows, loss), torch.randn(R, D + 1, generator=generator, dtype=torch.float64)
 
 
@@ -98,7 +98,7 @@ def test_one_record_more_moves_sums_by_at_most_the_bound_and_losses_one_way(seed
     risk, values = problem(margin_loss(name), folds=False, seed=seed)
     rows = risk.rows
     fewer = LinearRisk(
-        Rows(rows.z[1:], None if rows.offset is None else rows.offset[1:], rows.norms[1:]), margin_loss(name)
+        SignedRows(rows.z[1:], None if rows.offset is None else rows.offset[1:], rows.norms[1:]), margin_loss(name)
     )
     bounds, spacing = torch.full((R,), bound, dtype=torch.float64), torch.full((R,), 0.7, dtype=torch.float64)
     moved = risk.gradient_sums_at(values, bounds) - fewer.gradient_sums_at(values, bounds)
@@ -114,7 +114,7 @@ def test_one_record_more_moves_sums_by_at_most_the_bound_and_losses_one_way(seed
 @pytest.mark.parametrize("name", ["logistic", "hinge"])
 def test_extreme_weights_and_broken_records_stay_within_the_bounds(name: str) -> None:
     x = torch.tensor([[1.0], [math.nan], [2.0]], dtype=torch.float32)
-    risk = LinearRisk(Rows.load(x, torch.tensor([1, 1, 0]), False, bias=False), margin_loss(name))
+    risk = LinearRisk(SignedRows.load(x, torch.tensor([1, 1, 0]), False, bias=False), margin_loss(name))
     values = torch.tensor([[1e30], [-1e30], [math.inf]])
     bounds = torch.full((3,), 2.0)
     sums = risk.gradient_sums_at(values, bounds)

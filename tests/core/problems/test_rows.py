@@ -9,7 +9,7 @@ import torch
 from dpsgd_cli.core.problems import rows as module
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
-from dpsgd_cli.core.problems.rows import Rows
+from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.methods.problem import rows_of
@@ -23,14 +23,14 @@ def _merge_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WORTH_MERGING", 1)
 
 
-def repeated(folds: bool = True, dtype: torch.dtype = torch.float64) -> Rows:
+def repeated(folds: bool = True, dtype: torch.dtype = torch.float64) -> SignedRows:
     """60 records of which 20 are different: some occur once, one 21 times."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(20, D, generator=generator, dtype=dtype), torch.randint(2, (20,), generator=generator)
     index = torch.cat([torch.arange(20), torch.full((20,), 7), torch.arange(12), torch.arange(8)])
     index = index[torch.randperm(N, generator=generator)]
     out = torch.from_numpy(held_out_by_folds(np.arange(N), 2, R // 2)) if folds else None
-    return Rows.load(x[index], y[index], False, bias=True, held_out=out)
+    return SignedRows.load(x[index], y[index], False, bias=True, held_out=out)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -82,9 +82,9 @@ def test_chunks_of_single_records_are_told_from_the_others() -> None:
 def test_rows_of_which_few_are_equal_and_residuals_stay_as_they_are() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, D, generator=generator)
-    different = Rows.load(x, torch.ones(40), False, bias=True)
+    different = SignedRows.load(x, torch.ones(40), False, bias=True)
     assert different.merged() is different
-    residual = Rows.load(x[:1].expand(40, -1), torch.randn(40, generator=generator), True, bias=True)
+    residual = SignedRows.load(x[:1].expand(40, -1), torch.randn(40, generator=generator), True, bias=True)
     assert residual.merged() is residual
 
 
@@ -96,7 +96,7 @@ def test_equal_hashes_of_different_rows_merge_nothing(monkeypatch: pytest.Monkey
 
 def test_a_record_that_is_not_finite_adds_nothing() -> None:
     x = torch.tensor([[1.0], [float("nan")], [2.0]])
-    rows = Rows.load(x, torch.tensor([1, 1, 0]), False, bias=False)
+    rows = SignedRows.load(x, torch.tensor([1, 1, 0]), False, bias=False)
     assert rows.weights is not None
     assert rows.weights.squeeze(1).tolist() == [1.0, 0.0, 1.0]
     assert rows.counts == torch.tensor([2])

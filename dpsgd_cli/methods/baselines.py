@@ -1,6 +1,6 @@
-"""The optimum without privacy (the yardstick of every table): by L-BFGS, or for the hinge loss by smoothing.
+"""What every table is compared with: the majority class, and the optimum without privacy.
 
-Its ledger stays empty. Not here: the proof of the hinge's optimum (`core/problems/hinge.py`).
+Not here: the proof of the hinge's optimum (`core/problems/hinge.py`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,62 @@ import torch
 from dpsgd_cli.core.problems.hinge import minimise_hinge
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Hinge
-from dpsgd_cli.methods.one_shot import OneShot
+from dpsgd_cli.core.selection import exponentials
+from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.problem import l2_of, merged_risk
+from dpsgd_cli.privacy.mechanism import PureDP
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.convex import NonPrivateMethod
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 _CERTIFIED = 1e-5
 # strong convexity where there is no L2 term, which the certificate needs
 _TRACE = 1e-7
 
 
+class Majority(OneShot):
+    """Majority-class baseline: every weight 0, but the constant column's, +1 or -1.
+
+    Released: the sign of (positives - negatives + Laplace noise of scale 1/eps). Sensitivity: one record moves the
+    difference by 1 under add-remove, so it is eps-DP (Dwork and Roth 2014, Theorem 3.6). Without a privacy section, the
+    exact sign.
+    """
+
+    def solve(self) -> None:
+        context, model = self.context, self.context.recipes[0].model
+        if not isinstance(model, ConvexModel) or not model.bias or model.loss == "squared":
+            raise RecipeError("method majority answers by the constant column: use model.kind: convex with bias: true")
+        self.charge()
+        values = context.pack.values.zero_()
+        for trial, difference in enumerate(_differences(context.table, context.trials)):
+            values[trial, -1] = 1.0 if difference + self._noise(trial) > 0 else -1.0
+
+    def _noise(self, trial: int) -> float:
+        plan = self.context.plans[trial]
+        if plan is None:
+            return 0.0
+        mechanism = plan.epochs[0][0].mechanism
+        assert isinstance(mechanism, PureDP)
+        normals = self.context.streams[trial].normal("majority", 0, torch.empty(2, 2, dtype=torch.float64))
+        first, second = exponentials(normals).tolist()
+        return float(first - second) / mechanism.epsilon
+
+
+def _differences(table: Table, trials: int) -> list[float]:
+    """Positives less negatives among each trial's records."""
+    signs = (table.y > 0).long() * 2 - 1
+    if table.held_out is None:
+        return [float(signs.sum())] * trials
+    return [float(signs[~column].sum()) for column in table.held_out.T]
+
+
 class NonPrivate(OneShot):
-    """Releases weights computed from the data without any protection; one trial after the other."""
+    """The optimum without privacy, by L-BFGS, or for the hinge loss by smoothing; its ledger stays empty.
+
+    Releases weights computed from the data without any protection; one trial after the other.
+    """
 
     def solve(self) -> None:
         risk = merged_risk(self.context)

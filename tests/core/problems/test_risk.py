@@ -10,15 +10,15 @@ import torch
 
 from dpsgd_cli.core import models
 from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.problems.pack_risk import PackRisk
+from dpsgd_cli.core.problems.risk import PackRisk
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.methods.problem import loss_of, output_loss, rows_of
 from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel
 
-PLACE = Place(torch.device("cpu"), torch.float64)
+PLACE = Placement(torch.device("cpu"), torch.float64)
 
 
 def table(folds: bool) -> Table:

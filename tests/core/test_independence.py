@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core import isolation
-from dpsgd_cli.core.packing import Pack, Place
+from dpsgd_cli.core import independence
+from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.errors import ModelError
 
-PLACE = Place(torch.device("cpu"))
+PLACE = Placement(torch.device("cpu"))
 
 
 class Model(nn.Module):
@@ -152,7 +152,7 @@ def test_models_that_mix_examples_are_refused(model: type[nn.Module], seeds: lis
     pack = Pack(model, seeds, PLACE)
     before = pack.values.clone()
     with pytest.raises(ModelError, match=r"mixes examples.*over the batch axis"):
-        isolation.check_examples_stay_apart(pack, isolation.stand_in_rows((6,), pack.values))
+        independence.check_examples_stay_apart(pack, independence.stand_in_rows((6,), pack.values))
     assert torch.equal(pack.values, before), "the weights are put back"
     assert not pack.session.recording and not any(layer.inputs for layer in pack.layers)
 
@@ -246,13 +246,13 @@ BY_SIZE = [ByLargest, ByLargestOfColumns, ByRange, WithoutOutliers, Quantised, P
 
 def check_all(pack: Pack, shape: tuple[int, ...]) -> None:
     """What a user's model is put to (`trials.py`)."""
-    isolation.check_examples_stay_apart(pack, isolation.stand_in_rows(shape, pack.values))
-    isolation.check_nothing_is_asked(pack, isolation.stand_in_rows(shape, pack.values))
-    isolation.check_batches(pack, isolation.stand_in_rows(shape, pack.values), 100)
-    for rows in isolation.spread_rows(shape, pack.values):
-        if isolation.runs_on(pack, rows):
-            isolation.check_examples_stay_apart(pack, rows)
-            isolation.check_batches(pack, rows, 64)
+    independence.check_examples_stay_apart(pack, independence.stand_in_rows(shape, pack.values))
+    independence.check_nothing_is_asked(pack, independence.stand_in_rows(shape, pack.values))
+    independence.check_batches(pack, independence.stand_in_rows(shape, pack.values), 100)
+    for rows in independence.spread_rows(shape, pack.values):
+        if independence.runs_on(pack, rows):
+            independence.check_examples_stay_apart(pack, rows)
+            independence.check_batches(pack, rows, 64)
 
 
 @pytest.mark.parametrize("model", BY_SIZE)
@@ -321,12 +321,12 @@ def test_models_that_mix_groups_of_a_batch_are_refused(model: Callable[[], nn.Mo
     pack = Pack(model, [0], PLACE)
     before = pack.values.clone()
     with pytest.raises(ModelError, match="mixes examples"):
-        isolation.check_batches(pack, isolation.stand_in_rows((6,), pack.values), 600)
+        independence.check_batches(pack, independence.stand_in_rows((6,), pack.values), 600)
     assert torch.equal(pack.values, before)
 
 
 def test_every_two_places_of_a_small_batch_are_separated_either_way() -> None:
-    parts = torch.stack(list(isolation._parts(61, torch.Generator())))
+    parts = torch.stack(list(independence._parts(61, torch.Generator())))
     for one in range(61):
         apart = (parts[:, [one]] & ~parts).any(dim=0)
         assert apart.sum() == 60 and not apart[one]
@@ -388,13 +388,13 @@ def test_a_model_may_ask_for_its_own_numbers_but_for_none_of_its_input() -> None
     for model in (Branching, Comparing, AsArray, AskingData, AllClose, AsManyClasses):
         pack = Pack(model, [0], PLACE)
         with pytest.raises(ModelError, match=r"asks for a number of its input.*torch\.where"):
-            isolation.check_nothing_is_asked(pack, isolation.stand_in_rows((6,), pack.values))
+            independence.check_nothing_is_asked(pack, independence.stand_in_rows((6,), pack.values))
     for right in (Constant, OneHot):
         check_all(Pack(right, [0], PLACE), (6,))
 
 
 def test_whole_numbers_are_not_spread() -> None:
-    assert isolation.spread_rows((3,), torch.zeros(1, dtype=torch.long)) == []
+    assert independence.spread_rows((3,), torch.zeros(1, dtype=torch.long)) == []
 
 
 class Attention(nn.Module):
@@ -422,9 +422,9 @@ def cnn() -> nn.Module:
 @pytest.mark.parametrize("seeds", [[0], [0, 1, 2]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_models_that_keep_examples_apart_pass(build: Any, seeds: list[int], dtype: torch.dtype) -> None:
-    pack = Pack(build, seeds, Place(torch.device("cpu"), dtype))
-    rows = isolation.stand_in_rows((6,), pack.values)
-    isolation.check_outputs(pack, rows, 2)
+    pack = Pack(build, seeds, Placement(torch.device("cpu"), dtype))
+    rows = independence.stand_in_rows((6,), pack.values)
+    independence.check_outputs(pack, rows, 2)
     check_all(pack, (6,))
 
 
@@ -455,7 +455,7 @@ def test_a_model_of_tokens_passes() -> None:
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3,), (60,), (3, 32, 32)])
 def test_stand_in_rows_are_zeros_and_ones_that_differ(shape: tuple[int, ...]) -> None:
-    rows = isolation.stand_in_rows(shape, torch.zeros((), dtype=torch.float64))
+    rows = independence.stand_in_rows(shape, torch.zeros((), dtype=torch.float64))
     assert rows.shape == (4, *shape) and rows.dtype == torch.float64
     assert set(rows.unique().tolist()) == {0.0, 1.0}
     sums = rows.flatten(1).sum(1).tolist()
@@ -478,7 +478,7 @@ Build = Callable[[], nn.Module]
 def test_models_that_do_not_fit_the_data_are_refused(build: Build, message: str) -> None:
     pack = Pack(build, [0, 1], PLACE)
     with pytest.raises(ModelError, match=message):
-        isolation.check_outputs(pack, isolation.stand_in_rows((6,), pack.values), 2)
+        independence.check_outputs(pack, independence.stand_in_rows((6,), pack.values), 2)
 
 
 class Positions(Model):
@@ -511,4 +511,4 @@ def test_a_layer_whose_first_axis_is_not_the_batch_is_refused(build: Build, tria
     pack = Pack(build, list(range(trials)), PLACE)
     size = 8 if build is TimeFirst else 6
     with pytest.raises(ModelError):
-        isolation.check_examples_stay_apart(pack, isolation.stand_in_rows((size,), pack.values))
+        independence.check_examples_stay_apart(pack, independence.stand_in_rows((size,), pack.values))

@@ -1,4 +1,4 @@
-"""Trials whose noise follows their validation accuracy: each at its own pace, each stopped by its own ledger.
+"""Adaptive schedules: trials whose noise follows their validation accuracy, each stopped by its own ledger.
 
 Used by `dp_sgd.py` where a trial's schedule is `validation`; trials of one pack with other schedules are left alone.
 Not here: the rule (`privacy/adaptive_schedule.py`).
@@ -12,94 +12,92 @@ from typing import Any
 
 import torch
 
-from dpsgd_cli.core.evaluation import evaluate
+from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.privacy.adaptive_schedule import Pace, PacedPlan
 from dpsgd_cli.privacy.ledger import charged_by_epoch
-from dpsgd_cli.privacy.mechanism import GaussianSum, merge
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.privacy.plan import Plan
 
 
 @dataclass
-class Runner:
-    """One paced trial."""
+class AdaptiveRun:
+    """One trial with such a schedule."""
 
     trial: int
     plan: PacedPlan
     pace: Pace
 
 
-class Pacer:
-    """The paces of all trials. A trial is over as soon as its next epoch would not fit its budget."""
+class AdaptiveSchedules:
+    """Those of a pack's trials, by trial. A trial is over as soon as its next epoch would not fit its budget."""
 
     def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
         self.context = context
-        self.runners = {
-            trial: Runner(trial, plan, plan.pace()) for trial, plan in enumerate(plans) if isinstance(plan, PacedPlan)
-        }
-        if self.runners and context.validation is None:
+        own = {trial: plan for trial, plan in enumerate(plans) if isinstance(plan, PacedPlan)}
+        self.runs = {trial: AdaptiveRun(trial, plan, plan.pace()) for trial, plan in own.items()}
+        if self.runs and context.validation is None:
             raise RunError("schedule validation was started without validation records")
         self.lengths = [plan.most_epochs for plan in plans]
         self._settle(0)
 
-    def spend(self, epoch: int, trial: int) -> None:
-        """Charge the trial for the epoch, and for the look at private records after it."""
-        runner = self.runners[trial]
-        for release in runner.plan.releases_of(runner.pace, epoch):
-            self.context.ledgers[trial].spend(release, epoch)
+    def releases(self, epoch: int, trial: int) -> tuple[Release, ...] | None:
+        """What the trial will release in the epoch and by the look at private records after it; None if planned."""
+        run = self.runs.get(trial)
+        return None if run is None else run.plan.releases_of(run.pace, epoch)
 
     def look(self, epoch: int, output: torch.Tensor) -> None:
         """After `epoch`: measure accuracy where that is due, set the noise of the next epoch, end what it ends."""
-        due = [r for r in self.runners.values() if epoch < self.lengths[r.trial] and r.pace.looks_after(epoch)]
+        due = [r for r in self.runs.values() if epoch < self.lengths[r.trial] and r.pace.looks_after(epoch)]
         if due:
             context, table = self.context, self.context.validation
             assert table is not None
             task = context.recipes[0].data.task
             found = evaluate(context.pack, output, table, task, context.most_rows, context.loss)
-            for runner in due:
-                runner.pace.observe(float(found["accuracy"][runner.trial]) + self._noise(runner, epoch) / len(table))
+            for run in due:
+                run.pace.observe(float(found["accuracy"][run.trial]) + self._noise(run, epoch) / len(table))
         self._settle(epoch + 1)
 
-    def _noise(self, runner: Runner, epoch: int) -> float:
+    def _noise(self, run: AdaptiveRun, epoch: int) -> float:
         """What the charge for a look at private records demands, on the number of right predictions."""
-        if runner.plan.look is None:
+        if run.plan.look is None:
             return 0.0
-        mechanism = runner.plan.look.mechanism
+        mechanism = run.plan.look.mechanism
         assert isinstance(mechanism, GaussianSum)
-        draw = self.context.streams[runner.trial].normal("validation", epoch, torch.empty(1, dtype=torch.float64))
+        draw = self.context.streams[run.trial].normal("validation", epoch, torch.empty(1, dtype=torch.float64))
         return float(draw) * mechanism.noise_multiplier * mechanism.sensitivity
 
     def _settle(self, epoch: int) -> None:
         """End the trials for which `epoch` does not fit."""
-        for trial, runner in self.runners.items():
+        for trial, run in self.runs.items():
             if epoch < self.lengths[trial]:
-                planned = runner.plan.releases_of(runner.pace, epoch)
+                planned = run.plan.releases_of(run.pace, epoch)
                 if not self.context.ledgers[trial].admits(planned):
                     self.lengths[trial] = epoch
 
     def charged_for(self, done: int) -> bool:
         """Whether every ledger holds what the accuracies that its trial saw lead to, epoch by epoch."""
-        return all(self._replayed(runner, done) for runner in self.runners.values())
+        return all(self._replayed(run, done) for run in self.runs.values())
 
-    def _replayed(self, runner: Runner, done: int) -> bool:
-        trained = [entry for entry in self.context.ledgers[runner.trial].entries if entry.phase == "train"]
-        pace, seen, released = runner.plan.pace(), iter(runner.pace.seen), {}
-        for epoch in range(min(done, self.lengths[runner.trial])):
-            released[epoch] = merge(list(runner.plan.releases_of(pace, epoch)))
+    def _replayed(self, run: AdaptiveRun, done: int) -> bool:
+        trained = [entry for entry in self.context.ledgers[run.trial].entries if entry.phase == "train"]
+        pace, seen, released = run.plan.pace(), iter(run.pace.seen), {}
+        for epoch in range(min(done, self.lengths[run.trial])):
+            released[epoch] = merge(list(run.plan.releases_of(pace, epoch)))
             if pace.looks_after(epoch):
                 pace.observe(next(seen, 0.0))
-        return charged_by_epoch(trained) == released and pace == runner.pace
+        return charged_by_epoch(trained) == released and pace == run.pace
 
     def state(self) -> dict[str, Any]:
         """Plain values that `load_state` continues from."""
         return {
             str(trial): [r.pace.multiplier, list(r.pace.seen), r.pace.last, self.lengths[trial]]
-            for trial, r in self.runners.items()
+            for trial, r in self.runs.items()
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Inverse of `state`."""
-        for trial, runner in self.runners.items():
+        for trial, run in self.runs.items():
             multiplier, seen, last, self.lengths[trial] = state[str(trial)]
-            runner.pace = Pace(runner.pace.schedule, multiplier, list(seen), last)
+            run.pace = Pace(run.pace.schedule, multiplier, list(seen), last)

@@ -1,4 +1,4 @@
-"""Whether a model treats every example of a batch as if it were alone, tried out on rows that are no records.
+"""Per-example independence: whether a model treats every example of a batch as if it were alone, tried on no records.
 
 Clipping bounds what one example adds to a sum only if row b of every layer's input, output and gradient belongs to
 example b and to no other. A model can break that between its layers: by statistics of the batch or of groups of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +93,9 @@ def test_a_look_has_the_noise_that_it_is_charged_for_anew_at_each_epoch(write_re
     for adjacency in ("zero-out", "replace-one"):
         loaded = load_recipe(str(write_recipe(**PACED | {"data": data})), [f"privacy.adjacency={adjacency}"])
         method = start([Member(loaded, plan_recipe(loaded)[0])]).method
-        assert isinstance(method, DpSgd) and method.pacer is not None
-        runner = replace(method.pacer.runners[0])
-        drawn = [method.pacer._noise(runner, epoch) for epoch in range(2000)]
+        assert isinstance(method, DpSgd)
+        run = method.adaptive.runs[0]
+        drawn = [method.adaptive._noise(run, epoch) for epoch in range(2000)]
         assert stats.kstest(drawn, stats.norm(scale=9).cdf).pvalue > 1e-6
         for factor in (2 / 3, 3 / 2):
             assert stats.kstest(drawn, stats.norm(scale=9 * factor).cdf).pvalue < 1e-12

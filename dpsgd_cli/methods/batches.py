@@ -1,0 +1,89 @@
+"""The batches of a gradient method: which records a step sees, in pieces that fit in memory, augmented if asked.
+
+Not here: the law of a batch (`core/sampling.py`), rows (`core/tensors.py`), crops and flips (`core/augmentation.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from dpsgd_cli.core.augmentation import Augmentation
+from dpsgd_cli.core.sampling import (
+    AheadSampler,
+    FullSampler,
+    PartSampler,
+    PoissonSampler,
+    Sampler,
+    ShuffleSampler,
+    SingleSampler,
+    SteadySampler,
+)
+from dpsgd_cli.core.streamed import StreamedTable
+from dpsgd_cli.core.tensors import Examples
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.base import Context
+from dpsgd_cli.methods.problem import section_of
+from dpsgd_cli.privacy.plan import adjacency_of
+
+
+class Batches:
+    """Batches by step number; with several processes, this one's part of every batch."""
+
+    def __init__(self, context: Context) -> None:
+        augment, table = context.recipes[0].data.augment, context.table
+        self.table = table
+        self.augment = None if augment is None else Augmentation(augment, context.lasting, table.input_shape)
+        self.most_rows = _most_rows(context)
+        self.sampler = _sampler(context, self.most_rows)
+
+    def pieces(self, step: int) -> Iterator[Examples]:
+        """The step's batch, at most `most_rows` rows of a trial at a time."""
+        batch = self.sampler.batch(step)
+        for piece, (x, y, mask) in enumerate(self.table.chunks(batch, self.most_rows)):
+            if self.augment is not None:
+                start = piece * self.most_rows
+                x = self.augment(x, self.table.numbers(batch, start, start + y.shape[1]), step)
+            yield x, y, mask
+
+
+def _most_rows(context: Context) -> int:
+    """Rows of one piece of a batch: what memory holds, and in rounded passes no more than a public width."""
+    settings, augment = section_of(context.recipes[0]), context.recipes[0].data.augment
+    most = max(1, context.most_rows // (1 if augment is None else augment.copies))
+    if not context.pack.session.rounds or settings.batch_size is None:
+        return most
+    # almost every batch fits: six standard deviations of its size above the mean
+    return min(most, settings.batch_size + 6 * math.isqrt(settings.batch_size) + 1)
+
+
+def _sampler(context: Context, most_rows: int) -> Sampler:
+    """The sampler of the recipe's batching, and around it what processes, rounded passes, disks and GPUs ask for."""
+    sampler = _whole_sampler(context)
+    if context.team.size > 1:
+        sampler = PartSampler(sampler, context.team.part, context.table.rows)
+    if context.pack.session.rounds and sampler.varies:
+        sampler = SteadySampler(sampler, most_rows)
+    if isinstance(context.table, StreamedTable):
+        return context.table.ahead(sampler)
+    device = context.pack.values.device
+    # a compiled step wants few shapes, too
+    few = device.type == "cuda" or context.recipes[0].runtime.compile
+    return AheadSampler(sampler, device) if few else sampler
+
+
+def _whole_sampler(context: Context) -> Sampler:
+    recipe, records = context.recipes[0], len(context.table)
+    settings = section_of(recipe)
+    adds_records = recipe.privacy is not None and adjacency_of(recipe) == "add-remove"
+    if context.pack.session.rounds and settings.batching == "full" and adds_records:
+        raise RecipeError(
+            "runtime.dtype: rounded passes over all records are rounded anew when one comes or goes, which add-remove"
+            " does not allow; use float32, or batching poisson"
+        )
+    if settings.batching == "single":
+        return SingleSampler(context.streams, records)
+    if settings.batching == "full" or settings.batch_size is None:
+        return FullSampler()
+    kind = PoissonSampler if settings.batching == "poisson" else ShuffleSampler
+    return kind(context.streams, records, settings.batch_size)

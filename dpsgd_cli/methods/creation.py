@@ -1,0 +1,66 @@
+"""From recipes to the method that trains them: the one that their settings name, or what a user's own file makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.core.streamed import StreamedTable
+from dpsgd_cli.errors import RecipeError, UsageError
+from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.plugins import load_attribute, refusal_of_call
+from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.schema.method import PythonMethod
+
+
+def create(context: Context) -> Method:
+    """The method that the recipes name, ready for its first epoch.
+
+    Raises UsageError where several processes train it, or its rows stay on disk, and there is no rule for that.
+    """
+    _refuse(context)
+    made: Method = named(context.recipes[0].method.described.runs)(context)
+    return made
+
+
+def _refuse(context: Context) -> None:
+    settings, processes = context.recipes[0].method, context.team.size
+    if settings.described.in_processes:
+        followed = any(r.privacy is not None and r.privacy.schedule.kind == "validation" for r in context.recipes)
+        if followed and processes > 1:
+            raise UsageError(
+                "privacy.schedule validation looks at records between epochs, which has no rule for"
+                f" {processes} processes; start it without torchrun, or use another schedule"
+            )
+        return
+    name = f"method {settings.kind}{', batching single' if settings.batching == 'single' else ''}"
+    if processes > 1:
+        raise UsageError(f"{name} trains in one process, not in {processes}; start it without torchrun")
+    if isinstance(context.table, StreamedTable):
+        raise UsageError(
+            f"{name} holds all rows in memory, and those of a npy file stay on disk; save features and labels as one"
+            " npz file"
+        )
+
+
+def own(context: Context) -> Method:
+    """The user's method; RecipeError where the file gives anything else."""
+    settings = context.recipes[0].method
+    assert isinstance(settings, PythonMethod)
+    factory = own_factory(settings, context.base)
+    made = factory(context)
+    if not isinstance(made, Method):
+        what = factory.__name__ if isinstance(factory, type) else type(made).__name__
+        raise RecipeError(f"{settings.file}: {settings.factory} gives {what}, not a dpsgd_cli.methods.Method")
+    return made
+
+
+def own_factory(settings: PythonMethod, base: Path) -> Callable[[Context], Any]:
+    """What makes a user's own method; RecipeError where it is not there, or does not take a context."""
+    factory = load_attribute(base / settings.file, settings.factory)
+    refusal = refusal_of_call(factory, settings.factory, {"context": None}, {})
+    if refusal is not None:
+        raise RecipeError(f"{settings.file}: {refusal}")
+    found: Callable[[Context], Any] = factory
+    return found
