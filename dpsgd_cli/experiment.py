@@ -372,7 +372,7 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
         ledgers=context.ledgers[span],
         reproducible=all(stream.reproducible for stream in context.streams[span]),
         declarations=dataset.declarations,
-        nonprivate_steps=dataset.nonprivate,
+        uncovered_steps=dataset.nonprivate,
         warnings=dataset.warnings,
         data_sha256=fetched,
         device=str(context.pack.values.device),

@@ -27,7 +27,10 @@ NOISE = "noise multiplier"
 
 @dataclass(frozen=True)
 class Row:
-    """What one accountant says of one case. `epsilon` is None when it refuses, and `note` then says why."""
+    """What one accountant says of one case, the number `case` of those that were asked about.
+
+    `epsilon` is None when it refuses, and `note` then says why.
+    """
 
     accountant: str
     epsilon: float | None
@@ -39,6 +42,7 @@ class Row:
     source: str = ""
     rho: float | None = None
     solved: dict[str, float] = field(default_factory=dict)
+    case: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,11 +179,13 @@ def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequ
     return Series("order", list(orders), columns)
 
 
-def check_gate(rows: Sequence[Row], most: float) -> None:
-    """Raise BudgetExceeded unless some upper bound proves epsilon <= `most` for every source."""
-    for source in dict.fromkeys(row.source for row in rows):
-        bounds = [row for row in rows if row.source == source and row.epsilon is not None and row.bound == "upper"]
-        name = f"{source}: " if source else ""
+def check_gate(cases: Sequence[Case], rows: Sequence[Row], most: float) -> None:
+    """Raise BudgetExceeded unless some upper bound proves epsilon <= `most` for every case, and covers all it read."""
+    for index, case in enumerate(cases):
+        name = f"{case.label}: " if case.label else ""
+        if case.uncovered():
+            raise BudgetExceeded(f"{name}--max-epsilon {most:g} is not met: {'; '.join(case.uncovered())}")
+        bounds = [row for row in rows if row.case == index and row.epsilon is not None and row.bound == "upper"]
         if not bounds:
             raise BudgetExceeded(f"{name}no accountant asked proves a bound, so --max-epsilon {most:g} is not met")
         best = min(bounds, key=lambda row: row.epsilon or 0.0)
@@ -219,7 +225,10 @@ def _prefix(case: Case, cases: Sequence[Case]) -> str:
     if len(cases) == 1:
         return ""
     labels = {other.label for other in cases}
-    return f"{case.label} " if len(labels) > 1 else f"{case.batching} "
+    name = case.label if len(labels) > 1 else case.batching
+    alike = [other for other in cases if name == (other.label if len(labels) > 1 else other.batching)]
+    number = next(index for index, other in enumerate(alike, start=1) if other is case)
+    return f"{name} " if len(alike) == 1 else f"{name} #{number} "
 
 
 def _series(

@@ -94,6 +94,10 @@ class Case(ABC):
         """What a reader should know besides the rows."""
         return []
 
+    def uncovered(self) -> list[str]:
+        """What was read of the data that no price covers; a gate does not pass it."""
+        return []
+
     def why_apart(self, trials: int) -> str | None:
         """Why nothing is stated of `trials` of its trials together (`together.py`); None where they add up."""
         del trials
@@ -162,6 +166,9 @@ class Together(Case):
 
     def spends_a_budget(self) -> bool:
         return self.case.spends_a_budget()
+
+    def uncovered(self) -> list[str]:
+        return self.case.uncovered()
 
     def remarks(self) -> list[str]:
         several = self.count > 1 and self.no_statement() is None

@@ -5,6 +5,7 @@ Not here: prices (`accountants/`), the format of a ledger (`ledger.py`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from dpsgd_cli.account.cases import Case
 from dpsgd_cli.data.evaluated import identities_in, records_of
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.privacy import together
-from dpsgd_cli.privacy.ledger import CHOSEN, Entry, bounding, read_entries, read_seeds
+from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, Entry, bounding, read_entries, read_seeds
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results.comparable import data_in, folds_in
 from dpsgd_cli.results.reading import RESULT
@@ -28,12 +29,14 @@ ALONE = "nothing vouches for this ledger: there is no result.json beside it that
 
 @dataclass(frozen=True)
 class LedgerCase(Case):
-    """Every trial of some ledgers. `alone`: those with no result beside them."""
+    """Every trial of some ledgers. `alone`: those with no result beside them. `choices`: what tells of runs that were
+    made beside these and removed, of which only the best was published (`sweep/released.py`)."""
 
     paths: tuple[Path, ...]
     label: str
     delta: float
     alone: tuple[Path, ...] = ()
+    choices: tuple[Path, ...] = ()
 
     @cached_property
     def by_ledger(self) -> list[list[list[Entry]]]:
@@ -67,7 +70,8 @@ class LedgerCase(Case):
 
     @cached_property
     def _apart(self) -> str | None:
-
+        if self.choices:
+            return f"{self.choices[0]} tells of a private choice among runs that left no ledger: its price is its own"
         runs = [
             _run(path.parent, read_seeds(path), trials[0][0].release.mechanism.adjacency)
             for path, trials in zip(self.paths, self.by_ledger, strict=True)
@@ -83,7 +87,13 @@ class LedgerCase(Case):
 
     def remarks(self) -> list[str]:
         told = [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
+        seeded = any(seed is not None for path in self.paths for seed in read_seeds(path) or ())
+        told += [f"{self.label}: {EXPERIMENT}"] if seeded else []
         return told + [f"{path}: {ALONE}" for path in self.alone]
+
+    def uncovered(self) -> list[str]:
+        stated = [read_whole(path.parent)["privacy"] for path in self.paths if path not in self.alone]
+        return list(dict.fromkeys(step for privacy in stated for step in privacy["uncovered_steps"]))
 
     def by_epoch(self) -> list[list[Release]]:
         return max(self.curves(), key=lambda epochs: sum(map(len, epochs)))
@@ -119,7 +129,8 @@ def read_ledgers(source: str, delta: float | None) -> LedgerCase | None:
     stated = [_stated_delta(found) for found in paths]
     alone = tuple(found for found, value in zip(paths, stated, strict=True) if value is None)
     known = [value for value in stated if value is not None]
-    return LedgerCase(tuple(paths), path.name or source, delta or min(known, default=DEFAULT_DELTA), alone)
+    choices = tuple(_choices_in(path)) if path.is_dir() else ()
+    return LedgerCase(tuple(paths), path.name or source, delta or min(known, default=DEFAULT_DELTA), alone, choices)
 
 
 def _ledgers_in(folder: Path) -> list[Path]:
@@ -128,6 +139,20 @@ def _ledgers_in(folder: Path) -> list[Path]:
     return sorted(
         place / LEDGER for place in found if not any(part.startswith(".") for part in place.relative_to(folder).parts)
     )
+
+
+def _choices_in(folder: Path) -> list[Path]:
+    """The results of random stopping below `folder`."""
+    return [path for path in sorted(folder.rglob("*.result.json")) if _chooses(path)]
+
+
+def _chooses(path: Path) -> bool:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))["privacy"]
+        # with a seed all runs are kept, each with its ledger
+        return told["choice"]["kind"] == "random-stopping" and told["all_trials"] is None
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _stated_delta(ledger: Path) -> float | None:

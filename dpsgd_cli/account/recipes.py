@@ -14,12 +14,13 @@ from dpsgd_cli.account import solving
 from dpsgd_cli.account.cases import DEARER_UPWARDS, Case
 from dpsgd_cli.account.solving import Target
 from dpsgd_cli.data.evaluated import run_of
+from dpsgd_cli.data.preparation import uncovered_steps
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.ledger import CHOSEN
+from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT
 from dpsgd_cli.privacy.mechanism import Release
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.schedule import number_at, solvable_numbers, with_number
 from dpsgd_cli.privacy.schedule_solver import cheaper_upwards
 from dpsgd_cli.recipe.loading import LoadedRecipe
@@ -104,6 +105,12 @@ class RecipeCase(Case):
 
     def why_apart(self, trials: int) -> str | None:
         return together.why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
+
+    def uncovered(self) -> list[str]:
+        return uncovered_steps(self.recipe.data, adjacency_of(self.recipe))
+
+    def remarks(self) -> list[str]:
+        return [f"{self.label}: {EXPERIMENT}"] if self.recipe.seed is not None else []
 
     def spends_a_budget(self) -> bool:
         return self.plan.cap is not None or not self.plan.epochs

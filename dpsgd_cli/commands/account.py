@@ -5,6 +5,7 @@ Not here: any price (`privacy/accountants/`), solving (`account/solving.py`), ta
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,12 @@ def command(**given: Any) -> None:
     asked = Asked(**given)
     if asked.delta is not None and not 0 < asked.delta < 1:
         raise UsageError(f"--delta is {asked.delta:g}, but must be above 0 and below 1")
+    apart = [name for name in ("excess_risk", "over", "at_epsilon") if getattr(asked, name) is not None]
+    apart += ["curve"] if asked.curve else []
+    if asked.max_epsilon is not None and apart:
+        raise UsageError(
+            f"--max-epsilon judges prices, which --{apart[0].replace('_', '-')} does not show: ask for one"
+        )
     if asked.excess_risk is not None:
         _show_demand(asked)
         return
@@ -152,7 +159,7 @@ def command(**given: Any) -> None:
     if asked.max_epsilon is not None:
         from dpsgd_cli.account.answers import check_gate
 
-        check_gate(rows, asked.max_epsilon)
+        check_gate(cases, rows, asked.max_epsilon)
 
 
 def _show_demand(asked: Asked) -> None:
@@ -302,7 +309,7 @@ def _rows(asked: Asked, cases: list[Case]) -> list[Row]:
 
     rows: list[Row] = []
     more_is_better = False
-    for case in cases:
+    for index, case in enumerate(cases):
         named = _accountants(asked, case)
         parameter = _free_parameter(asked, case)
         more_is_better = parameter is not None and not case.parameters().get(parameter, True)
@@ -310,9 +317,10 @@ def _rows(asked: Asked, cases: list[Case]) -> list[Row]:
             if not asked.accountant and asked.best_of is None and case.spends_a_budget():
                 # a budget in epsilon may be one by this accountant, which then states just that
                 named = [*named, get("zcdp-tight")]
-            rows += [price(case, accountant, asked.at_epsilon) for accountant in named]
+            found = [price(case, accountant, asked.at_epsilon) for accountant in named]
         else:
-            rows += afford(case, named, parameter, _target(asked, case))
+            found = afford(case, named, parameter, _target(asked, case))
+        rows += [dataclasses.replace(row, case=index) for row in found]
     if all(row.epsilon is None for row in rows) and not any(case.no_statement() for case in cases):
         raise UnsupportedMechanism(_reasons(rows))
     return ranked(rows, more_is_better)
@@ -363,7 +371,8 @@ def _show_rows(asked: Asked, cases: list[Case], rows: list[Row]) -> None:
         for case in cases:
             click.echo(case.subject)
         click.echo(report.table(rows))
-        for remark in dict.fromkeys(remark for case in cases for remark in case.remarks()):
+        told = [remark for case in cases for remark in (*case.remarks(), *case.uncovered())]
+        for remark in dict.fromkeys(told):
             click.echo(remark)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import PurePath
 from typing import Any
 
@@ -65,7 +66,7 @@ def public_validation(data: Mapping[str, Any]) -> str:
     cut = None if given is None else ValidationSet.model_validate(given)
     if cut is None or not cut.public:
         return ""
-    size = cut.records if cut.records is not None else f"{100 * (cut.fraction or 0.0):.4g}%"
+    size = cut.records if cut.records is not None else _percentage(cut.fraction or 0.0)
     return f", validated on {size} of the others (seed {cut.seed})"
 
 
@@ -76,8 +77,17 @@ def _records(data: Mapping[str, Any], folds: int | None) -> str:
     cut = _usual_cut(data) if split is None else Split.model_validate(split)
     if cut is None:
         return "its own test records"
-    size = str(cut.test) if isinstance(cut.test, int) else f"{100 * cut.test:.4g}%"
+    size = str(cut.test) if isinstance(cut.test, int) else _percentage(cut.test)
     return f"{size} of its records (split seed {cut.seed})"
+
+
+def _percentage(share: float) -> str:
+    """All of its digits: of two cuts that differ in the last one, either may test what the other trains on.
+
+    >>> _percentage(0.2), _percentage(0.20004)
+    ('20%', '20.004%')
+    """
+    return f"{(Decimal(repr(share)) * 100).normalize():f}%"
 
 
 def _usual_cut(data: Mapping[str, Any]) -> Split | None:

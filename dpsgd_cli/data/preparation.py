@@ -85,6 +85,11 @@ def private_releases(data: Data, adjacency: Adjacency) -> list[Release]:
     return [Release(step.release) for step in _steps(data, adjacency) if step.release is not None]
 
 
+def uncovered_steps(data: Data, adjacency: Adjacency) -> list[str]:
+    """Which steps read training rows without noise, in words: no statement covers them. From recipe and card alone."""
+    return [step.nonprivate for step in _steps(data, adjacency) if step.nonprivate is not None]
+
+
 @np.errstate(**UNTOLD)
 def prepare(
     data: Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency, released: Released | None = None

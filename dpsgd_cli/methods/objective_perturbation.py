@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.problems.newton import Tilted, minimise_surely
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.budget import mu_squared_left
@@ -58,13 +58,23 @@ class Noise:
     output: float
 
 
-def noise_of(constants: Constants, records: int, epsilon: float, delta: float) -> Noise:
-    """The numbers of the module's docstring for a budget of (`epsilon`, `delta`) in all."""
+def noise_of(constants: Constants, records: int, weights: int, epsilon: float, delta: float) -> Noise:
+    """The numbers of the module's docstring for a budget of (`epsilon`, `delta`) in all.
+
+    Raises InfeasibleBudget where doubles do not resolve a gradient as finely as the search must end: each of its
+    `weights` coordinates is a sum of terms as large as k w, b and the `records` slopes, rounded a few times.
+    """
     for_rest = EpsilonBudget(epsilon=_SHARE * epsilon, delta=_SHARE * delta)
     first, first_delta = epsilon - for_rest.epsilon, delta - for_rest.delta
     curvature = max(records * constants.strong_convexity, 2 * constants.smoothness / first)
     tilt = constants.lipschitz * math.sqrt(8 * math.log(2 / first_delta) + 4 * first) / first
     gradient = _NEAR * constants.lipschitz
+    terms = tilt * math.sqrt(weights) + records * constants.lipschitz
+    if 4 * 2.0**-53 * terms * math.sqrt(weights) > gradient / 2:
+        raise InfeasibleBudget(
+            f"objective-perturbation: at epsilon {epsilon:g} its random term is so large that rounding a gradient hides"
+            " how far the minimiser is; raise epsilon, or use another method"
+        )
     multiplier = mu_squared_left(for_rest, ()) ** -0.5
     return Noise(curvature, tilt, gradient, 2 * gradient / curvature * multiplier)
 
@@ -92,7 +102,7 @@ class ObjectivePerturbation(OneShot):
         self.charge()
         device, records = self.rows.z.device, len(self.context.table)
         noise = [
-            noise_of(known, records, promised.epsilon, promised.delta)
+            noise_of(known, records, self.context.pack.size, promised.epsilon, promised.delta)
             for known, promised in zip(self.constants, self.promised, strict=True)
         ]
 

@@ -257,7 +257,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "sensitivity": plan.sensitivity,
         "noise_source": describe_noise(noise_source(recipe.seed)),
         "declarations": [*released.declarations, *of_model(recipe), *_own_code(released.loaded)],
-        "nonprivate_steps": list(released.nonprivate_steps),
+        "uncovered_steps": list(released.uncovered_steps),
     }
 
 

@@ -171,7 +171,7 @@ def _said(entry: Entry) -> tuple[tuple[str, str], ...]:
         *([("what a trial spends", CHOSEN)] if privacy.get("spent") else []),
         ("scope", scope(entry.run)),
         *(("declared public", text) for text in privacy["declarations"]),
-        *(("read without privacy", text) for text in privacy.get("nonprivate_steps", [])),
+        *(("read without privacy", text) for text in privacy.get("uncovered_steps", [])),
     )
 
 

@@ -69,7 +69,7 @@ class _Privacy(BaseModel):
     spent: _Spent | None = None
     budget: dict[str, float] | None = None
     budget_covers: str = "total"
-    nonprivate_steps: list[str] = []
+    uncovered_steps: list[str] = []
 
     @model_validator(mode="after")
     def _says_everything_or_nothing(self) -> Self:

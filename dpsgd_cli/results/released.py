@@ -41,7 +41,7 @@ class Released:
 
     `metrics` are those of the published weights on rows that are declared public (R each), `epochs` the same epoch by
     epoch, T of them. `finite`: whether each trial's published weights are finite (R). `data_sha256` is of files that
-    anybody can fetch. `declarations`, `nonprivate_steps` and `warnings` are the data set's.
+    anybody can fetch. `declarations`, `uncovered_steps` and `warnings` are the data set's.
     """
 
     loaded: LoadedRecipe
@@ -49,7 +49,7 @@ class Released:
     ledgers: Sequence[Ledger]
     reproducible: bool
     declarations: Sequence[str]
-    nonprivate_steps: Sequence[str]
+    uncovered_steps: Sequence[str]
     warnings: Sequence[str]
     data_sha256: dict[str, str]
     device: str

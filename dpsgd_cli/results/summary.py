@@ -53,6 +53,7 @@ def _privacy_lines(privacy: Row) -> list[str]:
         *_spent_lines(privacy.get("spent")),
         f"  adjacency                 {privacy['adjacency']} ({privacy['batching']} batches; {privacy['accountant']})",
         f"  noise source              {privacy['noise_source']}",
+        *[f"  NOT covered               {said}" for said in privacy.get("uncovered_steps", [])],
         *[f"  declared public           {said}" for said in privacy["declarations"]],
     ]
 

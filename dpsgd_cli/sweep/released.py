@@ -103,7 +103,7 @@ def _output(cell: Cell, document: dict[str, Any], trial: int) -> dict[str, Any]:
     """What one run says of itself, and of its recipe."""
     row = next(row for row in document["trials"] if row["trial"] == trial)
     metrics = {name: value for name, value in row.items() if name.startswith("test_")}
-    recipe = {key: document["privacy"][key] for key in ("declarations", "nonprivate_steps")}
+    recipe = {key: document["privacy"][key] for key in ("declarations", "uncovered_steps")}
     return {"settings": cell.settings, "metrics": metrics, **recipe}
 
 

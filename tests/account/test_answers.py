@@ -13,7 +13,7 @@ from dpsgd_cli.account.cases import FlagCase
 from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 
-POISSON = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
+CASE = POISSON = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
 ROW = answers.Row("rdp", 2.0, 1e-5, "add-remove", "poisson", "upper", "a note")
 
 
@@ -33,15 +33,16 @@ def test_best_first_and_refusals_last() -> None:
 
 
 def test_the_gate_asks_for_a_bound_from_every_source() -> None:
-    answers.check_gate([ROW, dataclasses.replace(ROW, epsilon=9.0)], 2.0)
+    answers.check_gate([CASE], [ROW, dataclasses.replace(ROW, epsilon=9.0)], 2.0)
     with pytest.raises(BudgetExceeded, match=r"epsilon 2 \(rdp\) exceeds"):
-        answers.check_gate([ROW], 1.9)
+        answers.check_gate([CASE], [ROW], 1.9)
+    cases = [CASE, dataclasses.replace(CASE, label="other")]
     with pytest.raises(BudgetExceeded, match="other: epsilon 2"):
-        answers.check_gate([dataclasses.replace(ROW, epsilon=0.1), dataclasses.replace(ROW, source="other")], 1.0)
+        answers.check_gate(cases, [dataclasses.replace(ROW, epsilon=0.1), dataclasses.replace(ROW, case=1)], 1.0)
     with pytest.raises(BudgetExceeded, match="no accountant asked proves a bound"):
-        answers.check_gate([dataclasses.replace(ROW, bound="estimate")], 5.0)
+        answers.check_gate([CASE], [dataclasses.replace(ROW, bound="estimate")], 5.0)
     with pytest.raises(BudgetExceeded):
-        answers.check_gate([ROW], math.nan)
+        answers.check_gate([CASE], [ROW], math.nan)
 
 
 def test_series_name_their_columns_by_what_differs() -> None:

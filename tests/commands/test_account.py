@@ -18,7 +18,8 @@ from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results import store
-from tests.conftest import toy_result
+from dpsgd_cli.results.summary import result_text
+from tests.conftest import Train, WriteRecipe, toy_result
 
 ABADI = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "10000"]
 SHUFFLED = ["--batching", "shuffle", "--noise-multiplier", "6", "--epochs", "400"]
@@ -431,3 +432,36 @@ def test_what_a_free_number_needs_is_said_where_it_stands(tmp_path: Path) -> Non
     result = run(str(recipe))
     assert result.exit_code == 2
     assert f"{recipe}:6: privacy.schedule.initial: auto is solved for; give privacy.budget" in result.stderr
+
+
+def test_a_gate_judges_every_source_however_it_is_called(tmp_path: Path) -> None:
+    for name, epochs in (("cheap", 1), ("dear", 400)):
+        (tmp_path / name).mkdir()
+        ledger(tmp_path / name / "ledger.jsonl", [epochs])
+    both = [str(tmp_path / name / "ledger.jsonl") for name in ("cheap", "dear")]
+    assert run(both[0], "--max-epsilon", "1.5").exit_code == 0
+    assert run(*both, "--max-epsilon", "1.5").exit_code == 1
+    assert run(*both[::-1], "--max-epsilon", "1.5").exit_code == 1
+    flags = ["--batching", "poisson", "--batching", "full", "--noise-multiplier", "9", "--sampling-rate", "0.01"]
+    assert run(*flags, "--steps", "100", "--max-epsilon", "0.2").exit_code == 1
+    curve = run(*both, "--accountant", "gaussian", "--curve").stdout.splitlines()[0]
+    assert "ledger.jsonl #1 gaussian" in curve or "shuffle #1 gaussian" in curve
+    assert "#2 gaussian" in curve
+
+
+@pytest.mark.parametrize("option", [["--curve"], ["--at-epsilon", "1"], ["--over", "steps=1:3:1"]])
+def test_a_gate_beside_what_shows_no_price_is_refused(option: list[str]) -> None:
+    told = run(*ABADI, *option, "--max-epsilon", "99")
+    assert (told.exit_code, "--max-epsilon judges prices" in told.stderr) == (2, True)
+
+
+def test_what_no_price_covers_is_said_and_passes_no_gate(write_recipe: WriteRecipe, train: Train) -> None:
+    path = write_recipe(data={"path": "tiny.npz", "classes": [0, 1, 2], "preprocess": [{"scale": {"by": "standard"}}]})
+    directory = train(path)
+    for source in (path, directory):
+        told = run(str(source))
+        assert "scale by standard was fitted on the training rows without noise" in told.stdout
+        assert "an experiment: who knows the seed can take the noise away" in told.stdout
+        gate = run(str(source), "--max-epsilon", "99")
+        assert (gate.exit_code, "does not cover it" in gate.stderr) == (1, True)
+    assert "NOT covered" in result_text(store.read_document(directory), directory)

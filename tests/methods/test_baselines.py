@@ -20,7 +20,7 @@ from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Logistic
 from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.streams import SeededStreams, Streams
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods import create
 from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation, noise_of
 from dpsgd_cli.methods.privgene import PrivGene
@@ -55,7 +55,7 @@ def test_objective_perturbation_minimises_the_perturbed_objective() -> None:
     z, known = signed(one), problem_constants(one, math.sqrt(5))
     assert known.lipschitz == pytest.approx(math.sqrt(5))
     assert known.smoothness == pytest.approx(5 / 4)
-    first, noise = 0.999 * 2.0, noise_of(known, 60, 2.0, 1e-5)
+    first, noise = 0.999 * 2.0, noise_of(known, 60, 5, 2.0, 1e-5)
     empty = torch.empty(5, dtype=torch.float64)
     b = SeededStreams(1).normal("objective", 0, empty).numpy().copy()
     # Kifer, Smith and Thakurta 2012, Algorithm 1, at what is left of epsilon and delta
@@ -82,7 +82,7 @@ def test_objective_perturbation_minimises_the_perturbed_objective() -> None:
 def test_objective_perturbation_adds_what_each_half_of_its_proof_needs(epsilon: float, delta: float) -> None:
     """By SciPy's normal tail: determinant and density each stay within e^(eps1/2), but for delta1; then the rest."""
     known = Constants(lipschitz=3.0, smoothness=2.0, strong_convexity=0.0, feature_bound=1.0)
-    noise = noise_of(known, 1000, epsilon, delta)
+    noise = noise_of(known, 1000, 5, epsilon, delta)
     shift, first = 3.0 / noise.tilt, 0.999 * epsilon
     assert math.log1p(2.0 / noise.curvature) <= first / 2
     assert norm.sf((first / 2 - shift**2 / 2) / shift) <= 0.999 * delta
@@ -99,7 +99,7 @@ def test_objective_perturbation_is_private_where_the_density_is_known() -> None:
     e^eps wherever |b| is no larger than the proof allows."""
     epsilon, delta, bound = 1.0, 1e-3, 1.0
     known = problem_constants(made("objective-perturbation", model={"kind": "convex"}), bound)
-    noise = noise_of(known, 5, epsilon, delta)
+    noise = noise_of(known, 5, 5, epsilon, delta)
     curvature, scale = noise.curvature, noise.tilt
     assert curvature == pytest.approx(2 * 0.25 / 0.999)
     x = np.array([0.3, -0.8, 1.0, -0.5])
@@ -161,6 +161,14 @@ def test_no_row_is_longer_than_the_public_bound() -> None:
 def test_how_near_the_minimiser_is_no_choice_of_the_recipe(key: str) -> None:
     with pytest.raises(ValidationError, match=key):
         made("objective-perturbation", method={key: 10})
+
+
+def test_a_budget_that_doubles_do_not_resolve_is_refused() -> None:
+    """At 1e-11 the gradient that was found is 65 times what was promised, in 60 digits; at 1e-6 far below it."""
+    known = Constants(1.0, 0.25, 0.0, 1.0)
+    assert noise_of(known, 1000, 5, 1e-6, 1e-5).gradient == pytest.approx(1e-6)
+    with pytest.raises(InfeasibleBudget, match="rounding a gradient hides"):
+        noise_of(known, 1000, 5, 1e-11, 1e-5)
 
 
 def test_rounding_is_far_below_where_the_search_ends() -> None:

@@ -42,7 +42,7 @@ def test_an_accountant_that_fails_is_a_refused_row_and_never_the_best(answer: fl
     good = answers.price(CASE, accountants.get("rdp"))
     assert answers.ranked([row, good])[0] == good
     with pytest.raises(BudgetExceeded, match="no accountant asked proves a bound"):
-        answers.check_gate([row], 1e9)
+        answers.check_gate([CASE], [row], 1e9)
 
 
 def test_an_estimate_never_comes_before_a_bound() -> None:

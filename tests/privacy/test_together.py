@@ -108,6 +108,16 @@ def test_overlapping_ranges_of_seeds_share_noise(write_recipe: WriteRecipe, trai
     assert "share seed 2" in refused(directory.parent)
 
 
+def test_cuts_that_differ_in_the_last_digit_are_different_cuts(write_recipe: WriteRecipe, train: Train) -> None:
+    """Of 40,000 rows, .2 and .20004 leave out others, though both are 20.00%."""
+    path = write_recipe(**ONE_STEP)
+    train(path, "data.split={test: 0.2}")
+    directory = train(path, "data.split={test: 0.20004}", "seed=1")
+    assert "leave out different records (tested on 20% of its records (split seed 0); tested on 20.004%" in refused(
+        directory.parent
+    )
+
+
 def test_folds_are_stated_trial_by_trial_only(write_recipe: WriteRecipe, train: Train) -> None:
     path = write_recipe(**ONE_STEP, folds=4)
     directory = train(path)

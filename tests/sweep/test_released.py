@@ -15,10 +15,13 @@ from safetensors.numpy import load_file
 from dpsgd_cli import experiment
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.main import main
+from dpsgd_cli.privacy.ledger import Ledger, to_lines
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results import store
 from dpsgd_cli.sweep import drawing, released
 from dpsgd_cli.sweep.running import Job
 from dpsgd_cli.sweep.session import Session
+from tests.conftest import toy_result
 from tests.sweep.conftest import Sweep
 
 STOPPING = (
@@ -90,8 +93,14 @@ def test_the_best_is_released_and_the_others_are_removed(
     stem = next(out.glob("*.result.json")).name.removesuffix(".result.json")
     assert {path.name for path in out.iterdir()} == {f"{stem}.chosen", f"{stem}.result.json", f"{stem}.sweep.json"}
     told = json.loads((out / f"{stem}.result.json").read_text())
+    beside_it = Ledger()
+    beside_it.spend(Release(GaussianSum(16.0, "add-remove")), epoch=0)
+    other = toy_result(to_lines(beside_it.entries, 0, None), trials=1)
+    store.write_result(out / "other", other, "data: {name: digits}\n", None)
+    beside = CliRunner().invoke(main, ["account", str(out), "--trials", "all", "--max-epsilon", "1e9"])
+    assert (beside.exit_code, "a private choice among runs that left no ledger" in beside.stdout) == (1, True)
     assert set(told) == {"sweep", "privacy", "chosen"}
-    assert set(told["chosen"]) == {"settings", "metrics", "declarations", "nonprivate_steps", "directory"}
+    assert set(told["chosen"]) == {"settings", "metrics", "declarations", "uncovered_steps", "directory"}
     assert (told["chosen"]["settings"], told["chosen"]["metrics"]["test_accuracy"]) == (settings, accuracy)
     assert told["privacy"]["each_trial"] == [] and told["privacy"]["all_trials"] is None
     found = load_file(out / f"{stem}.chosen" / "model.safetensors")
