@@ -30,10 +30,10 @@ rounded to float32.
 
 What is not proved. (a) A network's sum over one piece of a smaller step is a float32 product. Its worst case is
 2 N g(N) with u = 2^-24 (4% of C for 600 records; 32 C for 16,384, which is no bound) and needs every rounding of every
-addition to point the same way; it is not charged. (b) What one record contributes is taken for a function of that record and the weights. A library may
-round a record's margin or activations differently in another place of a product, by a few units in the last place;
-where a loss has a kink, that can turn a slope over. (c) A contribution's norm is at most C to float32 rounding,
-whatever N is.
+addition to point the same way; it is not charged. (b) What one record contributes is taken for a function of that
+record and the weights. A library may round a record's margin or activations differently in another place of a product,
+by a few units in the last place; where a loss has a kink, that can turn a slope over. (c) A contribution's norm is at
+most C to float32 rounding, whatever N is.
 
 Not here: clipping (`clipping.py`), noise (`noise.py`).
 """
