@@ -21,7 +21,7 @@ train: venv ## Train the quickstart recipe: a private classifier of scikit-learn
 	$(BIN)/dpsgd train quickstart
 
 test: venv ## Run the tests, one process a core (with real data where DPSGD_DATA names it; ARGS='tests/core' for a part)
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 mutants: venv ## Change single privacy-critical places; the tests must notice each (minutes; ARGS='privacy' for a part)
 	$(BIN)/python tests/mutants/run.py $(ARGS)
