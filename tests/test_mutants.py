@@ -30,7 +30,7 @@ def test_every_change_can_be_made_and_every_test_it_names_exists() -> None:
     for mutant in EVERY:
         for test in mutant.tests:
             file, _, name = test.partition("::")
-            if name.partition("[")[0] not in names_in(file):
+            if not names_in(file) or (name and name.partition("[")[0] not in names_in(file)):
                 wrong.append((mutant.told, f"there is no test {test}"))
     assert not wrong
 

@@ -193,9 +193,7 @@ def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epoc
 def _share(rho: float, trials: int) -> float:
     """The most that each of `trials` trials may cost, so that their sum is not above `rho`."""
     share = rho / trials
-    while trials * share > rho:
-        share = math.nextafter(share, 0.0)
-    return share
+    return math.nextafter(share, 0.0) if trials * share > rho else share
 
 
 def _layers(recipe: Recipe) -> int | None:

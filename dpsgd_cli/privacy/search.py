@@ -54,13 +54,12 @@ def dearest(gap: Gap, span: Span) -> float | None:
     @functools.cache
     def asked(value: float) -> float:
         try:
-            found = gap(value)
+            return gap(value)
         except UnsupportedMechanism as refusal:
             refusals[value] = refusal
             return math.inf
         except OverflowError:
             return math.inf
-        return math.inf if math.isnan(found) else found
 
     fits, fails = _bracket(asked, span)
     if fits is not None and fails is not None:

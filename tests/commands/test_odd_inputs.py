@@ -77,7 +77,7 @@ def test_an_npz_member_that_is_no_array(write_recipe: WriteRecipe, tmp_path: Pat
 def test_a_count_without_an_end(write_recipe: WriteRecipe, key: str) -> None:
     for number in (HUGE, "99999999999"):
         for command in (["train", "--dry-run"], ["account"]):
-            refused(run(*command, write_recipe(), f"{key}={number}"), f"{key}: must be", "at most", number)
+            refused(run(*command, write_recipe(), f"{key}={number}"), f"{key}: ", "must be", "at most", number)
     refused(run("train", write_recipe(), "--repeats", HUGE), "repeats: must be", "at most 100000")
 
 

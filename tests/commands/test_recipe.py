@@ -53,7 +53,7 @@ def test_show_reports_wrong_overrides_beside_wrong_lines(folder: Path) -> None:
     assert result.stderr.splitlines() == [
         "error: bad.yaml:4: method.batch_size: must be a whole number at least 1, got 0",
         "       bad.yaml:6: sed: unknown key; did you mean seed?",
-        "       override repeats=0: repeats: must be a whole number at least 1, got 0",
+        "       override repeats=0: repeats: must be a whole number at least 1 and at most 100000, got 0",
     ]
 
 

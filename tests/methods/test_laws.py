@@ -14,9 +14,10 @@ import pytest
 import torch
 from scipy import stats
 
+from dpsgd_cli.core.noise import noise_precision
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.selection import select_least
-from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.experiment import plan_recipe
 from dpsgd_cli.methods import _refuse, create, privgene
@@ -178,6 +179,14 @@ def test_output_perturbation_descends_on_rows_no_longer_than_the_public_bound() 
         ends.append(method.output[0].numpy().copy())
     assert np.linalg.norm(short, axis=1).max() == pytest.approx(math.sqrt(5))
     assert np.allclose(ends[0], ends[1], rtol=1e-9)
+
+
+def test_noise_of_the_operating_system_is_drawn_in_double_precision() -> None:
+    """Gaps of a float32 normal would betray the low bits of a sum (Mironov 2012); one such trial decides for a pack."""
+    packs: list[list[Streams]] = [[SecureStreams()], [SeededStreams(0), SecureStreams()]]
+    for streams in packs:
+        assert noise_precision(streams, torch.float32) == torch.float64
+    assert noise_precision([SeededStreams(0)], torch.float32) == torch.float32
 
 
 class _Two(Team):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -143,3 +144,18 @@ def test_to_ask_whether_releases_fit_spends_nothing() -> None:
         one = releases([1.0])
         assert ledger.admits(one) and ledger.admits(one) and not ledger.entries
         ledger.spend(one[0])
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 3.0, 50.0])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5])
+def test_a_gaussian_budget_is_never_stated_above_itself(epsilon: float, delta: float) -> None:
+    """The budget as one Gaussian costs its epsilon or hardly less, by Balle and Wang's formula in 40 digits."""
+    cap = one_gaussian(EpsilonBudget(epsilon=epsilon, delta=delta), "gaussian", "add-remove")
+    assert cap is not None
+    with mpmath.workdps(40):
+        mu = 1 / mpmath.mpf(cap.noise_multiplier)
+
+        def spent(at: Any) -> Any:
+            return mpmath.ncdf(mu / 2 - at / mu) - mpmath.exp(at) * mpmath.ncdf(-mu / 2 - at / mu)
+
+        assert spent(mpmath.mpf(epsilon)) <= delta < spent(mpmath.mpf(epsilon) * (1 - mpmath.mpf(10) ** -9))

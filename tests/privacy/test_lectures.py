@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.lectures import (
     Problem,
@@ -58,3 +58,21 @@ def test_lecture_9_noise_meets_epsilon_exactly_accounted() -> None:
     assert accountants.get("gaussian").epsilon([Release(GaussianSum(z, "add-remove"), 30)], 1e-6) <= 0.5
     with pytest.raises(PrivacyError, match="below 1"):
         lecture_9(1.5, 1e-6, 30)
+
+
+@pytest.mark.parametrize(("noise", "covered"), [(4.75, False), (5.25, True)])
+def test_lemma_15_5_is_refused_where_one_use_passes_what_the_gaussian_lemma_is_proved_for(
+    noise: float, covered: bool
+) -> None:
+    """sqrt(2 log(1.25 / delta_0)) / z at delta_0 = delta / (2 T q) is 1.05 for z = 4.75 and .95 for 5.25, and must stay
+    below 1 (Dwork and Roth 2014, Theorem A.1), although amplified and composed both stay below what the lemma states.
+    """
+    steps, rate, delta = 1000, 1e-3, 1e-5
+    single = math.sqrt(2 * math.log(1.25 * 2 * steps * rate / delta)) / noise
+    assert (single < 1) is covered
+    releases = [Release(GaussianSum(noise, "replace-one", "fixed", rate), steps)]
+    if covered:
+        assert accountants.get("lemma-15.5").epsilon(releases, delta) < 1
+        return
+    with pytest.raises(UnsupportedMechanism, match="must stay below 1"):
+        accountants.get("lemma-15.5").epsilon(releases, delta)

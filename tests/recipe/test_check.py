@@ -58,11 +58,16 @@ BROKEN = [
     ("name: digits", "name: 3", "2: data.name: must be text, got 3"),
     ("linear}", "mlp, hidden: 100}", "3: model.hidden: must be a list, each entry a whole number at least 1, got 100"),
     ("linear}", "mlp, hidden: [9, x]}", "3: model.hidden.1: must be a whole number at least 1, got 'x'"),
-    ("until-budget", "forever", "8: epochs: must be a whole number at least 1 or until-budget, got 'forever'"),
+    (
+        "until-budget",
+        "forever",
+        "8: epochs: must be a whole number at least 1 and at most 1e+06 or until-budget, got 'forever'",
+    ),
     (
         "until-budget",
         "until_budget",
-        "8: epochs: must be a whole number at least 1 or until-budget, got 'until_budget'; did you mean until-budget?",
+        "8: epochs: must be a whole number at least 1 and at most 1e+06 or until-budget, got 'until_budget';"
+        " did you mean until-budget?",
     ),
     (
         "batch_size: 10",

@@ -167,7 +167,7 @@ RECIPES = st.fixed_dictionaries(
             {"kind": st.just("python"), "file": WORDS, "arguments": st.dictionaries(WORDS, ANYTHING, max_size=2)}
         ),
         "method": st.fixed_dictionaries(
-            {"kind": st.just("dp-sgd"), "batch_size": st.integers(1), "learning_rate": POSITIVE}
+            {"kind": st.just("dp-sgd"), "batch_size": st.integers(1, 10**9), "learning_rate": POSITIVE}
         ),
         "privacy": st.fixed_dictionaries({"schedule": SCHEDULES, "budget": st.fixed_dictionaries({"rho": POSITIVE})}),
     },

@@ -91,7 +91,7 @@ NO_KEY = "write KEY=VALUE, for example method.batch_size=256"
         ("method.batchsize=3", "method.batchsize: unknown key; did you mean method.batch_size?"),
         ("batch_size=3", "batch_size: unknown key; did you mean method.batch_size?"),
         ("name.x=3", "name.x: name is 'x', which has no keys"),
-        ("repeats=0", "repeats: must be a whole number at least 1, got 0"),
+        ("repeats=0", "repeats: must be a whole number at least 1 and at most 100000, got 0"),
         (
             "model.hidden.2=7",
             "model.hidden.2: model.hidden is a list with entries 0 to 1; give such a number, or the whole list",

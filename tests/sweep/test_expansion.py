@@ -111,7 +111,8 @@ zip: {epochs: [some, 2]}
     assert problems(tmp_path, text) == [
         "sweep.yaml:5: method.batch_size: must be a whole number at least 1, got 0 (in 4 cells)",
         "sweep.yaml:7: method.lerning_rate: unknown key; did you mean method.learning_rate? (in 8 cells)",
-        "sweep.yaml:8: epochs: must be a whole number at least 1 or until-budget, got 'some' (in 4 cells)",
+        "sweep.yaml:8: epochs: must be a whole number at least 1 and at most 1e+06 or until-budget, got 'some'"
+        " (in 4 cells)",
     ]
 
 
@@ -152,7 +153,7 @@ def test_overrides_reach_every_cell_or_the_sweep(tmp_path: Path) -> None:
         (5, 20, 2),
     ]
     assert problems(tmp_path, "grid: {epochs: [3]}\n", "repeats=0") == [
-        "override repeats=0: repeats: must be a whole number at least 1, got 0"
+        "override repeats=0: repeats: must be a whole number at least 1 and at most 100000, got 0"
     ]
 
 

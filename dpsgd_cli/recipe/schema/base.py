@@ -6,10 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from dpsgd_cli.wording import quoted
+
+_MOST = 1_000_000_000
+
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 DrawSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 """Of what NumPy draws."""
@@ -28,6 +31,13 @@ def _distinct(values: list[Any]) -> list[Any]:
     return values
 
 
+def _countable(number: int) -> int:
+    if number > _MOST:
+        raise ValueError(f"is {quoted(number)}, but must be at most {_MOST}")
+    return number
+
+
+Count = Annotated[int, Field(ge=1), AfterValidator(_countable)]
 Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Values = Annotated[list[Any], AfterValidator(_distinct)]
 
