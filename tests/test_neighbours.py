@@ -209,8 +209,10 @@ def write(path: Path, rows: Rows) -> None:
     path.write_text("\n".join(["a,b,y", *map(",".join, rows)]) + "\n")
 
 
-NOISED = r"\.metrics\.test_|\.trials\[\d+\]\.test_|\.timing\.(train_seconds|examples_per_second)$|\.theory\["
-CHOSEN = NOISED + r"|\.privacy\.spent\.|\.timing\.steps$|\.trials\[\d+\]\.(spent_|epochs$)"
+NOISED = (
+    r"\.metrics\.test_|\.trials\[\d+\]\.test_|\.timing\.(train_seconds|examples_per_second)$|\.theory\[|\.files\.model"
+)
+CHOSEN = NOISED + r"|\.privacy\.spent\.|\.timing\.steps$|\.trials\[\d+\]\.(spent_|epochs$)|\.files\.ledger"
 
 
 def masked(value: Any, chooses: bool, path: str = "") -> dict[str, Any]:
