@@ -57,6 +57,8 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
       dpsgd recipe show quickstart
       dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
     """
+    from dpsgd_cli.data import unsaid
+
     found = load_recipe(recipe, overrides).recipe
     click.echo("\n".join([dump_recipe(found).rstrip("\n"), *unsaid.comments(found)]))
 

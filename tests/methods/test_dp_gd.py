@@ -11,6 +11,7 @@ import torch
 
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.methods.dp_gd import DpGd
 from dpsgd_cli.methods.gd import Gd
 from dpsgd_cli.privacy import accountants
@@ -106,10 +107,10 @@ def test_lemma_15_1_gives_the_variance_it_states() -> None:
     assert sigma_of_mean**2 == pytest.approx(variance, rel=1e-5)
 
 
-def test_lemma_15_1_states_less_than_1_whatever_the_budget_allows() -> None:
-    plan = context(made(privacy={"budget": {"epsilon": 2.0, "delta": 1e-5}, "accountant": "lemma-15.1"})).plans[0]
-    assert plan is not None
-    assert 0.99 < accountants.get("lemma-15.1").epsilon(plan.releases, 1e-5) < 1
+def test_lemma_15_1_refuses_a_budget_that_it_cannot_spend() -> None:
+    """It is stated below epsilon 1: it neither says more, nor adds the noise of a smaller budget in silence."""
+    with pytest.raises(UnsupportedMechanism, match="stated for epsilon below 1"):
+        context(made(privacy={"budget": {"epsilon": 2.0, "delta": 1e-5}, "accountant": "lemma-15.1"}))
 
 
 def test_the_theorems_rate_is_r_over_b_root_t() -> None:
