@@ -132,6 +132,7 @@ def test_the_exit_codes_are_the_documented_ones() -> None:
         "RecipeError",
         "PrivacyError",
         "UnsupportedMechanism",
+        "FailedAccountant",
         "InfeasibleBudget",
         "ModelError",
     }

@@ -10,7 +10,6 @@ import json
 import click
 
 from dpsgd_cli.commands import batching
-from dpsgd_cli.data import unsaid
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe.expected import recipe_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, shipped_recipes
