@@ -20,8 +20,8 @@ venv: $(INSTALLED) ## Make .venv with the package and all tools, at the versions
 train: venv ## Train the quickstart recipe: a private classifier of scikit-learn's digits, in seconds
 	$(BIN)/dpsgd train quickstart
 
-test: venv ## Run the tests (with real data where DPSGD_DATA names it)
-	$(BIN)/python -m pytest
+test: venv ## Run the tests, one process a core (with real data where DPSGD_DATA names it; ARGS='tests/core' for a part)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 mutants: venv ## Change single privacy-critical places; the tests must notice each (minutes; ARGS='privacy' for a part)
 	$(BIN)/python tests/mutants/run.py $(ARGS)
@@ -40,9 +40,10 @@ test-ray: venv ## Run a sweep on a Ray cluster of two nodes, one of which is los
 test-browser: venv ## Read a report in a real browser without a screen (apt install chromium)
 	DPSGD_BROWSER=1 $(BIN)/python -m pytest tests/results/test_report_browser.py
 
-lint: venv ## Check style and formatting
+lint: venv ## Check style, formatting and which room imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 
 types: venv ## Check types
 	$(BIN)/mypy dpsgd_cli tests $(wildcard benchmarks/*.py)

@@ -1,4 +1,5 @@
-"""Every command of the README is run, in order, in an empty folder, as a new user would."""
+"""Every command of the README is run, in order, in an empty folder, as a new user would; what it and the map of the
+house point to exists."""
 
 from __future__ import annotations
 
@@ -63,7 +64,16 @@ def test_every_other_command_works_as_written(tmp_path: Path) -> None:
     assert list(tmp_path.glob("results/patients-*/result.json"))
 
 
-@pytest.mark.parametrize("name", ["recipes", "datasets", "benchmarks/README.md"])
-def test_what_the_readme_points_to_exists(name: str) -> None:
-    assert name in README
+@pytest.mark.parametrize("name", ["recipes/", "datasets/", "benchmarks/README.md"])
+def test_the_readme_points_to_what_exists(name: str) -> None:
+    assert f"`{name}`" in README
     assert (ROOT / name).exists()
+
+
+def test_every_path_on_the_map_of_the_house_exists_and_every_room_is_on_it() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 90
+    named = re.findall(r"`([\w.]+/[\w./]*|[\w.]+\.(?:py|md|toml))`", text)
+    assert [name for name in named if not any((ROOT / home / name).exists() for home in ("", "dpsgd_cli"))] == []
+    rooms = {f"{path.name}/" for path in (ROOT / "dpsgd_cli").iterdir() if (path / "__init__.py").is_file()}
+    assert rooms <= set(named)

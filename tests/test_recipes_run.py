@@ -85,7 +85,3 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     if budget is not None and document["privacy"]["budget_covers"] == "total":
         spent = "rho" if "rho" in budget else "epsilon"
         assert document["privacy"][spent] <= budget[spent]
-
-
-def test_there_are_recipes_to_train() -> None:
-    assert len(RECIPES) >= 6

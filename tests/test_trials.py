@@ -146,30 +146,27 @@ CHARGES: dict[str, Callable[[list[list[str]]], list[list[str]]]] = {
 }
 
 
-@pytest.mark.parametrize("charges", CHARGES)
-@pytest.mark.parametrize("sealed", [False, True])
 def test_what_was_done_and_what_was_charged_must_agree(
-    train: Train, write_recipe: WriteRecipe, way: dict[str, Any], stop_at: StopAt, charges: str, sealed: bool
+    train: Train, write_recipe: WriteRecipe, way: dict[str, Any], stop_at: StopAt
 ) -> None:
     """An emptied ledger once lowered a result's epsilon from 332.5 to 314.0. Charges of preprocessing stay here."""
     recipe = write_recipe(**way)
     with pytest.raises(RunError, match="2 of"):
         train(recipe, progress=stop_at(2, KeyboardInterrupt()))
     (saved,) = (recipe.parent / "out").glob(".*.checkpoint")
-    content = checkpoint.load(saved)
+    content, packed = checkpoint.load(saved), torch.load(saved, weights_only=True)
     assert content is not None
     before = [[line for line in own if '"phase": "before"' in line] for own in content["ledgers"]]
     trained = [[line for line in own if '"phase": "before"' not in line] for own in content["ledgers"]]
-    fewer = [first + rest for first, rest in zip(before, CHARGES[charges](trained), strict=True)]
-    if sealed:
-        resealed(saved, ledgers=fewer)
-    else:
+    for change in CHARGES.values():
+        fewer = [first + rest for first, rest in zip(before, change(trained), strict=True)]
         # as a hand would: the old sum stays
-        packed = torch.load(saved, weights_only=True)
         checkpoint.save(saved, {**packed, "ledgers": fewer})
-    said = "2 finished epochs were not charged as they are" if sealed else "changed since it was written"
-    with pytest.raises(RunError, match=f"{said}.*remove it and train again"):
-        train(recipe, resume=True)
+        with pytest.raises(RunError, match=r"changed since it was written.*remove it and train again"):
+            train(recipe, resume=True)
+        checkpoint.save(saved, checkpoint.sealed(content | {"ledgers": fewer}))
+        with pytest.raises(RunError, match=r"2 finished epochs were not charged as they are.*train again"):
+            train(recipe, resume=True)
 
 
 def test_dp_agd_must_have_charged_what_it_spent(

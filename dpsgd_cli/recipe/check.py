@@ -136,7 +136,8 @@ class _Form:
     def _meant(self, path: Path, allowed: list[str]) -> Path | None:
         """Where an unknown key belongs: the same name elsewhere, else a similar name here, else one elsewhere."""
         key = str(path[-1])
-        everywhere = sorted(set(expected.key_paths(expected.recipe_schema(), self.root)) - {path}, key=_nearness)
+        others = set(expected.key_paths(expected.recipe_schema(), self.root)) - {path}
+        everywhere = sorted(others, key=lambda place: (len(place), place))
         exact = [place for place in everywhere if place[-1] == key]
         here = similar(key, allowed)
         if exact or here is not None:
@@ -164,10 +165,6 @@ class _Form:
 def _likely(value: object, names: list[str]) -> str | None:
     other = OTHER_NAMES.get(value.lower()) if isinstance(value, str) else None
     return other if other in names else similar(value, names) if isinstance(value, str) else None
-
-
-def _nearness(path: Path) -> tuple[int, Path]:
-    return len(path), path
 
 
 def _trial(schema: Schema, node: Node, path: Path) -> list[Problem]:

@@ -9,21 +9,33 @@ from pathlib import Path
 
 import pytest
 
+from dpsgd_cli import experiment
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.folder import KEY, named_files
 from dpsgd_cli.recipe.loading import load_recipe, recipe_hash
+from tests.conftest import recipe_writer
 
 Train = Callable[..., Path]
-WriteRecipe = Callable[..., Path]
 
 MODEL = "from torch import nn\ndef build(shape, outputs):\n    return nn.Linear(shape[0], outputs)\n"
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe that names a file of records and one of code, both beside it, and its result in `out`."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "own.py").write_text(MODEL)
+    recipe = recipe_writer(folder)(model={"kind": "python", "file": "own.py"}, epochs=1, repeats=1)
+    experiment.run(load_recipe(str(recipe)), experiment.Options(out=folder / "out"))
+    return folder
+
+
 @pytest.fixture
-def result(train: Train, write_recipe: WriteRecipe, tmp_path: Path) -> Path:
-    """The result, in `out`, of a recipe that names a file of records and one of code, both beside it."""
-    (tmp_path / "own.py").write_text(MODEL)
-    return train(write_recipe(model={"kind": "python", "file": "own.py"}, epochs=1, repeats=1))
+def result(trained: Path, tmp_path: Path) -> Path:
+    """The result, in `out`, of a recipe of the test's own."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    (directory,) = (tmp_path / "out").iterdir()
+    return directory
 
 
 def test_the_recipe_of_a_result_keeps_its_hash_and_finds_its_files(result: Path, tmp_path: Path) -> None:

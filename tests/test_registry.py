@@ -1,0 +1,243 @@
+"""What the docstring of each registry promises: one of each kind is added to a copy of the house, by the one new
+file or the one edited file that the promise names, and then trained, priced, compared and swept like those of old.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = "".join(f"{i % 7},{'yes' if i % 7 > 3 else 'no'}\n" for i in range(60))
+
+
+@dataclass(frozen=True)
+class Addition:
+    """One thing more: `files` that are new, and what is put before a line of the one file that is `edited`."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    edited: str | None = None
+    edits: dict[str, str] = field(default_factory=dict)
+
+    def make(self, house: Path) -> None:
+        for name, text in self.files.items():
+            assert not (house / name).exists()
+            (house / name).write_text(text, encoding="utf-8")
+        if self.edited is not None:
+            text = (house / self.edited).read_text(encoding="utf-8")
+            for line, more in self.edits.items():
+                assert text.count(line) == 1, f"{self.edited} has not one {line!r}"
+                text = text.replace(line, more + line)
+            (house / self.edited).write_text(text, encoding="utf-8")
+
+
+ADDITIONS = {
+    # metrics.py: "To add one that is a mean over records, add an entry."
+    "metric": Addition(
+        edited="dpsgd_cli/metrics.py",
+        edits={
+            '    "loss": Metric(': '    "wrong": Metric(("classification",), "share of wrong answers", True,'
+            " lambda outputs, labels: 1.0 - right_answers(outputs, labels).float()),\n"
+        },
+    ),
+    # privacy/accountants/__init__.py: "Adding one is one file here and one line in `_WHERE`."
+    "accountant": Addition(
+        files={
+            "dpsgd_cli/privacy/accountants/generous.py": (
+                "from dpsgd_cli.privacy.accountants.gaussian import Gaussian\n\n"
+                "class Generous(Gaussian):\n"
+                "    name = 'generous'\n"
+                "    def epsilon(self, releases, delta):\n        return super().epsilon(releases, delta) + 1\n"
+            )
+        },
+        edited="dpsgd_cli/privacy/accountants/__init__.py",
+        edits={'    "gaussian": (': '    "generous": ("generous", "Generous"),\n'},
+    ),
+    # sweep/launchers/__init__.py: "Adding one is one file here and one line in `LAUNCHERS`"
+    "launcher": Addition(
+        files={
+            "dpsgd_cli/sweep/launchers/backwards.py": (
+                "from dpsgd_cli.sweep.running import run_job\n\n"
+                "def launch(jobs, resources):\n"
+                "    print('launched backwards')\n"
+                "    return map(run_job, reversed(jobs))\n"
+            )
+        },
+        edited="dpsgd_cli/sweep/launchers/__init__.py",
+        edits={'    "slurm": ': '    "backwards": "dpsgd_cli.sweep.launchers.backwards",\n'},
+    ),
+    # DESIGN: "datasets/ one YAML card per data set"
+    "data set": Addition(
+        files={
+            "datasets/weekdays.yaml": yaml.safe_dump(
+                {
+                    "name": "weekdays",
+                    "description": "sixty days, at work or not",
+                    "homepage": "https://example.org/weekdays",
+                    "licence": "none",
+                    "citation": "none",
+                    "reader": {"kind": "table"},
+                    "files": [{"name": "days.csv", "records": 60, "sha256": hashlib.sha256(ROWS.encode()).hexdigest()}],
+                    "columns": {"day": {"bounds": [0, 7]}, "free": {}},
+                    "target": "free",
+                    "classes": {"no": ["no"], "yes": ["yes"]},
+                    "split": {"test": 12},
+                    "preprocess": [{"scale": {}}],
+                }
+            )
+        }
+    ),
+    # recipe/schema/descriptor.py: "a section with a descriptor, and its name in the union `Method` (`method.py`);
+    # a class of `dpsgd_cli.methods.Method` that runs it"
+    "method": Addition(
+        files={
+            "dpsgd_cli/methods/halved.py": (
+                "from dpsgd_cli.methods.dp_sgd import DpSgd\n\n"
+                "class Halved(DpSgd):\n"
+                "    def learning_rates(self, epoch):\n"
+                "        return [rate / 2 for rate in super().learning_rates(epoch)]\n"
+            )
+        },
+        edited="dpsgd_cli/recipe/schema/method.py",
+        edits={
+            "Method = Annotated[\n": (
+                "class HalvedMethod(Gradient):\n"
+                "    descriptor = Descriptor('dpsgd_cli.methods.halved:Halved', may_differ=ITS_TRAINING)\n"
+                "    kind: Literal['halved-dp-sgd'] = 'halved-dp-sgd'\n\n\n"
+            ),
+            "    | DpSgdMethod\n": "    | HalvedMethod\n",
+        },
+    ),
+}
+
+RECIPE: dict[str, Any] = {
+    "name": "new",
+    "data": {"name": "weekdays"},
+    "model": {"kind": "linear"},
+    "method": {"kind": "halved-dp-sgd", "batching": "full", "learning_rate": 1},
+    "privacy": {"budget": {"rho": 0.5}, "delta": 1e-5},
+    "epochs": 3,
+    "seed": 0,
+    "repeats": 2,
+}
+PLAIN = RECIPE | {"name": "plain", "method": RECIPE["method"] | {"kind": "dp-sgd"}}
+SWEEP = {"name": "both", "recipes": ["new.yaml"], "grid": {"method.kind": ["halved-dp-sgd", "dp-sgd"]}}
+
+COMMANDS = {
+    "train": ["train", "new.yaml", "--out", "trained"],
+    "account": ["account", "new.yaml", "--accountant", "generous", "--accountant", "gaussian", "--format", "json"],
+    "account of the result": ["account", "trained", "--accountant", "generous", "--format", "json"],
+    "compare": ["compare", "new.yaml", "plain.yaml", "--metric", "test_wrong", "--out", "out", "--report", "page.html"],
+    "sweep": ["sweep", "both.yaml", "--launcher", "backwards", "--out", "swept"],
+    "help of account": ["account", "new.yaml", "--accountant", "nobody"],
+    "help of sweep": ["sweep", "run", "--help"],
+    "schema": ["recipe", "schema"],
+    "data": ["data", "list"],
+    "wrong": ["train", "new.yaml", "method.kind=nothing", "--dry-run"],
+}
+
+# One process, so that torch is loaded once.
+DRIVER = """
+import contextlib, io, json, sys
+from dpsgd_cli.main import main
+
+said = {}
+for name, arguments in json.load(sys.stdin).items():
+    told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(told[0]), contextlib.redirect_stderr(told[1]):
+        try:
+            code = main(arguments, prog_name="dpsgd", standalone_mode=True)
+        except SystemExit as stop:
+            code = stop.code
+    said[name] = [code, *(text.getvalue() for text in told)]
+print(json.dumps(said))
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder with the recipes; beside it the house with everything added, and the data."""
+    root = tmp_path_factory.mktemp("registry")
+    for folder in ("dpsgd_cli", "datasets", "recipes"):
+        shutil.copytree(ROOT / folder, root / "house" / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for addition in ADDITIONS.values():
+        addition.make(root / "house")
+    (root / "data" / "weekdays").mkdir(parents=True)
+    (root / "data" / "weekdays" / "days.csv").write_text(ROWS)
+    (root / "here").mkdir()
+    for content in (RECIPE, PLAIN, SWEEP):
+        (root / "here" / f"{content['name']}.yaml").write_text(yaml.safe_dump(content))
+    return root / "here"
+
+
+@pytest.fixture(scope="module")
+def said(place: Path) -> dict[str, Said]:
+    """What each of COMMANDS said there, in order."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        input=json.dumps(COMMANDS),
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place.parent / "house"), "DPSGD_DATA": str(place.parent / "data")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: Said(*row) for name, row in json.loads(done.stdout).items()}
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name.partition(" ")[0] not in ("help", "wrong")])
+def test_every_command_works_with_what_was_added(said: dict[str, Said], command: str) -> None:
+    assert not said[command].code, said[command].err
+
+
+def test_a_metric_is_one_entry(said: dict[str, Said], place: Path) -> None:
+    """It is measured, shown in words, and the less of it the better."""
+    (result,) = place.glob("trained/*/result.json")
+    metrics = json.loads(result.read_text())["metrics"]
+    assert metrics["test_wrong"]["mean"] == pytest.approx(1 - metrics["test_accuracy"]["mean"])
+    assert "test_wrong" in said["train"].out + said["train"].err
+    assert "test_wrong" in said["compare"].out
+    assert "test share of wrong answers" in (place / "page.html").read_text()
+
+
+def test_an_accountant_is_one_file_and_one_line(said: dict[str, Said]) -> None:
+    """It answers for what it supports, and is named where one is asked for that does not exist."""
+    rows = {row["accountant"]: row["epsilon"] for row in json.loads(said["account"].out)}
+    assert rows["generous"] == pytest.approx(rows["gaussian"] + 1)
+    of_result = json.loads(said["account of the result"].out)
+    assert [row["epsilon"] for row in of_result] == [pytest.approx(rows["generous"])] * len(of_result) != []
+    assert said["help of account"].code == 2 and "generous" in said["help of account"].err
+
+
+def test_a_launcher_is_one_file_and_one_line(said: dict[str, Said]) -> None:
+    assert "launched backwards" in said["sweep"].out
+    assert "backwards" in said["help of sweep"].out
+
+
+def test_a_data_set_is_one_card(said: dict[str, Said]) -> None:
+    assert "weekdays" in said["data"].out
+
+
+def test_a_method_is_one_file_and_one_section_in_the_union(said: dict[str, Said], place: Path) -> None:
+    """It trains with its plan and its ledger, goes by steps in packs, and is named in the schema and in errors."""
+    schema = json.loads(said["schema"].out)
+    assert schema["$defs"]["HalvedMethod"]["properties"]["kind"]["const"] == "halved-dp-sgd"
+    assert "halved-dp-sgd" in said["wrong"].err
+    assert len(list(place.glob("swept/new-*/result.json"))) == 2
