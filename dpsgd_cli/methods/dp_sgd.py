@@ -7,8 +7,8 @@ by at most S = that norm under add-remove and zero-out, and twice that under rep
 is a public constant, and so is everything else that turns the sum into new weights.
 
 Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch; what a step or an epoch then costs
-by batching is in `privacy/plan.py`, with the theorems. The `as-published` convention uses s_l = z C_l (twice that under
-replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
+by batching is in `privacy/gradient_plan.py`, with the theorems. The `as-published` convention uses s_l = z C_l (twice
+that under replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
 from dpsgd_cli.methods.paced import Pacer
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe.batching import moves_of_a_sum
+from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.privacy import Privacy
 
 
@@ -58,8 +60,6 @@ class DpSgd(GradientMethod):
         """Refuse to run anything else than what the plans priced."""
         table, settings = self.context.table, section_of(self.context.recipes[0])
         runs: tuple[str, int, int] = (settings.batching, len(table), settings.batch_size or len(table))
-        if settings.batching == "single":
-            runs = ("fixed", len(table), 1)
         for plan, bound in zip(self.plans, self.sensitivities, strict=True):
             sampling = plan.sampling
             priced = (sampling.batching, sampling.records, sampling.batch_size)
@@ -67,7 +67,7 @@ class DpSgd(GradientMethod):
                 raise PrivacyError(
                     f"the plan priced (batching, records, batch size) {priced} but not {runs}; plan this run anew"
                 )
-            moved = bound * (2.0 if sampling.adjacency == "replace-one" else 1.0)
+            moved = bound * moves_of_a_sum(sampling.adjacency)
             if not math.isclose(plan.sensitivity, moved, rel_tol=1e-6):
                 raise PrivacyError(
                     f"the plan priced sensitivity {plan.sensitivity:g} under {sampling.adjacency}, but the bounds of"
@@ -110,7 +110,7 @@ class DpSgd(GradientMethod):
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
         multipliers = [self._multiplier(epoch, trial) for trial in range(self.context.trials)]
         scale = self.context.column([z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)])
-        published = [_as_published(section) for section in self.sections]
+        published = [section.clipping.noise_by_layer for section in self.sections]
         if not any(published):
             return scale
         doubled = [plan.sensitivity / bound for plan, bound in zip(self.plans, self.sensitivities, strict=True)]
@@ -121,7 +121,7 @@ class DpSgd(GradientMethod):
     def _multiplier(self, epoch: int, trial: int) -> float:
         """Noise multiplier of a trial in `epoch`; its last one when it is over."""
         if self.pacer is not None and trial in self.pacer.runners:
-            return self.pacer.runners[trial].pace.multiplier
+            return self.pacer.runners[trial].noise.multiplier
         planned = self.plans[trial].noise_multipliers
         return planned[min(epoch, len(planned) - 1)]
 
@@ -138,10 +138,6 @@ class DpSgd(GradientMethod):
         assert self.pacer is not None
         self.pacer.load_state(state["pacer"])
         self._done = state["done"]
-
-
-def _as_published(section: Privacy) -> bool:
-    return section.clipping.kind == "per-layer" and section.clipping.noise == "as-published"
 
 
 def _planned(plan: Plan | None) -> Plan:
@@ -161,14 +157,7 @@ def _bounds(sections: list[Privacy], layers: int, like: Tensor) -> Clipping:
     kinds = {section.clipping.kind for section in sections}
     if len(kinds) > 1:
         raise PrivacyError(f"trials that train together share one kind of clipping, not {sorted(kinds)}")
-    columns = []
-    for section in sections:
-        clipping = section.clipping
-        if clipping.kind == "flat":
-            columns.append([clipping.norm])
-        else:
-            columns.append(clipping.norm if isinstance(clipping.norm, list) else [clipping.norm] * layers)
-            if len(columns[-1]) != layers:
-                raise PrivacyError(f"privacy.clipping.norm lists {len(columns[-1])} bounds for {layers} layers")
+    kind = sections[0].clipping
+    columns = [section.clipping.bounds(layers) for section in sections]
     norms = torch.tensor(columns, dtype=torch.float64).T.to(like)
-    return Clipping(norms, flat=sections[0].clipping.kind == "flat")
+    return Clipping(norms, flat=not kind.by_layer, factors=named(kind.factors))

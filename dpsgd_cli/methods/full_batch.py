@@ -9,7 +9,6 @@ import math
 from functools import cached_property
 
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Theory
@@ -17,6 +16,7 @@ from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
 from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
+from dpsgd_cli.recipe.schema.learning_rate import rate_at
 from dpsgd_cli.recipe.schema.method import AllIterates, Sgd
 from dpsgd_cli.recipe.schema.model import ConvexModel
 

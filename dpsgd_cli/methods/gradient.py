@@ -21,7 +21,6 @@ from dpsgd_cli.core.ahead import AheadSampler
 from dpsgd_cli.core.augmentation import Augmentation
 from dpsgd_cli.core.averaging import StartAverage, make_average
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
-from dpsgd_cli.core.learning_rate import rate_at
 from dpsgd_cli.core.projection import project_to_ball
 from dpsgd_cli.core.sampling import (
     FullSampler,
@@ -41,8 +40,8 @@ from dpsgd_cli.methods.problem import l2_of, radii_of
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.base import Section
+from dpsgd_cli.recipe.schema.learning_rate import Rate, rate_at
 from dpsgd_cli.recipe.schema.method import Gradient
-from dpsgd_cli.recipe.schema.schedule import Rate
 
 
 class GradientMethod(Method):
@@ -239,7 +238,7 @@ def _whole_sampler(context: Context) -> Sampler:
             "runtime.dtype: rounded passes over all records are rounded anew when one comes or goes, which add-remove"
             " does not allow; use float32, or batching poisson"
         )
-    if settings.batching == "single":
+    if settings.batching == "fixed":
         return SingleSampler(context.streams, records)
     if settings.batching == "full" or settings.batch_size is None:
         return FullSampler()

@@ -15,7 +15,7 @@ import torch
 from dpsgd_cli.core.evaluation import evaluate
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import Context
-from dpsgd_cli.privacy.adaptive_schedule import Pace, PacedPlan
+from dpsgd_cli.privacy.adaptive_schedule import AdaptiveNoise, AdaptiveSchedulePlan
 from dpsgd_cli.privacy.ledger import charged_by_epoch
 from dpsgd_cli.privacy.mechanism import GaussianSum, merge
 from dpsgd_cli.privacy.plan import Plan
@@ -26,8 +26,8 @@ class Runner:
     """One paced trial."""
 
     trial: int
-    plan: PacedPlan
-    pace: Pace
+    plan: AdaptiveSchedulePlan
+    noise: AdaptiveNoise
 
 
 class Pacer:
@@ -36,7 +36,9 @@ class Pacer:
     def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
         self.context = context
         self.runners = {
-            trial: Runner(trial, plan, plan.pace()) for trial, plan in enumerate(plans) if isinstance(plan, PacedPlan)
+            trial: Runner(trial, plan, plan.noise())
+            for trial, plan in enumerate(plans)
+            if isinstance(plan, AdaptiveSchedulePlan)
         }
         if self.runners and context.validation is None:
             raise RunError("schedule validation was started without validation records")
@@ -46,19 +48,19 @@ class Pacer:
     def spend(self, epoch: int, trial: int) -> None:
         """Charge the trial for the epoch, and for the look at private records after it."""
         runner = self.runners[trial]
-        for release in runner.plan.releases_of(runner.pace, epoch):
+        for release in runner.plan.releases_of(runner.noise, epoch):
             self.context.ledgers[trial].spend(release, epoch)
 
     def look(self, epoch: int, output: torch.Tensor) -> None:
         """After `epoch`: measure accuracy where that is due, set the noise of the next epoch, end what it ends."""
-        due = [r for r in self.runners.values() if epoch < self.lengths[r.trial] and r.pace.looks_after(epoch)]
+        due = [r for r in self.runners.values() if epoch < self.lengths[r.trial] and r.noise.looks_after(epoch)]
         if due:
             context, table = self.context, self.context.validation
             assert table is not None
             task = context.recipes[0].data.task
             found = evaluate(context.pack, output, table, task, context.most_rows, context.loss)
             for runner in due:
-                runner.pace.observe(float(found["accuracy"][runner.trial]) + self._noise(runner, epoch) / len(table))
+                runner.noise.observe(float(found["accuracy"][runner.trial]) + self._noise(runner, epoch) / len(table))
         self._settle(epoch + 1)
 
     def _noise(self, runner: Runner, epoch: int) -> float:
@@ -74,7 +76,7 @@ class Pacer:
         """End the trials for which `epoch` does not fit."""
         for trial, runner in self.runners.items():
             if epoch < self.lengths[trial]:
-                planned = runner.plan.releases_of(runner.pace, epoch)
+                planned = runner.plan.releases_of(runner.noise, epoch)
                 if not self.context.ledgers[trial].admits(planned):
                     self.lengths[trial] = epoch
 
@@ -84,17 +86,17 @@ class Pacer:
 
     def _replayed(self, runner: Runner, done: int) -> bool:
         trained = [entry for entry in self.context.ledgers[runner.trial].entries if entry.phase == "train"]
-        pace, seen, released = runner.plan.pace(), iter(runner.pace.seen), {}
+        pace, seen, released = runner.plan.noise(), iter(runner.noise.seen), {}
         for epoch in range(min(done, self.lengths[runner.trial])):
             released[epoch] = merge(list(runner.plan.releases_of(pace, epoch)))
             if pace.looks_after(epoch):
                 pace.observe(next(seen, 0.0))
-        return charged_by_epoch(trained) == released and pace == runner.pace
+        return charged_by_epoch(trained) == released and pace == runner.noise
 
     def state(self) -> dict[str, Any]:
         """Plain values that `load_state` continues from."""
         return {
-            str(trial): [r.pace.multiplier, list(r.pace.seen), r.pace.last, self.lengths[trial]]
+            str(trial): [r.noise.multiplier, list(r.noise.seen), r.noise.last, self.lengths[trial]]
             for trial, r in self.runners.items()
         }
 
@@ -102,4 +104,4 @@ class Pacer:
         """Inverse of `state`."""
         for trial, runner in self.runners.items():
             multiplier, seen, last, self.lengths[trial] = state[str(trial)]
-            runner.pace = Pace(runner.pace.schedule, multiplier, list(seen), last)
+            runner.noise = AdaptiveNoise(runner.noise.schedule, multiplier, list(seen), last)

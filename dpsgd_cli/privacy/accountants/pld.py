@@ -15,7 +15,8 @@ from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling
 from dpsgd_cli.privacy.accountants.rdp import Rdp
-from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
+from dpsgd_cli.recipe.batching import Adjacency
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.loss_composition import Aim, Composer

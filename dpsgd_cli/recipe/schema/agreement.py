@@ -68,7 +68,7 @@ def _augment(recipe: Recipe) -> list[str]:
 
 def _validation(recipe: Recipe) -> list[str]:
     cut, privacy = recipe.data.validation, recipe.privacy
-    follows = privacy is not None and privacy.schedule.kind == "validation"
+    follows = privacy is not None and privacy.schedule.adaptive
     problems = []
     if recipe.method.kind == "private-selection":
         if privacy is not None and privacy.schedule != Uniform():

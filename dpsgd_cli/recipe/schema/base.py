@@ -8,7 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
-Delta = Annotated[float, Field(gt=0, lt=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Delta = Fraction
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 DrawSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]

@@ -20,14 +20,8 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.pld import Pld
 from dpsgd_cli.privacy.least import Least
-from dpsgd_cli.privacy.mechanism import (
-    Adjacency,
-    ApproximateDP,
-    GaussianSum,
-    Mechanism,
-    PureDP,
-    Release,
-)
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
+from dpsgd_cli.recipe.batching import Adjacency
 
 UPPER = [name for name in accountants.NAMES if accountants.get(name).bound == "upper"]
 INTERVAL = 2e-4

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from dpsgd_cli.core.learning_rate import rate_at
-from dpsgd_cli.recipe.schema.schedule import Rate
+from dpsgd_cli.recipe.schema.learning_rate import Rate, rate_at
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Rate)
 EPOCHS = (0, 5, 10, 20, 40)
