@@ -36,7 +36,7 @@ from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, adjacency_of, delta_of, privacy_of
 from dpsgd_cli.privacy.schedule_solver import epochs_that_fit, solve_schedule
 from dpsgd_cli.privacy.stability import sensitivity_of_descent
-from dpsgd_cli.recipe.batching import moves_of_a_sum
+from dpsgd_cli.recipe.batching import BATCHINGS, moves_of_a_sum
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.privacy import FlatClipping, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform, Validation
@@ -60,7 +60,8 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     sampling = Sampling(method.batching, facts.records, batch, adjacency_of(recipe))
     unproved = sampling.kind.unproved.get(sampling.adjacency)
     if unproved is not None:
-        raise PrivacyError(f"privacy.adjacency: no guarantee for {unproved}, or use another method.batching")
+        others = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
+        raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {' or '.join(others)}")
     _check_sampler(sampling, privacy.accountant)
     draft = _Draft(recipe, privacy, sampling, facts)
     return draft.adaptive(privacy.schedule) if isinstance(privacy.schedule, Validation) else draft.plan()
