@@ -92,13 +92,13 @@ class RecipeCase(Case):
             return plan_for(self.recipe, Facts(records, before, self.recipe.model.layers, bound, judge))
 
     def trials(self) -> list[list[Release]]:
-        return [self.plan.bounding]
+        return [self.plan.to_price]
 
     def why_apart(self, trials: int) -> str | None:
         return together.why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
 
     def spends_a_budget(self) -> bool:
-        return self.plan.cap is not None or not self.plan.epochs
+        return self.plan.budget_cap is not None or not self.plan.epochs
 
     def by_epoch(self) -> list[list[Release]]:
         if self.spends_a_budget():

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.updates import Ema
-from dpsgd_cli.recipe.schema.method import AllIterates, Averaging
-from dpsgd_cli.recipe.schema.method import Ema as EmaSettings
+from dpsgd_cli.recipe.schema.method import AllIterates, Averaging, EmaSettings
 
 
 class Average(ABC):

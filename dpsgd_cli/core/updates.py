@@ -10,9 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from dpsgd_cli.recipe.schema.method import Adam as AdamSettings
-from dpsgd_cli.recipe.schema.method import Optimizer
-from dpsgd_cli.recipe.schema.method import Sgd as SgdSettings
+from dpsgd_cli.recipe.schema.method import AdamSettings, Optimizer, SgdSettings
 
 
 class Update(ABC):

@@ -23,9 +23,9 @@ from dpsgd_cli.core.averaging import TailAverage
 from dpsgd_cli.core.clipping import Clipping, Diagnostics
 from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods.adaptive_schedule import Pacer
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.gradient import GradientMethod, section_of
-from dpsgd_cli.methods.paced import Pacer
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.descriptor import named

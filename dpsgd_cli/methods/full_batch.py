@@ -17,7 +17,7 @@ from dpsgd_cli.methods.gradient import GradientMethod, section_of
 from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
-from dpsgd_cli.recipe.schema.method import AllIterates, Sgd
+from dpsgd_cli.recipe.schema.method import AllIterates, SgdSettings
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
@@ -57,7 +57,7 @@ class FullBatchMethod(GradientMethod):
         settings, clipping = section_of(self.context.recipes[trial]), self.clipping()
         clip = math.inf if clipping is None else clipping.sensitivities[trial]
         problem = problem_of(self.context, trial, clip)
-        plain = isinstance(settings.optimizer, Sgd) and settings.optimizer.momentum == 0
+        plain = isinstance(settings.optimizer, SgdSettings) and settings.optimizer.momentum == 0
         averaged = isinstance(settings.averaging, AllIterates)
         if problem is None or self.rate_changes or not plain or not averaged or settings.weight_decay:
             return None

@@ -2,7 +2,7 @@
 
 What is released, and its sensitivity: `dp_sgd.py`. Noise is the least that the moments accountant (Abadi et al. 2016)
 or strong composition of amplified Gaussian mechanisms (Bassily et al. 2014, with its exact constants) allows
-(`privacy/planning.py`). Both are proved for Poisson batches under add-remove, and that is the sampler used: the
+(`privacy/gradient_plan.py`). Both are proved for Poisson batches under add-remove, and that is the sampler used: the
 published baseline drew batches of fixed size and accounted for Poisson ones.
 """
 

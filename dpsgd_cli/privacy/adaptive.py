@@ -36,11 +36,11 @@ class AdaptivePlan(Plan):
     chooses: bool = True
 
     @property
-    def cap(self) -> ZeroConcentrated | None:
+    def budget_cap(self) -> ZeroConcentrated | None:
         return self._whole if self.chooses else None
 
     @property
-    def bounding(self) -> list[Release]:
+    def to_price(self) -> list[Release]:
         if not self.chooses:
             return self.releases
         return [*(() if self.covers_before else self.before), Release(self._whole)]

@@ -11,7 +11,7 @@ z: one record changes that number by at most 1 under every adjacency (added, rem
 it is a Gaussian mechanism of noise multiplier z. Training and validation records are disjoint, and yet both are
 charged to one ledger: an upper bound.
 
-Not here: predicting (`methods/paced.py`), schedules known beforehand (`recipe/schema/schedule.py`).
+Not here: predicting (`methods/adaptive_schedule.py`), schedules known beforehand (`recipe/schema/schedule.py`).
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho, total_rho
 from dpsgd_cli.privacy.budget import rho_of
-from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import PureDP, Release
 from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
+from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import DpSgdMethod, PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.privacy import Privacy, RhoBudget

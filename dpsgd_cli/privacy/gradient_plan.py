@@ -31,11 +31,11 @@ from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.adaptive_schedule import AdaptiveSchedulePlan
 from dpsgd_cli.privacy.budget import describe, excess
-from dpsgd_cli.privacy.least import Least
+from dpsgd_cli.privacy.lipschitz import sensitivity_of_descent
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, adjacency_of, delta_of, privacy_of
 from dpsgd_cli.privacy.schedule_solver import epochs_that_fit, solve_schedule
-from dpsgd_cli.privacy.stability import sensitivity_of_descent
+from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.batching import BATCHINGS, moves_of_a_sum
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.privacy import FlatClipping, Privacy, RhoBudget

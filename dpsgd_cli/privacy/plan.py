@@ -71,8 +71,8 @@ class Plan:
     """Everything that is decided before data is read. `epochs[t]` are the releases of epoch t.
 
     `chooses`: whether the method may choose what to release, or when to stop, from what it released before. Then only
-    what its filter never lets pass (`cap`) is known of a run, before it and after it. `schedule` is the recipe's, with
-    what was left `auto` solved for; None for methods that have none.
+    what its filter never lets pass (`budget_cap`) is known of a run, before it and after it. `schedule` is the
+    recipe's, with what was left `auto` solved for; None for methods that have none.
     """
 
     sampling: Sampling
@@ -104,14 +104,14 @@ class Plan:
 
     def guarantee(self) -> Guarantee:
         """What the whole run guarantees, private preprocessing included."""
-        return accountants.get(self.accountant).guarantee(self.bounding, self.delta)
+        return accountants.get(self.accountant).guarantee(self.to_price, self.delta)
 
     def rho(self) -> float | None:
         """Total zCDP; None where no accountant has one (sampled batches)."""
-        return budget.rho_of(self.bounding)
+        return budget.rho_of(self.to_price)
 
     @property
-    def cap(self) -> Mechanism | None:
+    def budget_cap(self) -> Mechanism | None:
         """The budget as one mechanism, where a method that chooses is policed by it; None where releases are planned.
 
         Without a filter of mu^2 the ledger lets only what is planned pass, in order, and charges what is left out.
@@ -119,17 +119,17 @@ class Plan:
         return budget.one_gaussian(self.budget, self.accountant, self.sampling.adjacency) if self.chooses else None
 
     @property
-    def bounding(self) -> list[Release]:
+    def to_price(self) -> list[Release]:
         """Releases whose price bounds that of every run: those planned, or what the filter never lets pass."""
-        cap = self.cap
+        cap = self.budget_cap
         return self.releases if cap is None else [*(() if self.covers_before else self.before), Release(cap)]
 
     def ledger(self) -> Ledger:
         """An empty ledger that enforces this plan's budget."""
-        return Ledger(self._filter(), self.covers_before, cap=self.cap)
+        return Ledger(self._filter(), self.covers_before, budget_cap=self.budget_cap)
 
     def _filter(self) -> Filter:
-        if self.cap is not None and self.budget is not None:
+        if self.budget_cap is not None and self.budget is not None:
             return budget.enforce_on_choices(self.budget)
         counted = self.releases if self.covers_before else [r for epoch in self.epochs for r in epoch]
         return budget.enforce(self.budget, accountants.get(self.accountant), counted)

@@ -6,10 +6,10 @@ Each method's docstring says what it releases and which theorem prices it. Not h
 from __future__ import annotations
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.lipschitz import problem_constants
 from dpsgd_cli.privacy.mechanism import ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, delta_of, privacy_of
+from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget

@@ -6,8 +6,7 @@ import torch
 
 from dpsgd_cli.core.averaging import Ema, StartAverage, TailAverage, first_of_tail, make_average
 from dpsgd_cli.core.projection import project_to_ball
-from dpsgd_cli.recipe.schema.method import AllIterates, TailIterates
-from dpsgd_cli.recipe.schema.method import Ema as EmaSettings
+from dpsgd_cli.recipe.schema.method import AllIterates, EmaSettings, TailIterates
 
 
 def test_projection_gives_the_nearest_point_of_the_ball() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.updates import Ema, make_update
-from dpsgd_cli.recipe.schema.method import Adam, Optimizer, Sgd
+from dpsgd_cli.recipe.schema.method import AdamSettings, Optimizer, SgdSettings
 
 RATES = torch.tensor([[0.1], [0.7]], dtype=torch.float64)
 
@@ -36,10 +36,10 @@ def by_torch(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Tens
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        (Sgd(), by_torch(torch.optim.SGD)),
-        (Sgd(momentum=0.9), by_torch(torch.optim.SGD, momentum=0.9)),
-        (Adam(), by_torch(torch.optim.Adam)),
-        (Adam(betas=(0.5, 0.8), stability=0.1), by_torch(torch.optim.Adam, betas=(0.5, 0.8), eps=0.1)),
+        (SgdSettings(), by_torch(torch.optim.SGD)),
+        (SgdSettings(momentum=0.9), by_torch(torch.optim.SGD, momentum=0.9)),
+        (AdamSettings(), by_torch(torch.optim.Adam)),
+        (AdamSettings(betas=(0.5, 0.8), stability=0.1), by_torch(torch.optim.Adam, betas=(0.5, 0.8), eps=0.1)),
     ],
     ids=["sgd", "momentum", "adam", "adam with other settings"],
 )
@@ -53,7 +53,7 @@ def test_updates_are_those_of_torch(settings: Optimizer, wanted: Tensor) -> None
     torch.testing.assert_close(values, wanted)
 
 
-@pytest.mark.parametrize("settings", [Sgd(momentum=0.9), Adam()])
+@pytest.mark.parametrize("settings", [SgdSettings(momentum=0.9), AdamSettings()])
 def test_the_state_is_all_that_continuing_needs(settings: Optimizer) -> None:
     values = torch.arange(5).double().repeat(2, 1)
     update = make_update(settings, values)
@@ -64,7 +64,9 @@ def test_the_state_is_all_that_continuing_needs(settings: Optimizer) -> None:
                 continued.state[name].copy_(tensor)
             update = continued
         update.apply(values, gradient, RATES, step)
-    wanted = by_torch(torch.optim.Adam) if isinstance(settings, Adam) else by_torch(torch.optim.SGD, momentum=0.9)
+    wanted = (
+        by_torch(torch.optim.Adam) if isinstance(settings, AdamSettings) else by_torch(torch.optim.SGD, momentum=0.9)
+    )
     torch.testing.assert_close(values, wanted)
 
 

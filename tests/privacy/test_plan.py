@@ -214,8 +214,13 @@ def test_noise_as_published_is_charged_what_it_costs() -> None:
 @pytest.mark.parametrize(
     ("batching", "privacy", "error", "says"),
     [
-        ("shuffle", {"adjacency": "add-remove"}, PrivacyError, "state privacy.adjacency zero-out or replace-one"),
-        ("poisson", {"adjacency": "replace-one"}, PrivacyError, "use method.batching full or shuffle"),
+        (
+            "shuffle",
+            {"adjacency": "add-remove"},
+            PrivacyError,
+            "state it for zero-out or replace-one, or use method.batching poisson or full",
+        ),
+        ("poisson", {"adjacency": "replace-one"}, PrivacyError, "use method.batching shuffle or full or fixed"),
         ("poisson", {}, PrivacyError, "give privacy.budget as {epsilon: ..., delta: ...}"),
         ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "gaussian"}, UnsupportedMechanism, "pld"),
         ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "zcdp"}, UnsupportedMechanism, "rdp or"),

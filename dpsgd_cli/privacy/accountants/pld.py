@@ -150,8 +150,8 @@ def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False)
     """One for each direction that matters; one is enough when nothing is sampled."""
     import numpy as np
 
+    from dpsgd_cli.privacy.dominating_pairs import discretise, loss_variance
     from dpsgd_cli.privacy.loss_composition import Composer
-    from dpsgd_cli.privacy.loss_pairs import discretise, loss_variance
 
     counts = np.array([float(release.count) for release in releases])
     variance = float(sum(r.count * loss_variance(r.mechanism) for r in releases))

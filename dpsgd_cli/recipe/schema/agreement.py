@@ -1,6 +1,6 @@
 """What the sections of a recipe must agree on: every method's needs, as lines that begin with the key at fault.
 
-Not here: conditions of a guarantee, which the plan checks (`privacy/planning.py`).
+Not here: conditions of a guarantee, which the plan checks (`privacy/gradient_plan.py`).
 """
 
 from __future__ import annotations

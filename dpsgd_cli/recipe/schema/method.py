@@ -15,21 +15,21 @@ from dpsgd_cli.recipe.schema.learning_rate import Rate
 from dpsgd_cli.recipe.schema.schedule import Decay
 
 
-class Sgd(Section):
+class SgdSettings(Section):
     kind: Literal["sgd"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Heavy-ball momentum.")
 
 
-class Adam(Section):
+class AdamSettings(Section):
     kind: Literal["adam"] = "adam"
     betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the two moment averages.")
     stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
 
 
-Optimizer = Annotated[Sgd | Adam, Field(discriminator="kind")]
+Optimizer = Annotated[SgdSettings | AdamSettings, Field(discriminator="kind")]
 
 
-class Ema(Section):
+class EmaSettings(Section):
     """An exponential moving average that forgets the start, as in De et al. (2022)."""
 
     kind: Literal["ema"] = "ema"
@@ -51,7 +51,7 @@ class TailIterates(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="Share of the steps that is averaged.")
 
 
-Averaging = Annotated[Ema | AllIterates | TailIterates, Field(discriminator="kind")]
+Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discriminator="kind")]
 
 
 class Gradient(Section):
@@ -69,7 +69,7 @@ class Gradient(Section):
         description="Step length on the mean-scaled gradient, or how it changes with the epoch; theorem: the lectures'"
         " (convex model with a radius).",
     )
-    optimizer: Optimizer = Field(Sgd(), description="How a gradient becomes an update.")
+    optimizer: Optimizer = Field(SgdSettings(), description="How a gradient becomes an update.")
     weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")
     descriptor: ClassVar[Descriptor]
     _theorems: ClassVar[tuple[str, ...]] = ()

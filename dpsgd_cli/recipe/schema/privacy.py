@@ -6,9 +6,10 @@ import math
 from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.recipe.accountants import ACCOUNTANTS
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.base import Delta, Positive, Section
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
@@ -107,6 +108,15 @@ class PerLayerClipping(ClippingKind):
 Clipping = Annotated[FlatClipping | PerLayerClipping, Field(discriminator="kind")]
 
 
+_ACCOUNTANTS = ("auto", *(name for name, listed in ACCOUNTANTS.items() if listed.in_recipes))
+
+
+def _accountant(name: str) -> str:
+    if name not in _ACCOUNTANTS:
+        raise ValueError(f"is {name!r}, but must be one of {', '.join(_ACCOUNTANTS)}")
+    return name
+
+
 class RhoBudget(Section):
     rho: Positive = Field(description="Total zCDP.")
 
@@ -127,14 +137,13 @@ class Privacy(Section):
         "total", description="`training` leaves private preprocessing out of the budget (never out of the total)."
     )
     delta: Delta | None = Field(None, description="Delta of the statement; the budget's own when it has one.")
-    accountant: Literal[
-        "auto", "zcdp", "zcdp-tight", "gaussian", "rdp", "pld", "moments",
-        "lemma-15.1", "lemma-15.5", "nikolov", "basic-composition", "advanced-composition", "strong-composition",
+    accountant: Annotated[
+        str, AfterValidator(_accountant), WithJsonSchema({"type": "string", "enum": list(_ACCOUNTANTS)})
     ] = Field(
         "auto",
         description="Who polices an epsilon budget, chooses the least noise for it and states epsilon. auto: exact"
         " (gaussian) for full and shuffle, else the least upper bound of all that apply, by whosever it is.",
-    )  # fmt: skip
+    )
     noise_source: NoiseSource | None = Field(
         None, description="seeded: reproducible, for experiments; secure: operating-system entropy (no seed)."
     )

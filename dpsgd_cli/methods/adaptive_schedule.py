@@ -23,7 +23,7 @@ from dpsgd_cli.privacy.plan import Plan
 
 @dataclass
 class Runner:
-    """One paced trial."""
+    """One trial whose noise adapts."""
 
     trial: int
     plan: AdaptiveSchedulePlan
