@@ -59,7 +59,7 @@ def largest_rho(epsilon: float, delta: float, accountant: str) -> float:
     `accountant`: `zcdp` is rho + 2 sqrt(rho log(1/delta)), as Lee and Kifer use it; `zcdp-tight` the best Renyi order.
 
     >>> round(largest_rho(0.8, 1e-8, "zcdp"), 6)
-    0.008313
+    0.008502
     """
     convert = bun_steinke_epsilon if accountant == "zcdp" else tight_zcdp_epsilon
     return largest(lambda rho: convert(rho, delta) <= epsilon, 0.0, epsilon)

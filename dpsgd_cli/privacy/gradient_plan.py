@@ -37,6 +37,7 @@ from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, adjacency_of, delta_of
 from dpsgd_cli.privacy.schedule_solver import epochs_that_fit, solve_schedule
 from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.batching import BATCHINGS, moves_of_a_sum
+from dpsgd_cli.recipe.expected import any_of
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.privacy import FlatClipping, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform, Validation
@@ -61,7 +62,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     unproved = sampling.kind.unproved.get(sampling.adjacency)
     if unproved is not None:
         others = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
-        raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {' or '.join(others)}")
+        raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
     draft = _Draft(recipe, privacy, sampling, facts)
     return draft.adaptive(privacy.schedule) if isinstance(privacy.schedule, Validation) else draft.plan()

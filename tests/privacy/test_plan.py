@@ -220,7 +220,7 @@ def test_noise_as_published_is_charged_what_it_costs() -> None:
             PrivacyError,
             "state it for zero-out or replace-one, or use method.batching poisson or full",
         ),
-        ("poisson", {"adjacency": "replace-one"}, PrivacyError, "use method.batching shuffle or full or fixed"),
+        ("poisson", {"adjacency": "replace-one"}, PrivacyError, "or use method.batching shuffle, full or fixed"),
         ("poisson", {}, PrivacyError, "give privacy.budget as {epsilon: ..., delta: ...}"),
         ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "gaussian"}, UnsupportedMechanism, "pld"),
         ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "zcdp"}, UnsupportedMechanism, "rdp or"),
