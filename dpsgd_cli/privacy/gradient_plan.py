@@ -61,7 +61,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     sampling = Sampling(method.batching, facts.records, batch, adjacency_of(recipe))
     unproved = sampling.kind.unproved.get(sampling.adjacency)
     if unproved is not None:
-        others = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
+        others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
     draft = _Draft(recipe, privacy, sampling, facts)
