@@ -31,8 +31,7 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.facts import feature_bound, training_records
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.methods.base import Theory
-from dpsgd_cli.privacy.plan import Plan, adjacency_of
-from dpsgd_cli.privacy.planning import Facts, plan_for
+from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
 from dpsgd_cli.recipe import folder
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema.model import ConvexModel
@@ -92,7 +91,7 @@ def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
         return None, outline
     before = data.private_releases(recipe.data, adjacency_of(recipe))
     groups = None
-    if recipe.privacy.clipping.kind == "per-layer":
+    if recipe.privacy.clipping.by_layer:
         pack = make_pack(loaded, outline.input_shape, outline.outputs, [0], Placement(torch.device("cpu")))
         groups = len(pack.layers)
     with loaded.placing():

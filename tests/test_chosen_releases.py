@@ -42,7 +42,7 @@ def table(directory: Path, name: str) -> list[dict[str, str]]:
 
 
 def spent(directory: Path, accountant: str) -> float:
-    """What the dearest trial's releases would cost, had they been fixed beforehand."""
+    """What the most expensive trial's releases would cost, had they been fixed beforehand."""
     lines = (directory / "ledger.jsonl").read_text().splitlines()
     trials = [merge([e.release for e in own]) for own in entries_from_lines(lines, "ledger").values()]
     return max(accountants.get(accountant).epsilon(own, 1e-5) for own in trials)

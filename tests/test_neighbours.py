@@ -52,7 +52,7 @@ METHOD: dict[str, dict[str, Any]] = {
     "full": {**PLANNED, "method": {"kind": "dp-sgd", "batching": "full"}},
     "single": {
         **CONVEX,
-        "method": {"kind": "dp-sgd", "batching": "single"},
+        "method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1},
         "privacy": {**BUDGET, "adjacency": "replace-one", "clipping": {"kind": "flat", "norm": 1.0}},
         "epochs": 1,
     },
@@ -91,7 +91,7 @@ METHOD: dict[str, dict[str, Any]] = {
     "raw full": {**PLANNED, "method": {"kind": "dp-sgd", "batching": "full"}, "data": RAW},
     "raw single": {
         **CONVEX,
-        "method": {"kind": "dp-sgd", "batching": "single"},
+        "method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1},
         "privacy": {**BUDGET, "adjacency": "replace-one", "clipping": {"kind": "flat", "norm": 1.0}},
         "epochs": 1,
         "data": RAW,

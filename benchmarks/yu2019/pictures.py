@@ -14,7 +14,7 @@ import matplotlib
 
 from benchmarks.yu2019.cases import DECAYS, LENGTHS, SCHEDULES, SOLVED
 from benchmarks.yu2019.runs import Found, Results, numbers
-from dpsgd_cli.privacy.plan import make_plan
+from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.loading import load_recipe
 
 matplotlib.use("Agg")
@@ -52,7 +52,7 @@ def solved(kind: str, epochs: int) -> float:
     from dpsgd_cli.privacy.schedule_solver import solve_schedule
 
     assert recipe.privacy is not None
-    plan = make_plan(recipe, 60_000)
+    plan = plan_for(recipe, Facts(60_000))
     answer = solve_schedule(recipe.privacy.schedule, epochs, lambda z: sum(0.5 / x**2 for x in z) - 0.78125, 1e-9)
     assert len(plan.epochs) == epochs
     return float(answer.decay)  # type: ignore[union-attr]

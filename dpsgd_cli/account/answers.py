@@ -9,18 +9,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from dpsgd_cli.account.cases import Case
+from dpsgd_cli.account.cases import Case, solve
+from dpsgd_cli.account.solving import Target
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, UnsupportedMechanism
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.accountants.base import number
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.mechanism import Release, merge
-
-if TYPE_CHECKING:
-    from dpsgd_cli.account.solving import Target
-
 
 NOISE = "noise multiplier"
 
@@ -55,7 +51,7 @@ class Series:
 
 
 def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -> Row:
-    """Epsilon at the case's delta (or delta at an epsilon), for the dearest of its trials."""
+    """Epsilon at the case's delta (or delta at an epsilon), for the most expensive of its trials."""
     adjacency = None
     try:
         trials = _distinct(case.trials())
@@ -79,8 +75,6 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
 
 def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Target) -> list[Row]:
     """What the budget buys: by each accountant for itself, or once for all when the budget is in rho."""
-    from dpsgd_cli.account.solving import solve
-
     if target.rho is not None:
         solution = solve(case, parameter, target, named[0])
         rows = [price(solution.case, accountant) for accountant in named]
@@ -89,8 +83,6 @@ def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Targ
 
 
 def _afford_one(case: Case, accountant: Accountant, parameter: str, target: Target) -> Row:
-    from dpsgd_cli.account.solving import solve
-
     try:
         solution = solve(case, parameter, target, accountant)
     except (UnsupportedMechanism, InfeasibleBudget) as refusal:

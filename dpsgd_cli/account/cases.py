@@ -13,24 +13,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from dpsgd_cli.account.solving import Target, afforded
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
-from dpsgd_cli.privacy.mechanism import Adjacency, Batching, GaussianSum, Release
+from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.together import ASSUMED, FIXED
+from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.wording import count
-
-if TYPE_CHECKING:
-    from dpsgd_cli.account.solving import Target
-    from dpsgd_cli.privacy.accountants import Accountant
-
-DEFAULT_ADJACENCY: dict[str, Adjacency] = {
-    "poisson": "add-remove",
-    "full": "add-remove",
-    "shuffle": "zero-out",
-    "fixed": "replace-one",
-}
-CHEAPER_UPWARDS = True
-DEARER_UPWARDS = False
 
 
 class Case(ABC):
@@ -44,7 +34,7 @@ class Case(ABC):
 
     @abstractmethod
     def trials(self) -> list[list[Release]]:
-        """What bounds each trial that was made: its releases, or its budget; the statement holds for the dearest."""
+        """What bounds each trial that was made, its releases or its budget; the most expensive trial is stated."""
 
     @abstractmethod
     def by_epoch(self) -> list[list[Release]]:
@@ -63,7 +53,7 @@ class Case(ABC):
         return values
 
     def parameters(self) -> dict[str, bool]:
-        """What may be solved for, and whether more of it is cheaper (`CHEAPER_UPWARDS`) or dearer."""
+        """What may be solved for, and whether more of it costs more."""
         return {}
 
     def with_value(self, parameter: str, value: float) -> Case:
@@ -72,9 +62,12 @@ class Case(ABC):
 
     def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
         """The value of one of `parameters` that spends as much of the budget as it allows, `trials` trials together."""
-        from dpsgd_cli.account.solving import afforded_by_search
+        case = self if trials == 1 else TrialsTogether(self, trials)
 
-        return afforded_by_search(self if trials == 1 else Together(self, trials), parameter, target, accountant)
+        def build(value: float) -> Sequence[Release]:
+            return case.with_value(parameter, value).trials()[0]
+
+        return afforded(build, parameter, target, accountant, self.delta)
 
     def free(self) -> str | None:
         """The one parameter that was left out; None when there is none, or several."""
@@ -82,8 +75,6 @@ class Case(ABC):
 
     def budget(self) -> Target:
         """The case's own budget."""
-        from dpsgd_cli.account.solving import Target
-
         return Target()
 
     def spends_a_budget(self) -> bool:
@@ -109,17 +100,15 @@ class Case(ABC):
 
     def added_as(self) -> str:
         """What is taken for granted when its trials are added up."""
-        from dpsgd_cli.privacy.together import FIXED
-
         return FIXED
 
     def repeated(self, trials: int) -> Case:
         """All of `trials` trials together, as one."""
-        return Together(self, trials)
+        return TrialsTogether(self, trials)
 
 
 @dataclass(frozen=True)
-class Together(Case):
+class TrialsTogether(Case):
     """Several trials, all of them published. What asks for their releases is refused where they do not add up."""
 
     case: Case
@@ -180,7 +169,7 @@ class Together(Case):
         return self.case.afforded(parameter, target, accountant, self.count * trials)
 
     def with_value(self, parameter: str, value: float) -> Case:
-        return Together(self.case.with_value(parameter, value), self.count)
+        return TrialsTogether(self.case.with_value(parameter, value), self.count)
 
 
 @dataclass(frozen=True)
@@ -195,6 +184,11 @@ class FlagCase(Case):
     steps: int | None = None
     epochs: int | None = None
     label: str = ""
+
+    @property
+    def kind(self) -> BatchingKind:
+        """What depends on the batching."""
+        return BATCHINGS[self.batching]
 
     @property
     def subject(self) -> str:  # type: ignore[override]
@@ -216,7 +210,7 @@ class FlagCase(Case):
     @property
     def uses(self) -> int:
         """Counts of the mechanism: steps, or epochs for shuffled batches (a part of an epoch counts whole)."""
-        if self.batching == "shuffle":
+        if self.kind.by_epoch:
             if self.epochs is not None:
                 return self.epochs
             if self.sampling_rate is None:
@@ -231,10 +225,9 @@ class FlagCase(Case):
         noise = self.noise_multiplier
         if noise is None:
             raise UsageError("give --noise-multiplier, or a budget (--target-epsilon, --target-rho) to solve for it")
-        sampled = self.batching in ("poisson", "fixed")
-        if sampled and self.sampling_rate is None:
+        rate = self.sampling_rate if self.kind.sampled else 1.0
+        if rate is None:
             raise UsageError(f"{self.batching} batches need --sampling-rate (expected batch size / records)")
-        rate = self.sampling_rate if sampled and self.sampling_rate is not None else 1.0
         return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
 
     def trials(self) -> list[list[Release]]:
@@ -242,7 +235,7 @@ class FlagCase(Case):
 
     def by_epoch(self) -> list[list[Release]]:
         left = self.uses
-        size = 1 if self.batching == "shuffle" else self.steps_per_epoch
+        size = 1 if self.kind.by_epoch else self.steps_per_epoch
         if left / size > 1_000_000:
             raise UsageError(f"a curve of {left / size:.0f} epochs is too long; take fewer steps")
         whole = self.release(size)
@@ -250,12 +243,10 @@ class FlagCase(Case):
         return epochs + ([[self.release(left % size)]] if left % size else [])
 
     def parameters(self) -> dict[str, bool]:
-        length = "steps" if self.batching in ("poisson", "fixed") and self.epochs is None else "epochs"
-        return {"noise-multiplier": CHEAPER_UPWARDS, length: DEARER_UPWARDS}
+        length = "steps" if self.kind.sampled and self.epochs is None else "epochs"
+        return {"noise-multiplier": False, length: True}
 
     def added_as(self) -> str:
-        from dpsgd_cli.privacy.together import ASSUMED
-
         return ASSUMED
 
     def free(self) -> str | None:
@@ -264,7 +255,7 @@ class FlagCase(Case):
         return list(self.parameters())[-1] if self.steps is None and self.epochs is None else None
 
     def remarks(self) -> list[str]:
-        if self.batching != "shuffle" or self.noise_multiplier is None or self.sampling_rate is None:
+        if not self.kind.by_epoch or self.noise_multiplier is None or self.sampling_rate is None:
             return []
         from dpsgd_cli.privacy.shuffle_lower import epsilon_at_least
 
@@ -297,3 +288,27 @@ def _given(value: int | None, option: str) -> int:
     if value is None:
         raise UsageError(f"give {option}")
     return value
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A parameter, its value, and the case with it."""
+
+    parameter: str
+    value: float
+    case: Case
+
+
+def solve(case: Case, parameter: str, target: Target, accountant: Accountant) -> Solution:
+    """The value of `parameter` that spends as much of the budget as it allows, and no more.
+
+    Guarantee: the cost of the returned case, by `accountant` (zCDP for a budget in rho), is at most the budget. For a
+    recipe it is the value that its plan gives to `auto`.
+    Raises InfeasibleBudget when no value fits, UsageError for a parameter that the case does not have.
+    """
+    known = case.parameters()
+    if parameter not in known:
+        raise UsageError(f"cannot solve for {parameter} here; one of: {', '.join(known) or 'nothing'}")
+    assert target.limit > 0
+    value = case.afforded(parameter, target, accountant)
+    return Solution(parameter, value, case.with_value(parameter, value))

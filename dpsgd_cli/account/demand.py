@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from dpsgd_cli.errors import PrivacyError, UsageError
-from dpsgd_cli.privacy.lectures import Problem, lecture_9_demand
+from dpsgd_cli.privacy.lectures import PublicProblem, lecture_9_demand
 from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema.model import ConvexModel
@@ -38,7 +38,7 @@ def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
     lipschitz = constants_of(model, bound).lipschitz
     weights = math.prod(outline.input_shape) + model.bias
     records = training_records(recipe, outline)
-    problem = Problem(records, weights, lipschitz, model.radius, model.l2)
+    problem = PublicProblem(records, weights, lipschitz, model.radius, model.l2)
     demand = lecture_9_demand(problem, error, budget.epsilon, budget.delta)
     return {
         "recipe": recipe.name,

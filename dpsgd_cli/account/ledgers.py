@@ -15,7 +15,7 @@ from dpsgd_cli.account.cases import Case
 from dpsgd_cli.data.evaluated import identities_in, records_of
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.privacy import together
-from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, Entry, bounding, read_entries, read_seeds
+from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, read_entries, read_seeds, to_price
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results.comparable import data_in, folds_in
 from dpsgd_cli.results.reading import RESULT
@@ -39,13 +39,13 @@ class LedgerCase(Case):
     choices: tuple[Path, ...] = ()
 
     @cached_property
-    def by_ledger(self) -> list[list[list[Entry]]]:
+    def by_ledger(self) -> list[list[list[LedgerEntry]]]:
         """The trials of each ledger, in order. Raises DataError for a missing, empty or damaged one."""
         found = map(read_entries, self.paths)
         return [[trials[trial] for trial in sorted(trials)] for trials in found]
 
     @property
-    def entries(self) -> list[list[Entry]]:
+    def entries(self) -> list[list[LedgerEntry]]:
         """Trial by trial, in order."""
         return [trial for trials in self.by_ledger for trial in trials]
 
@@ -66,7 +66,7 @@ class LedgerCase(Case):
         return "+".join(sorted(names)) or "full"
 
     def trials(self) -> list[list[Release]]:
-        return [bounding(trial) for trial in self.entries]
+        return [to_price(trial) for trial in self.entries]
 
     @cached_property
     def _apart(self) -> str | None:
@@ -83,7 +83,7 @@ class LedgerCase(Case):
         return self._apart
 
     def spends_a_budget(self) -> bool:
-        return any(entry.within is not None for trial in self.entries for entry in trial)
+        return any(entry.budget_cap is not None for trial in self.entries for entry in trial)
 
     def remarks(self) -> list[str]:
         told = [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
@@ -104,7 +104,7 @@ class LedgerCase(Case):
         return [_by_epoch(trial) for trial in self.entries]
 
 
-def _by_epoch(trial: Sequence[Entry]) -> list[list[Release]]:
+def _by_epoch(trial: Sequence[LedgerEntry]) -> list[list[Release]]:
     epochs: dict[int, list[Release]] = {}
     for entry in trial:
         epochs.setdefault(entry.epoch or 0, []).append(entry.release)

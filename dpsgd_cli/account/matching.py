@@ -6,7 +6,7 @@ would not), at as many epochs as it has: those that it names, or, where it train
 its own budget buys. Where neither is known before it runs (noise that follows the validation accuracy, no budget of its
 own), the budget decides how long it trains. Its label says which.
 
-Not here: that solution (`privacy/plan.py`, `account/scaling.py`).
+Not here: that solution (`privacy/plan.py`, `account/solving.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from dpsgd_cli.account.scaling import least_factor, scaled_schedule
+from dpsgd_cli.account.solving import least_factor
 from dpsgd_cli.data import own_file
 from dpsgd_cli.data.evaluated import evaluated_on
 from dpsgd_cli.errors import PrivacyError, UsageError
@@ -24,7 +23,7 @@ from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
-from dpsgd_cli.recipe.schema.schedule import Piecewise, PolynomialDecay, Schedule, Uniform, Validation
+from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
 from dpsgd_cli.wording import count
 
 
@@ -120,9 +119,9 @@ def _fixed(loaded: LoadedRecipe, plan_of: PlanOf) -> _Fixed | str:
     recipe = loaded.recipe
     assert recipe.privacy is not None
     schedule = recipe.privacy.schedule
-    if isinstance(schedule, Validation) or isinstance(recipe.method, PrivateSelectionMethod):
+    if schedule.adaptive or isinstance(recipe.method, PrivateSelectionMethod):
         return " (length solved)"
-    if '"auto"' in schedule.model_dump_json():
+    if schedule.free_numbers():
         return ""
     plan = plan_of(loaded)
     if recipe.epochs == "until-budget" and (plan is None or not plan.epochs):
@@ -150,25 +149,23 @@ class _Fixed:
     def changes(self, epsilon: float, delta: float) -> list[str]:
         """Overrides that free its noise for this budget."""
         length = [f"epochs={len(self.plan.epochs)}"] if self.plan is not None else []
-        content = self._scaled(epsilon, delta) if self._is_scaled else None
-        if content is None:
-            content = self.schedule.model_dump(mode="json", exclude_none=True)
-            (content["parts"][0]["schedule"] if "parts" in content else content)["initial"] = "auto"
-        return [f"privacy.schedule={json.dumps(content)}", *length]
+        schedule = self._scaled(epsilon, delta) if self._is_scaled else None
+        schedule = schedule or self.schedule.with_number(next(iter(self.schedule.numbers())), "auto")
+        return [f"privacy.schedule={schedule.model_dump_json(exclude_none=True)}", *length]
 
     @property
     def _is_scaled(self) -> bool:
         """Where the first noise does not move all the others, it may not be able to meet a budget."""
-        return self.plan is not None and isinstance(self.schedule, PolynomialDecay | Piecewise)
+        return self.plan is not None and not self.schedule.follows_initial
 
-    def _scaled(self, epsilon: float, delta: float) -> dict[str, Any] | None:
+    def _scaled(self, epsilon: float, delta: float) -> Schedule | None:
         """None where there is no such factor: the recipe's plan will say why."""
         assert self.plan is not None
         try:
             factor = least_factor(self.plan, epsilon, delta)
         except PrivacyError:
             return None
-        return scaled_schedule(self.schedule, factor).model_dump(mode="json", exclude_none=True)
+        return self.schedule.scaled(factor)
 
 
 def _labels(recipes: Sequence[tuple[str, LoadedRecipe]]) -> list[str]:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dpsgd_cli.account import solving
-from dpsgd_cli.account.cases import DEARER_UPWARDS, Case
-from dpsgd_cli.account.solving import Target
+from dpsgd_cli.account.cases import Case
+from dpsgd_cli.account.solving import RepeatedAccountant, Target
 from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.data.preparation import uncovered_steps
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
@@ -20,18 +19,13 @@ from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT
 from dpsgd_cli.privacy.mechanism import Release
-from dpsgd_cli.privacy.plan import Plan, adjacency_of
-from dpsgd_cli.privacy.schedule import number_at, solvable_numbers, with_number
-from dpsgd_cli.privacy.schedule_solver import cheaper_upwards
+from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import Gradient, PrivateSelectionMethod
-from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule
 from dpsgd_cli.wording import count
-
-_CNN_LAYERS = {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class RecipeCase(Case):
     @property
     def batching(self) -> str:  # type: ignore[override]
         """How records reach a step."""
-        return "fixed" if self.recipe.method.batching == "single" else self.recipe.method.batching
+        return self.recipe.method.batching
 
     @property
     def adjacency(self) -> str:
@@ -91,17 +85,15 @@ class RecipeCase(Case):
     def _planned(self, judge: Accountant | None = None) -> Plan:
         from dpsgd_cli import data
         from dpsgd_cli.data.facts import feature_bound, training_records
-        from dpsgd_cli.privacy.plan import adjacency_of
-        from dpsgd_cli.privacy.planning import Facts, plan_for
 
         outline = data.outline(self.recipe.data, self.loaded.base)
         before = data.private_releases(self.recipe.data, adjacency_of(self.recipe))
         records, bound = training_records(self.recipe, outline), feature_bound(self.recipe, self.loaded.base)
         with self.loaded.placing():
-            return plan_for(self.recipe, Facts(records, before, _layers(self.recipe), bound, judge))
+            return plan_for(self.recipe, Facts(records, before, self.recipe.model.layers, bound, judge))
 
     def trials(self) -> list[list[Release]]:
-        return [self.plan.bounding]
+        return [self.plan.to_price]
 
     def why_apart(self, trials: int) -> str | None:
         return together.why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
@@ -113,7 +105,7 @@ class RecipeCase(Case):
         return [f"{self.label}: {EXPERIMENT}"] if self.recipe.seed is not None else []
 
     def spends_a_budget(self) -> bool:
-        return self.plan.cap is not None or not self.plan.epochs
+        return self.plan.budget_cap is not None or not self.plan.epochs
 
     def by_epoch(self) -> list[list[Release]]:
         if self.spends_a_budget():
@@ -124,12 +116,11 @@ class RecipeCase(Case):
         return epochs
 
     def parameters(self) -> dict[str, bool]:
-        if not isinstance(self.recipe.method, Gradient) or self._schedule.kind == "validation":
+        if not isinstance(self.recipe.method, Gradient) or self._schedule.adaptive:
             return {}
         if isinstance(self.recipe.method, PrivateSelectionMethod):
             return {}
-        numbers = {path: cheaper_upwards(self._schedule, path) for path in solvable_numbers(self._schedule)}
-        return numbers | {"epochs": DEARER_UPWARDS}
+        return {path: not number.increasing for path, number in self._schedule.numbers().items()} | {"epochs": True}
 
     def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
         """What planning the recipe gives where this number is `auto` (the epochs: until the budget is spent)."""
@@ -137,24 +128,24 @@ class RecipeCase(Case):
             budget: RhoBudget | EpsilonBudget = EpsilonBudget(epsilon=target.limit, delta=self.delta)
         else:
             budget = RhoBudget(rho=_share(target.limit, trials))
-        judge = accountant if trials == 1 else solving.Together(accountant, trials)
+        judge = accountant if trials == 1 else RepeatedAccountant(accountant, trials)
         recipe = self._with_privacy(budget=budget, delta=self.delta)
         if parameter == "epochs":
             asked = recipe.model_copy(update={"epochs": "until-budget"})
             return float(replace(self, recipe=asked)._planned(judge).most_epochs)
-        free = with_number(self._schedule, parameter, "auto")
+        free = self._schedule.with_number(parameter, "auto")
         asked = replace(self, recipe=recipe)._with_privacy(schedule=free)
         solved = replace(self, recipe=asked)._planned(judge).schedule
         assert solved is not None
-        return float(number_at(solved, parameter))
+        return float(solved.number_at(parameter))
 
     def with_value(self, parameter: str, value: float) -> Case:
         """Raises UnsupportedMechanism for a value whose schedule runs out of noise."""
         if parameter == "epochs":
             recipe = self.recipe.model_copy(update={"epochs": int(value)})
         elif parameter in self.parameters():
-            number = int(value) if parameter.endswith("period") else float(value)
-            recipe = self._with_privacy(schedule=with_number(self._schedule, parameter, number))
+            number = int(value) if self._schedule.numbers()[parameter].whole else float(value)
+            recipe = self._with_privacy(schedule=self._schedule.with_number(parameter, number))
         else:
             raise UsageError(f"schedule {self._schedule.kind} has no parameter {parameter}")
         return replace(self, recipe=recipe).unbudgeted()
@@ -201,12 +192,3 @@ def _share(rho: float, trials: int) -> float:
     """The most that each of `trials` trials may cost, so that their sum is not above `rho`."""
     share = rho / trials
     return math.nextafter(share, 0.0) if trials * share > rho else share
-
-
-def _layers(recipe: Recipe) -> int | None:
-    """Layers with parameters, which per-layer clipping counts; None where only building the model would tell."""
-    if isinstance(recipe.model, MlpModel):
-        return len(recipe.model.hidden) + 1
-    if isinstance(recipe.model, CnnModel):
-        return _CNN_LAYERS[recipe.model.layout]
-    return 1 if recipe.model.kind == "linear" else None

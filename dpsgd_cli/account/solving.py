@@ -1,6 +1,7 @@
-"""What can be afforded: solve a case for the one parameter that is left free. Never overshoots the budget.
+"""What a budget affords: of noise, of steps, of a factor of all noise of a plan. Never overshoots it.
 
-Not here: the search itself (`search.py`), what the case is (`cases.py`).
+Not here: the search itself (`search.py`), what is solved for (`cases.py`), schedules with one free number
+(`schedule_solver.py`).
 """
 
 from __future__ import annotations
@@ -9,15 +10,23 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dpsgd_cli.account.cases import Case
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
+from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.mechanism import Mechanism, Release
-from dpsgd_cli.privacy.search import NOISE, Gap, Span, dearest, gap_of
+from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release
+from dpsgd_cli.privacy.search import Gap, gap_of, most_expensive
+from dpsgd_cli.span import NOISE, PRECISION, Span
+
+if TYPE_CHECKING:
+    from dpsgd_cli.privacy.plan import Plan
 
 Build = Callable[[float], Sequence[Release]]
-LENGTH = Span("steps", cheap=1.0, dear=float(1 << 26), start=1.0, whole=True)
+_FACTOR = Span("factor of all noise multipliers", cheap=1e9, expensive=1e-6, start=1.0, precision=PRECISION)
+# a scaled schedule's formula rounds otherwise than its scaled values
+_ROUNDING = 1 + 1e-9
+LENGTH = Span("steps", cheap=1.0, expensive=float(1 << 26), start=1.0, whole=True)
 
 
 @dataclass(frozen=True)
@@ -38,46 +47,18 @@ class Target:
         return limit
 
 
-@dataclass(frozen=True)
-class Solution:
-    """A parameter, its value, and the case with it."""
-
-    parameter: str
-    value: float
-    case: Case
-
-
-def solve(case: Case, parameter: str, target: Target, accountant: Accountant) -> Solution:
-    """The value of `parameter` that spends as much of the budget as it allows, and no more.
-
-    Guarantee: the cost of the returned case, by `accountant` (zCDP for a budget in rho), is at most the budget. For a
-    recipe it is the value that its plan gives to `auto`.
-    Raises InfeasibleBudget when no value fits, UsageError for a parameter that the case does not have.
-    """
-    known = case.parameters()
-    if parameter not in known:
-        raise UsageError(f"cannot solve for {parameter} here; one of: {', '.join(known) or 'nothing'}")
-    assert target.limit > 0
-    value = case.afforded(parameter, target, accountant)
-    return Solution(parameter, value, case.with_value(parameter, value))
-
-
-def afforded_by_search(case: Case, parameter: str, target: Target, accountant: Accountant) -> float:
-    """What `solve` finds for a case that is priced by its numbers alone."""
-
-    def build(value: float) -> Sequence[Release]:
-        return case.with_value(parameter, value).trials()[0]
-
+def afforded(build: Build, parameter: str, target: Target, accountant: Accountant, delta: float) -> float:
+    """The value of `parameter` whose releases spend as much of the budget as it allows, at `delta`, and no more."""
     span = NOISE if target.rho is None else dataclasses.replace(NOISE, precision=0.0)
     if parameter in ("epochs", "steps"):
         span = dataclasses.replace(LENGTH, name=parameter)
-    by_epsilon = _epsilon_gap(build, accountant, target.limit, case.delta)
-    found = dearest(by_epsilon if target.rho is None else _rho_gap(build, target.rho), span)
+    by_epsilon = _epsilon_gap(build, accountant, target.limit, delta)
+    found = most_expensive(by_epsilon if target.rho is None else _rho_gap(build, target.rho), span)
     if found is None and span.whole:
         raise InfeasibleBudget(f"not one of the {parameter} fits the budget {target.limit:g}; add noise or raise it")
     if found is None:
         raise InfeasibleBudget(f"not even {parameter} {span.cheap:g} fits the budget {target.limit:g}; raise it")
-    if found == LENGTH.dear and span.whole:
+    if found == LENGTH.expensive and span.whole:
         raise InfeasibleBudget(
             f"more than {found:.0f} {parameter} fit the budget {target.limit:g}; nothing limits them"
         )
@@ -87,18 +68,38 @@ def afforded_by_search(case: Case, parameter: str, target: Target, accountant: A
 def calibrate(build: Build, accountant: Accountant, epsilon: float, delta: float, span: Span = NOISE) -> float:
     """Smallest noise multiplier, or whatever `span` is about, whose releases cost at most `epsilon` at `delta`.
 
-    Guarantee: `accountant.epsilon(build(answer), delta) <= epsilon`, and nothing dearer than the answer by more than
-    the precision satisfies it, if the cost is monotone.
+    Guarantee: `accountant.epsilon(build(answer), delta) <= epsilon`, and nothing that is more expensive than the
+    answer by more than the precision satisfies it, if the cost is monotone.
     Raises InfeasibleBudget when even the cheap end of `span` costs too much; UnsupportedMechanism as the accountant
     does, and where it refuses to price what would spend the budget.
     """
-    found = dearest(_epsilon_gap(build, accountant, epsilon, delta), span)
+    found = most_expensive(_epsilon_gap(build, accountant, epsilon, delta), span)
     if found is None:
         raise InfeasibleBudget(
             f"{accountant.name}: no {span.name} up to {span.cheap:g} satisfies epsilon {epsilon:g} at delta {delta:g};"
             " raise epsilon or delta, or take fewer steps"
         )
     return found
+
+
+def least_factor(plan: Plan, epsilon: float, delta: float) -> float:
+    """The least factor f > 0 such that `plan`, with all its noise multipliers times f, costs `epsilon` at `delta`.
+
+    Guarantee: by the plan's accountant it costs no more, private preprocessing (whose noise stays) included; a factor
+    smaller by 1e-7 of it would cost more.
+    Raises InfeasibleBudget where no factor is enough, UnsupportedMechanism as the accountant does.
+    """
+
+    def scaled(factor: float) -> list[Release]:
+        return [*plan.before, *(_times(release, factor) for epoch in plan.epochs for release in epoch)]
+
+    return calibrate(scaled, accountants.get(plan.accountant), epsilon, delta, _FACTOR) * _ROUNDING
+
+
+def _times(release: Release, factor: float) -> Release:
+    mechanism = release.mechanism
+    assert isinstance(mechanism, GaussianSum)
+    return Release(dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * factor), release.count)
 
 
 def _epsilon_gap(build: Build, accountant: Accountant, epsilon: float, delta: float) -> Gap:
@@ -111,7 +112,7 @@ def _rho_gap(build: Build, rho: float) -> Gap:
     return lambda value: gap_of(total_rho(build(value)), rho)
 
 
-class Together(Accountant):
+class RepeatedAccountant(Accountant):
     """What an accountant says of `trials` trials, all of them published, when it is given the releases of one."""
 
     def __init__(self, accountant: Accountant, trials: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
+from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.wording import quoted
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 MOST_USES = 1_000_000_000_000
 """Of steps, epochs and trials."""
-BATCHINGS = ("poisson", "shuffle", "full", "fixed")
 
 
 class Rate(click.ParamType):
@@ -77,7 +77,7 @@ class Asked:
 @click.option("--epochs", type=int, metavar="E", help="Number of epochs of 1/Q steps (instead of --steps).")
 @click.option(
     "--batching",
-    type=click.Choice(BATCHINGS),
+    type=click.Choice(list(BATCHINGS)),
     multiple=True,
     help="How records reach a step; poisson when --sampling-rate is given. Repeat it to compare.",
 )
@@ -196,7 +196,7 @@ def _cases(asked: Asked) -> list[Case]:
 
 
 def _flag_cases(asked: Asked, overrides: list[str]) -> list[Case]:
-    from dpsgd_cli.account.cases import DEFAULT_ADJACENCY, FlagCase
+    from dpsgd_cli.account.cases import FlagCase
 
     if overrides:
         raise UsageError(f"{overrides[0]}: KEY=VALUE changes a recipe; name one")
@@ -212,7 +212,7 @@ def _flag_cases(asked: Asked, overrides: list[str]) -> list[Case]:
     return [
         FlagCase(
             batching=batching,  # type: ignore[arg-type]
-            adjacency=asked.adjacency or DEFAULT_ADJACENCY[batching],  # type: ignore[arg-type]
+            adjacency=asked.adjacency or BATCHINGS[batching].adjacency,  # type: ignore[arg-type,index]
             delta=asked.delta if asked.delta is not None else 1e-5,
             noise_multiplier=asked.noise_multiplier,
             sampling_rate=asked.sampling_rate,
@@ -312,7 +312,7 @@ def _rows(asked: Asked, cases: list[Case]) -> list[Row]:
     for index, case in enumerate(cases):
         named = _accountants(asked, case)
         parameter = _free_parameter(asked, case)
-        more_is_better = parameter is not None and not case.parameters().get(parameter, True)
+        more_is_better = parameter is not None and case.parameters().get(parameter, False)
         if parameter is None:
             if not asked.accountant and asked.best_of is None and case.spends_a_budget():
                 # a budget in epsilon may be one by this accountant, which then states just that

@@ -5,16 +5,12 @@ Not here: the samplers (`core/sampling.py`), the theorems (`privacy/plan.py`, `p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
+from dpsgd_cli.recipe.batching import BATCHINGS, Batching
 from dpsgd_cli.wording import count
-
-# one line each: what an epoch of it is charged, by which accountants, and under which adjacency
-CLAIMS = {
-    "shuffle": "an epoch is one Gaussian (zcdp, gaussian, rdp, pld); zero-out or replace-one",
-    "poisson": "a step is a subsampled Gaussian (rdp, pld, moments, zcdp-rs); add-remove or zero-out",
-    "fixed": "a step is a Gaussian on a batch drawn without replacement (rdp); replace-one",
-}
 
 
 @click.command("batching")
@@ -41,17 +37,19 @@ def command(records: int, batch_size: int, seed: int) -> None:
         seen = [number for batch in batches for number in batch]
         missing, several = records - len(set(seen)), len({n for n in seen if seen.count(n) > 1})
         click.echo(f"{kind:<8} {shown}")
-        click.echo(f"         {count(missing, 'record')} in no batch, {several} in several; {CLAIMS[kind]}")
+        click.echo(f"         {count(missing, 'record')} in no batch, {several} in several; {BATCHINGS[kind].claim}")
 
 
-def draw(records: int, batch_size: int, seed: int) -> dict[str, list[list[int]]]:
+def draw(records: int, batch_size: int, seed: int) -> dict[Batching, list[list[int]]]:
     """The batches of the first epoch, by kind of batching, each as record numbers from 0."""
-    from dpsgd_cli.core.sampling import PoissonSampler, ShuffleSampler
+    from dpsgd_cli.core.sampling import PoissonSampler, Sampler, ShuffleSampler
     from dpsgd_cli.core.streams import SeededStreams
 
     streams = SeededStreams(seed)
-    found = {}
-    for kind, sampler_of in (("shuffle", ShuffleSampler), ("poisson", PoissonSampler)):
+
+    found: dict[Batching, list[list[int]]] = {}
+    samplers: dict[Batching, Callable[..., Sampler]] = {"shuffle": ShuffleSampler, "poisson": PoissonSampler}
+    for kind, sampler_of in samplers.items():
         sampler = sampler_of([streams], records, batch_size)
         drawn = [sampler.batch(step).rows for step in range(sampler.steps_per_epoch)]
         found[kind] = [[] if rows is None else rows[0].tolist() for rows in drawn]

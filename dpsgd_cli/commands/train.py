@@ -45,7 +45,7 @@ def command(
     from dpsgd_cli.core import processes
     from dpsgd_cli.data.facts import declarations
     from dpsgd_cli.interrupts import kill_is_interrupt
-    from dpsgd_cli.privacy.cautions import cautions
+    from dpsgd_cli.privacy.statement import warnings_of
     from dpsgd_cli.results import store, summary
 
     if dry_run:
@@ -57,8 +57,8 @@ def command(
             trained = count(length, "epoch") if isinstance(length, int) else length
             click.echo(f"{loaded.recipe.name}: {trained} without any privacy; nothing to price")
         else:
-            for caution in cautions(plan.guarantee().epsilon, plan.delta, plan.sampling.records):
-                click.echo(f"warning: {caution}", err=True)
+            for warning in warnings_of(plan.guarantee().epsilon, plan.delta, plan.sampling.records):
+                click.echo(f"warning: {warning}", err=True)
             click.echo(summary.plan_text(plan, loaded.recipe.name, declarations(loaded.recipe, outline)))
         return
     directory = experiment.result_directory(loaded, out)

@@ -18,15 +18,22 @@ from dpsgd_cli.core.precision import rounded_products
 from dpsgd_cli.core.summing import MOST_ROWS
 
 
+def at_most(bounds: Tensor, norms: Tensor) -> Tensor:
+    """min(1, C / |g|): a gradient within its bound stays as it is (Abadi et al. 2016)."""
+    return (bounds / norms).clamp_(max=1.0)
+
+
 @dataclass(frozen=True)
 class Clipping:
     """L2 bounds on one example's gradient, by trial: `flat` has one, over all parameters; otherwise one a layer.
 
-    `norms` is (1, R) when flat, (M, R) for a pack of M layers; every bound is positive and finite.
+    `norms` is (1, R) when flat, (M, R) for a pack of M layers; every bound is positive and finite. `factors` says what
+    a gradient is multiplied by, from the bounds and the gradients' norms; no factor leaves a norm above its bound.
     """
 
     norms: Tensor
     flat: bool = True
+    factors: Callable[[Tensor, Tensor], Tensor] = at_most
 
     @property
     def sensitivities(self) -> list[float]:
@@ -191,8 +198,7 @@ def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
 def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | None) -> list[Tensor]:
     """Clip factors (R, B) of each layer from squared norms (M, R, B); erases what is not finite."""
     groups = squares.sum(dim=0, keepdim=True) if clipping.flat else squares
-    factors = clipping.norms.unsqueeze(-1) / groups.sqrt()
-    factors.clamp_(max=1.0)
+    factors = clipping.factors(clipping.norms.unsqueeze(-1), groups.sqrt())
     if not _surely_finite(pack, squares):
         bad = ~torch.isfinite(squares.sum(dim=0))
         factors.masked_fill_(bad, 0.0)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def _written_down(pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | N
     def step(values: Tensor, x: Tensor, y: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
         rest = list(more)
         mask = None if rows[2] is None else rest.pop(0)
-        own = None if clipping is None else Clipping(rest.pop(0), clipping.flat)
+        own = None if clipping is None else replace(clipping, norms=rest.pop(0))
         sums = torch.zeros_like(values)
         with pack.traced_on(values, sums):
             losses, squares = sum_clipped(pack, (x, y, mask), loss, own)

@@ -1,9 +1,9 @@
-"""From a (noisy, mean-scaled) gradient to the weights that are published: step length, update, ball, average.
+"""From a (noisy, mean-scaled) gradient to the weights that are published: update, ball, average.
 
 Post-processing: nothing here reads data. Everything is (R, P); hyper-parameters that may differ between trials are
 (R, 1).
 
-Not here: step lengths from theorems (`methods/`).
+Not here: step lengths by epoch (`recipe/schema/learning_rate.py`) and from theorems (`methods/`).
 """
 
 from __future__ import annotations
@@ -15,27 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dpsgd_cli.recipe.schema.method import Adam, AllIterates, Averaging, Ema, Optimizer, Sgd
-from dpsgd_cli.recipe.schema.schedule import ConstantRate, CosineRate, LinearRate, Rate, StepRate
-
-
-def rate_at(rate: Rate | float, epoch: int, length: int) -> float:
-    """Step length of `epoch` (0, 1, ...) in a training of `length` epochs; public, and decided before training.
-
-    linear: straight from initial to final over `epochs`, then final (Yu et al. 2019, V-B2). cosine: half a
-    wave from initial to final over `epochs` (Loshchilov and Hutter 2017, equation 5, without restarts).
-
-    >>> rate_at(LinearRate(initial=0.1, final=0.05, epochs=10), 5, 60)
-    0.07500000000000001
-    """
-    if isinstance(rate, LinearRate):
-        return rate.initial + (rate.final - rate.initial) * min(1.0, epoch / rate.epochs)
-    if isinstance(rate, StepRate):
-        return float(rate.initial * rate.decay ** (epoch // rate.period))
-    if isinstance(rate, CosineRate):
-        done = min(1.0, epoch / (rate.epochs or length))
-        return rate.final + (rate.initial - rate.final) * (1 + math.cos(math.pi * done)) / 2
-    return rate.initial if isinstance(rate, ConstantRate) else float(rate)
+from dpsgd_cli.recipe.schema.method import AdamSettings, AllIterates, Averaging, EmaSettings, Optimizer, SgdSettings
 
 
 class Update(ABC):
@@ -52,7 +32,7 @@ class Update(ABC):
 class SgdUpdate(Update):
     """values -= lr * buffer, with buffer = momentum * buffer + gradient."""
 
-    def __init__(self, settings: Sgd, values: Tensor) -> None:
+    def __init__(self, settings: SgdSettings, values: Tensor) -> None:
         super().__init__()
         self.momentum = settings.momentum
         if self.momentum:
@@ -68,7 +48,7 @@ class SgdUpdate(Update):
 class AdamUpdate(Update):
     """Kingma and Ba (2015), Algorithm 1, with bias correction."""
 
-    def __init__(self, settings: Adam, values: Tensor) -> None:
+    def __init__(self, settings: AdamSettings, values: Tensor) -> None:
         super().__init__()
         self.settings = settings
         self.state = {"first": torch.zeros_like(values), "second": torch.zeros_like(values)}
@@ -83,7 +63,7 @@ class AdamUpdate(Update):
 
 def make_update(settings: Optimizer, values: Tensor) -> Update:
     """The optimizer that a recipe names, with zeroed state."""
-    return AdamUpdate(settings, values) if isinstance(settings, Adam) else SgdUpdate(settings, values)
+    return AdamUpdate(settings, values) if isinstance(settings, AdamSettings) else SgdUpdate(settings, values)
 
 
 def project_to_ball(values: Tensor, radii: Tensor) -> Tensor:
@@ -156,7 +136,7 @@ def make_average(settings: Averaging | None, values: Tensor, steps: Sequence[int
     """The average that a recipe names, over a training of `steps` steps of each trial; None for the last iterate."""
     if settings is None:
         return None
-    if isinstance(settings, Ema):
+    if isinstance(settings, EmaSettings):
         return EmaAverage(settings.decay, values)
     if isinstance(settings, AllIterates):
         return StartAverage(values)

@@ -1,6 +1,6 @@
 """What is public of a recipe's data before any value is used: records a trial trains on, and how long a record can be.
 
-Needs no torch, so that prices can be asked without it. Not here: plans made of it (`privacy/planning.py`).
+Needs no torch, so that prices can be asked without it. Not here: plans made of it (`privacy/plan.py`).
 """
 
 from __future__ import annotations

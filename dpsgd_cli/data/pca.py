@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from dpsgd_cli.data.dataset import flatten
-from dpsgd_cli.privacy.mechanism import Adjacency
+from dpsgd_cli.recipe.batching import Adjacency
 
 ROWS_AT_ONCE = 8192
 

@@ -25,7 +25,8 @@ from dpsgd_cli.data.recipe_bounds import card_of
 from dpsgd_cli.data.splits import cut_part, cut_places, most_trained_on, of_second_file, places_of, pool
 from dpsgd_cli.data.step import UNTOLD, Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.mechanism import Adjacency, Release
+from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.data import OWN_FILE_STEPS, Data, PreprocessStep, Split, ValidationSet
 
 Normal = Callable[[int, str, tuple[int, ...]], np.ndarray]

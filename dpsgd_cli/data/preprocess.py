@@ -16,7 +16,8 @@ from dpsgd_cli.data import pca
 from dpsgd_cli.data.dataset import Column, Layout, flatten
 from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes, suggest
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum
+from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.data import Bias, OneHot, Pca, PreprocessStep, Scale, UnitNorm
 from dpsgd_cli.wording import count
 

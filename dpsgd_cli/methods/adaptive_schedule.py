@@ -15,7 +15,7 @@ import torch
 from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import Context
-from dpsgd_cli.privacy.adaptive_schedule import Pace, PacedPlan
+from dpsgd_cli.privacy.adaptive_schedule import AdaptiveNoise, AdaptiveSchedulePlan
 from dpsgd_cli.privacy.ledger import charged_by_epoch
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.privacy.plan import Plan
@@ -23,11 +23,11 @@ from dpsgd_cli.privacy.plan import Plan
 
 @dataclass
 class AdaptiveRun:
-    """One trial with such a schedule."""
+    """One trial whose noise adapts."""
 
     trial: int
-    plan: PacedPlan
-    pace: Pace
+    plan: AdaptiveSchedulePlan
+    noise: AdaptiveNoise
 
 
 class AdaptiveSchedules:
@@ -35,8 +35,8 @@ class AdaptiveSchedules:
 
     def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
         self.context = context
-        own = {trial: plan for trial, plan in enumerate(plans) if isinstance(plan, PacedPlan)}
-        self.runs = {trial: AdaptiveRun(trial, plan, plan.pace()) for trial, plan in own.items()}
+        own = {trial: plan for trial, plan in enumerate(plans) if isinstance(plan, AdaptiveSchedulePlan)}
+        self.runs = {trial: AdaptiveRun(trial, plan, plan.noise()) for trial, plan in own.items()}
         if self.runs and context.validation is None:
             raise RunError("schedule validation was started without validation records")
         self.lengths = [plan.most_epochs for plan in plans]
@@ -45,18 +45,18 @@ class AdaptiveSchedules:
     def releases(self, epoch: int, trial: int) -> tuple[Release, ...] | None:
         """What the trial will release in the epoch and by the look at private records after it; None if planned."""
         run = self.runs.get(trial)
-        return None if run is None else run.plan.releases_of(run.pace, epoch)
+        return None if run is None else run.plan.releases_of(run.noise, epoch)
 
     def look(self, epoch: int, output: torch.Tensor) -> None:
         """After `epoch`: measure accuracy where that is due, set the noise of the next epoch, end what it ends."""
-        due = [r for r in self.runs.values() if epoch < self.lengths[r.trial] and r.pace.looks_after(epoch)]
+        due = [r for r in self.runs.values() if epoch < self.lengths[r.trial] and r.noise.looks_after(epoch)]
         if due:
             context, table = self.context, self.context.validation
             assert table is not None
             task = context.recipes[0].data.task
             found = evaluate(context.pack, output, table, task, context.most_rows, context.loss)
             for run in due:
-                run.pace.observe(float(found["accuracy"][run.trial]) + self._noise(run, epoch) / len(table))
+                run.noise.observe(float(found["accuracy"][run.trial]) + self._noise(run, epoch) / len(table))
         self._settle(epoch + 1)
 
     def _noise(self, run: AdaptiveRun, epoch: int) -> float:
@@ -72,7 +72,7 @@ class AdaptiveSchedules:
         """End the trials for which `epoch` does not fit."""
         for trial, run in self.runs.items():
             if epoch < self.lengths[trial]:
-                planned = run.plan.releases_of(run.pace, epoch)
+                planned = run.plan.releases_of(run.noise, epoch)
                 if not self.context.ledgers[trial].admits(planned):
                     self.lengths[trial] = epoch
 
@@ -82,17 +82,17 @@ class AdaptiveSchedules:
 
     def _replayed(self, run: AdaptiveRun, done: int) -> bool:
         trained = [entry for entry in self.context.ledgers[run.trial].entries if entry.phase == "train"]
-        pace, seen, released = run.plan.pace(), iter(run.pace.seen), {}
+        pace, seen, released = run.plan.noise(), iter(run.noise.seen), {}
         for epoch in range(min(done, self.lengths[run.trial])):
             released[epoch] = merge(list(run.plan.releases_of(pace, epoch)))
             if pace.looks_after(epoch):
                 pace.observe(next(seen, 0.0))
-        return charged_by_epoch(trained) == released and pace == run.pace
+        return charged_by_epoch(trained) == released and pace == run.noise
 
     def state(self) -> dict[str, Any]:
         """Plain values that `load_state` continues from."""
         return {
-            str(trial): [r.pace.multiplier, list(r.pace.seen), r.pace.last, self.lengths[trial]]
+            str(trial): [r.noise.multiplier, list(r.noise.seen), r.noise.last, self.lengths[trial]]
             for trial, r in self.runs.items()
         }
 
@@ -100,4 +100,4 @@ class AdaptiveSchedules:
         """Inverse of `state`."""
         for trial, run in self.runs.items():
             multiplier, seen, last, self.lengths[trial] = state[str(trial)]
-            run.pace = Pace(run.pace.schedule, multiplier, list(seen), last)
+            run.noise = AdaptiveNoise(run.noise.schedule, multiplier, list(seen), last)

@@ -81,7 +81,7 @@ def _whole_sampler(context: Context) -> Sampler:
             "runtime.dtype: rounded passes over all records are rounded anew when one comes or goes, which add-remove"
             " does not allow; use float32, or batching poisson"
         )
-    if settings.batching == "single":
+    if settings.batching == "fixed":
         return SingleSampler(context.streams, records)
     if settings.batching == "full" or settings.batch_size is None:
         return FullSampler()

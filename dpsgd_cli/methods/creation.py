@@ -27,14 +27,14 @@ def create(context: Context) -> Method:
 def _refuse(context: Context) -> None:
     settings, processes = context.recipes[0].method, context.team.size
     if settings.described.in_processes:
-        followed = any(r.privacy is not None and r.privacy.schedule.kind == "validation" for r in context.recipes)
+        followed = any(r.privacy is not None and r.privacy.schedule.adaptive for r in context.recipes)
         if followed and processes > 1:
             raise UsageError(
                 "privacy.schedule validation looks at records between epochs, which has no rule for"
                 f" {processes} processes; start it without torchrun, or use another schedule"
             )
         return
-    name = f"method {settings.kind}{', batching single' if settings.batching == 'single' else ''}"
+    name = f"method {settings.kind}{', batching fixed' if settings.batching == 'fixed' else ''}"
     if processes > 1:
         raise UsageError(f"{name} trains in one process, not in {processes}; start it without torchrun")
     if isinstance(context.table, StreamedTable):

@@ -18,7 +18,6 @@ from functools import cached_property
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.updates import rate_at
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd, GradientMethod, WithoutPrivacy
@@ -27,7 +26,8 @@ from dpsgd_cli.methods.problem import linear_risk, section_of
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
 from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.method import AllIterates, Sgd
+from dpsgd_cli.recipe.schema.learning_rate import rate_at
+from dpsgd_cli.recipe.schema.method import AllIterates, SgdSettings
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
@@ -70,7 +70,7 @@ class FullBatchMethod(GradientMethod):
         settings, clipping = section_of(self.context.recipes[trial]), self.clipping()
         clip = math.inf if clipping is None else clipping.sensitivities[trial]
         problem = problem_of(self.context, trial, clip)
-        plain = isinstance(settings.optimizer, Sgd) and settings.optimizer.momentum == 0
+        plain = isinstance(settings.optimizer, SgdSettings) and settings.optimizer.momentum == 0
         averaged = isinstance(settings.averaging, AllIterates)
         if problem is None or self.rate_changes or not plain or not averaged or settings.weight_decay:
             return None

@@ -10,12 +10,12 @@ constant (expected batch size for poisson, batch size for shuffle, N for full), 
 everything else that turns it into new weights is public, too.
 
 Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch; what a step or an epoch then costs
-by batching is in `privacy/plan.py`, with the theorems. The `as-published` convention uses s_l = z C_l (twice that under
-replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
+by batching is in `privacy/gradient_plan.py`, with the theorems. The `as-published` convention uses s_l = z C_l (twice
+that under replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
 
 `sgd-ma` and `sgd-adv` are DP-SGD on Poisson batches as DP-AGD was compared with, told apart by their accountants. Noise
 is the least that the moments accountant (Abadi et al. 2016) or strong composition of amplified Gaussian mechanisms
-(Bassily et al. 2014, with its exact constants) allows (`privacy/planning.py`). Both are proved for Poisson batches
+(Bassily et al. 2014, with its exact constants) allows (`privacy/gradient_plan.py`). Both are proved for Poisson batches
 under add-remove, and that is the sampler used: the published baseline drew batches of fixed size and accounted for
 Poisson ones.
 """
@@ -32,14 +32,17 @@ from torch import Tensor
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
 from dpsgd_cli.core.tensors import sent
-from dpsgd_cli.core.updates import StartAverage, TailAverage, make_average, make_update, project_to_ball, rate_at
+from dpsgd_cli.core.updates import StartAverage, TailAverage, make_average, make_update, project_to_ball
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.adaptive_schedule import AdaptiveSchedules
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.methods.batches import Batches
 from dpsgd_cli.methods.problem import l2_of, radii_of, section_of
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.base import Section
+from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.schema.learning_rate import rate_at
 from dpsgd_cli.recipe.schema.privacy import Privacy
 
 
@@ -212,8 +215,6 @@ class DpSgd(GradientMethod):
         """Refuse to run anything else than what the plans priced."""
         table, settings = self.context.table, section_of(self.context.recipes[0])
         runs: tuple[str, int, int] = (settings.batching, len(table), settings.batch_size or len(table))
-        if settings.batching == "single":
-            runs = ("fixed", len(table), 1)
         for plan, bound in zip(self.plans, self.sensitivities, strict=True):
             sampling = plan.sampling
             priced = (sampling.batching, sampling.records, sampling.batch_size)
@@ -221,7 +222,7 @@ class DpSgd(GradientMethod):
                 raise PrivacyError(
                     f"the plan priced (batching, records, batch size) {priced} but not {runs}; plan this run anew"
                 )
-            moved = bound * (2.0 if sampling.adjacency == "replace-one" else 1.0)
+            moved = bound * moves_of_a_sum(sampling.adjacency)
             if not math.isclose(plan.sensitivity, moved, rel_tol=1e-6):
                 raise PrivacyError(
                     f"the plan priced sensitivity {plan.sensitivity:g} under {sampling.adjacency}, but the bounds of"
@@ -259,8 +260,7 @@ class DpSgd(GradientMethod):
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
         multipliers = [self._multiplier(epoch, trial) for trial in range(self.context.trials)]
         scale = self.context.column([z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)])
-        kinds = [section.clipping for section in self.sections]
-        published = [kind.kind == "per-layer" and kind.noise == "as-published" for kind in kinds]
+        published = [section.clipping.noise_by_layer for section in self.sections]
         if not any(published):
             return scale
         doubled = [plan.sensitivity / bound for plan, bound in zip(self.plans, self.sensitivities, strict=True)]
@@ -271,7 +271,7 @@ class DpSgd(GradientMethod):
     def _multiplier(self, epoch: int, trial: int) -> float:
         """Noise multiplier of a trial in `epoch`; its last one when it is over."""
         if trial in self.adaptive.runs:
-            return self.adaptive.runs[trial].pace.multiplier
+            return self.adaptive.runs[trial].noise.multiplier
         planned = self.plans[trial].noise_multipliers
         return planned[min(epoch, len(planned) - 1)]
 
@@ -304,14 +304,7 @@ def _bounds(sections: list[Privacy], layers: int, like: Tensor) -> Clipping:
     kinds = {section.clipping.kind for section in sections}
     if len(kinds) > 1:
         raise PrivacyError(f"trials that train together share one kind of clipping, not {sorted(kinds)}")
-    columns = []
-    for section in sections:
-        clipping = section.clipping
-        if clipping.kind == "flat":
-            columns.append([clipping.norm])
-        else:
-            columns.append(clipping.norm if isinstance(clipping.norm, list) else [clipping.norm] * layers)
-            if len(columns[-1]) != layers:
-                raise PrivacyError(f"privacy.clipping.norm lists {len(columns[-1])} bounds for {layers} layers")
+    kind = sections[0].clipping
+    columns = [section.clipping.bounds(layers) for section in sections]
     norms = torch.tensor(columns, dtype=torch.float64).T.to(like)
-    return Clipping(norms, flat=sections[0].clipping.kind == "flat")
+    return Clipping(norms, flat=not kind.by_layer, factors=named(kind.factors))

@@ -16,7 +16,7 @@ from dpsgd_cli.core.problems.hinge import minimise_hinge
 from dpsgd_cli.core.problems.newton import Tilted, minimise_on_ball
 from dpsgd_cli.methods.base import Context, Theory
 from dpsgd_cli.methods.problem import l2_of, linear_risk, radii_of
-from dpsgd_cli.privacy.lectures import Problem
+from dpsgd_cli.privacy.lectures import PublicProblem
 from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
@@ -34,7 +34,7 @@ class Claim:
     bound: float
 
 
-def problem_of(context: Context, trial: int, clip: float) -> Problem | None:
+def problem_of(context: Context, trial: int, clip: float) -> PublicProblem | None:
     """The public numbers that the theorems take; None where no theorem covers the recipe.
 
     They need a ball, public bounds that make the loss Lipschitz, and no gradient that clipping changes.
@@ -45,7 +45,7 @@ def problem_of(context: Context, trial: int, clip: float) -> Problem | None:
     known = constants_of(model, bound)
     if not known.lipschitz <= clip * (1 + 1e-6):
         return None
-    return Problem(len(context.table), context.pack.size, known.lipschitz, model.radius, model.l2)
+    return PublicProblem(len(context.table), context.pack.size, known.lipschitz, model.radius, model.l2)
 
 
 def report(context: Context, output: Tensor, claims: list[Claim | None]) -> Theory | None:

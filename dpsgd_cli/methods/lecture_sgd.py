@@ -1,4 +1,4 @@
-"""`dp-sgd` with `batching: single`: one record a step (Lecture 15, Algorithm 3).
+"""`dp-sgd` with `batching: fixed`: one record a step (Lecture 15, Algorithm 3).
 
 Released at each step: the clipped gradient of one record drawn uniformly, plus noise N(0, s^2). Sensitivity 2 C under
 replace-one, s = z 2 C. Price: a Gaussian on a batch of fixed size 1 of n, by Renyi DP without replacement (Wang, Balle
@@ -30,7 +30,6 @@ class LectureSgd(DpSgd):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.divisor = 1.0
         risk = linear_risk(context)
         self.rows, self.loss = risk.rows, risk.loss
         theory = [section_of(recipe).learning_rate == "theorem" for recipe in context.recipes]

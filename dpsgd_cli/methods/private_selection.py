@@ -12,10 +12,10 @@ differ in one part. (a) In part i: all trainings but that of candidate i have th
 and what is published is post-processing of candidate i's weights, other weights and the last part: rho_i-zCDP, rho_i
 being what training candidate i costs. (b) In the last part: all weights have the same law, and given them the choice is
 an exponential mechanism, whose loss has range eps: eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2; the paper says
-eps^2/2). So the whole is max(max_i rho_i, eps^2/8)-zCDP; the ledger records the dearest candidate's training AND the
+eps^2/2). So the whole is max(max_i rho_i, eps^2/8)-zCDP; the ledger records the costliest candidate's training AND the
 choice, whose sum is more than that maximum. Under add-remove the partition itself would move: refused.
 
-Not here: what candidates cost (`privacy/planning.py`), the draw itself (`core/selection.py`).
+Not here: what candidates cost (`privacy/candidates.py`), the draw itself (`core/selection.py`).
 """
 
 from __future__ import annotations

@@ -7,16 +7,17 @@ plan's accountant) meets the epsilon of the budget. Not here: the methods, price
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dpsgd_cli.errors import InfeasibleBudget
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.privacy.ledger import Filter, RhoFilter
 from dpsgd_cli.privacy.mechanism import PureDP, Release, ZeroConcentrated
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, delta_of, privacy_of
 from dpsgd_cli.privacy.search import largest
-from dpsgd_cli.recipe.schema.convex import DpAgdMethod
-from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.convex import DpAgdMethod, PrivGeneMethod
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
 
 # Equal parts of a budget must not pass it by the rounding of their sum.
 _BELOW = 1 - 1e-8
@@ -35,11 +36,11 @@ class AdaptivePlan(Plan):
     chooses: bool = True
 
     @property
-    def cap(self) -> ZeroConcentrated | None:
+    def budget_cap(self) -> ZeroConcentrated | None:
         return self._whole if self.chooses else None
 
     @property
-    def bounding(self) -> list[Release]:
+    def to_price(self) -> list[Release]:
         if not self.chooses:
             return self.releases
         return [*(() if self.covers_before else self.before), Release(self._whole)]
@@ -122,3 +123,38 @@ def _rho_before(plan: AdaptivePlan) -> float:
     from dpsgd_cli.privacy.accountants.zcdp import total_rho
 
     return total_rho(plan.before)
+
+
+def _adaptive(recipe: Recipe, facts: Facts) -> AdaptivePlan:
+    """A budget in zCDP, for methods that choose while they run what to release next."""
+    privacy = privacy_of(recipe)
+    budget, delta = privacy.budget, delta_of(privacy)
+    if budget is None:
+        raise PrivacyError(f"method {recipe.method.kind} spends a budget: give privacy.budget")
+    accountant = "zcdp-tight" if privacy.accountant == "auto" else privacy.accountant
+    if accountant not in ("zcdp", "zcdp-tight"):
+        raise PrivacyError(
+            f"method {recipe.method.kind} chooses what to release as it goes, which the budget of accountant"
+            f" {accountant} does not cover; use zcdp or zcdp-tight"
+        )
+    rho = budget.rho if isinstance(budget, RhoBudget) else largest_rho(budget.epsilon, delta, accountant)
+    sampling = Sampling("full", facts.records, facts.records, privacy.adjacency or "add-remove")
+    covers = privacy.budget_covers == "total"
+    return AdaptivePlan(
+        sampling, (), 1.0, 1, tuple(facts.before), (), accountant, delta, budget, covers, rho_total=rho
+    )  # fmt: skip
+
+
+def privgene(recipe: Recipe, facts: Facts) -> Plan:
+    """Equal parts, as many as there are choices: nothing that is spent depends on a choice."""
+    assert isinstance(recipe.method, PrivGeneMethod)
+    plan, choices = _adaptive(recipe, facts), recipe.method.choices
+    return replace(plan, chooses=False, epochs=((Release(equal_choices(plan, choices), choices),),))
+
+
+def dp_agd(recipe: Recipe, facts: Facts) -> Plan:
+    """A budget in zCDP whose parts `methods/dp_agd.py` chooses as it goes."""
+    assert isinstance(recipe.method, DpAgdMethod)
+    plan = _adaptive(recipe, facts)
+    agd_rates(recipe.method, plan)
+    return plan

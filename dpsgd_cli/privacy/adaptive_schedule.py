@@ -11,7 +11,7 @@ z: one record changes that number by at most 1 under every adjacency (added, rem
 it is a Gaussian mechanism of noise multiplier z. Training and validation records are disjoint, and yet both are
 charged to one ledger: an upper bound.
 
-Not here: predicting (`methods/adaptive_schedule.py`), schedules known beforehand (`schedule.py`).
+Not here: predicting (`methods/adaptive_schedule.py`), schedules known beforehand (`recipe/schema/schedule.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpsgd_cli.recipe.schema.schedule import Validation
 
 
 @dataclass
-class Pace:
+class AdaptiveNoise:
     """The noise multiplier of one trial, and the accuracies that it followed."""
 
     schedule: Validation
@@ -54,7 +54,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class PacedPlan(Plan):
+class AdaptiveSchedulePlan(Plan):
     """A plan whose noise is chosen while it runs. `most` epochs are what the first noise multiplier would allow.
 
     `release` gives what an epoch releases at a noise multiplier; `look` what a validation releases, None where the
@@ -71,13 +71,13 @@ class PacedPlan(Plan):
     def most_epochs(self) -> int:
         return self.most
 
-    def pace(self) -> Pace:
-        """The pace of a trial that begins."""
+    def noise(self) -> AdaptiveNoise:
+        """The noise of a trial that begins."""
         assert self.schedule is not None
-        return Pace(self.schedule, self.schedule.initial)
+        return AdaptiveNoise(self.schedule, self.schedule.initial)
 
-    def releases_of(self, pace: Pace, epoch: int) -> tuple[Release, ...]:
+    def releases_of(self, noise: AdaptiveNoise, epoch: int) -> tuple[Release, ...]:
         """Everything that `epoch` will release: its gradients, and the look after it."""
         assert self.release is not None
-        looks = (self.look,) if self.look is not None and pace.looks_after(epoch) else ()
-        return (self.release(pace.multiplier), *looks)
+        looks = (self.look,) if self.look is not None and noise.looks_after(epoch) else ()
+        return (self.release(noise.multiplier), *looks)

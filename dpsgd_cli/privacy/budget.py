@@ -20,9 +20,11 @@ from dpsgd_cli.privacy.ledger import (
     RhoFilter,
     mu_squared_of,
 )
-from dpsgd_cli.privacy.mechanism import Adjacency, GaussianSum, Release
-from dpsgd_cli.privacy.search import Span, dearest, gap_of, gap_of_sum
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.search import gap_of, gap_of_sum, most_expensive
+from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
+from dpsgd_cli.span import Span
 
 Budget = RhoBudget | EpsilonBudget | None
 T = TypeVar("T")
@@ -126,6 +128,6 @@ def _most_mu_squared(budget: EpsilonBudget) -> float:
     """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget, from below."""
     from dpsgd_cli.privacy.conversions import gaussian_epsilon
 
-    span = Span("mu", cheap=1e-150, dear=1e150, start=1.0)
-    mu = dearest(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
+    span = Span("mu", cheap=1e-150, expensive=1e150, start=1.0)
+    mu = most_expensive(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
     return (mu or 0.0) ** 2 * (1 - _ROUNDING)

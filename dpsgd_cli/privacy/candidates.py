@@ -1,7 +1,7 @@
 """The plan of a private choice among schedules: one plan for each candidate's part, and what the whole is charged.
 
 Guarantee: `methods/private_selection.py` proves that training all candidates on disjoint parts and choosing one costs
-the larger of the dearest training and the choice; the ledger is charged their sum. Not here: training, choosing.
+the larger of the most expensive training and the choice; the ledger is charged their sum. Not here: training, choosing.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho, total_rho
 from dpsgd_cli.privacy.budget import rho_of
-from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import PureDP, Release
-from dpsgd_cli.privacy.plan import Plan, adjacency_of, make_plan
-from dpsgd_cli.privacy.planning import Facts
+from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
+from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import DpSgdMethod, PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.privacy import Privacy, RhoBudget
@@ -55,23 +54,23 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
         )
     part = facts.records // (len(method.candidates) + 1)
     recipes = tuple(_candidate(recipe, privacy, schedule, left) for schedule in method.candidates)
-    plans = tuple(make_plan(one, part, (), facts.groups) for one in recipes)
-    dearest = max(plans, key=lambda plan: rho_of(plan.releases) or 0.0)
+    plans = tuple(plan_for(one, Facts(part, (), facts.groups)) for one in recipes)
+    costliest = max(plans, key=lambda plan: rho_of(plan.releases) or 0.0)
     longest = max(len(plan.epochs) for plan in plans)
-    epochs = [*dearest.epochs, *[()] * (longest - len(dearest.epochs))]
+    epochs = [*costliest.epochs, *[()] * (longest - len(costliest.epochs))]
     epochs[-1] = (*epochs[-1], choice)
     accountant: str = privacy.accountant
     if accountant == "auto":
-        accountant = Least().best([*facts.before, *(r for epoch in epochs for r in epoch)], dearest.delta)[1]
+        accountant = Least().best([*facts.before, *(r for epoch in epochs for r in epoch)], costliest.delta)[1]
     return SelectionPlan(
-        sampling=replace(dearest.sampling, records=facts.records),
-        noise_multipliers=dearest.noise_multipliers,
-        sensitivity=dearest.sensitivity,
-        groups=dearest.groups,
+        sampling=replace(costliest.sampling, records=facts.records),
+        noise_multipliers=costliest.noise_multipliers,
+        sensitivity=costliest.sensitivity,
+        groups=costliest.groups,
         before=tuple(facts.before),
         epochs=tuple(epochs),
         accountant=accountant,
-        delta=dearest.delta,
+        delta=costliest.delta,
         budget=privacy.budget,
         covers_before=privacy.budget_covers == "total",
         candidates=plans,

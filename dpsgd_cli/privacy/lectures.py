@@ -27,7 +27,7 @@ def lecture_9(epsilon: float, delta: float, steps: int) -> float:
 
 
 @dataclass(frozen=True)
-class Problem:
+class PublicProblem:
     """Public numbers of a constrained problem: n, P, Lipschitz constant L, radius R, strong convexity lambda."""
 
     records: int
@@ -37,7 +37,7 @@ class Problem:
     strong_convexity: float = 0.0
 
 
-def second_moment(problem: Problem, noise: float) -> float:
+def second_moment(problem: PublicProblem, noise: float) -> float:
     """Bound B^2 on E|z_t|^2 of a noisy mean gradient: (L + lambda R)^2 + P noise^2. Lecture 9, section 7.
 
     `noise` is the standard deviation of the noise on the MEAN gradient, per coordinate.
@@ -46,7 +46,7 @@ def second_moment(problem: Problem, noise: float) -> float:
     return whole**2 + problem.weights * noise**2
 
 
-def excess_risk_of_average(problem: Problem, noise: float, steps: int, rate: float) -> float:
+def excess_risk_of_average(problem: PublicProblem, noise: float, steps: int, rate: float) -> float:
     """Expected excess risk of the averaged iterates of projected descent from 0: R^2 / (2 T rate) + rate B^2 / 2.
 
     Guarantee: for convex losses and any constant rate; least at rate = R / (B sqrt T), where it is R B / sqrt T.
@@ -56,7 +56,7 @@ def excess_risk_of_average(problem: Problem, noise: float, steps: int, rate: flo
     return problem.radius**2 / (2 * steps * rate) + rate * moment / 2
 
 
-def excess_risk_of_last(problem: Problem, noise: float, steps: int) -> float:
+def excess_risk_of_last(problem: PublicProblem, noise: float, steps: int) -> float:
     """Expected excess risk of the last iterate at the rates of Lecture 15.
 
     2R (rate D/(G sqrt t), D = 2 R): D G (2 + log T) / sqrt T, and with strong convexity alpha (rate 1/(alpha t)):
@@ -77,7 +77,7 @@ class Demand:
     records: int
 
 
-def lecture_9_demand(problem: Problem, error: float, epsilon: float, delta: float) -> Demand:
+def lecture_9_demand(problem: PublicProblem, error: float, epsilon: float, delta: float) -> Demand:
     """T >= 4 R^2 L^2 / error^2 and n >= 2 R L s sqrt(P) / error, s = sqrt(2 log(1.25/delta)) / epsilon.
 
     Guarantee: with them the expected excess risk of Lecture 9's algorithm is at most `error`. Source: Lecture 9,

@@ -15,8 +15,8 @@ the release that it records. Three filters exist, each with its theorem:
 What a filter proves is its budget, fixed in advance, and nothing less: where amounts, or the end, were chosen from what
 had been released, the sum of what was spent is itself a random output. It is no bound on the privacy of the method that
 led to it (that would take a valid odometer, which costs more than the sum: Rogers et al. 2016; Whitehouse et al. 2023).
-So each entry of such a trial says what the filter that admitted it never lets pass (`within`), and `bounding` prices
-that instead. Where everything was fixed beforehand, the releases are the bound.
+So each entry of such a trial says what the filter that admitted it never lets pass (`budget_cap`, the key `within` of
+a line), and `to_price` names that instead. Where everything was fixed beforehand, the releases are the bound.
 
 A filter keeps a running total (`ExactSum`), so that a release costs the same whether it is the first or the
 ten-thousandth, and the total is rounded once, not once a release.
@@ -61,20 +61,20 @@ _TWO_RUNS = "the lines are not those of one run; give every ledger a file of its
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One line of a ledger: a release, and when it happened.
 
-    `within`: all entries that say the same are, together, at most this mechanism, whatever was chosen on the way; None
-    for a release that was fixed beforehand.
+    `budget_cap`: all entries that say the same are, together, at most this mechanism, whatever was chosen on the way;
+    None for a release that was fixed beforehand.
     """
 
     release: Release
     phase: Phase = "train"
     epoch: int | None = None
-    within: Mechanism | None = None
+    budget_cap: Mechanism | None = None
 
 
-def bounding(entries: Iterable[Entry]) -> list[Release]:
+def to_price(entries: Iterable[LedgerEntry]) -> list[Release]:
     """Releases whose price bounds that of the trial which made `entries`, equal mechanisms merged.
 
     Guarantee: a release that was fixed beforehand stands for itself; releases that were chosen as the trial went are
@@ -82,11 +82,11 @@ def bounding(entries: Iterable[Entry]) -> list[Release]:
     Thakurta 2022 in Gaussian DP), whatever was spent of it.
     """
     entries = list(entries)
-    caps = dict.fromkeys(entry.within for entry in entries if entry.within is not None)
-    return merge([*(e.release for e in entries if e.within is None), *map(Release, caps)])
+    caps = dict.fromkeys(entry.budget_cap for entry in entries if entry.budget_cap is not None)
+    return merge([*(e.release for e in entries if e.budget_cap is None), *map(Release, caps)])
 
 
-def charged_by_epoch(entries: Iterable[Entry]) -> dict[int | None, list[Release]]:
+def charged_by_epoch(entries: Iterable[LedgerEntry]) -> dict[int | None, list[Release]]:
     """What was released in each epoch, equal mechanisms merged; None stands for what names no epoch."""
     found: dict[int | None, list[Release]] = {}
     for entry in entries:
@@ -178,13 +178,13 @@ class PlannedFilter(Filter):
 class Ledger:
     """What one trial released, in order. `covers_before`: whether the filter counts private preprocessing.
 
-    `cap` is what the filter never lets pass, where what it admits is chosen from what was released; else None.
+    `budget_cap` is what the filter never lets pass, where what it admits is chosen from what was released; else None.
     """
 
     filter: Filter | None = None
     covers_before: bool = True
-    entries: list[Entry] = field(default_factory=list)
-    cap: Mechanism | None = None
+    entries: list[LedgerEntry] = field(default_factory=list)
+    budget_cap: Mechanism | None = None
 
     def spend(self, release: Release, epoch: int | None = None, phase: Phase = "train") -> None:
         """Record `release`, which the caller makes next.
@@ -198,16 +198,16 @@ class Ledger:
         counted = phase == "train" or self.covers_before
         if self.filter is not None and counted:
             self.filter.admit(release)
-        self.entries.append(Entry(release, phase, epoch, self.cap if counted else None))
+        self.entries.append(LedgerEntry(release, phase, epoch, self.budget_cap if counted else None))
 
     def close(self) -> None:
         """Charge what a plan priced and the method did not make: that it stopped may have been chosen from outputs.
 
-        So may have been that nothing was released within `cap` after private preprocessing that it does not count: a
-        release that was made 0 times says so.
+        So may have been that nothing was released within `budget_cap` after private preprocessing that it does not
+        count: a release that was made 0 times says so.
         """
-        if self.cap is not None and self.entries and all(entry.within is None for entry in self.entries):
-            self.entries.append(Entry(Release(self.cap, 0), "train", 0, self.cap))
+        if self.budget_cap is not None and self.entries and all(entry.budget_cap is None for entry in self.entries):
+            self.entries.append(LedgerEntry(Release(self.budget_cap, 0), "train", 0, self.budget_cap))
         if isinstance(self.filter, PlannedFilter):
             last = max((entry.epoch or 0 for entry in self.entries), default=0)
             for release in self.filter.left:
@@ -230,12 +230,12 @@ class Ledger:
         return merge([entry.release for entry in self.entries])
 
     @property
-    def bounding(self) -> list[Release]:
-        """What to price for a statement about the trial: see `bounding`."""
-        return bounding(self.entries)
+    def to_price(self) -> list[Release]:
+        """What to price for a statement about the trial: see `to_price`."""
+        return to_price(self.entries)
 
 
-def to_lines(entries: Iterable[Entry], trial: int, seed: int | None) -> list[str]:
+def to_lines(entries: Iterable[LedgerEntry], trial: int, seed: int | None) -> list[str]:
     """The entries of one trial's ledger as JSON lines."""
     return [
         json.dumps(
@@ -245,13 +245,14 @@ def to_lines(entries: Iterable[Entry], trial: int, seed: int | None) -> list[str
     ]
 
 
-def _within(entry: Entry) -> dict[str, Any]:
-    return {} if entry.within is None else {"within": mechanism_record(entry.within)}
+def _within(entry: LedgerEntry) -> dict[str, Any]:
+    """The budget cap, under the key that a ledger's lines have for it."""
+    return {} if entry.budget_cap is None else {"within": mechanism_record(entry.budget_cap)}
 
 
-def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[Entry]]:
+def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[LedgerEntry]]:
     """Inverse of `to_lines` for all trials of a file; DataError names the damaged line."""
-    found: dict[int, list[Entry]] = {}
+    found: dict[int, list[LedgerEntry]] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -281,25 +282,25 @@ def read_seeds(path: Path) -> list[int | None] | None:
     return [found[trial] for trial in sorted(found)]
 
 
-def _entry(record: dict[str, Any]) -> Entry:
+def _entry(record: dict[str, Any]) -> LedgerEntry:
     release = from_record(record)
     phase, epoch = record.get("phase", "train"), record.get("epoch")
     if phase not in get_args(Phase):
         raise PrivacyError(f"phase is {quoted(phase)}, but must be one of {', '.join(get_args(Phase))}")
     within = record.get("within")
     cap = None if within is None else from_record(within).mechanism
-    return Entry(release, phase, None if epoch is None else whole_number("epoch", epoch), cap)
+    return LedgerEntry(release, phase, None if epoch is None else whole_number("epoch", epoch), cap)
 
 
-def _check_caps(entries: Iterable[Entry], source: str) -> None:
+def _check_caps(entries: Iterable[LedgerEntry], source: str) -> None:
     """DataError where entries go back in time, or passed what they say to be within: no one filter admitted them all.
 
     Two runs in one file, as `cat` makes it, would else be stated as one.
     """
-    spent: dict[Mechanism, list[Entry]] = {}
+    spent: dict[Mechanism, list[LedgerEntry]] = {}
     for entry in entries:
-        if entry.within is not None:
-            spent.setdefault(entry.within, []).append(entry)
+        if entry.budget_cap is not None:
+            spent.setdefault(entry.budget_cap, []).append(entry)
     for cap, within in spent.items():
         times = [-1 if entry.phase == "before" else entry.epoch or 0 for entry in within]
         releases = [entry.release for entry in within]
@@ -325,14 +326,14 @@ def _cost_in(cap: Mechanism, releases: Sequence[Release]) -> float:
 
 
 def read_ledgers(path: Path) -> dict[int, list[Release]]:
-    """What bounds each trial of a `ledger.jsonl` (see `bounding`).
+    """What bounds each trial of a `ledger.jsonl` (see `to_price`).
 
     Raises DataError for a missing, empty or damaged file.
     """
-    return {trial: bounding(entries) for trial, entries in read_entries(path).items()}
+    return {trial: to_price(entries) for trial, entries in read_entries(path).items()}
 
 
-def read_entries(path: Path) -> dict[int, list[Entry]]:
+def read_entries(path: Path) -> dict[int, list[LedgerEntry]]:
     """The entries of each trial of a `ledger.jsonl`, in order.
 
     Raises DataError for a missing, empty or damaged file.

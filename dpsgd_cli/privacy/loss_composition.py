@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy.conversions import minimise
-from dpsgd_cli.privacy.loss_pairs import Cells, LossMasses
+from dpsgd_cli.privacy.dominating_pairs import Cells, LossMasses
 
 Floats = NDArray[np.floating]
 Complexes = NDArray[np.complex128]

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching
 from dpsgd_cli.wording import quoted
 
-Adjacency = Literal["add-remove", "replace-one", "zero-out"]
-Batching = Literal["full", "poisson", "fixed", "shuffle"]
 PureSource = Literal["laplace", "exponential", "pure"]
 
 
@@ -55,8 +54,13 @@ class GaussianSum:
         _require(0 < self.sensitivity < math.inf, "sensitivity", self.sensitivity, "positive and finite")
         _require_one_of(Adjacency, "adjacency", self.adjacency)
         _require_one_of(Batching, "batching", self.batching)
-        if self.batching in ("full", "shuffle"):
+        if not self.sampled:
             _require(self.sampling_rate == 1, "sampling_rate", self.sampling_rate, f"1 for {self.batching} batching")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the batch is a sample, whose rate amplifies the guarantee."""
+        return BATCHINGS[self.batching].sampled
 
 
 @dataclass(frozen=True)

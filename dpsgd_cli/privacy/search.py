@@ -10,42 +10,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.privacy.exact_sum import exceeds
+from dpsgd_cli.span import Span
 
 Gap = Callable[[float], float]
 """How far beyond the limit a value is, log(spent / limit): <= 0 where it fits, inf where nobody can say how far."""
 
-PRECISION = 1e-7
-"""Relative, where an accountant must be asked for each price; where prices are exact sums it is 0, the last bit."""
 
+def most_expensive(gap: Gap, span: Span) -> float | None:
+    """The value nearest `span.expensive` that fits; None where not even `span.cheap` does.
 
-@dataclass(frozen=True)
-class Span:
-    """Where a number may lie, from its `cheap` end to its `dear` end, either of which may be the larger.
-
-    `start` is where the search begins: among the cheap ones, since an accountant may not know what next to no noise
-    costs. `precision` is relative; 0 is the last bit. Both ends are positive.
-    """
-
-    name: str
-    cheap: float
-    dear: float
-    start: float
-    precision: float = 0.0
-    whole: bool = False
-
-
-NOISE = Span("noise multiplier", cheap=1e12, dear=1e-6, start=1.0, precision=PRECISION)
-
-
-def dearest(gap: Gap, span: Span) -> float | None:
-    """The value nearest `span.dear` that fits; None where not even `span.cheap` does.
-
-    Guarantee: gap(answer) was asked, and is <= 0; where `gap` grows towards `span.dear`, no value beyond the answer by
-    more than the precision fits.
+    Guarantee: gap(answer) was asked, and is <= 0; where `gap` grows towards `span.expensive`, no value beyond the
+    answer by more than the precision fits.
     Raises UnsupportedMechanism where it is a refusal, and no price, that lies behind the last value that fits: how much
     the budget affords is then not known to whoever was asked.
     """
@@ -73,7 +51,7 @@ def dearest(gap: Gap, span: Span) -> float | None:
 def _bracket(gap: Gap, span: Span) -> tuple[float | None, float | None]:
     """Two values, one that fits and one that does not, at most a factor of 2 apart; None for what was not found."""
     value, fits, fails = span.start, None, None
-    end = span.dear if gap(value) <= 0 else span.cheap
+    end = span.expensive if gap(value) <= 0 else span.cheap
     while True:
         if gap(value) <= 0:
             fits = value

@@ -13,7 +13,7 @@ data        all are of the same data. Of others it is not known whether a record
 adjacency   all are stated for the same.
 
 Guarantee: then, given what is left out, neighbouring data sets differ in one record of the part that all trials train
-on, each trial is bounded by its own ledger (`ledger.bounding`), their noise is independent, and the whole is their
+on, each trial is bounded by its own ledger (`ledger.to_price`), their noise is independent, and the whole is their
 sequential composition. What a trial releases may depend on earlier trials; how many trials there are and how much
 noise each adds may not, because a sum that was chosen on the way is no bound (`ledger.py`).
 Where something of this does not hold, or is not known, nothing is stated. Parts of one trial (the candidates of

@@ -18,11 +18,11 @@ from dpsgd_cli.data.evaluated import files_of, records_of
 from dpsgd_cli.data.facts import of_model
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
-from dpsgd_cli.privacy.cautions import cautions
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.privacy.together import Run, scope
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema.privacy import describe_noise, noise_source
@@ -130,7 +130,7 @@ def _cell(value: float) -> float | None:
 def _cautions(plan: Plan | None, spendings: Sequence[Spending]) -> list[str]:
     if plan is None:
         return []
-    return cautions(_largest([spent.epsilon for spent in spendings]), plan.delta, plan.sampling.records)
+    return warnings_of(_largest([spent.epsilon for spent in spendings]), plan.delta, plan.sampling.records)
 
 
 def _warnings(released: Released) -> list[str]:
@@ -184,12 +184,12 @@ def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
 
 def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> Spending:
     epochs = _spent_by_epoch(plan, ledger, released)
-    epsilon = _cell(prices.epsilon(plan.accountant, ledger.bounding, plan.delta))
-    if plan.cap is None:
+    epsilon = _cell(prices.epsilon(plan.accountant, ledger.to_price, plan.delta))
+    if plan.budget_cap is None:
         return Spending(epsilon, plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
     everything = _cell(prices.epsilon(plan.accountant, ledger.releases, plan.delta))
     spent = {"epsilon": everything, "rho": rho_of(ledger.releases)}
-    return Spending(epsilon, plan.delta, rho_of(ledger.bounding), epochs, spent)
+    return Spending(epsilon, plan.delta, rho_of(ledger.to_price), epochs, spent)
 
 
 def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> list[Row]:
@@ -245,7 +245,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "epsilon": _largest([spent.epsilon for spent in spendings]),
         "delta": plan.delta,
         "rho": _largest([spent.rho for spent in spendings]),
-        **({"parts": of_parts, "spent": None} if plan.cap is None else {"spent": _spent(spendings, of_parts)}),
+        **({"parts": of_parts, "spent": None} if plan.budget_cap is None else {"spent": _spent(spendings, of_parts)}),
         "adjacency": plan.sampling.adjacency,
         "batching": plan.sampling.batching,
         "sampling_rate": plan.sampling.rate,
@@ -262,7 +262,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
 
 
 def _spent(spendings: Sequence[Spending], of_parts: Row) -> Row:
-    """What the dearest trial spent of its budget, and on what: no guarantee, but a function of what was released."""
+    """What the most expensive trial spent, and on what: no guarantee, but a function of what was released."""
     spent = [one.spent or {} for one in spendings]
     largest = {name: _largest([one.get(name) for one in spent]) for name in ("epsilon", "rho")}
     return {**largest, "parts": of_parts}

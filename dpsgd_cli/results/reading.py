@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.mechanism import Adjacency
+from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.results.released import MARK, marked
 from dpsgd_cli.results.result import Row
 

@@ -1,6 +1,6 @@
 """The plan of every cell before anything runs.
 
-Cells that differ in nothing a plan reads are planned once. Not here: plans themselves (`privacy/planning.py`), how long
+Cells that differ in nothing a plan reads are planned once. Not here: plans themselves (`privacy/plan.py`), how long
 the cells will take (`rehearsal.py`).
 """
 

@@ -27,9 +27,9 @@ from typing import Any
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy import accountants, conversions
 from dpsgd_cli.privacy.accountants.rdp import Profile
-from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import PureDP, Release, merge
 from dpsgd_cli.privacy.selection import BestOfTrials, Choice
+from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.privacy.together import Run, why_apart
 from dpsgd_cli.recipe.schema.privacy import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
@@ -40,7 +40,7 @@ _FEW = 64
 
 @dataclass(frozen=True)
 class Spent:
-    """What bounds ONE trial (`Ledger.bounding`), and the trials that it bounds; `epsilon` is what is stated of one."""
+    """What bounds ONE trial (`Ledger.to_price`), and the trials that it bounds; `epsilon` is what is stated of one."""
 
     releases: tuple[Release, ...]
     run: Run

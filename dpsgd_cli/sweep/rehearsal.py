@@ -68,8 +68,6 @@ class Rehearsals:
 
 
 def _steps_per_epoch(recipe: Recipe, outline: data.Outline) -> int:
-    if recipe.method.batching == "single":
-        return outline.train_records
     return -(-outline.train_records // (recipe.method.batch_size or outline.train_records))
 
 
@@ -80,10 +78,9 @@ def _pace(planned: Planned, outline: data.Outline, trials: int) -> Pace:
     if planned.cell.loaded.recipe.folds is not None:
         records += outline.test_records
     if batch is None:
-        single = planned.cell.loaded.recipe.method.batching == "single"
-        rows = _STEPS if single else min(records, _most_rows(outline))
+        rows = min(records, _most_rows(outline))
         pace = _timed(_started(planned, outline, trials, rows))
-        return pace if single else Pace(pace.step * records / rows, pace.row)
+        return Pace(pace.step * records / rows, pace.row)
     few = _started(planned, outline, trials, min(records, _FEW * batch))
     if _seconds(lambda: few.method.run_epoch(0)) < _SECONDS and records > _FEW * batch:
         return _timed(_started(planned, outline, trials, min(records, _MANY * batch)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dpsgd_cli.account.cases import FlagCase
-from dpsgd_cli.account.solving import Target, solve
+from dpsgd_cli.account.cases import FlagCase, solve
+from dpsgd_cli.account.solving import Target, least_factor
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.plan import Plan, Sampling
 
 SHUFFLED = FlagCase("shuffle", "zero-out", 1e-5, epochs=100)
 
@@ -41,3 +43,36 @@ def test_what_cannot_be_solved_is_said() -> None:
         solve(SHUFFLED, "decay", Target(epsilon=1.0), gaussian)
     with pytest.raises(UsageError, match="give a budget"):
         solve(SHUFFLED, "noise-multiplier", Target(), gaussian)
+
+
+PCA = Release(GaussianSum(20.0, "zero-out", "full"))
+
+
+def made(factor: float, batching: str, before: tuple[Release, ...] = ()) -> Plan:
+    """Ten epochs of falling noise, each multiplier times `factor`."""
+    adjacency = "zero-out" if batching == "shuffle" else "add-remove"
+    sampling = Sampling(batching, 1000, 100, adjacency)  # type: ignore[arg-type]
+    noise = tuple(factor * (4 - 0.3 * epoch) for epoch in range(10))
+    count = 10 if batching == "poisson" else 1
+    epochs = tuple(
+        (Release(GaussianSum(z, adjacency, batching, sampling.rate), count),)  # type: ignore[arg-type]
+        for z in noise
+    )
+    name = "rdp" if batching == "poisson" else "gaussian"
+    return Plan(sampling, noise, 1.0, 1, before, epochs, name, 1e-5, None, True)
+
+
+@pytest.mark.parametrize("batching", ["shuffle", "poisson"])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 8.0])
+def test_the_factor_meets_the_budget_and_hardly_less_would_not(batching: str, epsilon: float) -> None:
+    before = (PCA,) if batching == "shuffle" else ()
+    plan = made(1.0, batching, before)
+    factor = least_factor(plan, epsilon, 1e-5)
+    accountant = accountants.get(plan.accountant)
+    assert accountant.epsilon(made(factor, batching, before).releases, 1e-5) <= epsilon
+    assert accountant.epsilon(made(factor * (1 - 1e-5), batching, before).releases, 1e-5) > epsilon
+
+
+def test_a_budget_that_is_spent_before_has_no_factor() -> None:
+    with pytest.raises(InfeasibleBudget, match="factor of all noise multipliers"):
+        least_factor(made(1.0, "shuffle", (PCA,)), 0.01, 1e-5)

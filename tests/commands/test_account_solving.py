@@ -11,8 +11,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from dpsgd_cli.main import main
-from dpsgd_cli.privacy.plan import make_plan
-from dpsgd_cli.privacy.schedule import number_at
+from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.loading import load_recipe
 
 
@@ -90,9 +89,9 @@ def test_solve_gives_the_number_that_auto_gives(tmp_path: Path, case: str) -> No
     budget = {kind: limit} | ({"delta": 1e-5} if kind == "epsilon" else {})
     free = with_auto(tmp_path, path, name)
     found = load_recipe(free, [f"epochs={epochs}", f"privacy.budget={json.dumps(budget)}"]).recipe
-    planned = make_plan(found, 60_000).schedule
+    planned = plan_for(found, Facts(60_000)).schedule
     assert planned is not None
-    assert solved[name] == number_at(planned, name)
+    assert solved[name] == planned.number_at(name)
 
 
 def with_auto(tmp_path: Path, source: str, name: str) -> str:
@@ -111,7 +110,7 @@ def with_auto(tmp_path: Path, source: str, name: str) -> str:
 def test_the_most_epochs_are_those_of_until_budget(tmp_path: Path) -> None:
     path = recipe(tmp_path, SCHEDULES["exponential"])
     solved = rows(path, "--solve", "epochs", "--accountant", "gaussian", "--target-epsilon", "3")["gaussian"]
-    plan = make_plan(load_recipe(path, ["privacy.budget={epsilon: 3, delta: 1e-5}"]).recipe, 60_000)
+    plan = plan_for(load_recipe(path, ["privacy.budget={epsilon: 3, delta: 1e-5}"]).recipe, Facts(60_000))
     assert solved["epochs"] == len(plan.epochs)
 
 

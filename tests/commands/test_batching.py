@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from dpsgd_cli.commands.batching import CLAIMS, draw
+from dpsgd_cli.commands.batching import draw
 from dpsgd_cli.main import main
+from dpsgd_cli.recipe.batching import BATCHINGS
 
 
 @pytest.mark.parametrize(("records", "size"), [(10, 1), (12, 3), (7, 2)])
@@ -17,7 +18,7 @@ def test_shuffled_batches_hold_each_record_once_and_poisson_batches_do_not(recor
     steps = len(found["shuffle"])
     assert [len(batches) for batches in found.values()] == [steps] * 3
     assert len({len(batch) for batch in found["poisson"]}) > 1
-    assert set(found) == set(CLAIMS)
+    assert set(found) < set(BATCHINGS)
 
 
 def test_the_command_shows_all_three() -> None:

@@ -188,7 +188,7 @@ MISTAKES: dict[str, tuple[dict[str, Any] | Callable[[Path], None], list[str], in
         {"method": GRADIENT | {"batching": "shuffle"}},
         ["privacy.adjacency=add-remove"],
         2,
-        "shuffled batches have no guarantee under add-remove",
+        "shuffled batches under add-remove adjacency",
     ),
     "rho for sampled batches": ({"privacy": {"budget": {"rho": 1}, "delta": 1e-3}}, [], 2, "a budget in rho does not"),
     "no delta": ({"privacy": {"schedule": {"kind": "uniform", "initial": 2}}}, [], 2, "no delta: give privacy.delta"),

@@ -25,7 +25,7 @@ from dpsgd_cli.core.packing import Placement
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
 from dpsgd_cli.methods.dp_sgd import DpSgd
-from dpsgd_cli.privacy.planning import Facts, plan_for
+from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import store
@@ -153,7 +153,7 @@ STEPWISE = {
     "folds": case((6,), folds=4, repeats=1, method={"batch_size": 6}),
     "linear": case((6,), {"kind": "linear"}),
     "convex": case((6,), {"kind": "convex", "radius": 1.0, "l2": 0.01}),
-    "one by one": case((6,), {"kind": "convex", "radius": 1.0}, method={"batching": "single", "batch_size": None}),
+    "one by one": case((6,), {"kind": "convex", "radius": 1.0}, method={"batching": "fixed", "batch_size": 1}),
     "cnn": case(IMAGES, {"kind": "cnn"}),
     "cnn, cifar10": case((3, 8, 8), {"kind": "cnn", "layout": "cifar10"}),
     "scattering-mnist": case((4, 4, 4), {"kind": "cnn", "layout": "scattering-mnist"}),

@@ -31,7 +31,7 @@ from tests.conftest import GRADIENT, OWN, WAYS, Train, WriteRecipe, recipe_write
 
 ROOT = Path(__file__).parents[2]
 ALONE = {
-    "single": "method dp-sgd, batching single trains in one process, not in 2",
+    "single": "method dp-sgd, batching fixed trains in one process, not in 2",
     "shuffle-validation": "privacy.schedule validation looks at records between epochs",
     "private-selection": "method private-selection trains in one process, not in 2",
     "dp-agd": "method dp-agd trains in one process, not in 2",
@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "single": CONVEX
     | {
-        "method": {"kind": "dp-sgd", "batching": "single", "learning_rate": 0.1},
+        "method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1, "learning_rate": 0.1},
         "privacy": {
             "schedule": {"kind": "uniform", "initial": 4},
             "delta": 1e-3,

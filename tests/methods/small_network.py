@@ -17,7 +17,7 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.methods import Context, create
 from dpsgd_cli.methods.dp_sgd import GradientMethod
 from dpsgd_cli.privacy.ledger import Ledger
-from dpsgd_cli.privacy.plan import make_plan
+from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 
 RECORDS = 30
@@ -61,7 +61,9 @@ def context(
     place = Placement(torch.device("cpu"), dtype)
     streams = [SeededStreams(one.seed or 0) for one in recipes] if streams is None else streams
     pack = Pack(network, [stream.integer("init") for stream in streams], place, shares_input=True)
-    plans = tuple(None if one.privacy is None else make_plan(one, len(y), groups=len(pack.layers)) for one in recipes)
+    plans = tuple(
+        None if one.privacy is None else plan_for(one, Facts(len(y), groups=len(pack.layers))) for one in recipes
+    )
     return Context(
         recipes=tuple(recipes),
         plans=plans,

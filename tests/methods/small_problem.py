@@ -15,7 +15,7 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.methods import Context
 from dpsgd_cli.methods.problem import output_loss
-from dpsgd_cli.privacy.planning import Facts, plan_for
+from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.model import ConvexModel
 

@@ -22,7 +22,7 @@ Train = Callable[..., Path]
 WriteRecipe = Callable[..., Path]
 
 OWN: dict[str, Any] = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}
-PACED: dict[str, Any] = {
+ADAPTIVE: dict[str, Any] = {
     "data": OWN | {"validation": {"records": 20, "public": True, "seed": 3}},
     "method": {"kind": "dp-sgd", "batching": "shuffle", "batch_size": 7, "learning_rate": 0.5},
     "privacy": {
@@ -41,7 +41,7 @@ def table(directory: Path, name: str) -> list[dict[str, str]]:
 
 
 def test_every_trial_goes_its_own_way_and_none_passes_the_budget(train: Train, write_recipe: WriteRecipe) -> None:
-    directory = train(write_recipe(**PACED))
+    directory = train(write_recipe(**ADAPTIVE))
     trials, history = table(directory, "trials.csv"), table(directory, "history.csv")
     assert len({row["epochs"] for row in trials}) > 1
     for row in trials:
@@ -61,8 +61,8 @@ def test_every_trial_goes_its_own_way_and_none_passes_the_budget(train: Train, w
 
 
 def test_a_trial_is_the_same_alone_and_in_a_pack(train: Train, write_recipe: WriteRecipe) -> None:
-    together = table(train(write_recipe(**PACED)), "trials.csv")
-    alone = table(train(write_recipe(**PACED | {"seed": 2, "repeats": 1})), "trials.csv")[0]
+    together = table(train(write_recipe(**ADAPTIVE)), "trials.csv")
+    alone = table(train(write_recipe(**ADAPTIVE | {"seed": 2, "repeats": 1})), "trials.csv")[0]
     for name in alone.keys() - {"trial"}:
         assert float(alone[name]) == pytest.approx(float(together[2][name]), rel=1e-4), name
 
@@ -70,10 +70,10 @@ def test_a_trial_is_the_same_alone_and_in_a_pack(train: Train, write_recipe: Wri
 def test_public_validation_is_declared_and_private_validation_is_charged(
     train: Train, write_recipe: WriteRecipe
 ) -> None:
-    public = store.read_document(train(write_recipe(**PACED)))
+    public = store.read_document(train(write_recipe(**ADAPTIVE)))
     assert any("20 validation records" in said and "public" in said for said in public["privacy"]["declarations"])
     assert set(public["privacy"]["spent"]["parts"]) == {"gradient"}
-    charged = PACED | {"data": OWN | {"validation": {"fraction": 0.25, "noise_multiplier": 9}}}
+    charged = ADAPTIVE | {"data": OWN | {"validation": {"fraction": 0.25, "noise_multiplier": 9}}}
     directory = train(write_recipe(**charged))
     document = store.read_document(directory)
     lines = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
@@ -91,7 +91,7 @@ def test_a_look_has_the_noise_that_it_is_charged_for_anew_at_each_epoch(write_re
     Kolmogorov-Smirnov at 1e-6 of 2000 epochs of one trial; 2/3 and 3/2 of it are rejected."""
     data = OWN | {"validation": {"records": 12, "noise_multiplier": 9}}
     for adjacency in ("zero-out", "replace-one"):
-        loaded = load_recipe(str(write_recipe(**PACED | {"data": data})), [f"privacy.adjacency={adjacency}"])
+        loaded = load_recipe(str(write_recipe(**ADAPTIVE | {"data": data})), [f"privacy.adjacency={adjacency}"])
         method = start([Member(loaded, plan_recipe(loaded)[0])]).method
         assert isinstance(method, DpSgd)
         run = method.adaptive.runs[0]
@@ -102,14 +102,14 @@ def test_a_look_has_the_noise_that_it_is_charged_for_anew_at_each_epoch(write_re
 
 
 def test_the_cut_takes_the_records_out_of_training(train: Train, write_recipe: WriteRecipe) -> None:
-    document = store.read_document(train(write_recipe(**PACED)))
+    document = store.read_document(train(write_recipe(**ADAPTIVE)))
     assert "The number of training records is public: 28." in document["privacy"]["declarations"]
 
 
 def test_an_average_that_counts_from_the_end_is_refused(train: Train, write_recipe: WriteRecipe) -> None:
-    method = PACED["method"] | {"averaging": {"kind": "tail"}}
+    method = ADAPTIVE["method"] | {"averaging": {"kind": "tail"}}
     with pytest.raises(PrivacyError, match="cannot count from the end"):
-        train(write_recipe(**PACED | {"method": method}))
+        train(write_recipe(**ADAPTIVE | {"method": method}))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_validation_set_that_is_neither_public_nor_paid_for_is_refused(
     train: Train, write_recipe: WriteRecipe, sections: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(Exception, match=said):
-        train(write_recipe(**PACED | sections))
+        train(write_recipe(**ADAPTIVE | sections))
 
 
 def test_learning_rates_change_by_epoch(train: Train, write_recipe: WriteRecipe) -> None:

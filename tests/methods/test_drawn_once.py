@@ -17,7 +17,7 @@ from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods import Context, create
 from dpsgd_cli.methods.dp_sgd import GradientMethod
-from dpsgd_cli.privacy.planning import Facts, plan_for
+from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import METHODS
 from tests.conftest import WAYS
@@ -43,7 +43,7 @@ CONVEX: dict[str, dict[str, Any]] = {
     "sgd-ma": {"method": {"kind": "sgd-ma", "batch_size": 20}, "epochs": 2},
     "sgd-adv": {"method": {"kind": "sgd-adv", "batch_size": 20}, "epochs": 2},
     "dp-sgd": {"method": {"kind": "dp-sgd", "batch_size": 20}, "epochs": 2},
-    "dp-sgd, single": {"method": {"kind": "dp-sgd", "batching": "single"}, "epochs": 2,
+    "dp-sgd, single": {"method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1}, "epochs": 2,
                        "privacy": {"budget": {"epsilon": 8.0, "delta": 1e-3}}},
     "sgd": {"method": {"kind": "sgd", "batch_size": 20}, "epochs": 2, "privacy": None},
 }  # fmt: skip

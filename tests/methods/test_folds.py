@@ -85,7 +85,7 @@ def test_poisson_takes_each_record_at_the_rate_that_was_priced() -> None:
 
 
 def test_a_single_record_that_is_not_there_adds_nothing() -> None:
-    method = {"kind": "dp-sgd", "batching": "single", "learning_rate": 0.1}
+    method = {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1, "learning_rate": 0.1}
     own = context(made(method, epochs=1), [SeededStreams(s) for s in range(FOLDS)], points(RECORDS))
     trained: Any = create(own)
     rows, short = own.table.own, int(own.table.counts.argmin())

@@ -29,7 +29,13 @@ def picked(sampler: SingleSampler, step: int) -> int:
 
 
 def made(model: dict[str, Any] | None = None, **changes: Any) -> Recipe:
-    method = {"kind": "dp-sgd", "batching": "single", "learning_rate": "theorem", **changes.pop("method", {})}
+    method = {
+        "kind": "dp-sgd",
+        "batching": "fixed",
+        "batch_size": 1,
+        "learning_rate": "theorem",
+        **changes.pop("method", {}),
+    }
     problem = {"kind": "convex", "radius": 1.5, **(model or {})}
     clipping = {"kind": "flat", "norm": math.sqrt(5)}
     privacy = {"budget": {"epsilon": 5.0, "delta": 1e-5}, "clipping": clipping, **changes.pop("privacy", {})}

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
-from dpsgd_cli.privacy.adaptive_schedule import Pace, PacedPlan
-from dpsgd_cli.privacy.plan import make_plan
+from dpsgd_cli.privacy.adaptive_schedule import AdaptiveNoise, AdaptiveSchedulePlan
+from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.schedule import Validation
 
@@ -41,7 +41,7 @@ def slowly(settings: Validation, accuracies: list[float]) -> list[float]:
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(1, 5), st.integers(0, 4))
 def test_a_pace_follows_the_equations(hits: list[int], average: int, more: int) -> None:
     settings = Validation(initial=10, decay=0.7, threshold=0.05, period=average + more, average=average)
-    pace, found = Pace(settings, settings.initial), []
+    pace, found = AdaptiveNoise(settings, settings.initial), []
     for hit in hits:
         pace.observe(hit / 20)
         found.append(pace.multiplier)
@@ -49,13 +49,13 @@ def test_a_pace_follows_the_equations(hits: list[int], average: int, more: int) 
 
 
 def test_validations_may_be_rarer_than_epochs() -> None:
-    pace = Pace(Validation(initial=10, decay=0.7, every=3), 10)
+    pace = AdaptiveNoise(Validation(initial=10, decay=0.7, every=3), 10)
     assert [epoch for epoch in range(10) if pace.looks_after(epoch)] == [2, 5, 8]
 
 
-def plan(**changes: Any) -> PacedPlan:
-    found = make_plan(Recipe.model_validate(RECIPE | changes), 1000)
-    assert isinstance(found, PacedPlan)
+def plan(**changes: Any) -> AdaptiveSchedulePlan:
+    found = plan_for(Recipe.model_validate(RECIPE | changes), Facts(1000))
+    assert isinstance(found, AdaptiveSchedulePlan)
     return found
 
 
@@ -66,12 +66,12 @@ def test_the_plan_knows_the_most_epochs_and_what_they_may_cost() -> None:
     assert plan(epochs=7).most_epochs == 7
     charged = plan(data={"name": "digits", "validation": {"records": 100, "noise_multiplier": 5}})
     assert charged.look is not None
-    assert [len(charged.releases_of(charged.pace(), epoch)) for epoch in range(2)] == [2, 2]
+    assert [len(charged.releases_of(charged.noise(), epoch)) for epoch in range(2)] == [2, 2]
 
 
 def test_the_ledger_stops_a_pace_before_the_budget_is_passed() -> None:
     made = plan()
-    ledger, pace = made.ledger(), made.pace()
+    ledger, pace = made.ledger(), made.noise()
     epochs = 0
     while ledger.admits(made.releases_of(pace, epochs)):
         for release in made.releases_of(pace, epochs):
@@ -102,7 +102,7 @@ def test_what_no_filter_can_police_is_refused(changes: dict[str, Any], said: str
 def test_admits_counts_nothing() -> None:
     made = plan()
     ledger = made.ledger()
-    release = made.releases_of(made.pace(), 0)
+    release = made.releases_of(made.noise(), 0)
     assert ledger.admits([*release] * 20)
     assert not ledger.admits([*release] * 21)
     assert ledger.admits([*release] * 20)

@@ -7,7 +7,7 @@ import pytest
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.lectures import (
-    Problem,
+    PublicProblem,
     excess_risk_of_average,
     excess_risk_of_last,
     lecture_9,
@@ -16,7 +16,7 @@ from dpsgd_cli.privacy.lectures import (
 )
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 
-PROBLEM = Problem(records=1000, weights=11, lipschitz=2.0, radius=3.0)
+PROBLEM = PublicProblem(records=1000, weights=11, lipschitz=2.0, radius=3.0)
 
 
 def test_the_best_rate_gives_r_b_over_root_t_and_others_more() -> None:
@@ -31,7 +31,7 @@ def test_the_best_rate_gives_r_b_over_root_t_and_others_more() -> None:
 
 
 def test_the_last_iterate_has_its_own_orders() -> None:
-    strong = Problem(1000, 11, 2.0, 3.0, strong_convexity=0.5)
+    strong = PublicProblem(1000, 11, 2.0, 3.0, strong_convexity=0.5)
     ratio = excess_risk_of_last(PROBLEM, 0.0, 400) / excess_risk_of_last(PROBLEM, 0.0, 100)
     assert ratio == pytest.approx((2 + math.log(400)) / (2 + math.log(100)) / 2)
     quick = excess_risk_of_last(strong, 0.0, 400) / excess_risk_of_last(strong, 0.0, 100)

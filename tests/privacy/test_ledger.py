@@ -17,18 +17,18 @@ from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, Unsupporte
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import enforce
 from dpsgd_cli.privacy.ledger import (
-    Entry,
     Filter,
     GaussianFilter,
     GaussianRhoFilter,
     Ledger,
+    LedgerEntry,
     PlannedFilter,
     RhoFilter,
-    bounding,
     entries_from_lines,
     mu_squared_of,
     read_ledgers,
     to_lines,
+    to_price,
 )
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP, Release, ZeroConcentrated
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
@@ -117,7 +117,7 @@ def test_a_refused_release_is_not_recorded_and_a_smaller_one_may_follow() -> Non
     with pytest.raises(BudgetExceeded, match=r"rho to 1\.125, over the budget 1"):
         ledger.spend(gaussian(math.sqrt(0.8)), epoch=1)
     ledger.spend(gaussian(1.0), epoch=1)
-    assert ledger.entries == [Entry(gaussian(1.0), "train", 0), Entry(gaussian(1.0), "train", 1)]
+    assert ledger.entries == [LedgerEntry(gaussian(1.0), "train", 0), LedgerEntry(gaussian(1.0), "train", 1)]
     with pytest.raises(BudgetExceeded, match="over the budget"):
         ledger.spend(gaussian(1e8))
 
@@ -142,7 +142,7 @@ def test_preprocessing_counts_where_the_budget_covers_it_and_is_listed_in_any_ca
                 ledger.spend(gaussian(10.0))
         else:
             ledger.spend(gaussian(1.0))
-        assert ledger.entries[0] == Entry(gaussian(1.0), "before", None)
+        assert ledger.entries[0] == LedgerEntry(gaussian(1.0), "before", None)
         assert len(ledger.entries) == (1 if covers else 2)
 
 
@@ -173,17 +173,17 @@ def test_other_mechanisms_cost_what_is_proved() -> None:
 def test_releases_that_were_chosen_are_bounded_by_the_budget_and_the_others_by_themselves() -> None:
     cap = ZeroConcentrated(0.5, "zero-out")
     for covers in (True, False):
-        ledger = Ledger(RhoFilter(0.5), covers, cap=cap)
+        ledger = Ledger(RhoFilter(0.5), covers, budget_cap=cap)
         ledger.spend(gaussian(4.0), phase="before")
         ledger.spend(gaussian(5.0), 0)
         ledger.spend(gaussian(3.0, 2), 1)
         assert len(ledger.releases) == 3
-        assert ledger.bounding == ([Release(cap)] if covers else [gaussian(4.0), Release(cap)])
+        assert ledger.to_price == ([Release(cap)] if covers else [gaussian(4.0), Release(cap)])
         read = entries_from_lines(to_lines(ledger.entries, 0, None), "here")[0]
-        assert bounding(read) == ledger.bounding
+        assert to_price(read) == ledger.to_price
     known = Ledger(RhoFilter(0.5))
     known.spend(gaussian(5.0))
-    assert known.bounding == known.releases == [gaussian(5.0)]
+    assert known.to_price == known.releases == [gaussian(5.0)]
 
 
 def test_what_is_planned_and_not_made_is_charged_at_the_end() -> None:
@@ -192,7 +192,7 @@ def test_what_is_planned_and_not_made_is_charged_at_the_end() -> None:
     ledger = Ledger(PlannedFilter(planned))
     ledger.spend(planned[0], 7)
     ledger.close()
-    assert ledger.entries == [Entry(planned[0], "train", 7), Entry(planned[1], "train", 7)]
+    assert ledger.entries == [LedgerEntry(planned[0], "train", 7), LedgerEntry(planned[1], "train", 7)]
     for unplanned in (Ledger(), Ledger(RhoFilter(1.0))):
         unplanned.spend(gaussian(3.0))
         unplanned.close()
@@ -212,7 +212,7 @@ def test_a_rho_filter_of_gaussians_counts_the_gaussian_that_a_pure_release_is() 
 
 ENTRIES = st.lists(
     st.builds(
-        Entry,
+        LedgerEntry,
         st.builds(gaussian, st.floats(1e-6, 1e6), st.integers(0, 10**6), st.sampled_from(["full", "shuffle"])),
         st.sampled_from(["before", "train"]),
         st.none() | st.integers(0, 10**6),
@@ -223,7 +223,7 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, ENTRIES)
-def test_a_file_gives_back_every_entry_of_every_trial(first: list[Entry], second: list[Entry]) -> None:
+def test_a_file_gives_back_every_entry_of_every_trial(first: list[LedgerEntry], second: list[LedgerEntry]) -> None:
     lines = [*to_lines(first, 0, 7), *to_lines(second, 4, None)]
     expected = {trial: entries for trial, entries in ((0, first), (4, second)) if entries}
     assert entries_from_lines(lines, "here") == expected
@@ -247,7 +247,7 @@ def test_a_file_gives_back_every_entry_of_every_trial(first: list[Entry], second
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, damage: str) -> None:
-    good = to_lines([Entry(gaussian(1.0))], 0, None)[0]
+    good = to_lines([LedgerEntry(gaussian(1.0))], 0, None)[0]
     path = tmp_path / "ledger.jsonl"
     path.write_text(f"{good}\n\n{damage}\n")
     with pytest.raises(DataError, match=r"ledger\.jsonl:3: not a ledger line"):
@@ -266,8 +266,8 @@ def test_a_file_that_is_missing_empty_or_no_text_is_a_data_error(tmp_path: Path)
 BUDGET = ZeroConcentrated(0.5, "add-remove")
 
 
-def _chosen(noise: float, epoch: int) -> Entry:
-    return Entry(Release(GaussianSum(noise, "add-remove")), "train", epoch, BUDGET)
+def _chosen(noise: float, epoch: int) -> LedgerEntry:
+    return LedgerEntry(Release(GaussianSum(noise, "add-remove")), "train", epoch, BUDGET)
 
 
 @pytest.mark.parametrize(
@@ -276,10 +276,12 @@ def _chosen(noise: float, epoch: int) -> Entry:
         ([_chosen(1.2, 0), _chosen(1.2, 1)], "0.694444 in all say to be within 0.5"),
         ([_chosen(1 / 1.001, 0)], "0.501 in all say to be within 0.5"),
         ([_chosen(4, 0), _chosen(4, 1), _chosen(4, 0)], "epochs go back"),
-        ([Entry(Release(PureDP(0.1, "add-remove")), "train", 0, PureDP(1, "add-remove"))], "no filter admits"),
+        ([LedgerEntry(Release(PureDP(0.1, "add-remove")), "train", 0, PureDP(1, "add-remove"))], "no filter admits"),
     ],
 )
-def test_lines_of_two_runs_are_not_stated_as_one_budget(entries: list[Entry], message: str, tmp_path: Path) -> None:
+def test_lines_of_two_runs_are_not_stated_as_one_budget(
+    entries: list[LedgerEntry], message: str, tmp_path: Path
+) -> None:
     """Two ledgers of one trial each in one file would else be stated as one budget."""
     path = tmp_path / "ledger.jsonl"
     path.write_text("\n".join(to_lines(entries, 0, 0)))
@@ -296,14 +298,14 @@ def test_a_whole_budget_is_read_back(tmp_path: Path) -> None:
 def test_to_release_nothing_after_private_preprocessing_is_a_choice_too(tmp_path: Path) -> None:
     """The preprocessing is not of the budget, and by what it released a method may go on or not."""
     before = Release(GaussianSum(4.0, "add-remove", label="pca"))
-    ledger = Ledger(RhoFilter(0.5), covers_before=False, cap=BUDGET)
+    ledger = Ledger(RhoFilter(0.5), covers_before=False, budget_cap=BUDGET)
     ledger.spend(before, phase="before")
     ledger.close()
-    assert ledger.bounding == [before, Release(BUDGET)]
+    assert ledger.to_price == [before, Release(BUDGET)]
     assert ledger.releases == [before]
     path = tmp_path / "ledger.jsonl"
     path.write_text("\n".join(to_lines(ledger.entries, 0, 0)))
     assert read_ledgers(path) == {0: [before, Release(BUDGET)]}
-    empty = Ledger(RhoFilter(0.5), cap=BUDGET)
+    empty = Ledger(RhoFilter(0.5), budget_cap=BUDGET)
     empty.close()
-    assert empty.bounding == []
+    assert empty.to_price == []

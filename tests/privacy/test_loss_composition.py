@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpsgd_cli.privacy.dominating_pairs import LossMasses
 from dpsgd_cli.privacy.loss_composition import Aim, Composer, _fast_length, _shortfalls
-from dpsgd_cli.privacy.loss_pairs import LossMasses
 
 WIDTH = 0.1
 COIN = LossMasses(np.array([-4, 5]), np.array([0.4, 0.6]), 0.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.privacy.plan import Plan, Sampling, adjacency_of, make_plan
+from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, adjacency_of, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import DpSgdMethod
 
@@ -45,7 +45,7 @@ def recipe(batching: str = "shuffle", epochs: Any = "until-budget", **privacy: A
 
 
 def plan(*args: Any, records: int = 60_000, before: tuple[Release, ...] = (), **privacy: Any) -> Plan:
-    return make_plan(recipe(*args, **privacy), records, before)
+    return plan_for(recipe(*args, **privacy), Facts(records, before))
 
 
 def spend(plan: Plan, epochs: int | None = None) -> None:
@@ -179,9 +179,8 @@ def test_sensitivities() -> None:
     schedule = {"kind": "uniform", "initial": 8}
 
     def sensitivity(adjacency: str, clipping: dict[str, Any], groups: int | None = None) -> float:
-        return make_plan(
-            recipe(schedule=schedule, adjacency=adjacency, clipping=clipping), 6000, (), groups
-        ).sensitivity
+        one = recipe(schedule=schedule, adjacency=adjacency, clipping=clipping)
+        return plan_for(one, Facts(6000, groups=groups)).sensitivity
 
     flat, each, listed = (
         {"kind": "flat", "norm": 4},
@@ -202,21 +201,26 @@ def test_sensitivities() -> None:
 def test_noise_as_published_is_charged_what_it_costs() -> None:
     """M layers with noise z C_l each are M Gaussians of multiplier z: mu^2 = M / z^2."""
     clipping = {"kind": "per-layer", "norm": [4, 4], "noise": "as-published"}
-    found = make_plan(recipe("shuffle", 10, schedule={"kind": "uniform", "initial": 10}, clipping=clipping), 6000)
+    found = plan_for(recipe("shuffle", 10, schedule={"kind": "uniform", "initial": 10}, clipping=clipping), Facts(6000))
     assert found.noise_multipliers == (10.0,) * 10
     assert {r.mechanism.noise_multiplier for e in found.epochs for r in e if isinstance(r.mechanism, GaussianSum)} == {
         10 / math.sqrt(2)
     }
     assert found.rho() == pytest.approx(10 * 2 * 0.5 / 10**2, rel=1e-12)
-    auto = make_plan(recipe("shuffle", 10, clipping=clipping), 6000)
+    auto = plan_for(recipe("shuffle", 10, clipping=clipping), Facts(6000))
     assert auto.rho() == pytest.approx(0.78125, rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("batching", "privacy", "error", "says"),
     [
-        ("shuffle", {"adjacency": "add-remove"}, PrivacyError, "state privacy.adjacency zero-out or replace-one"),
-        ("poisson", {"adjacency": "replace-one"}, PrivacyError, "use method.batching full or shuffle"),
+        (
+            "shuffle",
+            {"adjacency": "add-remove"},
+            PrivacyError,
+            "state it for zero-out or replace-one, or use method.batching poisson or full",
+        ),
+        ("poisson", {"adjacency": "replace-one"}, PrivacyError, "or use method.batching shuffle, full or fixed"),
         ("poisson", {}, PrivacyError, "give privacy.budget as {epsilon: ..., delta: ...}"),
         ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "gaussian"}, UnsupportedMechanism, "pld"),
         ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "zcdp"}, UnsupportedMechanism, "rdp or"),
@@ -251,14 +255,14 @@ def test_what_has_no_guarantee_or_no_solution_is_refused_with_advice(
 @pytest.mark.parametrize("adjacency", ["add-remove", "zero-out"])
 def test_single_records_are_planned_for_replaced_ones_only(adjacency: str) -> None:
     """Wang, Balle and Kasiviswanathan 2019 bound draws without replacement where a record is swapped for another."""
-    single = {"kind": "dp-sgd", "batching": "single"}
+    single = {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1}
     one = recipe(budget={"epsilon": 3, "delta": 1e-5}, adjacency=adjacency)
     one = one.model_copy(update={"method": DpSgdMethod.model_validate(single), "epochs": 1})
-    with pytest.raises(PrivacyError, match=rf"single has no guarantee under {adjacency}"):
-        make_plan(one, 60)
+    with pytest.raises(PrivacyError, match=rf"batches of fixed size under {adjacency} adjacency"):
+        plan_for(one, Facts(60))
     assert one.privacy is not None
     own = one.model_copy(update={"privacy": one.privacy.model_copy(update={"adjacency": None})})
-    assert make_plan(own, 60).sampling == Sampling("fixed", 60, 1, "replace-one")
+    assert plan_for(own, Facts(60)).sampling == Sampling("fixed", 60, 1, "replace-one")
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:
@@ -297,19 +301,19 @@ def test_a_plan_of_many_epochs_is_made_and_spent_in_one_go() -> None:
 def test_a_poisson_plan_states_the_least_bound_and_names_whose_it_is() -> None:
     """At tiny rates and deltas Renyi orders prove less than discretised losses do, and elsewhere more."""
     fixed: dict[str, Any] = {"schedule": {"kind": "uniform", "initial": 0.5}, "budget": None}
-    tiny = make_plan(recipe("poisson", 1, delta=1e-20, **fixed), 600 * 1000)
-    usual = make_plan(recipe("poisson", 1, **fixed), 60_000)
+    tiny = plan_for(recipe("poisson", 1, delta=1e-20, **fixed), Facts(600 * 1000))
+    usual = plan_for(recipe("poisson", 1, **fixed), Facts(60_000))
     assert (tiny.accountant, usual.accountant) == ("rdp", "pld")
     for one in (tiny, usual):
         for name in ("rdp", "pld"):
             assert one.guarantee().epsilon <= accountants.get(name).epsilon(one.releases, one.delta)
-    named = make_plan(recipe("poisson", 1, delta=1e-20, accountant="pld", **fixed), 600 * 1000)
+    named = plan_for(recipe("poisson", 1, delta=1e-20, accountant="pld", **fixed), Facts(600 * 1000))
     assert named.accountant == "pld"
 
 
 def test_noise_is_calibrated_by_the_least_bound() -> None:
     budget = {"epsilon": 5.0, "delta": 1e-20}
-    least = make_plan(recipe("poisson", 1, budget=budget, delta=None), 600 * 1000)
-    alone = make_plan(recipe("poisson", 1, budget=budget, delta=None, accountant="pld"), 600 * 1000)
+    least = plan_for(recipe("poisson", 1, budget=budget, delta=None), Facts(600 * 1000))
+    alone = plan_for(recipe("poisson", 1, budget=budget, delta=None, accountant="pld"), Facts(600 * 1000))
     assert least.noise_multipliers[0] <= alone.noise_multipliers[0] * (1 + 1e-6)
     assert least.guarantee().epsilon <= 5.0

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.privacy.plan import make_plan
-from dpsgd_cli.privacy.schedule import free_numbers, noise_multiplier, with_number
-from dpsgd_cli.privacy.schedule_solver import cheaper_upwards, solve_schedule
+from dpsgd_cli.privacy.plan import Facts, plan_for
+from dpsgd_cli.privacy.schedule_solver import solve_schedule
 from dpsgd_cli.privacy.search import gap_of
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.schedule import Schedule
@@ -39,7 +38,7 @@ def rho(multipliers: list[float]) -> float:
 
 
 def spent(solved: Any, epochs: int) -> float:
-    return rho([noise_multiplier(solved, epoch) for epoch in range(epochs)])
+    return rho([solved.noise_multiplier(epoch) for epoch in range(epochs)])
 
 
 def solve(settings: dict[str, Any], epochs: int, budget: float = RHO) -> Any:
@@ -86,15 +85,15 @@ FREE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", FREE, ids=lambda s: f"{s['kind']}-{free_numbers(schedule(**s))[0]}")
+@pytest.mark.parametrize("settings", FREE, ids=lambda s: f"{s['kind']}-{schedule(**s).free_numbers()[0]}")
 def test_every_number_can_be_solved_for_and_its_neighbour_would_overspend(settings: dict[str, Any]) -> None:
     free = schedule(**settings)
-    path = free_numbers(free)[0]
+    path = free.free_numbers()[0]
     solved = solve(settings, 40)
-    assert free_numbers(solved) == []
+    assert solved.free_numbers() == []
     assert RHO * (1 - 1e-6) < spent(solved, 40) <= RHO
     here = solved.parts[1].schedule.decay if solved.kind == "piecewise" else getattr(solved, path)
-    costs = [spent(with_number(free, path, here * factor), 40) for factor in (1 - 1e-6, 1 + 1e-6)]
+    costs = [spent(free.with_number(path, here * factor), 40) for factor in (1 - 1e-6, 1 + 1e-6)]
     assert min(costs) <= RHO < max(costs)
 
 
@@ -141,10 +140,10 @@ def test_a_climbing_polynomial_is_solved_the_other_way_round() -> None:
 @pytest.mark.parametrize("settings", [*FREE, {"kind": "polynomial", "initial": 4, "final": 12, "decay": "auto"}])
 def test_more_of_a_number_is_more_noise_where_it_says_so(settings: dict[str, Any]) -> None:
     free = schedule(**settings)
-    path = free_numbers(free)[0]
+    path = free.free_numbers()[0]
     values = (0.2, 0.4) if path.endswith("decay") else (5.0, 6.0)
-    less, more = (spent(with_number(free, path, value), 20) for value in values)
-    assert (more < less) == cheaper_upwards(free, path)
+    less, more = (spent(free.with_number(path, value), 20) for value in values)
+    assert (more < less) == free.numbers()[path].increasing
 
 
 RECIPE: dict[str, Any] = {
@@ -163,7 +162,7 @@ RECIPE: dict[str, Any] = {
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_a_schedule_is_solved_on_poisson_batches_too(accountant: str) -> None:
     privacy = RECIPE["privacy"] | {"accountant": accountant}
-    plan = make_plan(Recipe.model_validate(RECIPE | {"privacy": privacy}), 1000)
+    plan = plan_for(Recipe.model_validate(RECIPE | {"privacy": privacy}), Facts(1000))
     epsilon = plan.guarantee().epsilon
     assert 2 * (1 - 1e-3) < epsilon <= 2
     assert plan.noise_multipliers[0] == 3
@@ -178,7 +177,7 @@ def test_a_plan_solves_within_what_preprocessing_leaves(budget: dict[str, float]
     privacy = {"schedule": {"kind": "time", "initial": 10, "decay": "auto"}, "budget": budget, "delta": 1e-4}
     recipe = Recipe.model_validate(RECIPE | {"method": method, "privacy": privacy, "epochs": 20})
     before = [Release(GaussianSum(8, "zero-out", label="pca"))]
-    plan = make_plan(recipe, 1000, before)
+    plan = plan_for(recipe, Facts(1000, before))
     guarantee, limit = plan.guarantee(), budget.get("epsilon")
     found = plan.rho() if limit is None else guarantee.epsilon
     assert found is not None

@@ -14,7 +14,8 @@ from dpsgd_cli.errors import InfeasibleBudget, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
-from dpsgd_cli.privacy.search import NOISE, Span, dearest, gap_of, gap_of_sum, largest, smallest
+from dpsgd_cli.privacy.search import gap_of, gap_of_sum, largest, most_expensive, smallest
+from dpsgd_cli.span import NOISE, Span
 
 
 def poisson(noise: float, steps: int = 1000) -> list[Release]:
@@ -46,9 +47,9 @@ def test_a_schedule_is_calibrated_as_a_whole() -> None:
 
 def test_rho_is_met_to_the_last_bit() -> None:
     exact = replace(NOISE, precision=0.0)
-    noise = dearest(lambda z: gap_of(total_rho(shuffled(z)), 0.78125), exact)
+    noise = most_expensive(lambda z: gap_of(total_rho(shuffled(z)), 0.78125), exact)
     assert noise == 8.0
-    assert dearest(lambda z: gap_of_sum([0.5 / z**2] * 100, 0.78125), exact) == 8.0
+    assert most_expensive(lambda z: gap_of_sum([0.5 / z**2] * 100, 0.78125), exact) == 8.0
 
 
 def test_what_no_noise_affords_is_said() -> None:
@@ -72,7 +73,7 @@ def test_a_region_that_begins_at_some_noise_is_entered_from_above() -> None:
 
 
 def test_the_dear_end_of_the_span_is_an_answer() -> None:
-    assert calibrate(shuffled, accountants.get("zcdp"), 1e9, 1e-5, replace(NOISE, dear=0.5)) == 0.5
+    assert calibrate(shuffled, accountants.get("zcdp"), 1e9, 1e-5, replace(NOISE, expensive=0.5)) == 0.5
 
 
 def test_a_refusal_where_the_budget_is_not_spent_is_a_refusal() -> None:
@@ -91,21 +92,21 @@ def test_the_last_float_that_fits_is_found(limit: float, start: float, upwards: 
         size = abs(math.log(value / limit)) if known else math.inf
         return max(size, 1e-300) if beyond else -size
 
-    assert dearest(gap, Span("number", cheap, dear, start)) == limit
+    assert most_expensive(gap, Span("number", cheap, dear, start)) == limit
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_the_last_whole_number_that_fits_is_found(limit: int, start: int) -> None:
-    span = Span("steps", cheap=1.0, dear=float(1 << 26), start=float(start), whole=True)
-    assert dearest(lambda steps: steps - limit, span) == limit
-    downwards = replace(span, cheap=span.dear, dear=span.cheap)
-    assert dearest(lambda period: limit - period, downwards) == limit
+    span = Span("steps", cheap=1.0, expensive=float(1 << 26), start=float(start), whole=True)
+    assert most_expensive(lambda steps: steps - limit, span) == limit
+    downwards = replace(span, cheap=span.expensive, expensive=span.cheap)
+    assert most_expensive(lambda period: limit - period, downwards) == limit
 
 
 def test_where_nothing_fits_nothing_is_found() -> None:
-    assert dearest(lambda value: math.inf, NOISE) is None
-    assert dearest(lambda value: math.nan, NOISE) is None
-    assert dearest(lambda value: -1.0, NOISE) == NOISE.dear
+    assert most_expensive(lambda value: math.inf, NOISE) is None
+    assert most_expensive(lambda value: math.nan, NOISE) is None
+    assert most_expensive(lambda value: -1.0, NOISE) == NOISE.expensive
 
 
 def test_smallest_and_largest_stay_on_the_safe_side() -> None:

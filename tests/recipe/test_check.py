@@ -72,7 +72,7 @@ BROKEN = [
     (
         "batch_size: 10",
         "batch_size: 10, batching: poison",
-        "4: method.batching: must be poisson, shuffle, full or single, got 'poison'; did you mean poisson?",
+        "4: method.batching: must be poisson, shuffle, full or fixed, got 'poison'; did you mean poisson?",
     ),
     ("x\n", "a b\n", "1: name: must be text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$, got 'a b'"),
     (

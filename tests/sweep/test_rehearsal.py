@@ -54,7 +54,7 @@ def test_every_way_to_train_can_be_rehearsed(write_recipe: WriteRecipe, name: st
         {"folds": 3, "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 1}},
         {"data": {"name": "breast-cancer", "preprocess": [{"unit-norm": {}}]},
          "model": {"kind": "convex", "loss": "logistic"},
-         "method": {"kind": "dp-sgd", "batching": "single", "learning_rate": 0.1},
+         "method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1, "learning_rate": 0.1},
          "privacy": {"delta": 1e-3, "schedule": {"kind": "uniform", "initial": 4}}},
         {"method": GRADIENT | {"kind": "sgd", "batching": "shuffle"}, "privacy": None},
         {"data": OWN | {"classes": [0, 1, 2]}, "seed": None},

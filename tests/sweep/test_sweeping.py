@@ -102,14 +102,15 @@ def test_a_dry_run_tells_every_cell_that_cannot_run(sweep: Sweep) -> None:
     assert done.exit_code == 2
     assert done.stdout.count("ERROR, see below") == 3
     assert done.stderr.count("method.batch_size is 5000, more than the 1438 training records") == 2
-    assert done.stderr.count("poisson batches are accounted for add-remove and zero-out only") == 1
+    assert done.stderr.count("poisson batches under replace-one adjacency") == 1
 
 
 def test_a_dry_run_tells_what_only_a_first_step_shows(sweep: Sweep) -> None:
     """That single-record steps need a convex model is no question of privacy, so no plan asks it."""
     blocks = "list:\n" + FAST.replace(
         "epochs: 1",
-        "epochs: 1, privacy.adjacency: replace-one, method: {kind: dp-sgd, batching: single, learning_rate: 1}",
+        "epochs: 1, privacy.adjacency: replace-one,"
+        " method: {kind: dp-sgd, batching: fixed, batch_size: 1, learning_rate: 1}",
     )
     done = sweep(blocks, "--dry-run")
     assert done.exit_code == 2

@@ -12,17 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
-from dpsgd_cli.privacy.mechanism import (
-    Adjacency,
-    ApproximateDP,
-    GaussianSum,
-    Mechanism,
-    PureDP,
-    Release,
-    ZeroConcentrated,
-    merge,
-)
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated, merge
 from dpsgd_cli.privacy.search import smallest
+from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
 
 Bound = Literal["upper", "estimate"]
 
@@ -135,30 +127,8 @@ def common_adjacency(releases: Sequence[Release]) -> Adjacency | None:
 
 
 def unsound_sampling(mechanism: GaussianSum) -> str | None:
-    """Why a batching has no theorem under its adjacency, whoever accounts for it; None when it has one.
-
-    Poisson: the null record of zero-out adds nothing to a sum whether it is drawn or not, so the two output
-    distributions are those of add-remove. Fixed size: Wang, Balle and Kasiviswanathan 2019 swap the record for
-    another one of the data, which only replace-one bounds. Shuffle: Yu et al. 2019, Theorem 2, needs the
-    partition to be drawn without looking at the data, and it depends on the number of records.
-    """
-    batching, adjacency = mechanism.batching, mechanism.adjacency
-    if batching == "shuffle" and adjacency == "add-remove":
-        return (
-            "shuffled batches under add-remove adjacency: one record more or less changes N and with it the partition"
-            " of all records, so batches no longer differ in one record; state it for zero-out or replace-one"
-        )
-    if batching == "poisson" and adjacency == "replace-one":
-        return (
-            "poisson batches under replace-one adjacency: amplification by Poisson sampling is proved for add-remove"
-            " and zero-out; choose one of them"
-        )
-    if batching == "fixed" and adjacency != "replace-one":
-        return (
-            f"batches of fixed size under {adjacency} adjacency: amplification by sampling without replacement is"
-            " proved for replace-one; choose it, with the sensitivity it has"
-        )
-    return None
+    """Why a batching has no theorem under its adjacency, whoever accounts for it; None when it has one."""
+    return BATCHINGS[mechanism.batching].unproved.get(mechanism.adjacency)
 
 
 def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:

@@ -46,7 +46,7 @@ class Gaussian(Accountant):
     def refusal(self, mechanism: Mechanism) -> str | None:
         if not isinstance(mechanism, GaussianSum):
             return None
-        if mechanism.batching in ("poisson", "fixed"):
+        if mechanism.sampled:
             return (
                 f"{mechanism.batching} batches: the privacy loss of a sampled Gaussian is not Gaussian; use pld or rdp"
             )

@@ -15,7 +15,8 @@ from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling
 from dpsgd_cli.privacy.accountants.rdp import Rdp
-from dpsgd_cli.privacy.mechanism import Adjacency, ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
+from dpsgd_cli.recipe.batching import Adjacency
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.loss_composition import Aim, Composer
@@ -170,8 +171,8 @@ def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False)
     """One for each direction that matters; one is enough when nothing is sampled."""
     import numpy as np
 
+    from dpsgd_cli.privacy.dominating_pairs import discretise, loss_variance
     from dpsgd_cli.privacy.loss_composition import Composer
-    from dpsgd_cli.privacy.loss_pairs import discretise, loss_variance
 
     counts = np.array([float(release.count) for release in releases])
     variance = float(sum(r.count * loss_variance(r.mechanism) for r in releases))

@@ -23,7 +23,7 @@ def mechanism_rho(mechanism: Mechanism) -> float:
     inf where zCDP says nothing.
     """
     if isinstance(mechanism, GaussianSum):
-        if mechanism.batching not in ("full", "shuffle"):
+        if mechanism.sampled:
             return math.inf
         variance = mechanism.noise_multiplier**2
         return 1 / (2 * variance) if variance > 0 else math.inf
@@ -56,7 +56,7 @@ class Zcdp(Accountant):
     def refusal(self, mechanism: Mechanism) -> str | None:
         if not isinstance(mechanism, GaussianSum):
             return None
-        if mechanism.batching in ("poisson", "fixed"):
+        if mechanism.sampled:
             return (
                 f"{mechanism.batching} batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2);"
                 " use rdp or pld, or zcdp-rs for the published estimate"

@@ -1,7 +1,7 @@
 """zCDP(RS): Yu et al.'s closed-form ESTIMATE for Poisson batches, inside the region where they conjecture it.
 
 The bound alpha q^2 / z^2 on the Renyi divergence is a conjecture that is false in places
-(`python -m dpsgd_cli.privacy.sampled_bound` shows where); nothing here is a guarantee. For one, use `rdp` or `pld`.
+(`python -m benchmarks.sampled_bound` shows where); nothing here is a guarantee. For one, use `rdp` or `pld`.
 """
 
 from __future__ import annotations

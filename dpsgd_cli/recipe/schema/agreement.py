@@ -1,6 +1,6 @@
 """What the sections of a recipe must agree on: every method's needs, as lines that begin with the key at fault.
 
-Not here: conditions of a guarantee, which the plan checks (`privacy/planning.py`).
+Not here: conditions of a guarantee, which the plan checks (`privacy/gradient_plan.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _augment(recipe: Recipe) -> list[str]:
 
 def _validation(recipe: Recipe) -> list[str]:
     cut, privacy = recipe.data.validation, recipe.privacy
-    follows = privacy is not None and privacy.schedule.kind == "validation"
+    follows = privacy is not None and privacy.schedule.adaptive
     problems = []
     if recipe.method.kind == "private-selection":
         if privacy is not None and privacy.schedule != Uniform():

@@ -12,7 +12,8 @@ _MOST = 1_000_000_000
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
-Delta = Annotated[float, Field(gt=0, lt=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Delta = Fraction
 
 DrawSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 """Of what NumPy draws."""

@@ -35,7 +35,7 @@ class DpAgdMethod(FullBatch):
     """Lee and Kifer 2018, Algorithm 2; the defaults are theirs."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.dp_agd:DpAgd", "dpsgd_cli.privacy.planning:dp_agd", may_differ=ITS_BUDGET
+        "dpsgd_cli.methods.dp_agd:DpAgd", "dpsgd_cli.privacy.adaptive:dp_agd", may_differ=ITS_BUDGET
     )
     kind: Literal["dp-agd"] = "dp-agd"
     splits: Positive = Field(
@@ -70,7 +70,7 @@ class ObjectivePerturbationMethod(FullBatch):
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.objective_perturbation:ObjectivePerturbation",
-        "dpsgd_cli.privacy.planning:objective_perturbation",
+        "dpsgd_cli.privacy.single_release:objective_perturbation",
         may_differ=ITS_BUDGET,
     )
     kind: Literal["objective-perturbation"] = "objective-perturbation"
@@ -81,7 +81,7 @@ class OutputPerturbationMethod(FullBatch):
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.output_perturbation:OutputPerturbation",
-        "dpsgd_cli.privacy.planning:output_perturbation",
+        "dpsgd_cli.privacy.gradient_plan:output_perturbation",
         may_differ=ITS_BUDGET,
     )
     kind: Literal["output-perturbation"] = "output-perturbation"
@@ -92,7 +92,7 @@ class PrivGeneMethod(FullBatch):
     """Zhang et al. 2013: a genetic search whose survivors are chosen by the exponential mechanism."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.privgene:PrivGene", "dpsgd_cli.privacy.planning:privgene", may_differ=ITS_BUDGET
+        "dpsgd_cli.methods.privgene:PrivGene", "dpsgd_cli.privacy.adaptive:privgene", may_differ=ITS_BUDGET
     )
     kind: Literal["privgene"] = "privgene"
     rounds: Count = Field(20, description="Generations.")
@@ -120,7 +120,7 @@ class MajorityMethod(FullBatch):
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.baselines:Majority",
-        "dpsgd_cli.privacy.planning:majority",
+        "dpsgd_cli.privacy.single_release:majority",
         privacy="optional",
         may_differ=ITS_BUDGET,
     )

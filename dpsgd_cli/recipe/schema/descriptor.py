@@ -34,7 +34,7 @@ class Descriptor:
     """
 
     runs: str
-    planner: str = "dpsgd_cli.privacy.planning:gradient"
+    planner: str = "dpsgd_cli.privacy.gradient_plan:gradient"
     privacy: Literal["needed", "refused", "optional"] = "needed"
     by_steps: bool = False
     in_processes: bool = False

@@ -7,27 +7,29 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from dpsgd_cli.recipe.batching import Batching
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Positive, Section
 from dpsgd_cli.recipe.schema.convex import ConvexMethod
 from dpsgd_cli.recipe.schema.descriptor import ITS_TRAINING, Descriptor
-from dpsgd_cli.recipe.schema.schedule import Decay, Rate
+from dpsgd_cli.recipe.schema.learning_rate import Rate
+from dpsgd_cli.recipe.schema.schedule import Decay
 
 
-class Sgd(Section):
+class SgdSettings(Section):
     kind: Literal["sgd"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Heavy-ball momentum.")
 
 
-class Adam(Section):
+class AdamSettings(Section):
     kind: Literal["adam"] = "adam"
     betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the two moment averages.")
     stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
 
 
-Optimizer = Annotated[Sgd | Adam, Field(discriminator="kind")]
+Optimizer = Annotated[SgdSettings | AdamSettings, Field(discriminator="kind")]
 
 
-class Ema(Section):
+class EmaSettings(Section):
     """An exponential moving average that forgets the start, as in De et al. (2022)."""
 
     kind: Literal["ema"] = "ema"
@@ -49,22 +51,25 @@ class TailIterates(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="Share of the steps that is averaged.")
 
 
-Averaging = Annotated[Ema | AllIterates | TailIterates, Field(discriminator="kind")]
+Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discriminator="kind")]
 
 
 class Gradient(Section):
     """What every gradient method shares."""
 
-    batching: Literal["poisson", "shuffle", "full", "single"] = Field(
-        "poisson", description="How records reach a step; single: one record a step, drawn uniformly (replace-one)."
+    batching: Batching = Field(
+        "poisson",
+        description="How records reach a step; fixed: one record a step, drawn uniformly (replace-one, batch_size 1).",
     )
-    batch_size: Count | None = Field(None, description="Expected (poisson) or exact (shuffle) size; else none.")
+    batch_size: Count | None = Field(
+        None, description="Expected (poisson) or exact (shuffle) size, 1 (fixed), none (full)."
+    )
     learning_rate: Positive | Rate | Literal["theorem"] = Field(
         0.1,
         description="Step length on the mean-scaled gradient, or how it changes with the epoch; theorem: the lectures'"
         " (convex model with a radius).",
     )
-    optimizer: Optimizer = Field(Sgd(), description="How a gradient becomes an update.")
+    optimizer: Optimizer = Field(SgdSettings(), description="How a gradient becomes an update.")
     weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")
     descriptor: ClassVar[Descriptor]
     _theorems: ClassVar[tuple[str, ...]] = ()
@@ -76,8 +81,10 @@ class Gradient(Section):
             raise ValueError(
                 f"learning_rate: theorem is for batching: {' or '.join(self._theorems) or 'no such method'}"
             )
-        if (self.batching in ("full", "single")) != (self.batch_size is None):
+        if (self.batching == "full") != (self.batch_size is None):
             raise ValueError(f"batching: {self.batching} {'takes no' if self.batch_size else 'needs a'} batch_size")
+        if self.batching == "fixed" and self.batch_size != 1:
+            raise ValueError(f"batch_size: is {self.batch_size}, but batching: fixed draws one record a step; give 1")
         return self
 
     @property
@@ -101,16 +108,16 @@ class SgdMethod(Gradient):
 
 
 class DpSgdMethod(Gradient):
-    """Poisson, shuffled or full batches of clipped gradients; `single` is Algorithm 3 of Lecture 15."""
+    """Poisson, shuffled or full batches of clipped gradients; `fixed` is Algorithm 3 of Lecture 15."""
 
     descriptor = Descriptor("dpsgd_cli.methods.dp_sgd:DpSgd", by_steps=True, in_processes=True, may_differ=ITS_TRAINING)
-    _theorems: ClassVar[tuple[str, ...]] = ("single",)
+    _theorems: ClassVar[tuple[str, ...]] = ("fixed",)
 
     kind: Literal["dp-sgd"] = "dp-sgd"
 
     @property
     def described(self) -> Descriptor:
-        if self.batching != "single":
+        if self.batching != "fixed":
             return self.descriptor
         return replace(self.descriptor, runs="dpsgd_cli.methods.lecture_sgd:LectureSgd", in_processes=False)
 
@@ -155,7 +162,7 @@ class SgdMaMethod(Gradient):
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.dp_sgd:DpSgd",
-        "dpsgd_cli.privacy.planning:by_moments",
+        "dpsgd_cli.privacy.gradient_plan:by_moments",
         in_processes=True,
         may_differ=ITS_TRAINING,
     )
@@ -168,7 +175,7 @@ class SgdAdvMethod(Gradient):
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.dp_sgd:DpSgd",
-        "dpsgd_cli.privacy.planning:by_advanced_composition",
+        "dpsgd_cli.privacy.gradient_plan:by_advanced_composition",
         in_processes=True,
         may_differ=ITS_TRAINING,
     )
@@ -180,7 +187,7 @@ class PythonMethod(Gradient):
     """A user's own method: a class deriving from `dpsgd_cli.methods.Method`."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.creation:own", "dpsgd_cli.privacy.planning:of_own_code", privacy="optional"
+        "dpsgd_cli.methods.creation:own", "dpsgd_cli.privacy.gradient_plan:of_own_code", privacy="optional"
     )
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file, relative to the recipe.")

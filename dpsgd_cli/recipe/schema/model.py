@@ -9,12 +9,25 @@ from pydantic import Field, model_validator
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Positive, Section
 
 
-class LinearModel(Section):
+class ModelKind(Section):
+    """What every kind of model says of itself before it is built."""
+
+    @property
+    def layers(self) -> int | None:
+        """Layers with parameters, which per-layer clipping counts; None where only building the model would tell."""
+        return None
+
+
+class LinearModel(ModelKind):
     kind: Literal["linear"] = "linear"
     bias: bool = Field(True, description="Whether the layer has a bias of its own.")
 
+    @property
+    def layers(self) -> int:
+        return 1
 
-class ConvexModel(Section):
+
+class ConvexModel(ModelKind):
     """A convex problem: one linear output, a loss of its margin (labels become -1 and 1) or residual, an L2 term.
 
     The objective is mean loss + l2 / 2 |w|^2 over |w| <= radius, the constant column's weight included in w.
@@ -31,13 +44,17 @@ class ConvexModel(Section):
     target_bound: Positive = Field(1.0, description="squared: public bound on a target's size (larger are clamped).")
 
 
-class MlpModel(Section):
+class MlpModel(ModelKind):
     kind: Literal["mlp"] = "mlp"
     hidden: list[Count] = Field(default=[100], description="Widths of the hidden layers.")
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("relu", description="Between the layers.")
 
+    @property
+    def layers(self) -> int:
+        return len(self.hidden) + 1
 
-class CnnModel(Section):
+
+class CnnModel(ModelKind):
     """A small convolutional network of Papernot et al. (2021) or, on scattering features, Tramer and Boneh (2021)."""
 
     kind: Literal["cnn"] = "cnn"
@@ -46,8 +63,12 @@ class CnnModel(Section):
     )
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("tanh", description="Between the layers.")
 
+    @property
+    def layers(self) -> int:
+        return {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}[self.layout]
 
-class WrnModel(Section):
+
+class WrnModel(ModelKind):
     """The wide residual network of De et al. (2022): WRN-16-4 by default."""
 
     kind: Literal["wrn"] = "wrn"
@@ -67,7 +88,7 @@ class WrnModel(Section):
         return self
 
 
-class VitModel(Section):
+class VitModel(ModelKind):
     """A small vision transformer."""
 
     kind: Literal["vit"] = "vit"
@@ -85,7 +106,7 @@ class VitModel(Section):
         return self
 
 
-class PythonModel(Section):
+class PythonModel(ModelKind):
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file, relative to the recipe.")
     factory: str = Field("build", description="Function `(input_shape, outputs) -> torch.nn.Module` in that file.")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from abc import abstractmethod
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.recipe.accountants import ACCOUNTANTS
+from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.base import Delta, Positive, Section
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
+from dpsgd_cli.wording import count
 
 NoiseSource = Literal["seeded", "secure"]
 
@@ -24,12 +30,56 @@ def describe_noise(source: NoiseSource) -> str:
     return "seeded (experiment: who knows the seed can take the noise away, and runs with one seed share their noise)"
 
 
-class FlatClipping(Section):
+class ClippingKind(Section):
+    """What every kind of clipping offers; a kind is one class here, and its name in the union `Clipping`.
+
+    `by_layer`: whether each layer's gradient is bounded by itself, or one record's whole gradient.
+    `factors`: `module:name` of the function that says what a gradient is multiplied by, from the L2 bounds and the L2
+    norms of the gradients (tensors that broadcast): no factor may leave a norm above its bound.
+    """
+
+    by_layer: ClassVar[bool] = False
+    factors: ClassVar[str] = "dpsgd_cli.core.clipping:at_most"
+    kind: str
+
+    @abstractmethod
+    def bounds(self, layers: int | None) -> list[float]:
+        """L2 bounds on one record's gradient: one, or one for each of `layers` (None: unknown) where `by_layer`."""
+
+    def norm_bound(self, layers: int | None) -> float:
+        """L2 bound on all that one record adds to a sum."""
+        return math.sqrt(math.fsum(bound**2 for bound in self.bounds(layers)))
+
+    @property
+    def noise_by_layer(self) -> bool:
+        """Whether each layer has noise z times its own bound, instead of z times `norm_bound` everywhere."""
+        return False
+
+    def charged(self, noise_multiplier: float, layers: int | None) -> float:
+        """Noise multiplier of the one Gaussian that noise at `noise_multiplier` is.
+
+        Noise z C_l on layer l: M Gaussians of multiplier z on the parts of one vector, which together are one Gaussian
+        of multiplier z / sqrt(M).
+        """
+        return noise_multiplier / math.sqrt(len(self.bounds(layers))) if self.noise_by_layer else noise_multiplier
+
+
+class FlatClipping(ClippingKind):
     kind: Literal["flat"] = "flat"
     norm: Positive = Field(1.0, description="L2 bound C of one record's whole gradient.")
 
+    def bounds(self, layers: int | None) -> list[float]:
+        del layers
+        return [self.norm]
 
-class PerLayerClipping(Section):
+    def norm_bound(self, layers: int | None) -> float:
+        """C itself, without the rounding of a root."""
+        del layers
+        return self.norm
+
+
+class PerLayerClipping(ClippingKind):
+    by_layer = True
     kind: Literal["per-layer"] = "per-layer"
     norm: Positive | list[Positive] = Field(1.0, description="L2 bound C_l of each layer, or one per layer.")
     noise: Literal["joint", "as-published"] = Field(
@@ -38,8 +88,33 @@ class PerLayerClipping(Section):
         " which is charged what it costs, noise multiplier z / sqrt(M).",
     )
 
+    def bounds(self, layers: int | None) -> list[float]:
+        if isinstance(self.norm, list):
+            if layers is not None and len(self.norm) != layers:
+                raise PrivacyError(
+                    f"privacy.clipping.norm lists {count(len(self.norm), 'bound')}, but the model has"
+                    f" {count(layers, 'layer')}"
+                )
+            return list(self.norm)
+        if layers is None:
+            raise PrivacyError("per-layer clipping with one norm needs the number of layers; list one norm per layer")
+        return [self.norm] * layers
+
+    @property
+    def noise_by_layer(self) -> bool:
+        return self.noise == "as-published"
+
 
 Clipping = Annotated[FlatClipping | PerLayerClipping, Field(discriminator="kind")]
+
+
+_ACCOUNTANTS = ("auto", *(name for name, listed in ACCOUNTANTS.items() if listed.in_recipes))
+
+
+def _accountant(name: str) -> str:
+    if name not in _ACCOUNTANTS:
+        raise ValueError(f"is {name!r}, but must be one of {', '.join(_ACCOUNTANTS)}")
+    return name
 
 
 class RhoBudget(Section):
@@ -52,7 +127,7 @@ class EpsilonBudget(Section):
 
 
 class Privacy(Section):
-    adjacency: Literal["add-remove", "replace-one", "zero-out"] | None = Field(
+    adjacency: Adjacency | None = Field(
         None, description="Which data sets count as neighbours; left out, the batching's own (see README)."
     )
     clipping: Clipping = Field(FlatClipping(), description="How one record's gradient is bounded.")
@@ -62,14 +137,13 @@ class Privacy(Section):
         "total", description="`training` leaves private preprocessing out of the budget (never out of the total)."
     )
     delta: Delta | None = Field(None, description="Delta of the statement; the budget's own when it has one.")
-    accountant: Literal[
-        "auto", "zcdp", "zcdp-tight", "gaussian", "rdp", "pld", "moments",
-        "lemma-15.1", "lemma-15.5", "nikolov", "basic-composition", "advanced-composition", "strong-composition",
+    accountant: Annotated[
+        str, AfterValidator(_accountant), WithJsonSchema({"type": "string", "enum": list(_ACCOUNTANTS)})
     ] = Field(
         "auto",
         description="Who polices an epsilon budget, chooses the least noise for it and states epsilon. auto: exact"
         " (gaussian) for full and shuffle, else the least upper bound of all that apply, by whosever it is.",
-    )  # fmt: skip
+    )
     noise_source: NoiseSource | None = Field(
         None, description="seeded: reproducible, for experiments; secure: operating-system entropy (no seed)."
     )

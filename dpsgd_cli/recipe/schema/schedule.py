@@ -1,68 +1,209 @@
-"""`privacy.schedule`: the noise multiplier by epoch, and `method.learning_rate` as a function of the epoch.
+"""`privacy.schedule`: the noise multiplier by epoch (Yu et al. 2019, IV-A2), and all that depends on its kind.
 
-What the formulas are stands in `privacy/schedule.py` and `core/updates.py`.
+A kind of schedule is one class here, and its name in the union `Schedule` (in `Decay`, where it can be a part of
+another one). The class owns its noise at epoch t (epochs count from 0), what becomes of it when all noise is scaled,
+and, in the type of each number that may be `auto`, where that is searched and in which direction it costs more.
+Not here: how much of a budget that spends (`privacy/schedule_solver.py`), what an epoch costs (`privacy/accountants/`).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpsgd_cli.recipe.schema.base import Count, NonNegative, Positive, Section
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.recipe.schema.base import Count, Fraction, NonNegative, Positive, Section
+from dpsgd_cli.span import NOISE, Span
+
+LEAST = 1e-6
+"""Less noise than this protects nothing (rho is 5e11), and its square soon leaves the range of floats."""
+
+
+@dataclass(frozen=True)
+class Number(Span):
+    """A number of a schedule that may be `auto`: from where it makes most noise (`cheap`) to where it makes least.
+
+    `value` is the number that a value of the search stands for. `refused`: why it cannot be solved for.
+    """
+
+    value: Callable[[float], float] = float
+    refused: str = ""
+
+    @property
+    def increasing(self) -> bool:
+        """Whether more of it is more noise."""
+        return self.cheap > self.expensive
+
 
 Auto = Literal["auto"]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
+_NOISE = Number(NOISE.name, NOISE.cheap, NOISE.expensive, NOISE.start)
+OnlyNoise = Annotated[Positive | Auto, _NOISE]
+Noise = Annotated[Positive | Auto, replace(_NOISE, start=64.0)]
+Rate = Annotated[Positive | Auto, Number("decay", cheap=1e-9, expensive=1e9, start=1e-4)]
+Factor = Annotated[
+    Fraction | Auto,
+    Number("decay / (1 - decay)", cheap=1e9, expensive=1e-9, start=1e4, value=lambda odds: odds / (1 + odds)),
+]
+Period = Annotated[
+    Count | Auto, Number("period", cheap=float(1 << 40), expensive=1.0, start=64.0, whole=True, value=int)
+]
 
 
-class Uniform(Section):
+class NoiseSchedule(Section):
+    """What every kind offers.
+
+    `adaptive`: its noise is chosen while training runs, and `noise` is the most that an epoch may have.
+    `follows_initial`: a factor of `initial` is a factor of all its noise.
+    """
+
+    adaptive: ClassVar[bool] = False
+    follows_initial: ClassVar[bool] = True
+    kind: str
+
+    @abstractmethod
+    def noise(self, epoch: int) -> float:
+        """The formula; PrivacyError where a number that it needs is still `auto`."""
+
+    def noise_multiplier(self, epoch: int) -> float:
+        """Noise multiplier of `epoch` (0, 1, ...); at least `LEAST`.
+
+        Raises PrivacyError where the schedule has less noise than that, or a number that is still `auto`.
+        """
+        value = self.noise(epoch)
+        if value < LEAST:
+            raise PrivacyError(
+                f"schedule {self.kind} has noise multiplier {value:g} at epoch {epoch}, less than {LEAST:g}:"
+                " train fewer epochs, or let it decay slower (for no privacy at all there is method sgd)"
+            )
+        return value
+
+    def scaled(self, factor: float) -> Self:
+        """The same with every noise multiplier times `factor`; none of its numbers is free."""
+        names = [name for name in ("initial", "final") if name in type(self).model_fields]
+        return self.model_copy(update={name: getattr(self, name) * factor for name in names})
+
+    def numbers(self) -> dict[str, Number]:
+        """What may be `auto`, by its path inside the section.
+
+        >>> list(ExponentialDecay(initial=10, decay=0.1).numbers())
+        ['initial', 'decay']
+        """
+        found = ((name, field.metadata) for name, field in type(self).model_fields.items())
+        return {name: one for name, metadata in found for one in metadata if isinstance(one, Number)}
+
+    def free_numbers(self) -> list[str]:
+        """The paths of what is `auto`: `decay`, `parts.1.initial`.
+
+        >>> ExponentialDecay(initial=10, decay="auto").free_numbers()
+        ['decay']
+        """
+        return [path for path in self.numbers() if self.number_at(path) == "auto"]
+
+    def number_at(self, path: str) -> Any:
+        """The number at one of the paths of `numbers`, or `auto`."""
+        return getattr(self, path)
+
+    def with_number(self, path: str, value: float | str) -> Self:
+        """The same with the number at one of the paths of `numbers` set."""
+        return self.model_copy(update={path: value})
+
+
+class Uniform(NoiseSchedule):
     kind: Literal["uniform"] = "uniform"
-    initial: Positive | Auto = Field("auto", description="Noise multiplier of every epoch; auto: the least allowed.")
+    initial: OnlyNoise = Field("auto", description="Noise multiplier of every epoch; auto: the least allowed.")
+
+    def noise(self, epoch: int) -> float:
+        """The same in every epoch."""
+        del epoch
+        return _known(self.initial)
 
 
-class TimeDecay(Section):
+class TimeDecay(NoiseSchedule):
     kind: Literal["time"] = "time"
-    initial: Positive | Auto = Field(description="Noise multiplier of epoch 0.")
-    decay: Positive | Auto = Field(description="k in initial / (1 + k floor(t / period)).")
+    initial: Noise = Field(description="Noise multiplier of epoch 0.")
+    decay: Rate = Field(description="k in initial / (1 + k floor(t / period)).")
     period: Count = Field(1, description="Epochs between two changes.")
 
+    def noise(self, epoch: int) -> float:
+        """sigma_t = sigma_0 / (1 + k floor(t / period))."""
+        return _known(self.initial) / (1 + _known(self.decay) * (epoch // self.period))
 
-class ExponentialDecay(Section):
+
+class ExponentialDecay(NoiseSchedule):
     kind: Literal["exponential"] = "exponential"
-    initial: Positive | Auto = Field(description="Noise multiplier of epoch 0.")
-    decay: Positive | Auto = Field(description="k in initial * exp(-k floor(t / period)).")
+    initial: Noise = Field(description="Noise multiplier of epoch 0.")
+    decay: Rate = Field(description="k in initial * exp(-k floor(t / period)).")
     period: Count = Field(1, description="Epochs between two changes.")
 
+    def noise(self, epoch: int) -> float:
+        """sigma_t = sigma_0 exp(-k floor(t / period))."""
+        return _known(self.initial) * math.exp(-_known(self.decay) * (epoch // self.period))
 
-class StepDecay(Section):
+
+class StepDecay(NoiseSchedule):
     kind: Literal["step"] = "step"
-    initial: Positive | Auto = Field(description="Noise multiplier of epoch 0.")
-    decay: Fraction | Auto = Field(description="k in initial * k^floor(t / period).")
-    period: Count | Auto = Field(10, description="Epochs between two steps.")
+    initial: Noise = Field(description="Noise multiplier of epoch 0.")
+    decay: Factor = Field(description="k in initial * k^floor(t / period).")
+    period: Period = Field(10, description="Epochs between two steps.")
+
+    def noise(self, epoch: int) -> float:
+        """sigma_t = sigma_0 k^floor(t / period)."""
+        times = epoch // int(_known(self.period))
+        return float(_known(self.initial) * _known(self.decay) ** times)
 
 
-class PolynomialDecay(Section):
+class PolynomialDecay(NoiseSchedule):
+    follows_initial = False
     kind: Literal["polynomial"] = "polynomial"
-    initial: Positive | Auto = Field(description="Noise multiplier of epoch 0.")
-    final: Positive | Auto = Field(description="Noise multiplier from epoch `period` on.")
-    decay: Positive | Auto = Field(description="Power k in (initial - final) (1 - t/period)^k + final.")
-    period: Count | Auto = Field(100, description="Epochs until the final value.")
+    initial: Noise = Field(description="Noise multiplier of epoch 0.")
+    final: Noise = Field(description="Noise multiplier from epoch `period` on.")
+    decay: Rate = Field(description="Power k in (initial - final) (1 - t/period)^k + final.")
+    period: Period = Field(100, description="Epochs until the final value.")
     every: Count = Field(1, description="Epochs between two changes.")
 
+    def noise(self, epoch: int) -> float:
+        """sigma_t = (sigma_0 - sigma_end) (1 - t / period)^k + sigma_end, and sigma_end from `period` on.
 
-Decay = Annotated[Uniform | TimeDecay | ExponentialDecay | StepDecay | PolynomialDecay, Field(discriminator="kind")]
+        With `every` above 1, t is the last multiple of it.
+        """
+        left = max(0.0, 1 - (epoch - epoch % self.every) / _known(self.period))
+        final = _known(self.final)
+        return float((_known(self.initial) - final) * left ** _known(self.decay) + final)
+
+    def numbers(self) -> dict[str, Number]:
+        """Noise that climbs turns the direction of its power and of its period."""
+        found = super().numbers()
+        if isinstance(self.initial, str) or isinstance(self.final, str) or self.final <= self.initial:
+            return found
+        reason = "auto is for noise that decays; final is above initial here"
+        return found | {
+            "decay": replace(found["decay"], cheap=1e9, expensive=1e-9, start=64.0),
+            "period": replace(found["period"], cheap=1.0, expensive=found["period"].cheap, refused=reason),
+        }
 
 
-class Part(Section):
+_Decay = Uniform | TimeDecay | ExponentialDecay | StepDecay | PolynomialDecay
+Decay = Annotated[_Decay, Field(discriminator="kind")]
+
+
+class Stretch(Section):
+    """One part of a piecewise schedule."""
+
     epochs: Count | None = Field(None, description="How long this part lasts; left out in the last one, to the end.")
     schedule: Decay = Field(description="Its noise; its clock starts at 0 where the part begins.")
 
 
-class Piecewise(Section):
+class Piecewise(NoiseSchedule):
     """One schedule after the other: constant for 10 epochs, then exponential."""
 
+    follows_initial = False
     kind: Literal["piecewise"] = "piecewise"
-    parts: Annotated[list[Part], Field(min_length=1)] = Field(description="In order.")
+    parts: Annotated[list[Stretch], Field(min_length=1)] = Field(description="In order.")
 
     @model_validator(mode="after")
     def _only_the_last_is_open(self) -> Piecewise:
@@ -73,10 +214,43 @@ class Piecewise(Section):
             raise ValueError(f"parts.{at}: epochs: {said}")
         return self
 
+    def noise(self, epoch: int) -> float:
+        """That of the part that `epoch` falls into, its own clock starting at 0."""
+        for part in self.parts:
+            if part.epochs is None or epoch < part.epochs:
+                return part.schedule.noise(epoch)
+            epoch -= part.epochs
+        raise PrivacyError("schedule piecewise ended before the training")
 
-class Validation(Section):
+    def scaled(self, factor: float) -> Self:
+        return self._with([part.schedule.scaled(factor) for part in self.parts])
+
+    def numbers(self) -> dict[str, Number]:
+        return {
+            f"parts.{index}.{name}": number
+            for index, part in enumerate(self.parts)
+            for name, number in part.schedule.numbers().items()
+        }
+
+    def number_at(self, path: str) -> Any:
+        _, index, name = path.split(".")
+        return self.parts[int(index)].schedule.number_at(name)
+
+    def with_number(self, path: str, value: float | str) -> Self:
+        _, index, name = path.split(".")
+        schedules = [part.schedule for part in self.parts]
+        schedules[int(index)] = schedules[int(index)].with_number(name, value)
+        return self._with(schedules)
+
+    def _with(self, schedules: list[_Decay]) -> Self:
+        pairs = zip(self.parts, schedules, strict=True)
+        return self.model_copy(update={"parts": [part.model_copy(update={"schedule": one}) for part, one in pairs]})
+
+
+class Validation(NoiseSchedule):
     """Yu et al. 2019, IV-A1: less noise whenever the validation accuracy stops improving. Needs `data.validation`."""
 
+    adaptive = True
     kind: Literal["validation"] = "validation"
     initial: Positive = Field(description="Noise multiplier of epoch 0.")
     decay: Fraction = Field(description="k: the noise multiplier becomes k times itself.")
@@ -91,37 +265,16 @@ class Validation(Section):
             raise ValueError(f"period: is {self.period}, but must be at least average ({self.average})")
         return self
 
-
-Schedule = Annotated[
-    Uniform | TimeDecay | ExponentialDecay | StepDecay | PolynomialDecay | Piecewise | Validation,
-    Field(discriminator="kind"),
-]
-
-
-class ConstantRate(Section):
-    kind: Literal["constant"] = "constant"
-    initial: Positive = Field(description="Step length in every epoch.")
+    def noise(self, epoch: int) -> float:
+        """The noise of epoch 0, and the most that any epoch has: later ones follow the validation accuracy."""
+        del epoch
+        return self.initial
 
 
-class LinearRate(Section):
-    kind: Literal["linear"] = "linear"
-    initial: Positive = Field(description="Step length in epoch 0.")
-    final: Positive = Field(description="Step length from epoch `epochs` on.")
-    epochs: Count = Field(description="How many epochs the way takes.")
+Schedule = Annotated[_Decay | Piecewise | Validation, Field(discriminator="kind")]
 
 
-class StepRate(Section):
-    kind: Literal["step"] = "step"
-    initial: Positive = Field(description="Step length in epoch 0.")
-    decay: Fraction = Field(description="k in initial * k^floor(t / period).")
-    period: Count = Field(10, description="Epochs between two steps.")
-
-
-class CosineRate(Section):
-    kind: Literal["cosine"] = "cosine"
-    initial: Positive = Field(description="Step length in epoch 0.")
-    final: NonNegative = Field(0.0, description="Step length from epoch `epochs` on.")
-    epochs: Count | None = Field(None, description="How many epochs the way takes; left out, the whole training.")
-
-
-Rate = Annotated[ConstantRate | LinearRate | StepRate | CosineRate, Field(discriminator="kind")]
+def _known(value: float | str) -> float:
+    if isinstance(value, str):
+        raise PrivacyError("a number of the schedule is auto: it has no value until the plan has solved for it")
+    return value

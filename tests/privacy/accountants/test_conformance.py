@@ -15,16 +15,8 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.mechanism import (
-    Adjacency,
-    ApproximateDP,
-    Batching,
-    GaussianSum,
-    Mechanism,
-    PureDP,
-    Release,
-    ZeroConcentrated,
-)
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
+from dpsgd_cli.recipe.batching import Adjacency, Batching
 
 BATCHINGS: dict[Batching, Adjacency] = {
     "full": "add-remove",

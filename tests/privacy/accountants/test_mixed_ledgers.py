@@ -19,15 +19,9 @@ from dp_accounting.pld import privacy_loss_distribution as oracle
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.pld import Pld
-from dpsgd_cli.privacy.least import Least
-from dpsgd_cli.privacy.mechanism import (
-    Adjacency,
-    ApproximateDP,
-    GaussianSum,
-    Mechanism,
-    PureDP,
-    Release,
-)
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
+from dpsgd_cli.privacy.statement import Least
+from dpsgd_cli.recipe.batching import Adjacency
 
 UPPER = [name for name in accountants.NAMES if accountants.get(name).bound == "upper"]
 INTERVAL = 2e-4

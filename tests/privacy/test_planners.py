@@ -13,7 +13,7 @@ from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, largest_rho
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
-from dpsgd_cli.privacy.planning import Facts, plan_for
+from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 
 FACTS = Facts(records=1000, feature_bound=2.0)

@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy.conversions import gaussian_delta
-from dpsgd_cli.privacy.loss_pairs import LossMasses, discretise, loss_variance
+from dpsgd_cli.privacy.dominating_pairs import LossMasses, discretise, loss_variance
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
 
 

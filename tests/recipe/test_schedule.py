@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import TypeAdapter
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.privacy.schedule import LEAST, SCHEDULES, allows, free_numbers, noise_multiplier, with_number
-from dpsgd_cli.recipe.schema.schedule import Schedule
+from dpsgd_cli.recipe.schema.schedule import (
+    LEAST,
+    ExponentialDecay,
+    Piecewise,
+    PolynomialDecay,
+    Schedule,
+    StepDecay,
+    Stretch,
+    TimeDecay,
+    Uniform,
+)
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 
@@ -59,26 +68,27 @@ CASES: list[tuple[dict[str, Any], list[float]]] = [
 
 @pytest.mark.parametrize(("settings", "expected"), CASES, ids=lambda case: str(case)[:30])
 def test_published_values(settings: dict[str, Any], expected: list[float]) -> None:
-    found = [noise_multiplier(schedule(**settings), epoch) for epoch in EPOCHS]
+    found = [schedule(**settings).noise_multiplier(epoch) for epoch in EPOCHS]
     assert found == pytest.approx(expected, rel=1e-14)
 
 
 def test_every_schedule_of_the_schema_has_its_formula() -> None:
-    assert {settings["kind"] for settings, _ in CASES} == set(SCHEDULES)
+    assert {settings["kind"] for settings, _ in CASES} == {
+        one.model_fields["kind"].default for one in get_args(get_args(Schedule)[0])
+    }
 
 
 def test_noise_too_small_to_protect_is_refused_with_its_epoch() -> None:
     decaying = schedule(kind="exponential", initial=1, decay=1)
     last = math.floor(-math.log(LEAST))
-    assert allows(decaying, last) and noise_multiplier(decaying, last) >= LEAST
-    assert not allows(decaying, last + 1)
+    assert decaying.noise_multiplier(last) >= LEAST > decaying.noise(last + 1)
     with pytest.raises(PrivacyError, match=rf"exponential has noise multiplier \S+ at epoch {last + 1}"):
-        noise_multiplier(decaying, last + 1)
+        decaying.noise_multiplier(last + 1)
 
 
 def test_auto_has_no_value_of_its_own() -> None:
     with pytest.raises(PrivacyError, match="auto"):
-        noise_multiplier(schedule(kind="uniform", initial="auto"), 0)
+        schedule(kind="uniform", initial="auto").noise_multiplier(0)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +111,28 @@ def test_free_numbers_are_named_and_set() -> None:
             {"schedule": {"kind": "time", "initial": "auto", "decay": 1}},
         ],
     )
-    assert free_numbers(free) == ["parts.1.initial"]
-    assert noise_multiplier(with_number(free, "parts.1.initial", 4.0), 3) == 4
-    assert free_numbers(schedule(kind="step", initial=1, decay="auto", period="auto")) == ["decay", "period"]
+    assert free.free_numbers() == ["parts.1.initial"]
+    assert free.with_number("parts.1.initial", 4.0).noise_multiplier(3) == 4
+    assert schedule(kind="step", initial=1, decay="auto", period="auto").free_numbers() == ["decay", "period"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Uniform(initial=3),
+        TimeDecay(initial=3, decay=0.2),
+        ExponentialDecay(initial=3, decay=0.2),
+        StepDecay(initial=3, decay=0.5, period=4),
+        PolynomialDecay(initial=3, final=1, decay=2, period=6),
+        Piecewise(
+            parts=[
+                Stretch(epochs=3, schedule=Uniform(initial=5)),
+                Stretch(schedule=PolynomialDecay(initial=3, final=2, decay=1, period=4)),
+            ]
+        ),
+    ],
+)
+def test_every_epoch_of_a_scaled_schedule_has_scaled_noise(kind: Any) -> None:
+    scaled = kind.scaled(2.5)
+    found = [scaled.noise_multiplier(epoch) for epoch in range(12)]
+    assert found == pytest.approx([2.5 * kind.noise_multiplier(epoch) for epoch in range(12)], rel=1e-14)

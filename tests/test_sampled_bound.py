@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.sampled_bound import Grid, excess, largest_orders, search
 from dpsgd_cli.privacy.renyi import poisson_gaussian_divergence
-from dpsgd_cli.privacy.sampled_bound import Grid, excess, largest_orders, search
 
 
 def test_worst_counter_example_by_the_slow_formula() -> None:

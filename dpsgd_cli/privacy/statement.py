@@ -1,7 +1,8 @@
-"""What is stated where nobody named an accountant: the least of the upper bounds that apply.
+"""What is stated where nobody named an accountant, the least of the upper bounds that apply; and what to warn of.
 
 Each bound is a theorem about the same releases, so the least of them is true. Releases must be fixed beforehand: of
-those that are chosen on the way, the theorem of the filter that admits them is all that is known (`ledger.bounding`).
+those that are chosen on the way, the theorem of the filter that admits them is all that is known (`ledger.to_price`).
+Warnings are no errors: such a run may be an experiment.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.base import Accountant, number
 from dpsgd_cli.privacy.mechanism import Mechanism, Release
+from dpsgd_cli.rounding import epsilon_text
+
+MOST_EPSILON = 100.0
 
 
 class Least(Accountant):
@@ -62,3 +66,25 @@ class Least(Accountant):
             except UnsupportedMechanism:
                 continue
         return min(found, default=math.inf)
+
+
+def warnings_of(epsilon: float | None, delta: float, records: int) -> list[str]:
+    """What a user should know of a guarantee of `epsilon` (None: no finite one) at `delta` about `records` records.
+
+    Publishing each record whole with probability `delta` satisfies (0, delta): at 1 / records that is one, on average.
+
+    >>> warnings_of(3.0, 1e-5, 60_000), len(warnings_of(250.0, 0.01, 100))
+    ([], 2)
+    """
+    found = []
+    if delta * records >= 1:
+        found.append(
+            f"delta {delta:g} is not below 1 / {records}, the number of training records: publishing one of them whole"
+            " would satisfy it; give a smaller delta"
+        )
+    if epsilon is not None and epsilon > MOST_EPSILON:
+        found.append(
+            f"epsilon {epsilon_text(epsilon)} is above {MOST_EPSILON:g}: it bounds next to nothing; add noise, train"
+            " less or lower the budget"
+        )
+    return found

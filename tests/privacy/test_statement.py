@@ -13,8 +13,8 @@ from dpsgd_cli.account.cases import FlagCase
 from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.rdp import Rdp
-from dpsgd_cli.privacy.least import Least
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
+from dpsgd_cli.privacy.statement import Least, warnings_of
 
 CASE = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
 
@@ -79,3 +79,22 @@ def test_estimates_are_never_stated() -> None:
     known = accountants.get("pld").epsilon(releases, 1e-5)
     assert Least(("zcdp-rs", "pld")).best(releases, 1e-5) == (known, "pld")
     assert Least(("zcdp-rs", "basic-composition")).best(releases, 1e-5)[0] > estimate
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "records", "says"),
+    [
+        (100.0, 1e-5, 60_000, []),
+        (100.1, 1e-5, 60_000, ["epsilon 100.1000 is above 100"]),
+        (1.0, 1 / 64, 64, ["delta 0.015625 is not below 1 / 64"]),
+        (1.0, 1 / 65, 64, []),
+        (None, 1e-5, 64, []),
+        (3e8, 0.5, 64, ["delta 0.5 is not below", "epsilon 3e+08 is above"]),
+    ],
+)
+def test_a_statement_that_says_little_is_called_so(
+    epsilon: float | None, delta: float, records: int, says: list[str]
+) -> None:
+    found = warnings_of(epsilon, delta, records)
+    assert len(found) == len(says)
+    assert all(text.startswith(begin) for text, begin in zip(found, says, strict=True))

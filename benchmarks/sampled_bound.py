@@ -4,7 +4,7 @@ The conjecture (Yu et al. 2019, section IV-B2 and Appendix G): D_alpha <= alpha 
 sampling rates q <= 1/(16 z) and orders 1 < alpha <= U = z^2 log(1/(q z)) + 1. This repeats their numerical validation
 over their own grid (z from 1 to 30, q from 0.001, both in steps of 0.001; orders in steps of 0.01), in about a minute:
 
-    python -m dpsgd_cli.privacy.sampled_bound
+    python -m benchmarks.sampled_bound
 
 What that prints: of 198812 pairs the divergence exceeds the bound at 2940, all with z between 1.000 and 1.106 and q
 from 0.016 on, so the paper's "always higher" does not hold on its own grid. The worst is z = 1, q = 0.062, order 3.78,

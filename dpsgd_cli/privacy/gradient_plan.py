@@ -1,0 +1,258 @@
+"""The plan of a gradient method: schedule + batching + clipping + budget -> noise multipliers, epochs and price.
+
+Guarantee of every planned epoch (the release is the noisy clipped SUM of `core/clipping.py`, whose L2
+sensitivity is S = C for flat clipping, sqrt(sum C_l^2) for per-layer clipping, and twice that when a record
+may be replaced; the noise has standard deviation z S):
+
+- poisson (add-remove, zero-out): each step is a Poisson-subsampled Gaussian of noise multiplier z and rate
+  q = batch_size / N. N is declared public. Under zero-out a sampled record is swapped for one that adds zero,
+  which moves the sum as its absence does.
+- shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
+  record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
+  partition itself would change: refused.
+- full (all three): one Gaussian a step.
+- fixed (replace-one): each step is a Gaussian on one record drawn uniformly, a batch of fixed size 1.
+- `as-published` per-layer noise adds z C_l to layer l: M Gaussians of multiplier z on the parts of one vector, which
+  together are one Gaussian of multiplier z / sqrt(M), and are recorded as that.
+
+
+Not here: what depends on a kind of schedule, clipping or batching (`recipe/schema/`), the search for a schedule's free
+number (`schedule_solver.py`), prices (`accountants/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.adaptive_schedule import AdaptiveSchedulePlan
+from dpsgd_cli.privacy.budget import describe, excess
+from dpsgd_cli.privacy.lipschitz import sensitivity_of_descent
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, adjacency_of, delta_of, privacy_of
+from dpsgd_cli.privacy.schedule_solver import epochs_that_fit, solve_schedule
+from dpsgd_cli.privacy.statement import Least
+from dpsgd_cli.recipe.batching import BATCHINGS, moves_of_a_sum
+from dpsgd_cli.recipe.expected import any_of
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.privacy import FlatClipping, Privacy, RhoBudget
+from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform, Validation
+from dpsgd_cli.span import PRECISION
+from dpsgd_cli.wording import count
+
+MOST_EPOCHS = 100_000
+
+
+def gradient(recipe: Recipe, facts: Facts) -> Plan:
+    """A release a step or epoch, of the schedule's noise.
+
+    Raises PrivacyError for a combination without a guarantee and InfeasibleBudget when nothing fits the budget.
+    """
+    privacy, method = privacy_of(recipe), recipe.method
+    batch = method.batch_size or facts.records
+    if batch > facts.records:
+        raise PrivacyError(
+            f"method.batch_size is {batch}, more than the {facts.records} training records; make it smaller"
+        )
+    sampling = Sampling(method.batching, facts.records, batch, adjacency_of(recipe))
+    unproved = sampling.kind.unproved.get(sampling.adjacency)
+    if unproved is not None:
+        others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
+        raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
+    _check_sampler(sampling, privacy.accountant)
+    draft = _Draft(recipe, privacy, sampling, facts)
+    return draft.adaptive(privacy.schedule) if isinstance(privacy.schedule, Validation) else draft.plan()
+
+
+def by_moments(recipe: Recipe, facts: Facts) -> Plan:
+    """The least noise by the moments accountant.
+
+    At all orders: its 32 integers state no epsilon below log(1/delta)/32.
+    """
+    return _by_accountant("rdp-markov", recipe, facts)
+
+
+def by_advanced_composition(recipe: Recipe, facts: Facts) -> Plan:
+    """The least noise by advanced composition of amplified Gaussian mechanisms."""
+    return _by_accountant("strong-composition", recipe, facts)
+
+
+def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
+    """The gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
+    privacy = privacy_of(recipe)
+    if privacy.accountant == "auto":
+        recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update={"accountant": name})})
+    return gradient(recipe, facts)
+
+
+def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
+    """The gradient plan, for code that may choose what to release, and when to stop, as it likes."""
+    return replace(gradient(recipe, facts), chooses=True)
+
+
+def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
+    """One Gaussian on the last iterate, of sensitivity that the problem's public constants give."""
+    sensitivity = sensitivity_of_descent(recipe, facts.records, facts.feature_bound)
+    changes = {"clipping": FlatClipping(norm=sensitivity), "schedule": Uniform()}
+    whole = privacy_of(recipe).model_copy(update=changes)
+    return gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
+
+
+def _check_sampler(sampling: Sampling, accountant: str) -> None:
+    """Refuse shuffled batches where the accountant's theorem needs sampled ones."""
+    if sampling.batching != "shuffle" or accountant == "auto":
+        return
+    reason = accountants.get(accountant).refusal(GaussianSum(1.0, sampling.adjacency, "shuffle"))
+    if reason is not None:
+        raise PrivacyError(
+            f"privacy.accountant {accountant} does not cover {reason}. `dpsgd recipe batching` shows what shuffled and"
+            " Poisson batches look like; method.batching: poisson is the sampler that it needs"
+        )
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A plan in the making."""
+
+    recipe: Recipe
+    privacy: Privacy
+    sampling: Sampling
+    facts: Facts
+
+    def plan(self) -> Plan:
+        kind, multipliers = self._solve()
+        epochs = tuple((self.release(z),) for z in multipliers)
+        plan = Plan(noise_multipliers=tuple(multipliers), epochs=epochs, schedule=kind, **self._settings)
+        if self.accountant.name == Least.name:
+            plan = replace(plan, accountant=Least().best(plan.releases, self.delta)[1])
+        if self._excess(multipliers) > 0:
+            fitting = epochs_that_fit(kind, len(multipliers), self._excess)
+            raise InfeasibleBudget(
+                f"{count(len(multipliers), 'epoch')} of this schedule would pass the budget"
+                f" ({describe(self.privacy.budget)}); {fitting} fit: train fewer epochs, add noise, raise the"
+                " budget, or use epochs: until-budget"
+            )
+        return plan
+
+    def adaptive(self, kind: Validation) -> Plan:
+        """A plan that follows the validation accuracy, within a budget that a filter can police."""
+        allowed, cut = self.privacy.budget, self.recipe.data.validation
+        if allowed is None:
+            raise PrivacyError("privacy.schedule validation stops when the budget is spent: give privacy.budget")
+        if cut is None:
+            raise PrivacyError("privacy.schedule validation needs data.validation: what accuracy is measured on")
+        if self.sampling.kind.sampled or not self._filtered:
+            raise PrivacyError(
+                "privacy.schedule validation chooses its noise while it runs, and only budgets in rho, or in epsilon by"
+                " the gaussian accountant, can be policed then; use method.batching shuffle or full, or a schedule that"
+                " is known beforehand"
+            )
+        look = None
+        if cut.noise_multiplier is not None:
+            look = Release(GaussianSum(cut.noise_multiplier, self.sampling.adjacency, label="validation"))
+        most = self._most_epochs(Uniform(initial=kind.initial))
+        wanted = self.recipe.epochs
+        return AdaptiveSchedulePlan(
+            noise_multipliers=(kind.initial,),
+            epochs=(),
+            schedule=kind,
+            release=self.release,
+            look=look,
+            most=most if wanted == "until-budget" else min(most, wanted),
+            **self._settings,
+        )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What every kind of plan says alike."""
+        return {
+            "sampling": self.sampling,
+            "sensitivity": self.sensitivity,
+            "groups": self.facts.groups or 1,
+            "before": tuple(self.facts.before),
+            "accountant": self.accountant.name,
+            "delta": self.delta,
+            "budget": self.privacy.budget,
+            "covers_before": self.privacy.budget_covers == "total",
+        }
+
+    @property
+    def accountant(self) -> Accountant:
+        name = self.privacy.accountant
+        if self.facts.judge is not None:
+            return self.facts.judge
+        if name == "auto":
+            # nothing is below what is exact, and its filter lets a method choose
+            return Least() if self.sampling.kind.sampled else accountants.get("gaussian")
+        return accountants.get(name)
+
+    @property
+    def delta(self) -> float:
+        return delta_of(self.privacy)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.privacy.clipping.norm_bound(self.facts.groups) * moves_of_a_sum(self.sampling.adjacency)
+
+    def release(self, multiplier: float) -> Release:
+        """What one epoch at schedule value `multiplier` releases."""
+        mechanism = GaussianSum(
+            noise_multiplier=self.privacy.clipping.charged(multiplier, self.facts.groups),
+            adjacency=self.sampling.adjacency,
+            batching=self.sampling.batching,
+            sampling_rate=self.sampling.rate,
+            sensitivity=self.sensitivity,
+        )
+        return Release(mechanism, self.sampling.releases_per_epoch)
+
+    def _excess(self, multipliers: Sequence[float]) -> float:
+        made = {z: self.release(z) for z in set(multipliers)}
+        before = self.facts.before if self.privacy.budget_covers == "total" else ()
+        return excess(self.privacy.budget, self.accountant, [*before, *(made[z] for z in multipliers)])
+
+    def _solve(self) -> tuple[Schedule, list[float]]:
+        """The schedule without free numbers, and its values by epoch."""
+        wanted, kind = self.recipe.epochs, self.privacy.schedule
+        free = kind.free_numbers()
+        lacking = ["privacy.budget"] * (self.privacy.budget is None)
+        lacking += ["epochs as a number, not until-budget"] * (wanted == "until-budget")
+        if free and lacking:
+            raise PrivacyError(f"privacy.schedule.{free[0]}: auto is solved for; give {' and '.join(lacking)}")
+        if wanted == "until-budget":
+            wanted = self._most_epochs(kind)
+        elif free:
+            kind = self._solved(kind, wanted)
+        return kind, [kind.noise_multiplier(epoch) for epoch in range(wanted)]
+
+    def _solved(self, kind: Schedule, epochs: int) -> Schedule:
+        try:
+            # where only an accountant can tell the price, each question takes long
+            return solve_schedule(kind, epochs, self._excess, 0.0 if self._filtered else PRECISION)
+        except InfeasibleBudget:
+            if self._excess([]) < 0:
+                raise
+            raise InfeasibleBudget(
+                f"private preprocessing alone spends the budget ({describe(self.privacy.budget)}); give it more noise,"
+                " or raise the budget"
+            ) from None
+
+    @property
+    def _filtered(self) -> bool:
+        return isinstance(self.privacy.budget, RhoBudget) or self.accountant.name == "gaussian"
+
+    def _most_epochs(self, kind: Schedule) -> int:
+        """How many epochs the budget allows; raises InfeasibleBudget for none, or too many to count."""
+        if self.privacy.budget is None:
+            raise PrivacyError("epochs: until-budget needs privacy.budget")
+        fitting = epochs_that_fit(kind, MOST_EPOCHS, self._excess)
+        if fitting == 0:
+            raise InfeasibleBudget(
+                f"not one epoch fits the budget ({describe(self.privacy.budget)}): add noise or raise the budget"
+            )
+        if fitting == MOST_EPOCHS:
+            raise InfeasibleBudget(f"the budget is not spent after {MOST_EPOCHS} epochs; give epochs as a number")
+        return fitting

@@ -1,0 +1,79 @@
+"""How records reach a step: the kinds of batching, and what is proved for each under which adjacency.
+
+A kind of batching is one entry of `BATCHINGS` and its name in `Batching`; a method says which of them it takes.
+Not here: drawing batches (`core/sampling.py`), prices (`privacy/accountants/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Adjacency = Literal["add-remove", "replace-one", "zero-out"]
+Batching = Literal["poisson", "shuffle", "full", "fixed"]
+
+
+@dataclass(frozen=True)
+class BatchingKind:
+    """What depends on how records reach a step.
+
+    `adjacency`: what a statement is for where nobody says. `sampled`: a record is in a batch with some rate, which
+    amplifies what a batch guarantees; otherwise it takes part in every use. `by_epoch`: one use of the mechanism is an
+    epoch, not a step. `claim`: what an epoch is charged, in words. `unproved`: why nothing is proved, by adjacency.
+    """
+
+    adjacency: Adjacency
+    claim: str
+    sampled: bool = False
+    by_epoch: bool = False
+    unproved: Mapping[Adjacency, str] = field(default_factory=dict)
+
+    def rate(self, batch_size: int, records: int) -> float:
+        """The share of the records that a batch is expected to hold, where that amplifies; else 1."""
+        return batch_size / records if self.sampled else 1.0
+
+
+_FIXED = (
+    "batches of fixed size under {} adjacency: amplification by sampling without replacement is proved for replace-one;"
+    " choose it, with the sensitivity it has"
+)
+BATCHINGS: dict[Batching, BatchingKind] = {
+    # The null record of zero-out adds nothing to a sum whether it is drawn or not, so the two output distributions are
+    # those of add-remove.
+    "poisson": BatchingKind(
+        "add-remove",
+        "a step is a subsampled Gaussian (rdp, pld, moments, zcdp-rs); add-remove or zero-out",
+        sampled=True,
+        unproved={
+            "replace-one": "poisson batches under replace-one adjacency: amplification by Poisson sampling is proved"
+            " for add-remove and zero-out, since a pair of sampled records moves the sum in both directions; choose one"
+            " of them"
+        },
+    ),
+    # Yu et al. 2019, Theorem 2, needs the partition to be drawn without looking at the data, and it depends on the
+    # number of records.
+    "shuffle": BatchingKind(
+        "zero-out",
+        "an epoch is one Gaussian (zcdp, gaussian, rdp, pld); zero-out or replace-one",
+        by_epoch=True,
+        unproved={
+            "add-remove": "shuffled batches under add-remove adjacency: one record more or less changes N and with it"
+            " the partition of all records, so batches no longer differ in one record; state it for zero-out or"
+            " replace-one"
+        },
+    ),
+    "full": BatchingKind("add-remove", "a step is one Gaussian; any adjacency"),
+    # Wang, Balle and Kasiviswanathan 2019 swap the record for another one of the data, which only replace-one bounds.
+    "fixed": BatchingKind(
+        "replace-one",
+        "a step is a Gaussian on a batch drawn without replacement (rdp); replace-one",
+        sampled=True,
+        unproved={"add-remove": _FIXED.format("add-remove"), "zero-out": _FIXED.format("zero-out")},
+    ),
+}
+
+
+def moves_of_a_sum(adjacency: Adjacency) -> float:
+    """How many times the bound on one record's part a sum may move: 2 where another record replaces it, else 1."""
+    return 2.0 if adjacency == "replace-one" else 1.0
