@@ -21,6 +21,7 @@ def test_what_a_descriptor_names_is_there(settings: Any) -> None:
 
 
 def test_no_descriptor_is_inherited() -> None:
-    """A method that forgot its own would run as another."""
+    """A method that forgot its own would run, or be planned, as another."""
     assert all("descriptor" in vars(settings) for settings in METHODS.values())
-    assert len({settings.descriptor.runs for settings in METHODS.values()}) == len(METHODS)
+    described = {(settings.descriptor.runs, settings.descriptor.planner) for settings in METHODS.values()}
+    assert len(described) == len(METHODS)
