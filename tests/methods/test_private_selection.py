@@ -134,7 +134,7 @@ def test_the_ledger_holds_the_dearest_training_and_the_choice(train: Train, writ
             DpsgdError,
             "candidates instead",
         ),
-        ({"budget": {"rho": 1}, "delta": 1e-3, "adjacency": "add-remove"}, PrivacyError, "one record more or less"),
+        ({"budget": {"rho": 1}, "delta": 1e-3, "adjacency": "add-remove"}, PrivacyError, "cuts the records into parts"),
     ],
 )
 def test_what_has_no_proof_is_refused(
