@@ -42,6 +42,40 @@ class Addition:
 
 
 ADDITIONS = {
+    # recipe/schema/schedule.py: "A kind of schedule is one class here, and its name in the union `Schedule`"
+    "schedule": Addition(
+        edited="dpsgd_cli/recipe/schema/schedule.py",
+        edits={
+            "Schedule = Annotated[": (
+                "class Halving(NoiseSchedule):\n"
+                "    kind: Literal['halving'] = 'halving'\n"
+                "    initial: Noise = Field(description='Noise multiplier of epoch 0.')\n\n"
+                "    def noise(self, epoch: int) -> float:\n"
+                "        return _known(self.initial) / 2**epoch\n\n\n"
+            ),
+            "Piecewise | Validation, Field(": "Halving | ",
+        },
+    ),
+    # recipe/schema/privacy.py: "a kind is one class here, and its name in the union `Clipping`"; where its factors are
+    # new, too, it names their function
+    "clipping kind": Addition(
+        files={
+            "dpsgd_cli/core/automatic.py": (
+                "def almost_to_the_bound(bounds, norms):\n"
+                "    print('clipped automatically')\n"
+                "    return bounds / (norms + 0.01)\n"
+            )
+        },
+        edited="dpsgd_cli/recipe/schema/privacy.py",
+        edits={
+            "Clipping = Annotated[": (
+                "class AutomaticClipping(FlatClipping):\n"
+                "    factors = 'dpsgd_cli.core.automatic:almost_to_the_bound'\n"
+                "    kind: Literal['automatic'] = 'automatic'\n\n\n"
+            ),
+            "FlatClipping | PerLayerClipping, Field(": "AutomaticClipping | ",
+        },
+    ),
     # metrics.py: "To add one that is a mean over records, add an entry."
     "metric": Addition(
         edited="dpsgd_cli/metrics.py",
@@ -50,7 +84,7 @@ ADDITIONS = {
             " lambda outputs, labels: 1.0 - right_answers(outputs, labels).float()),\n"
         },
     ),
-    # privacy/accountants/__init__.py: "Adding one is one file here and one line in `_WHERE`."
+    # recipe/accountants.py: "Adding one is a file in `privacy/accountants/` and a line here; nothing else lists them."
     "accountant": Addition(
         files={
             "dpsgd_cli/privacy/accountants/generous.py": (
@@ -60,8 +94,8 @@ ADDITIONS = {
                 "    def epsilon(self, releases, delta):\n        return super().epsilon(releases, delta) + 1\n"
             )
         },
-        edited="dpsgd_cli/privacy/accountants/__init__.py",
-        edits={'    "gaussian": (': '    "generous": ("generous", "Generous"),\n'},
+        edited="dpsgd_cli/recipe/accountants.py",
+        edits={'    "gaussian": ': '    "generous": Listed("generous:Generous"),\n'},
     ),
     # sweep/launchers/__init__.py: "Adding one is one file here and one line in `LAUNCHERS`"
     "launcher": Addition(
@@ -125,12 +159,18 @@ RECIPE: dict[str, Any] = {
     "data": {"name": "weekdays"},
     "model": {"kind": "linear"},
     "method": {"kind": "halved-dp-sgd", "batching": "full", "learning_rate": 1},
-    "privacy": {"budget": {"rho": 0.5}, "delta": 1e-5},
+    "privacy": {
+        "clipping": {"kind": "automatic", "norm": 0.5},
+        "schedule": {"kind": "halving", "initial": "auto"},
+        "budget": {"epsilon": 3, "delta": 1e-5},
+        "accountant": "generous",
+    },
     "epochs": 3,
     "seed": 0,
     "repeats": 2,
 }
 PLAIN = RECIPE | {"name": "plain", "method": RECIPE["method"] | {"kind": "dp-sgd"}}
+PLAIN["privacy"] = {"budget": {"epsilon": 2, "delta": 1e-5}}
 SWEEP = {"name": "both", "recipes": ["new.yaml"], "grid": {"method.kind": ["halved-dp-sgd", "dp-sgd"]}}
 
 COMMANDS = {
@@ -207,6 +247,21 @@ def test_every_command_works_with_what_was_added(said: dict[str, Said], command:
     assert not said[command].code, said[command].err
 
 
+def test_a_schedule_is_one_class_and_its_name(said: dict[str, Said], place: Path) -> None:
+    """Its noise is applied, charged, and solved for where a number is `auto`."""
+    (ledger,) = place.glob("trained/*/ledger.jsonl")
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    noise = [line["noise_multiplier"] for line in lines if line["trial"] == 0]
+    assert noise == [pytest.approx(noise[0] / 2**epoch) for epoch in range(3)]
+    assert "halving" in said["schema"].out
+
+
+def test_a_clipping_kind_is_one_class_and_its_name(said: dict[str, Said]) -> None:
+    """Its factors are those that gradients are multiplied by, and its bound is what is charged."""
+    assert "clipped automatically" in said["train"].out
+    assert "AutomaticClipping" in json.loads(said["schema"].out)["$defs"]
+
+
 def test_a_metric_is_one_entry(said: dict[str, Said], place: Path) -> None:
     """It is measured, shown in words, and the less of it the better."""
     (result,) = place.glob("trained/*/result.json")
@@ -217,8 +272,11 @@ def test_a_metric_is_one_entry(said: dict[str, Said], place: Path) -> None:
     assert "test share of wrong answers" in (place / "page.html").read_text()
 
 
-def test_an_accountant_is_one_file_and_one_line(said: dict[str, Said]) -> None:
-    """It answers for what it supports, and is named where one is asked for that does not exist."""
+def test_an_accountant_is_one_file_and_one_line(said: dict[str, Said], place: Path) -> None:
+    """It answers for what it supports, polices a recipe's budget, and is named where one is not known."""
+    (result,) = place.glob("trained/*/result.json")
+    privacy = json.loads(result.read_text())["privacy"]
+    assert privacy["accountant"] == "generous" and 2.9 < privacy["epsilon"] <= 3
     rows = {row["accountant"]: row["epsilon"] for row in json.loads(said["account"].out)}
     assert rows["generous"] == pytest.approx(rows["gaussian"] + 1)
     of_result = json.loads(said["account of the result"].out)
