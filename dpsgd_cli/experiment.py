@@ -26,21 +26,19 @@ from dpsgd_cli import data, failures
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.evaluation import evaluate
 from dpsgd_cli.core.losses import Loss
-from dpsgd_cli.core.packing import Place
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.facts import feature_bound, training_records
 from dpsgd_cli.errors import UsageError
+from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.methods.base import Theory
-from dpsgd_cli.privacy.plan import Plan, adjacency_of
-from dpsgd_cli.privacy.planning import Facts, plan_for
+from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe import folder
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.runtime import Runtime
 from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store, tensorboard
 from dpsgd_cli.results.released import Released, Unreleased
-from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, make_pack, start
+from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, start
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -67,7 +65,9 @@ class Options:
 def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     """The plan (None for a method without privacy) and what is known of the data, before any value is used."""
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
-        return _plan(loaded)
+        if loaded.recipe.runtime.tensorboard:
+            tensorboard.check_installed()
+        return plan_and_outline(loaded)
 
 
 def rehearse(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
@@ -76,28 +76,6 @@ def rehearse(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
         check_without_data(loaded, outline)
     return plan, outline
-
-
-def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
-    recipe = loaded.recipe
-    if recipe.runtime.tensorboard:
-        tensorboard.check_installed()
-    outline = data.outline(recipe.data, loaded.base)
-    records = training_records(recipe, outline)
-    if recipe.privacy is None:
-        if recipe.method.batch_size is not None and recipe.method.batch_size > records:
-            raise UsageError(
-                f"method.batch_size is {recipe.method.batch_size}, more than the {records} training"
-                " records; make it smaller"
-            )
-        return None, outline
-    before = data.private_releases(recipe.data, adjacency_of(recipe))
-    groups = None
-    if recipe.privacy.clipping.kind == "per-layer":
-        pack = make_pack(loaded, outline.input_shape, outline.outputs, [0], Place(torch.device("cpu")))
-        groups = len(pack.layers)
-    with loaded.placing():
-        return plan_for(recipe, Facts(records, before, groups, feature_bound(recipe, loaded.base))), outline
 
 
 def result_directory(loaded: LoadedRecipe, out: Path) -> Path:

@@ -15,6 +15,7 @@ from dpsgd_cli.account.cases import DEARER_UPWARDS, Case
 from dpsgd_cli.account.solving import Target
 from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
+from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.ledger import CHOSEN
@@ -25,12 +26,9 @@ from dpsgd_cli.privacy.schedule_solver import cheaper_upwards
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import Gradient, PrivateSelectionMethod
-from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule
 from dpsgd_cli.wording import count
-
-_CNN_LAYERS = {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}
 
 
 @dataclass(frozen=True)
@@ -88,16 +86,9 @@ class RecipeCase(Case):
         return self._planned()
 
     def _planned(self, judge: Accountant | None = None) -> Plan:
-        from dpsgd_cli import data
-        from dpsgd_cli.data.facts import feature_bound, training_records
-        from dpsgd_cli.privacy.plan import adjacency_of
-        from dpsgd_cli.privacy.planning import Facts, plan_for
-
-        outline = data.outline(self.recipe.data, self.loaded.base)
-        before = data.private_releases(self.recipe.data, adjacency_of(self.recipe))
-        records, bound = training_records(self.recipe, outline), feature_bound(self.recipe, self.loaded.base)
-        with self.loaded.placing():
-            return plan_for(self.recipe, Facts(records, before, _layers(self.recipe), bound, judge))
+        plan, _ = plan_and_outline(replace(self.loaded, recipe=self.recipe), judge)
+        assert plan is not None
+        return plan
 
     def trials(self) -> list[list[Release]]:
         return [self.plan.bounding]
@@ -196,12 +187,3 @@ def _share(rho: float, trials: int) -> float:
     while trials * share > rho:
         share = math.nextafter(share, 0.0)
     return share
-
-
-def _layers(recipe: Recipe) -> int | None:
-    """Layers with parameters, which per-layer clipping counts; None where only building the model would tell."""
-    if isinstance(recipe.model, MlpModel):
-        return len(recipe.model.hidden) + 1
-    if isinstance(recipe.model, CnnModel):
-        return _CNN_LAYERS[recipe.model.layout]
-    return 1 if recipe.model.kind == "linear" else None

@@ -57,9 +57,10 @@ def outline(data: Data, base: Path) -> Outline:
         layout, classes, said = card.layout, card.labels, readers.declarations(card)
         name = card.name
     train, test, validation = sizes
-    shape = _plan(steps, layout)[-1].shape
+    layouts = _plan(steps, layout)
     said = (*said, *_declarations(steps, train, test), *_validation_declarations(data, validation))
-    return Outline(name, files, train, test, shape, len(classes) if classes is not None else 1, said)
+    outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
+    return Outline(name, files, train, test, layouts[-1].shape, outputs, said, bound)
 
 
 def _sizes(files: tuple[int, ...], data: Data) -> tuple[int, int, int]:
@@ -99,6 +100,7 @@ def prepare(
     steps = _steps(data, adjacency, base)
     if isinstance(source, DiskSource):
         _check_on_disk(source, data, steps)
+    own_file.let_go_of_large()
     layouts = _plan(steps, source.layout)
     train, test, validation = _parts(source, data)
     pipeline = Pipeline(steps, layouts, dict(released or {}))
@@ -108,9 +110,9 @@ def prepare(
     return Dataset(
         name=source.name,
         train_x=train_x,
-        train_y=train.y,
+        train_y=_own(train.y),
         test_x=test_x,
-        test_y=test.y,
+        test_y=_own(test.y),
         per_trial=per_trial,
         classes=source.classes,
         declarations=(
@@ -123,8 +125,9 @@ def prepare(
         warnings=(*source.warnings, *nonprivate),
         released=pipeline.released,
         validation_x=others[0] if others else None,
-        validation_y=None if validation is None else validation.y,
+        validation_y=None if validation is None else _own(validation.y),
         places=_places(train, test),
+        norm_bound=preprocess.norm_bound(steps, layouts),
     )
 
 
@@ -231,7 +234,12 @@ def _no_draw(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _float32(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x, np.float32)
+    # what is kept of a file is read-only: whoever trains gets rows of their own
+    return np.require(x, np.float32, ["C", "W"])
+
+
+def _own(labels: Rows) -> Rows:
+    return np.require(labels, None, ["W"]) if isinstance(labels, np.ndarray) else labels
 
 
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpsgd_cli.data.evaluated import files_of, records_of
-from dpsgd_cli.data.facts import of_model
+from dpsgd_cli.joint import declared_by_model
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
 from dpsgd_cli.privacy.cautions import cautions
@@ -256,7 +256,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
         "noise_source": describe_noise(noise_source(recipe.seed)),
-        "declarations": [*released.declarations, *of_model(recipe), *_own_code(released.loaded)],
+        "declarations": [*released.declarations, *declared_by_model(recipe), *_own_code(released.loaded)],
         "nonprivate_steps": list(released.nonprivate_steps),
     }
 

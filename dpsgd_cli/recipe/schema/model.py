@@ -9,12 +9,23 @@ from pydantic import Field, model_validator
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Positive, Section
 
 
-class LinearModel(Section):
+class _Model(Section):
+    @property
+    def layers(self) -> int | None:
+        """Layers with parameters, which per-layer clipping counts; None where only building the model would tell."""
+        return None
+
+
+class LinearModel(_Model):
     kind: Literal["linear"] = "linear"
     bias: bool = Field(True, description="Whether the layer has a bias of its own.")
 
+    @property
+    def layers(self) -> int:
+        return 1
 
-class ConvexModel(Section):
+
+class ConvexModel(_Model):
     """A convex problem: one linear output, a loss of its margin (labels become -1 and 1) or residual, an L2 term.
 
     The objective is mean loss + l2 / 2 |w|^2 over |w| <= radius, the constant column's weight included in w.
@@ -30,14 +41,22 @@ class ConvexModel(Section):
     huber_width: Positive = Field(0.5, description="Half-width of huber-svm's parabola.")
     target_bound: Positive = Field(1.0, description="squared: public bound on a target's size (larger are clamped).")
 
+    @property
+    def layers(self) -> int:
+        return 1
 
-class MlpModel(Section):
+
+class MlpModel(_Model):
     kind: Literal["mlp"] = "mlp"
     hidden: list[Count] = Field(default=[100], description="Widths of the hidden layers.")
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("relu", description="Between the layers.")
 
+    @property
+    def layers(self) -> int:
+        return len(self.hidden) + 1
 
-class CnnModel(Section):
+
+class CnnModel(_Model):
     """A small convolutional network of Papernot et al. (2021) or, on scattering features, Tramer and Boneh (2021)."""
 
     kind: Literal["cnn"] = "cnn"
@@ -46,8 +65,12 @@ class CnnModel(Section):
     )
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("tanh", description="Between the layers.")
 
+    @property
+    def layers(self) -> int:
+        return {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}[self.layout]
 
-class WrnModel(Section):
+
+class WrnModel(_Model):
     """The wide residual network of De et al. (2022): WRN-16-4 by default."""
 
     kind: Literal["wrn"] = "wrn"
@@ -67,7 +90,7 @@ class WrnModel(Section):
         return self
 
 
-class VitModel(Section):
+class VitModel(_Model):
     """A small vision transformer."""
 
     kind: Literal["vit"] = "vit"
@@ -85,7 +108,7 @@ class VitModel(Section):
         return self
 
 
-class PythonModel(Section):
+class PythonModel(_Model):
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file, relative to the recipe.")
     factory: str = Field("build", description="Function `(input_shape, outputs) -> torch.nn.Module` in that file.")
