@@ -175,8 +175,12 @@ def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequ
     return Series("order", list(orders), columns)
 
 
-def check_gate(rows: Sequence[Row], most: float) -> None:
-    """Raise BudgetExceeded unless some upper bound proves epsilon <= `most` for every source."""
+def check_gate(rows: Sequence[Row], most: float, cases: Sequence[Case] = ()) -> None:
+    """Raise BudgetExceeded unless some upper bound proves epsilon <= `most` for every source, and none lacks a part."""
+    missing = [text for case in cases for text in case.missing()]
+    if missing:
+        told = f"what is not there has no price, so --max-epsilon {most:g} is not met"
+        raise BudgetExceeded("\n".join([told, *missing]))
     for source in dict.fromkeys(row.source for row in rows):
         bounds = [row for row in rows if row.source == source and row.epsilon is not None and row.bound == "upper"]
         name = f"{source}: " if source else ""

@@ -103,6 +103,10 @@ class Case(ABC):
         """Why nothing is stated of it, whoever accounts."""
         return None
 
+    def missing(self) -> list[str]:
+        """What should be priced with it and is not there, so that no gate may pass."""
+        return []
+
     def added_as(self) -> str:
         """What is taken for granted when its trials are added up."""
         from dpsgd_cli.privacy.together import FIXED
@@ -162,6 +166,9 @@ class Together(Case):
 
     def spends_a_budget(self) -> bool:
         return self.case.spends_a_budget()
+
+    def missing(self) -> list[str]:
+        return self.case.missing()
 
     def remarks(self) -> list[str]:
         several = self.count > 1 and self.no_statement() is None

@@ -152,7 +152,7 @@ def command(**given: Any) -> None:
     if asked.max_epsilon is not None:
         from dpsgd_cli.account.answers import check_gate
 
-        check_gate(rows, asked.max_epsilon)
+        check_gate(rows, asked.max_epsilon, cases)
 
 
 def _show_demand(asked: Asked) -> None:

@@ -120,8 +120,8 @@ class Dataset:
     noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
     released, by "trial/step": noisy already, so keeping it costs nothing. `validation_x` and `validation_y` are rows
     cut from the training part, laid out as `test_x`; None where the recipe asks for none. `places` are those of the
-    training rows, then of the test rows; None where rows stay on disk. `norm_bound` is that of the outline. All rows are
-    arrays, or where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
+    training rows, then of the test rows; None where rows stay on disk. `norm_bound` is that of the outline.
+    All rows are arrays, or where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
     """
 
     name: str

@@ -25,6 +25,10 @@ from dpsgd_cli.results.result import Result, Row
 
 _AT_ONCE = 16
 FILES = (*reading.WITH_EVERY_RESULT, reading.RESULT)
+FAILED = ".failed.json"
+"""What ends the name of a record that a cell of a sweep failed, beside where its result would lie."""
+INDEX = ".sweep.json"
+"""What ends the name of a file that says which cells a sweep consists of."""
 
 
 def is_complete(directory: Path) -> bool:
@@ -185,3 +189,33 @@ def write_whole(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; DataError when it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: not what a sweep writes; remove it")
+    return content
+
+
+def is_hidden(path: Path, folder: Path) -> bool:
+    """Whether `path`, below `folder`, is in the making or not to be seen."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def missing_cells(folder: Path) -> list[Path]:
+    """Where results of cells should lie, by what sweeps in and below `folder` say they consist of, and do not.
+
+    A cell that failed has a record of it, and no result. Of a sweep that only shows its best run nothing is said.
+    """
+    found = []
+    for index in sorted(folder.rglob(f"*{INDEX}")):
+        if is_hidden(index, folder):
+            continue
+        cells = [index.parent / cell["directory"] for cell in read_json(index)["cells"]]
+        found += [cell for cell in cells if not is_complete(cell) and not Path(f"{cell}{FAILED}").is_file()]
+    return found

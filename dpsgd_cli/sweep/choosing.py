@@ -32,7 +32,7 @@ def choose(
         return None
     kept = place.file(CHOICE)
     if kept.exists():
-        return folder.read_json(kept)
+        return store.read_json(kept)
     trials = [(cell, row) for cell in cells for row in store.read_document(place.path / cell.directory)["trials"]]
     if isinstance(select, RandomStopping):
         chosen = _best(trials, select)

@@ -25,7 +25,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import store
 from dpsgd_cli.results.leftovers import hidden_name
 from dpsgd_cli.sweep.expansion import Cell
-from dpsgd_cli.sweep.folder import Folder, read_json
+from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 
 DRAW = ".draw.json"
@@ -68,7 +68,7 @@ def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
     path = place.file(DRAW)
     if not path.exists():
         return None
-    runs = read_json(path).get("runs")
+    runs = store.read_json(path).get("runs")
     names = [cell.directory for cell in cells]
     if not isinstance(runs, dict) or not all(isinstance(runs.get(name), int) for name in names):
         raise DataError(

@@ -99,7 +99,7 @@ class Session:
 
     def begin(self) -> None:
         """See that the folder can be written, and say there what the sweep consists of."""
-        store.prepare_place(self.folder.file(folder.INDEX).with_suffix(".probe"))
+        store.prepare_place(self.folder.file(store.INDEX).with_suffix(".probe"))
         if self.secret:
             released.open_private(self.place)
             folder.write_index(self.folder, self.source, [], secret=True)

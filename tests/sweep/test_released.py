@@ -100,6 +100,7 @@ def test_the_best_is_released_and_the_others_are_removed(
         for name, values in weights.items()
         if name.startswith(f"trial-{trial}/")
     }
+    assert not re.search(r"timing|pack_trials", json.dumps(everything(out)))
     assert "\nrepeats: 1\n" in (out / f"{stem}.chosen" / "recipe.yaml").read_text()
 
 
