@@ -36,8 +36,8 @@ from dpsgd_cli.recipe import folder
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.runtime import Runtime
-from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store, tensorboard
-from dpsgd_cli.results.released import Released, Unreleased
+from dpsgd_cli.results import assemble, checkpoint, origin, store, tensorboard
+from dpsgd_cli.results.result import Released, Unreleased
 from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, start
 
 Progress = Callable[[int, int], None]
@@ -158,7 +158,7 @@ def _follow(members: Sequence[Member], team: Team) -> None:
 def _write(trials: Trials, directories: Sequence[Path]) -> None:
     """Write the results of all members, and let them appear together."""
     final = _final(trials)
-    staged: list[publishing.Staged] = []
+    staged: list[store.Staged] = []
     try:
         for (member, span), directory in zip(trials.spans(), directories, strict=True):
             model = _weights(trials, span) if member.loaded.recipe.save_model else None
@@ -172,9 +172,9 @@ def _write(trials: Trials, directories: Sequence[Path]) -> None:
                 tensorboard.write(staged[-1][0] / tensorboard.FOLDER, result.history, times)
         store.keep([hidden for hidden, _ in staged])
     except BaseException:
-        publishing.discard(staged)
+        store.discard(staged)
         raise
-    publishing.publish(staged)
+    store.publish(staged)
 
 
 def checkpoint_place(members: Sequence[Member], out: Path) -> Path:

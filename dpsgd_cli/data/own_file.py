@@ -5,7 +5,7 @@ a warning. A file is refused where a cell is missing, a value is no number, or a
 tells whoever runs the command of single records, before anything is released and instead of a result. It is covered by
 no statement; mend the file by a rule for every record (or leave such records out) before training.
 
-Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`, `own_npy.py`).
+Not here: what is done with each kind of file (`own_table.py`, `own_arrays.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpsgd_cli.data import own_arrays, own_npy, own_table
+from dpsgd_cli.data import own_arrays, own_table
 from dpsgd_cli.data.dataset import Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskSource
@@ -41,7 +41,7 @@ def open_source(data: Data, base: Path) -> Source | DiskSource:
     if kinds[0] != ROWS:
         return read(data, base)
     labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
-    return own_npy.read(data, list(zip(paths, labels, strict=True)))
+    return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
 
 
 @np.errstate(**UNTOLD)
@@ -57,7 +57,7 @@ def read(data: Data, base: Path) -> Source:
     key = json.dumps([how.model_dump(mode="json"), hashes, [str(path) for path in paths]], sort_keys=True)
     if key not in _kept:
         if kinds[0] == ARRAYS:
-            source = own_arrays.read(data, paths, hashes)
+            source = own_arrays.read_npz(data, paths, hashes)
         else:
             source = own_table.read(data, paths, kinds, hashes)
         for array in _arrays(source):

@@ -21,7 +21,6 @@ from dpsgd_cli.data import catalog, own_file, preprocess, readers
 from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Rows, Source
 from dpsgd_cli.data.features import Extract, extractor
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, TrialRows
-from dpsgd_cli.data.recipe_bounds import card_of
 from dpsgd_cli.data.splits import cut_part, cut_places, most_trained_on, of_second_file, places_of, pool
 from dpsgd_cli.data.step import UNTOLD, Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
@@ -47,7 +46,7 @@ def outline(data: Data, base: Path) -> Outline:
         layout, classes, said = source.layout, source.classes, source.declarations
         name = source.name
     else:
-        card = card_of(data)
+        card = catalog.card_of(data)
         counted = {
             part: sum(catalog.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
             for part in ("train", "test")
@@ -96,7 +95,7 @@ def prepare(
     `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
     Raises DataError naming the file, column or step that is at fault.
     """
-    source = own_file.open_source(data, base) if data.name is None else readers.read(card_of(data))
+    source = own_file.open_source(data, base) if data.name is None else readers.read(catalog.card_of(data))
     steps = _steps(data, adjacency, base)
     if isinstance(source, DiskSource):
         _check_on_disk(source, data, steps)

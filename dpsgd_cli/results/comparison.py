@@ -19,8 +19,7 @@ from dpsgd_cli.metrics import usual_metric
 from dpsgd_cli.privacy import together
 from dpsgd_cli.results import comparable, reading, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together
-from dpsgd_cli.results.released import MARK
-from dpsgd_cli.results.result import Row
+from dpsgd_cli.results.result import MARK, Row
 
 
 @dataclass(frozen=True)

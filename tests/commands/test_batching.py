@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from dpsgd_cli.commands.batching import CLAIMS, draw
+from dpsgd_cli.commands.recipe import CLAIMS, draw
 from dpsgd_cli.main import main
 
 

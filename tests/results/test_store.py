@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from dpsgd_cli.errors import DataError, RunError
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Result
-from tests.conftest import toy_result
+from tests.conftest import toy_result, write_result
 
 RESULT = toy_result(['{"trial": 0}', '{"trial": 1}'])
 
 
 def write(directory: Path, result: Result = RESULT) -> None:
-    store.write_result(directory, result, "name: toy\n", {"weight": torch.eye(2)})
+    write_result(directory, result, "name: toy\n", {"weight": torch.eye(2)})
 
 
 def test_a_result_is_read_back(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dpsgd_cli import experiment
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.main import main
 from dpsgd_cli.results import store
-from dpsgd_cli.sweep import drawing, released
+from dpsgd_cli.sweep import choosing, released
 from dpsgd_cli.sweep.running import Job
 from dpsgd_cli.sweep.session import Session
 from tests.sweep.conftest import Sweep
@@ -48,7 +48,7 @@ def without_output(text: str) -> str:
 
 
 def draws(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
-    monkeypatch.setattr(drawing, "draw", lambda select, cells: counts)
+    monkeypatch.setattr(choosing, "draw", lambda select, cells: counts)
 
 
 def test_what_is_seen_does_not_depend_on_how_many_runs_there_were(
@@ -113,7 +113,7 @@ def test_a_sweep_that_has_published_is_never_drawn_again(
     def again(*_: object) -> list[int]:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(drawing, "draw", again)
+    monkeypatch.setattr(choosing, "draw", again)
     done = sweep(STOPPING, *SECURE)
     assert done.exit_code == 0, done.output
     assert everything(out) == before
