@@ -25,20 +25,19 @@ import torch
 from dpsgd_cli import data, failures
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.losses import Loss, evaluate
-from dpsgd_cli.core.packing import Placement
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.facts import feature_bound, training_records
 from dpsgd_cli.errors import UsageError
+from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.methods.base import Theory
-from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
+from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe import folder
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.runtime import Runtime
-from dpsgd_cli.results import assemble, checkpoint, origin, publishing, store, tensorboard
-from dpsgd_cli.results.released import Released, Unreleased
-from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, make_pack, start
+from dpsgd_cli.results import assemble, checkpoint, origin, store, tensorboard
+from dpsgd_cli.results.result import Released, Unreleased
+from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, start
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -65,7 +64,9 @@ class Options:
 def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     """The plan (None for a method without privacy) and what is known of the data, before any value is used."""
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
-        return _plan(loaded)
+        if loaded.recipe.runtime.tensorboard:
+            tensorboard.check_installed()
+        return plan_and_outline(loaded)
 
 
 def rehearse(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
@@ -74,28 +75,6 @@ def rehearse(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
         check_without_data(loaded, outline)
     return plan, outline
-
-
-def _plan(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
-    recipe = loaded.recipe
-    if recipe.runtime.tensorboard:
-        tensorboard.check_installed()
-    outline = data.outline(recipe.data, loaded.base)
-    records = training_records(recipe, outline)
-    if recipe.privacy is None:
-        if recipe.method.batch_size is not None and recipe.method.batch_size > records:
-            raise UsageError(
-                f"method.batch_size is {recipe.method.batch_size}, more than the {records} training"
-                " records; make it smaller"
-            )
-        return None, outline
-    before = data.private_releases(recipe.data, adjacency_of(recipe))
-    groups = None
-    if recipe.privacy.clipping.by_layer:
-        pack = make_pack(loaded, outline.input_shape, outline.outputs, [0], Placement(torch.device("cpu")))
-        groups = len(pack.layers)
-    with loaded.placing():
-        return plan_for(recipe, Facts(records, before, groups, feature_bound(recipe, loaded.base))), outline
 
 
 def result_directory(loaded: LoadedRecipe, out: Path) -> Path:
@@ -178,7 +157,7 @@ def _follow(members: Sequence[Member], team: Team) -> None:
 def _write(trials: Trials, directories: Sequence[Path]) -> None:
     """Write the results of all members, and let them appear together."""
     final = _final(trials)
-    staged: list[publishing.Staged] = []
+    staged: list[store.Staged] = []
     try:
         for (member, span), directory in zip(trials.spans(), directories, strict=True):
             model = _weights(trials, span) if member.loaded.recipe.save_model else None
@@ -192,9 +171,9 @@ def _write(trials: Trials, directories: Sequence[Path]) -> None:
                 tensorboard.write(staged[-1][0] / tensorboard.FOLDER, result.history, times)
         store.keep([hidden for hidden, _ in staged])
     except BaseException:
-        publishing.discard(staged)
+        store.discard(staged)
         raise
-    publishing.publish(staged)
+    store.publish(staged)
 
 
 def checkpoint_place(members: Sequence[Member], out: Path) -> Path:

@@ -45,10 +45,10 @@ from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.summing import MOST_ROWS
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.facts import feature_bound
 from dpsgd_cli.data.preparation import folds_declared, sizes_declared
 from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_on
 from dpsgd_cli.errors import ModelError, RunError, UsageError
+from dpsgd_cli.joint import feature_bound
 from dpsgd_cli.methods import Context, Method, create
 from dpsgd_cli.methods.creation import own_factory
 from dpsgd_cli.methods.problem import output_loss
@@ -224,7 +224,7 @@ def start(
         _check_further(loaded, train, outputs, init_seeds[:1], rows)
     pack.work_in(precision.of_passes(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
-    bound = feature_bound(recipe, loaded.base)
+    bound = feature_bound(recipe, dataset)
     held = _validation(dataset, place)
     loss = loss_of_outputs(recipe)
     context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base, bound, held, team)

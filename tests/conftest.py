@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
+from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Result
 
 # A shared machine may be slow: how long an example takes is never a reason to fail.
@@ -128,6 +129,16 @@ def toy_result(ledger: Sequence[str] = (), delta: float = 1e-5, trials: int = 2)
         history=[{"trial": 0, "epoch": 0}, {"trial": 0, "epoch": 1, "test_accuracy": 0.25}],
         ledger=list(ledger),
     )
+
+
+def write_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None = None) -> None:
+    """Put a result where a run would."""
+    staged = [(store.stage_result(directory, result, recipe_text, model), directory)]
+    try:
+        store.keep([hidden for hidden, _ in staged])
+        store.publish(staged)
+    finally:
+        store.discard(staged)
 
 
 OWN: dict[str, Any] = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}

@@ -172,7 +172,14 @@ def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequ
 
 
 def check_gate(cases: Sequence[Case], rows: Sequence[Row], most: float) -> None:
-    """Raise BudgetExceeded unless some upper bound proves epsilon <= `most` for every case, and covers all it read."""
+    """Raise BudgetExceeded unless some upper bound proves epsilon <= `most` for every case.
+
+    Nor does it pass a case that lacks a part, or that holds what no price covers.
+    """
+    missing = [text for case in cases for text in case.missing()]
+    if missing:
+        told = f"what is not there has no price, so --max-epsilon {most:g} is not met"
+        raise BudgetExceeded("\n".join([told, *missing]))
     for index, case in enumerate(cases):
         name = f"{case.label}: " if case.label else ""
         if case.uncovered():

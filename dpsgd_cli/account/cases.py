@@ -98,6 +98,10 @@ class Case(ABC):
         """Why nothing is stated of it, whoever accounts."""
         return None
 
+    def missing(self) -> list[str]:
+        """What should be priced with it and is not there, so that no gate may pass."""
+        return []
+
     def added_as(self) -> str:
         """What is taken for granted when its trials are added up."""
         return FIXED
@@ -158,6 +162,9 @@ class TrialsTogether(Case):
 
     def uncovered(self) -> list[str]:
         return self.case.uncovered()
+
+    def missing(self) -> list[str]:
+        return self.case.missing()
 
     def remarks(self) -> list[str]:
         several = self.count > 1 and self.no_statement() is None

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dpsgd_cli import data
 from dpsgd_cli.errors import PrivacyError, UsageError
+from dpsgd_cli.joint import feature_bound, training_records
 from dpsgd_cli.privacy.lectures import PublicProblem, lecture_9_demand
 from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
@@ -21,19 +23,16 @@ def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
 
     Raises UsageError for a recipe that is no convex problem in a ball, PrivacyError without bounds or budget.
     """
-    from dpsgd_cli import data
-    from dpsgd_cli.data.facts import feature_bound, training_records
-
     recipe, model = loaded.recipe, loaded.recipe.model
     if not isinstance(model, ConvexModel) or model.radius is None:
         raise UsageError(f"{recipe.name}: Lecture 9 is about model.kind: convex with a radius; give model.radius=R")
     budget = recipe.privacy.budget if recipe.privacy is not None else None
     if not isinstance(budget, EpsilonBudget):
         raise PrivacyError(f"{recipe.name}: Lecture 9 is about a budget of epsilon and delta; give privacy.budget")
-    bound = feature_bound(recipe, loaded.base)
+    outline = data.outline(recipe.data, loaded.base)
+    bound = feature_bound(recipe, outline)
     if bound is None:
         raise PrivacyError(f"{recipe.name}: nothing public bounds the features; scale by bounds, or add unit-norm")
-    outline = data.outline(recipe.data, loaded.base)
     assert outline.input_shape is not None
     lipschitz = constants_of(model, bound).lipschitz
     weights = math.prod(outline.input_shape) + model.bias

@@ -19,24 +19,29 @@ from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, read_entri
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results.comparable import data_in, folds_in
 from dpsgd_cli.results.reading import RESULT
-from dpsgd_cli.results.store import is_complete, read_whole
+from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 from dpsgd_cli.wording import count
 
 DEFAULT_DELTA = 1e-5
 LEDGER = "ledger.jsonl"
 ALONE = "nothing vouches for this ledger: there is no result.json beside it that says how many lines it had, and which"
+GONE = "the sweep lists this cell, which has neither a result nor a record that it failed"
 
 
 @dataclass(frozen=True)
 class LedgerCase(Case):
-    """Every trial of some ledgers. `alone`: those with no result beside them. `choices`: what tells of runs that were
-    made beside these and removed, of which only the best was published (`sweep/released.py`)."""
+    """Every trial of some ledgers. `alone`: those with no result beside them; `gone`: results that should be there.
+
+    `choices`: what tells of runs that were made beside these and removed, of which only the best was published
+    (`sweep/released.py`).
+    """
 
     paths: tuple[Path, ...]
     label: str
     delta: float
     alone: tuple[Path, ...] = ()
     choices: tuple[Path, ...] = ()
+    gone: tuple[Path, ...] = ()
 
     @cached_property
     def by_ledger(self) -> list[list[list[LedgerEntry]]]:
@@ -85,11 +90,14 @@ class LedgerCase(Case):
     def spends_a_budget(self) -> bool:
         return any(entry.budget_cap is not None for trial in self.entries for entry in trial)
 
+    def missing(self) -> list[str]:
+        return [f"{path}: {GONE}" for path in self.gone]
+
     def remarks(self) -> list[str]:
         told = [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
         seeded = any(seed is not None for path in self.paths for seed in read_seeds(path) or ())
         told += [f"{self.label}: {EXPERIMENT}"] if seeded else []
-        return told + [f"{path}: {ALONE}" for path in self.alone]
+        return told + [f"{path}: {ALONE}" for path in self.alone] + self.missing()
 
     def uncovered(self) -> list[str]:
         stated = [read_whole(path.parent)["privacy"] for path in self.paths if path not in self.alone]
@@ -130,15 +138,15 @@ def read_ledgers(source: str, delta: float | None) -> LedgerCase | None:
     alone = tuple(found for found, value in zip(paths, stated, strict=True) if value is None)
     known = [value for value in stated if value is not None]
     choices = tuple(_choices_in(path)) if path.is_dir() else ()
-    return LedgerCase(tuple(paths), path.name or source, delta or min(known, default=DEFAULT_DELTA), alone, choices)
+    gone = tuple(missing_cells(path)) if path.is_dir() else ()
+    delta = delta or min(known, default=DEFAULT_DELTA)
+    return LedgerCase(tuple(paths), path.name or source, delta, alone, choices, gone)
 
 
 def _ledgers_in(folder: Path) -> list[Path]:
     """One for every result and every ledger below `folder`, but for those in the making, which are hidden."""
     found = {place.parent for name in (LEDGER, RESULT) for place in folder.rglob(name)}
-    return sorted(
-        place / LEDGER for place in found if not any(part.startswith(".") for part in place.relative_to(folder).parts)
-    )
+    return sorted(place / LEDGER for place in found if not is_hidden(place, folder))
 
 
 def _choices_in(folder: Path) -> list[Path]:

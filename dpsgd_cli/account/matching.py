@@ -12,13 +12,14 @@ Not here: that solution (`privacy/plan.py`, `account/solving.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpsgd_cli.account.solving import least_factor
 from dpsgd_cli.data import own_file
 from dpsgd_cli.data.evaluated import evaluated_on
-from dpsgd_cli.errors import PrivacyError, UsageError
+from dpsgd_cli.errors import DpsgdError, PrivacyError, UsageError
+from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 from dpsgd_cli.recipe.schema import Recipe
@@ -39,13 +40,9 @@ class Terms:
     overrides: tuple[str, ...] = ()
 
 
-PlanOf = Callable[[LoadedRecipe], Plan | None]
-
-
-def matched(sources: Sequence[str], terms: Terms, plan_of: PlanOf) -> list[tuple[str, float | None, LoadedRecipe]]:
+def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | None, LoadedRecipe]]:
     """Every recipe at every budget: its label, its epsilon (None: as it is) and itself.
 
-    `plan_of` plans a recipe as it is; None where it has no plan.
     Raises RecipeError for a recipe that does not stand these terms, UsageError for the same recipe twice or for tests
     on different records of the same data.
     """
@@ -63,7 +60,7 @@ def matched(sources: Sequence[str], terms: Terms, plan_of: PlanOf) -> list[tuple
             again = load_recipe(source, [*_shared(terms, data), *same, *_seeded(loaded.recipe)])
             found.append((label, None, LoadedRecipe(again.recipe, base, source)))
             continue
-        fixed = _fixed(LoadedRecipe(loaded.recipe, base, source), plan_of)
+        fixed = _fixed(LoadedRecipe(loaded.recipe, base, source))
         for epsilon in terms.epsilons:
             changes = [*_seeded(loaded.recipe), *_budget(loaded.recipe, epsilon, terms.delta)]
             changes += fixed.changes(epsilon, terms.delta) if isinstance(fixed, _Fixed) else []
@@ -114,7 +111,7 @@ def _budget(recipe: Recipe, epsilon: float, delta: float) -> list[str]:
     return changes
 
 
-def _fixed(loaded: LoadedRecipe, plan_of: PlanOf) -> _Fixed | str:
+def _fixed(loaded: LoadedRecipe) -> _Fixed | str:
     """What a budget decides of a recipe: the noise that it fixes, or, as words for its label, something else."""
     recipe = loaded.recipe
     assert recipe.privacy is not None
@@ -123,7 +120,11 @@ def _fixed(loaded: LoadedRecipe, plan_of: PlanOf) -> _Fixed | str:
         return " (length solved)"
     if schedule.free_numbers():
         return ""
-    plan = plan_of(loaded)
+    try:
+        plan, _ = plan_and_outline(loaded)
+    except DpsgdError:
+        # which the recipe at its new budget will meet, too, if it is not about the old one
+        plan = None
     if recipe.epochs == "until-budget" and (plan is None or not plan.epochs):
         return " (length solved)"
     return _Fixed(schedule, recipe.epochs, plan)

@@ -15,11 +15,12 @@ from dpsgd_cli.account.solving import RepeatedAccountant, Target
 from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.data.preparation import uncovered_steps
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
+from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT
 from dpsgd_cli.privacy.mechanism import Release
-from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
+from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import Gradient, PrivateSelectionMethod
@@ -83,14 +84,9 @@ class RecipeCase(Case):
         return self._planned()
 
     def _planned(self, judge: Accountant | None = None) -> Plan:
-        from dpsgd_cli import data
-        from dpsgd_cli.data.facts import feature_bound, training_records
-
-        outline = data.outline(self.recipe.data, self.loaded.base)
-        before = data.private_releases(self.recipe.data, adjacency_of(self.recipe))
-        records, bound = training_records(self.recipe, outline), feature_bound(self.recipe, self.loaded.base)
-        with self.loaded.placing():
-            return plan_for(self.recipe, Facts(records, before, self.recipe.model.layers, bound, judge))
+        plan, _ = plan_and_outline(replace(self.loaded, recipe=self.recipe), judge)
+        assert plan is not None
+        return plan
 
     def trials(self) -> list[list[Release]]:
         return [self.plan.to_price]

@@ -12,7 +12,6 @@ from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
-    from dpsgd_cli.privacy.plan import Plan
     from dpsgd_cli.results.comparison import Comparison, Entry
 
 
@@ -134,7 +133,6 @@ def _run(recipes: list[str], terms: dict[str, Any], out: Path) -> list[Entry]:
     """Train what has no result yet, packed like a sweep; every recipe at every budget as an entry."""
     from dpsgd_cli.account.matching import Terms, matched
     from dpsgd_cli.interrupts import kill_is_interrupt
-    from dpsgd_cli.recipe.loading import LoadedRecipe
     from dpsgd_cli.results import store
     from dpsgd_cli.results.comparison import Entry
     from dpsgd_cli.sweep import grouping, planning
@@ -142,11 +140,7 @@ def _run(recipes: list[str], terms: dict[str, Any], out: Path) -> list[Entry]:
     from dpsgd_cli.sweep.running import Job, is_open, run_job
 
     planner = planning.shared_planner()
-
-    def plan_of(loaded: LoadedRecipe) -> Plan | None:
-        return planner.plan(Cell(0, loaded)).plan
-
-    asked = matched(recipes, Terms(**terms), plan_of)
+    asked = matched(recipes, Terms(**terms))
     cells = [Cell(number, loaded, {}) for number, (_, _, loaded) in enumerate(asked)]
     _refuse([(asked[cell.number], planner.plan(cell).error) for cell in cells])
     with kill_is_interrupt():

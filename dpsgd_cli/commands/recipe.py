@@ -6,13 +6,20 @@ Not here: how a recipe is read or checked (`recipe/loading.py`), or what it cost
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import click
+import yaml
 
-from dpsgd_cli.commands import batching
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.recipe.batching import BATCHINGS, Batching
 from dpsgd_cli.recipe.expected import recipe_schema
-from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, shipped_recipes
+from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, plain, question, shipped_recipes
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.data import OWN_FILE_STEPS
+from dpsgd_cli.recipe.schema.privacy import noise_source
+from dpsgd_cli.recipe.tree import CoreDumper
+from dpsgd_cli.wording import count
 
 
 @click.group()
@@ -56,10 +63,8 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
       dpsgd recipe show quickstart
       dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
     """
-    from dpsgd_cli.data import unsaid  # NumPy, which listing recipes does without
-
     found = load_recipe(recipe, overrides).recipe
-    click.echo("\n".join([dump_recipe(found).rstrip("\n"), *unsaid.comments(found)]))
+    click.echo("\n".join([dump_recipe(found).rstrip("\n"), *unsaid(found)]))
 
 
 @command.command()
@@ -98,4 +103,79 @@ def schema() -> None:
     click.echo(json.dumps(recipe_schema(), indent=2))
 
 
-command.add_command(batching.command)
+@command.command("batching")
+@click.option("--records", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many records.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Expected, for poisson.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
+def show_batching(records: int, batch_size: int, seed: int) -> None:
+    """Show the batches of one epoch: shuffled, Poisson, and of fixed size.
+
+    Shuffled batches hold every record exactly once. In Poisson batches a record may be missing or appear several
+    times, and batches differ in size and may be empty: that is the randomness which amplification by sampling is
+    proved for, and which shuffled batches do not have (Yu et al. 2019, Table I). Batches of fixed size are drawn
+    anew at each step.
+
+    \b
+    Examples:
+      dpsgd recipe batching
+      dpsgd recipe batching --records 12 --batch-size 3 --seed 1
+    """
+    if batch_size > records:
+        raise click.UsageError(f"--batch-size is {batch_size}, more than the {records} records")
+    for kind, batches in draw(records, batch_size, seed).items():
+        shown = " ".join(f"[{' '.join(map(str, sorted(batch)))}]" for batch in batches)
+        seen = [number for batch in batches for number in batch]
+        missing, several = records - len(set(seen)), len({n for n in seen if seen.count(n) > 1})
+        click.echo(f"{kind:<8} {shown}")
+        click.echo(f"         {count(missing, 'record')} in no batch, {several} in several; {BATCHINGS[kind].claim}")
+
+
+def draw(records: int, batch_size: int, seed: int) -> dict[Batching, list[list[int]]]:
+    """The batches of the first epoch, by kind of batching, each as record numbers from 0."""
+    from dpsgd_cli.core.sampling import PoissonSampler, Sampler, ShuffleSampler
+    from dpsgd_cli.core.streams import SeededStreams
+
+    streams = SeededStreams(seed)
+    found: dict[Batching, list[list[int]]] = {}
+    samplers: dict[Batching, Callable[..., Sampler]] = {"shuffle": ShuffleSampler, "poisson": PoissonSampler}
+    for kind, sampler_of in samplers.items():
+        sampler = sampler_of([streams], records, batch_size)
+        drawn = [sampler.batch(step).rows for step in range(sampler.steps_per_epoch)]
+        found[kind] = [[] if rows is None else rows[0].tolist() for rows in drawn]
+    steps = len(found["shuffle"])
+    found["fixed"] = [streams.distinct("fixed", step, records, batch_size).tolist() for step in range(steps)]
+    return found
+
+
+def unsaid(recipe: Recipe) -> list[str]:
+    """What a recipe leaves out and has no default of its own for, a line of comment a key: `# key: value (why)`.
+
+    Such keys stay out of a resolved recipe: what they come to belongs to the data card or the operating system, and
+    writing it down would make another recipe of it.
+    """
+    said = []
+    if recipe.data.preprocess is None:
+        said.append(f"data.preprocess: {_flow(_steps(recipe))} ({_whose(recipe)})")
+    if recipe.seed is None:
+        said.append("seed: none (the operating system's entropy; no run can be repeated)")
+    if recipe.privacy is not None and recipe.privacy.noise_source is None:
+        source = noise_source(recipe.seed)
+        said.append(f"privacy.noise_source: {source} ({'no seed' if recipe.seed is None else 'there is a seed'})")
+    return [f"# {line}" for line in said]
+
+
+def _steps(recipe: Recipe) -> list[object]:
+    if recipe.data.name is None:
+        return [plain(step) for step in OWN_FILE_STEPS]
+    from dpsgd_cli.data import catalog  # NumPy, which listing recipes does without
+
+    return [plain(step) for step in catalog.load_card(recipe.data.name).preprocess]
+
+
+def _whose(recipe: Recipe) -> str:
+    return "a file of your own" if recipe.data.name is None else f"the card of {recipe.data.name}"
+
+
+def _flow(value: object) -> str:
+    text: str = yaml.dump(value, Dumper=CoreDumper, default_flow_style=True, width=10_000)
+    return text.strip()

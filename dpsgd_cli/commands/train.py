@@ -43,8 +43,8 @@ def command(
 
     from dpsgd_cli import experiment
     from dpsgd_cli.core import processes
-    from dpsgd_cli.data.facts import declarations
     from dpsgd_cli.interrupts import kill_is_interrupt
+    from dpsgd_cli.joint import declarations
     from dpsgd_cli.privacy.statement import warnings_of
     from dpsgd_cli.results import store, summary
 

@@ -96,7 +96,8 @@ class Source:
 class Outline:
     """What is known of a data set before (or without) reading its values. `outputs`: K classes, or 1.
 
-    `files` are the rows of each file, before any cut.
+    `files` are the rows of each file, before any cut; `norm_bound` is the largest L2 norm of a preprocessed record that
+    public bounds allow, None where nothing bounds it.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Outline:
     input_shape: tuple[int, ...] | None
     outputs: int
     declarations: tuple[str, ...]
+    norm_bound: float | None = None
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ class Dataset:
     noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
     released, by "trial/step": noisy already, so keeping it costs nothing. `validation_x` and `validation_y` are rows
     cut from the training part, laid out as `test_x`; None where the recipe asks for none. `places` are those of the
-    training rows, then of the test rows; None where rows stay on disk. All rows are arrays, or where they stay on disk
-    `Rows`: whoever uses one as an array says which by doing so.
+    training rows, then of the test rows; None where rows stay on disk. `norm_bound` is that of the outline.
+    All rows are arrays, or where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
     """
 
     name: str
@@ -137,6 +139,7 @@ class Dataset:
     validation_x: Any = None
     validation_y: Any = None
     places: np.ndarray | None = None
+    norm_bound: float | None = None
 
 
 def flatten(rows: np.ndarray) -> np.ndarray:

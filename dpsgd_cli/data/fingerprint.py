@@ -1,6 +1,6 @@
 """What a file holds, as a SHA-256: read in pieces, and for a large file remembered until the file changes.
 
-Not here: what the content must be (`catalog.py`, `own_npy.py`).
+Not here: what the content must be (`catalog.py`, `own_arrays.py`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ memory map: pages of a map count as the process's memory until the system takes 
 first time than a read (`benchmarks/sampling.py` measures both), and end the process without a word where the file
 has become shorter. A row is transformed on its own, each time it is read.
 
-Not here: what a user's files must hold (`own_npy.py`), batches and devices (`core/streamed.py`).
+Not here: what a user's files must hold (`own_arrays.py`), batches and devices (`core/streamed.py`).
 """
 
 from __future__ import annotations

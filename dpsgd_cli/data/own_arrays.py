@@ -1,34 +1,36 @@
-"""A user's own npz arrays: `x` (N, ...) and labels `y` (or `data.target`), with `x_test` and `y_test` for testing.
+"""A user's own arrays: `.npz` files, which are held in memory, and `.npy` files, which may be larger than that.
 
-Not here: tables (`own_table.py`), labels (`declare.py`).
+A npz file holds `x` (N, ...) and labels `y` (or `data.target`), and may hold `x_test` and `y_test` for testing. Of npy
+files one is of features and one of labels. They are read once from end to end, in pieces, to be identified and checked
+(`fingerprint.py` remembers the answer); then only the rows of a batch are read.
+
+Not here: tables (`own_table.py`), how rows on disk are read (`on_disk.py`).
 """
 
 from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dpsgd_cli.data import declare
+from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
-from dpsgd_cli.data.on_disk import UNREADABLE
+from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, DiskSource, Selection, Stored
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import count, shortened
 
+_MOST_VALUES = 1000
 
-def read(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
+
+def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
     """Read the arrays; a second path holds the test rows as its own `x` and labels."""
     import pandas as pd
 
-    unusable = [key for key in ("categorical", "drop") if getattr(data, key)]
-    if unusable or isinstance(data.bounds, dict):
-        raise DataError(
-            f"{paths[0]}: an npz file has no column names; leave out {', '.join(unusable) or 'the names in bounds'},"
-            " and give data.bounds as one [low, high]"
-        )
+    _refuse_names(data, paths[0], "an npz file")
     target = data.target or "y"
     stored = _load_npz(paths[0])
     pairs = [(_array(stored, "x", paths[0]), _array(stored, target, paths[0]))]
@@ -38,13 +40,10 @@ def read(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
     elif "x_test" in stored:
         pairs.append((_array(stored, "x_test", paths[0]), _array(stored, f"{target}_test", paths[0])))
     _check_arrays(pairs, paths[0])
-    labels, classes = declare.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
-    pair = data.bounds
-    if pair is None and pairs[0][0].dtype == np.uint8:
-        pair = (0.0, 255.0)
+    labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
-    said, told = declare.declarations(data, [], classes), tuple(declare.label_warnings(data, classes))
-    layout = Layout(pairs[0][0].shape[1:], bounds=pair)
+    said, told = table.declarations(data, [], classes), tuple(table.label_warnings(data, classes))
+    layout = _layout(data, pairs[0][0])
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
@@ -83,3 +82,137 @@ def _check_arrays(pairs: list[tuple[np.ndarray, np.ndarray]], path: Path) -> Non
 
 def _floating(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64 if x.dtype.itemsize > 4 else np.float32, copy=False)
+
+
+def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> DiskSource:
+    """The training part, and the test part where a second pair of features and labels is given."""
+    _refuse_names(data, pairs[0][0], "a npy file")
+    if data.task == "classification" and data.classes is None:
+        raise DataError(
+            f"{pairs[0][1]}: labels that stay on disk are not searched for classes; list them: data.classes: [0, 1]"
+        )
+    hashes: dict[str, str] = {}
+    names = ((data.path, data.target), (data.test_path, data.test_target))
+    parts, first = [], None
+    for (features, labels), (path, target) in zip(pairs, names, strict=False):
+        x, y = Stored(features), Stored(labels)
+        _check_shapes(x, y, first)
+        hashes[str(path)] = _check_features(x)
+        hashes[str(target)] = _check_labels(y, data)
+        everything = Selection(len(x))
+        parts.append(DiskPart(DiskRows(x, everything, (_floating,)), DiskRows(y, everything, (_coder(data, y),))))
+        first = first or x
+    assert first is not None
+    classes = None if data.task == "regression" else tuple(data.classes or ())
+    said = table.declarations(data, [], classes)
+    layout = _layout(data, first)
+    return DiskSource(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
+
+
+def _check_shapes(x: Stored, y: Stored, first: Stored | None) -> None:
+    if len(x.shape) < 2 or 0 in x.shape:
+        raise DataError(f"{x.path}: the features have shape {x.shape}, but must be (N, ...) with at least one feature")
+    if y.shape != (len(x),):
+        raise DataError(f"{y.path}: the labels have shape {y.shape}, but must be ({len(x)},), one for each row of x")
+    if first is not None and x.shape[1:] != first.shape[1:]:
+        raise DataError(f"{x.path}: test rows have shape {x.shape[1:]}, training rows {first.shape[1:]}")
+    for stored in (x, y):
+        if stored.dtype.kind not in "biuf":
+            raise DataError(f"{stored.path} holds {stored.dtype}, but must hold numbers")
+
+
+def _check_features(x: Stored) -> str:
+    """Refuse values that are not finite; returns the SHA-256."""
+    per_row = int(np.prod(x.shape[1:]))
+    found = _inspected(x, values=False)
+    if found["bad"]:
+        raise DataError(
+            f"{x.path}: NaN or infinite: {count(found['bad'], 'value')}, the first in row"
+            f" {found['first'] // per_row + 1}; fill them or leave those rows out"
+        )
+    return str(found["sha256"])
+
+
+def _check_labels(y: Stored, data: Data) -> str:
+    """Refuse labels that are no public class, or not finite; returns the SHA-256."""
+    if data.task == "regression":
+        return _check_features(y)
+    if y.dtype.kind == "f":
+        raise DataError(
+            f"{y.path} holds {y.dtype}, but classes are whole numbers; for targets set data.task: regression"
+        )
+    known, found = _whole_numbers(data), _inspected(y, values=True)
+    unlisted = sorted(set(found["values"]) - set(known))
+    if unlisted:
+        raise DataError(
+            f"{y.path} holds the label {unlisted[0]}, which is not among the classes {list(known)}; add it to"
+            " data.classes"
+        )
+    return str(found["sha256"])
+
+
+def _whole_numbers(data: Data) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(str(label)) for label in data.classes or ())
+    except ValueError:
+        raise DataError(
+            f"data.classes: {list(data.classes or ())} are not all whole numbers, which the labels of npy files are"
+        ) from None
+    if len(set(numbers)) < len(numbers) or len(numbers) < 2:
+        raise DataError(f"data.classes: {list(numbers)} must be at least two different numbers")
+    return numbers
+
+
+def _coder(data: Data, y: Stored) -> Any:
+    """From labels as stored to class indices, or to targets."""
+    if data.task == "regression":
+        return lambda labels: labels.astype(np.float32)
+    known = np.array(_whole_numbers(data), dtype=np.int64)
+    order = np.argsort(known)
+    return lambda labels: order[np.searchsorted(known, labels.astype(np.int64), sorter=order)].astype(np.int64)
+
+
+def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
+    """SHA-256, how many values are not finite and which is the first; or all values there are, if they are few."""
+
+    def look_through() -> dict[str, Any]:
+        bad, first = 0, 0
+        present: set[int] = set()
+
+        def look(offset: int, piece: memoryview) -> None:
+            nonlocal bad, first
+            begin = max(stored.header - offset, 0)
+            numbers = np.frombuffer(piece[begin:], stored.dtype)
+            if values:
+                present.update(np.unique(numbers).tolist())
+                if len(present) > _MOST_VALUES:
+                    raise DataError(
+                        f"{stored.path} holds more than {_MOST_VALUES} different values: these are no classes"
+                    )
+            elif stored.dtype.kind == "f" and not np.isfinite(numbers).all():
+                wrong = ~np.isfinite(numbers)
+                if bad == 0:
+                    first = (offset + begin - stored.header) // stored.dtype.itemsize + int(wrong.argmax())
+                bad += int(wrong.sum())
+
+        digest = fingerprint.read_through(stored.path, look)
+        return {"sha256": digest, "bad": bad, "first": first, "values": sorted(int(value) for value in present)}
+
+    answer = fingerprint.found(stored.path, f"npy {values}", look_through)
+    fingerprint.found(stored.path, "sha256", lambda: {"sha256": answer["sha256"]})
+    return answer
+
+
+def _refuse_names(data: Data, path: Path, what: str) -> None:
+    unusable = [key for key in ("categorical", "drop") if getattr(data, key)]
+    if unusable or isinstance(data.bounds, dict):
+        raise DataError(
+            f"{path}: {what} has no column names; leave out {', '.join(unusable) or 'the names in bounds'},"
+            " and give data.bounds as one [low, high]"
+        )
+
+
+def _layout(data: Data, x: np.ndarray | Stored) -> Layout:
+    """Of one row; bytes are bounded by what a byte can be."""
+    assert not isinstance(data.bounds, dict)
+    return Layout(x.shape[1:], bounds=data.bounds or ((0.0, 255.0) if x.dtype == np.uint8 else None))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from dpsgd_cli.data import declare, table
+from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
@@ -35,10 +35,10 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
     columns, told = _declare(data, frames, paths)
     layout = Layout((len(columns),), tuple(columns))
     matrices = [table.to_matrix(frame, columns, path.name) for frame, path in zip(frames, paths, strict=True)]
-    labels, classes = declare.read_labels(data, [frame[data.target] for frame in frames], paths)
+    labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths)
     parts = [Part(x, y) for x, y in zip(matrices, labels, strict=True)]
-    said = declare.declarations(data, columns, classes)
-    told += declare.label_warnings(data, classes)
+    said = table.declarations(data, columns, classes)
+    told += table.label_warnings(data, classes)
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, tuple(told), hashes)
 
 

@@ -21,7 +21,6 @@ from dpsgd_cli.data import catalog, own_file, preprocess, readers
 from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Rows, Source
 from dpsgd_cli.data.features import Extract, extractor
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, TrialRows
-from dpsgd_cli.data.recipe_bounds import card_of
 from dpsgd_cli.data.splits import cut_part, cut_places, most_trained_on, of_second_file, places_of, pool
 from dpsgd_cli.data.step import UNTOLD, Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
@@ -48,7 +47,7 @@ def outline(data: Data, base: Path) -> Outline:
         layout, classes, said = source.layout, source.classes, source.declarations
         name = source.name
     else:
-        card = card_of(data)
+        card = catalog.card_of(data)
         counted = {
             part: sum(catalog.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
             for part in ("train", "test")
@@ -58,9 +57,10 @@ def outline(data: Data, base: Path) -> Outline:
         layout, classes, said = card.layout, card.labels, readers.declarations(card)
         name = card.name
     train, test, validation = sizes
-    shape = _plan(steps, layout)[-1].shape
+    layouts = _plan(steps, layout)
     said = (*said, *_declarations(steps, train, test), *_validation_declarations(data, validation))
-    return Outline(name, files, train, test, shape, len(classes) if classes is not None else 1, said)
+    outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
+    return Outline(name, files, train, test, layouts[-1].shape, outputs, said, bound)
 
 
 def _sizes(files: tuple[int, ...], data: Data) -> tuple[int, int, int]:
@@ -101,10 +101,11 @@ def prepare(
     `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
     Raises DataError naming the file, column or step that is at fault.
     """
-    source = own_file.open_source(data, base) if data.name is None else readers.read(card_of(data))
+    source = own_file.open_source(data, base) if data.name is None else readers.read(catalog.card_of(data))
     steps = _steps(data, adjacency, base)
     if isinstance(source, DiskSource):
         _check_on_disk(source, data, steps)
+    own_file.let_go_of_large()
     layouts = _plan(steps, source.layout)
     train, test, validation = _parts(source, data)
     pipeline = Pipeline(steps, layouts, dict(released or {}))
@@ -114,9 +115,9 @@ def prepare(
     return Dataset(
         name=source.name,
         train_x=train_x,
-        train_y=train.y,
+        train_y=_own(train.y),
         test_x=test_x,
-        test_y=test.y,
+        test_y=_own(test.y),
         per_trial=per_trial,
         classes=source.classes,
         declarations=(
@@ -129,8 +130,9 @@ def prepare(
         warnings=(*source.warnings, *nonprivate),
         released=pipeline.released,
         validation_x=others[0] if others else None,
-        validation_y=None if validation is None else validation.y,
+        validation_y=None if validation is None else _own(validation.y),
         places=_places(train, test),
+        norm_bound=preprocess.norm_bound(steps, layouts),
     )
 
 
@@ -237,7 +239,12 @@ def _no_draw(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _float32(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x, np.float32)
+    # what is kept of a file is read-only: whoever trains gets rows of their own
+    return np.require(x, np.float32, ["C", "W"])
+
+
+def _own(labels: Rows) -> Rows:
+    return np.require(labels, None, ["W"]) if isinstance(labels, np.ndarray) else labels
 
 
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:

@@ -1,4 +1,4 @@
-"""The steps of a `preprocess:` list: what each does to a layout, and to rows.
+"""The steps of a `preprocess:` list: what each does to a layout, to rows, and to how long a row can be.
 
 Not here: what a step is (`step.py`), the order of things, splitting, charging (`preparation.py`), the mathematics of
 PCA (`pca.py`).
@@ -7,6 +7,7 @@ PCA (`pca.py`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -233,3 +234,42 @@ def build(steps: Sequence[PreprocessStep], adjacency: Adjacency) -> list[Step]:
 
 def _numeric(column: Column) -> bool:
     return column.values is None and not column.indicator
+
+
+def norm_bound(steps: Sequence[Step], layouts: Sequence[Layout]) -> float | None:
+    """Largest L2 norm of a preprocessed record that the public bounds allow; None where nothing bounds it.
+
+    `layouts` are those before each step, and after the last. Reads no value.
+    A numeric column contributes its larger bound, the columns of one category together 1, a constant its value; after
+    unit-norm the whole row is at most 1, and a projection makes no row longer.
+    """
+    whole: float | None = None
+    constants = 0.0
+    for step, before in zip(steps, layouts, strict=False):
+        if isinstance(step, Normalise):
+            whole, constants = 1.0, 0.0
+        elif isinstance(step, AppendConstant):
+            constants += step.value**2
+        elif isinstance(step, Project):
+            # whitening stretches some directions
+            whole, constants = None if step.whiten else _length(whole, before, constants), 0.0
+        elif isinstance(step, Rescale):
+            whole = None
+    return _length(whole, layouts[-1], constants)
+
+
+def _length(whole: float | None, layout: Layout, constants: float) -> float | None:
+    square = whole**2 if whole is not None else _square(layout)
+    return None if square is None else math.sqrt(square + constants)
+
+
+def _square(layout: Layout) -> float | None:
+    if layout.columns is None:
+        pair = layout.bounds
+        return None if pair is None else layout.features * max(abs(pair[0]), abs(pair[1])) ** 2
+    numeric = [column for column in layout.columns if not column.indicator]
+    if any(column.bounds is None for column in numeric):
+        return None
+    groups = {column.name.partition("=")[0] for column in layout.columns if column.indicator and "=" in column.name}
+    sizes = [max(abs(c.bounds[0]), abs(c.bounds[1])) ** 2 for c in numeric if c.bounds is not None]
+    return math.fsum(sizes) + len(groups)

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpsgd_cli.data import recipe_bounds, table
+from dpsgd_cli.data import catalog, table
 from dpsgd_cli.data.card import BundledReader, Card, File, TableReader
 from dpsgd_cli.data.catalog import read_content
 from dpsgd_cli.data.dataset import Part, Source
@@ -31,7 +31,7 @@ def read(card: Card) -> Source:
     test = reader(card, "test", hashes) if any(file.part == "test" for file in card.files) else None
     for part in (train, test):
         if part is not None:
-            recipe_bounds.clamp(card, part.x)
+            catalog.clamp(card, part.x)
     return Source(card.name, train, test, card.layout, card.labels, declarations(card), (), hashes)
 
 
@@ -41,7 +41,7 @@ def declarations(card: Card) -> tuple[str, ...]:
     if card.shape is not None:
         said.append(f"The range of a pixel of {card.name} is public (data set card).")
         return tuple(said)
-    own = recipe_bounds.declared(card)
+    own = catalog.declared(card)
     if any(column.bounds and name not in own for name, column in card.features.items()):
         other = "other " if own else ""
         said.append(f"The bounds of the {other}numeric columns of {card.name} are public (data set card).")

@@ -1,6 +1,6 @@
 """From what trials recorded to the rows of `result.json`, `trials.csv` and `history.csv`.
 
-A function that makes public fields takes a `Released` and sees nothing else (`released.py`). Epsilons come from the
+A function that makes public fields takes a `Released` and sees nothing else (`result.py`). Epsilons come from the
 ledgers: what bounds them, which is the filter's budget where a method chooses what to release from what it released
 (`privacy/ledger.py`). What such a trial spent of it stands under `spent`, and by epoch in `history.csv`: a number that
 any reader of the releases can compute, and no guarantee.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpsgd_cli.data.evaluated import files_of, records_of
-from dpsgd_cli.data.facts import of_model
+from dpsgd_cli.joint import declared_by_model
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.budget import rho_of
 from dpsgd_cli.privacy.exact_sum import ExactSum
@@ -27,9 +27,7 @@ from dpsgd_cli.privacy.together import Run, scope
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema.privacy import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices
-from dpsgd_cli.results.parts import parts
-from dpsgd_cli.results.released import Released, Unreleased, marked, together
-from dpsgd_cli.results.result import Result, Row, summarise_columns
+from dpsgd_cli.results.result import Released, Result, Row, Unreleased, marked, summarise_columns, together
 from dpsgd_cli.wording import count
 
 
@@ -130,7 +128,7 @@ def _cell(value: float) -> float | None:
 def _cautions(plan: Plan | None, spendings: Sequence[Spending]) -> list[str]:
     if plan is None:
         return []
-    return warnings_of(_largest([spent.epsilon for spent in spendings]), plan.delta, plan.sampling.records)
+    return warnings_of(prices.largest([spent.epsilon for spent in spendings]), plan.delta, plan.sampling.records)
 
 
 def _warnings(released: Released) -> list[str]:
@@ -240,11 +238,11 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
         return {**dict.fromkeys(keys), "declarations": []}
-    of_parts = parts(released.ledgers, plan.accountant, plan.delta)
+    of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta)
     return {
-        "epsilon": _largest([spent.epsilon for spent in spendings]),
+        "epsilon": prices.largest([spent.epsilon for spent in spendings]),
         "delta": plan.delta,
-        "rho": _largest([spent.rho for spent in spendings]),
+        "rho": prices.largest([spent.rho for spent in spendings]),
         **({"parts": of_parts, "spent": None} if plan.budget_cap is None else {"spent": _spent(spendings, of_parts)}),
         "adjacency": plan.sampling.adjacency,
         "batching": plan.sampling.batching,
@@ -256,7 +254,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
         "noise_source": describe_noise(noise_source(recipe.seed)),
-        "declarations": [*released.declarations, *of_model(recipe), *_own_code(released.loaded)],
+        "declarations": [*released.declarations, *declared_by_model(recipe), *_own_code(released.loaded)],
         "uncovered_steps": list(released.uncovered_steps),
     }
 
@@ -264,14 +262,8 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
 def _spent(spendings: Sequence[Spending], of_parts: Row) -> Row:
     """What the most expensive trial spent, and on what: no guarantee, but a function of what was released."""
     spent = [one.spent or {} for one in spendings]
-    largest = {name: _largest([one.get(name) for one in spent]) for name in ("epsilon", "rho")}
+    largest = {name: prices.largest([one.get(name) for one in spent]) for name in ("epsilon", "rho")}
     return {**largest, "parts": of_parts}
-
-
-def _largest(values: Sequence[float | None]) -> float | None:
-    """The largest of all trials; None (no finite bound, no rho) is larger than any number."""
-    known = [value for value in values if value is not None]
-    return max(known) if len(known) == len(values) else None
 
 
 def _run(released: Released, adjacency: str) -> Run:

@@ -19,8 +19,7 @@ from dpsgd_cli.metrics import usual_metric
 from dpsgd_cli.privacy import together
 from dpsgd_cli.results import comparable, reading, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together
-from dpsgd_cli.results.released import MARK
-from dpsgd_cli.results.result import Row
+from dpsgd_cli.results.result import MARK, Row
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,8 @@ def read_entries(directory: Path) -> list[Entry]:
 def _labels_of_sweeps(directory: Path) -> dict[str, str]:
     """Result directory -> what tells its cell from the others."""
     labels = {}
-    for index in directory.glob("*.sweep.json"):
-        for cell in json.loads(index.read_text(encoding="utf-8"))["cells"]:
+    for index in directory.glob(f"*{store.INDEX}"):
+        for cell in store.read_json(index)["cells"]:
             settings = ", ".join(f"{key}={json.dumps(value)}" for key, value in cell["settings"].items())
             name = cell["directory"].rpartition("-")[0]
             labels[cell["directory"]] = f"{name} ({settings})" if settings else name

@@ -1,17 +1,22 @@
 """Prices that are asked for again and again, remembered: the cells of a sweep, and most trials, release alike.
 
-Not here: how anything is priced (`privacy/accountants/`).
+What preprocessing, training and looks at validation records cost, each by itself: epsilons of parts do not add up to
+that of the whole; rhos do. Not here: the total (`assemble.py`), how anything is priced (`privacy/accountants/`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.base import number
+from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
+from dpsgd_cli.results.result import Row
 
 
 def unscaled(release: Release) -> Release:
@@ -41,3 +46,32 @@ def _epsilon(accountant: str, releases: tuple[Release, ...], delta: float) -> fl
 @functools.lru_cache(maxsize=64)
 def _curve(accountant: str, epochs: tuple[tuple[Release, ...], ...], delta: float) -> tuple[float, ...]:
     return tuple(accountants.get(accountant).curve(epochs, delta))
+
+
+def parts(ledgers: Sequence[Ledger], accountant: str, delta: float) -> Row:
+    """Epsilon at `delta` and rho of each label (`pca`, `gradient`, ...) of mechanisms, in the most expensive trial.
+
+    None stands for no finite epsilon, or for releases that have no rho.
+    """
+    known: dict[tuple[Release, ...], tuple[float | None, float | None]] = {}
+    found: dict[str, list[tuple[float | None, float | None]]] = {}
+    for ledger in ledgers:
+        by_label: dict[str, list[Release]] = {}
+        for entry in ledger.entries:
+            by_label.setdefault(entry.release.mechanism.label, []).append(entry.release)
+        for label, releases in by_label.items():
+            key = tuple(merge(releases))
+            if key not in known:
+                own = epsilon(accountant, key, delta)
+                known[key] = (own if math.isfinite(own) else None, rho_of(key))
+            found.setdefault(label, []).append(known[key])
+    return {
+        label: {"epsilon": largest([e for e, _ in costs]), "rho": largest([rho for _, rho in costs])}
+        for label, costs in found.items()
+    }
+
+
+def largest(values: Sequence[float | None]) -> float | None:
+    """The largest of all trials; None (no finite bound, no rho) is larger than any number."""
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None

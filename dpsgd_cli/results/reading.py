@@ -26,8 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.results.released import MARK, marked
-from dpsgd_cli.results.result import Row
+from dpsgd_cli.results.result import MARK, Row, marked
 
 RESULT = "result.json"
 WITH_EVERY_RESULT = ("recipe.yaml", "trials.csv", "history.csv", "ledger.jsonl")

@@ -1,6 +1,10 @@
-"""What a run found: the record behind `result.json` and the tables.
+"""What a run leaves: what anybody may see of it, what nobody may be shown as if it were public, and the tables of both.
 
-Not here: files (`store.py`), text (`summary.py`).
+Whatever builds a public field (`privacy`, `warnings`, `metrics`, `trials.csv`, ...) is given a `Released`, which leads
+to no training row and to nothing that was computed from one without noise; so what it says is post-processing of what
+the ledgers were charged for. Everything of the other record, `Unreleased`, passes `marked` on its way to a file.
+
+Not here: rows and statements made of them (`assemble.py`), files (`store.py`), text (`summary.py`).
 """
 
 from __future__ import annotations
@@ -9,9 +13,79 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpsgd_cli.privacy.ledger import Ledger
+    from dpsgd_cli.privacy.plan import Plan
+    from dpsgd_cli.recipe.loading import LoadedRecipe
 
 Row = dict[str, Any]
+MARK = "nonprivate_"
+
+
+def marked(row: Row) -> Row:
+    """The same under names that say what it is."""
+    return {f"{MARK}{name}": value for name, value in row.items()}
+
+
+def public(value: Any) -> Any:
+    """What a result says (a document, or a part of it) without everything that is marked."""
+    if isinstance(value, dict):
+        return {name: public(inner) for name, inner in value.items() if not name.startswith(MARK)}
+    return [public(inner) for inner in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class Released:
+    """Functions of the recipe, of releases that the ledgers hold, and of what is declared public. R trials, T epochs.
+
+    `metrics` are those of the published weights on rows that are declared public (R each), `epochs` the same epoch by
+    epoch, T of them. `finite`: whether each trial's published weights are finite (R). `data_sha256` is of files that
+    anybody can fetch. `declarations`, `uncovered_steps` and `warnings` are the data set's.
+    """
+
+    loaded: LoadedRecipe
+    plan: Plan | None
+    ledgers: Sequence[Ledger]
+    reproducible: bool
+    declarations: Sequence[str]
+    uncovered_steps: Sequence[str]
+    warnings: Sequence[str]
+    data_sha256: dict[str, str]
+    device: str
+    epochs: Sequence[dict[str, list[float]]]
+    metrics: dict[str, list[float]]
+    finite: Sequence[bool]
+    timing: Row
+    theory: Sequence[Row] | None = None
+
+
+@dataclass(frozen=True)
+class Unreleased:
+    """Functions of training rows without noise; names carry no mark yet. R trials, T epochs.
+
+    `epochs` has sums over each epoch's batches (R each, T of them), `metrics` those of the published weights on
+    training rows. `timing` is here because realised batch sizes and the rows' values decide how long a step takes.
+    """
+
+    epochs: Sequence[dict[str, list[float]]]
+    metrics: dict[str, list[float]]
+    data_sha256: dict[str, str]
+    timing: Row
+    theory: Sequence[Row] | None = None
+
+    @property
+    def nonfinite(self) -> int:
+        """Per-example gradients that were not finite."""
+        return int(sum(sum(sums["nonfinite"]) for sums in self.epochs))
+
+
+def together(public: Sequence[Row] | None, others: Sequence[Row] | None) -> list[Row] | None:
+    """Rows of both kinds side by side, those of the second marked; None where there are none."""
+    if public is None:
+        return None
+    return [{**row, **marked(other)} for row, other in zip(public, others or [{}] * len(public), strict=True)]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,15 @@
 """Result directories on disk: written whole or not at all, found again by the recipe's content.
 
 A directory is `<out>/<recipe name>-<8 hex>`. It is assembled under a hidden name beside its final place and
-renamed, so that a reader sees a complete directory or none. Not here: what a result holds (`result.py`).
+renamed, so that a reader sees a complete directory or none.
+
+The results of a pack come all or none, whenever the process is killed. Each is first written whole under a hidden name
+(`stage_result`, `keep`). When all are there, a record lists which hidden folder goes where; then they are renamed, and
+the record is removed. A process that is killed before the record is complete leaves no result; after that, whoever next
+works in the folder finishes the renaming (`roll_forward`). Several processes may do so at once: of two renames, one
+finds nothing left to do.
+
+Not here: what a result holds (`result.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ import io
 import json
 import math
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -24,7 +33,13 @@ from dpsgd_cli.results.leftovers import hidden_name
 from dpsgd_cli.results.result import Result, Row
 
 _AT_ONCE = 16
+_RECORD = ".publishing"
+Staged = tuple[Path, Path]
 FILES = (*reading.WITH_EVERY_RESULT, reading.RESULT)
+FAILED = ".failed.json"
+"""What ends the name of a record that a cell of a sweep failed, beside where its result would lie."""
+INDEX = ".sweep.json"
+"""What ends the name of a file that says which cells a sweep consists of."""
 
 
 def is_complete(directory: Path) -> bool:
@@ -71,24 +86,11 @@ def prepare_place(directory: Path) -> None:
         ) from error
 
 
-def write_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None) -> None:
-    """Write every file of `result` and put the whole directory in place at once.
+def stage_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None) -> Path:
+    """Write every file of `result` under a hidden name beside `directory`, which is returned.
 
     `model` is what goes to `model.safetensors` (name -> torch tensor), or None. An OSError (a full disk) names the
-    file, leaves nothing behind and is passed on. A finished result that came first is left as it is.
-    """
-    staging = stage_result(directory, result, recipe_text, model)
-    try:
-        keep([staging])
-        put_in_place(staging, directory)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def stage_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None) -> Path:
-    """Write every file of `result` under a hidden name beside `directory`, which is returned; see `write_result`.
-
-    `keep` must follow before the folder gets its name.
+    file, leaves nothing behind and is passed on. `keep` must follow before the folder gets its name.
     """
     staging = hidden_name(directory)
     files: dict[str, bytes] = {
@@ -130,7 +132,7 @@ def _synchronise(path: Path) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def put_in_place(staging: Path, directory: Path) -> None:
+def _put_in_place(staging: Path, directory: Path) -> None:
     """Rename a staged result; where a finished one came first, that is left and this one removed."""
     try:
         staging.rename(directory)
@@ -139,6 +141,47 @@ def put_in_place(staging: Path, directory: Path) -> None:
         if not is_complete(directory):
             raise
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def publish(staged: Sequence[Staged]) -> None:
+    """Rename each hidden folder to its place; no reader ever sees some of them without the rest coming."""
+    if len(staged) == 1:
+        _put_in_place(*staged[0])
+        return
+    out = staged[0][1].parent
+    record = out / f".{secrets.token_hex(8)}{_RECORD}"
+    temporary = hidden_name(record)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump([[hidden.name, directory.name] for hidden, directory in staged], file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, record)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _finish_publishing(record)
+
+
+def discard(staged: Sequence[Staged]) -> None:
+    """Remove what was staged and not published."""
+    for hidden, _ in staged:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def roll_forward(out: Path) -> None:
+    """Finish what processes that were killed had begun to publish in `out`."""
+    for record in sorted(out.glob(f".*{_RECORD}")):
+        _finish_publishing(record)
+
+
+def _finish_publishing(record: Path) -> None:
+    try:
+        pairs = json.loads(record.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    for hidden, directory in pairs:
+        _put_in_place(record.parent / hidden, record.parent / directory)
+    record.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -185,3 +228,33 @@ def write_whole(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; DataError when it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: not what a sweep writes; remove it")
+    return content
+
+
+def is_hidden(path: Path, folder: Path) -> bool:
+    """Whether `path`, below `folder`, is in the making or not to be seen."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def missing_cells(folder: Path) -> list[Path]:
+    """Where results of cells should lie, by what sweeps in and below `folder` say they consist of, and do not.
+
+    A cell that failed has a record of it, and no result. Of a sweep that only shows its best run nothing is said.
+    """
+    found = []
+    for index in sorted(folder.rglob(f"*{INDEX}")):
+        if is_hidden(index, folder):
+            continue
+        cells = [index.parent / cell["directory"] for cell in read_json(index)["cells"]]
+        found += [cell for cell in cells if not is_complete(cell) and not Path(f"{cell}{FAILED}").is_file()]
+    return found

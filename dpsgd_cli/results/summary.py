@@ -9,8 +9,7 @@ from dpsgd_cli.metrics import METRICS
 from dpsgd_cli.privacy.budget import describe
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.results.released import public
-from dpsgd_cli.results.result import Row
+from dpsgd_cli.results.result import Row, public
 from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
 from dpsgd_cli.wording import count
 

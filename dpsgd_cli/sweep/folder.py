@@ -8,7 +8,6 @@ Not here: result directories (`results/store.py`), what a table says (`report.py
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,8 @@ from typing import Any
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import store
+from dpsgd_cli.results.store import FAILED, INDEX, read_json
 from dpsgd_cli.sweep.expansion import Cell
-
-FAILED = ".failed.json"
-INDEX = ".sweep.json"
 
 
 @dataclass(frozen=True)
@@ -56,17 +53,6 @@ def record_failure(cell: Cell, out: Path, error: BaseException) -> None:
     """Keep why a cell failed, beside where its result would lie."""
     told = {"directory": cell.directory, "settings": cell.settings, "kind": type(error).__name__, "error": str(error)}
     store.write_whole(failure_place(cell, out), store.to_json(told))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; DataError when it is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: not what a sweep writes; remove it")
-    return content
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,6 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
     return LoadedSweep(sweep, tree, path.parent, source, tuple(text for text in overrides if text not in mine))
 
 
-def is_sweep(path: FilePath) -> bool:
-    """Whether a YAML file is a sweep, not a recipe."""
-    tree, _ = read_tree(read_text(path, str(path)), Place(str(path), 1))
-    return tree is not None and isinstance(tree.value, dict) and "recipes" in tree.value
-
-
 def in_order(problems: Sequence[Problem]) -> list[str]:
     """Problems as text, by file and line, each once, with how often it was met."""
     ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))

@@ -127,7 +127,9 @@ def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, record
     x = [random.random((*lead, rows, *shape), dtype=np.float32) for rows in sizes]
     y = [random.integers(outputs, size=n) if outputs > 1 else random.random(n, dtype=np.float32) for n in sizes]
     classes = tuple(range(outputs)) if outputs > 1 else None
-    return data.Dataset(outline.name, x[0], y[0], x[1], y[1], per_trial, classes, (), (), {})
+    return data.Dataset(
+        outline.name, x[0], y[0], x[1], y[1], per_trial, classes, (), (), {}, norm_bound=outline.norm_bound
+    )
 
 
 def _timed(trials: Trials, done: int = 0) -> Pace:

@@ -26,7 +26,7 @@ from dpsgd_cli.recipe.loading import dump_recipe
 from dpsgd_cli.recipe.schema.privacy import noise_source
 from dpsgd_cli.results import store
 from dpsgd_cli.results.leftovers import hidden_name
-from dpsgd_cli.sweep import choosing, folder, pricing
+from dpsgd_cli.sweep import choosing, pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.schema import RandomStopping, Sweep
@@ -58,7 +58,7 @@ def open_private(private: Folder) -> None:
 def read(public: Folder) -> dict[str, Any] | None:
     """What was published; None before."""
     path = public.file(RESULT)
-    return folder.read_json(path) if path.exists() else None
+    return store.read_json(path) if path.exists() else None
 
 
 def publish(

@@ -65,7 +65,7 @@ def row_of(cell: Cell, place: Folder) -> Row:
         failure = folder.failure_place(cell, place.path)
         if not failure.exists():
             return {**row, "status": "missing"}
-        return {**row, "status": "failed", "error": folder.read_json(failure)["error"].splitlines()[0]}
+        return {**row, "status": "failed", "error": store.read_json(failure)["error"].splitlines()[0]}
     document = store.read_document(directory)
     row |= {"status": "done", "trials": len(document["trials"])}
     for name, metric in document["metrics"].items():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dpsgd_cli import experiment, failures
 from dpsgd_cli.errors import DpsgdError, RunError
-from dpsgd_cli.results import publishing, store
+from dpsgd_cli.results import store
 from dpsgd_cli.sweep import folder
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.planning import shared_planner
@@ -67,7 +67,7 @@ def run_job(job: Job) -> Outcome:
     Raises RunError when it is interrupted or when nothing can be written: then no other pack would do better.
     """
     begun, outcome = time.perf_counter(), Outcome()
-    publishing.roll_forward(job.out)
+    store.roll_forward(job.out)
     _run(job, [cell for cell in job.cells if is_open(cell, job.out, job.retry_failed)], outcome)
     outcome.seconds = time.perf_counter() - begun
     return outcome

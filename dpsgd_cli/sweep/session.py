@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.errors import DpsgdError, UsageError
-from dpsgd_cli.results import leftovers, publishing, store
+from dpsgd_cli.results import leftovers, store
 from dpsgd_cli.rounding import epsilon_text
-from dpsgd_cli.sweep import drawing, expansion, folder, grouping, planning, pricing, released, report
+from dpsgd_cli.sweep import choosing, expansion, folder, grouping, planning, pricing, released, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.loading import load_sweep
@@ -41,7 +41,7 @@ class Session:
         part = expansion.parse_shard(shard)
         loaded = load_sweep(source, overrides)
         every = expansion.expand(loaded)
-        drawing.check_choice(loaded.sweep, source, every)
+        choosing.check_choice(loaded.sweep, source, every)
         return cls(loaded.sweep, source, every, part, out)
 
     @property
@@ -52,8 +52,8 @@ class Session:
             return self.every
         if self.secret and released.read(self.folder) is not None:
             return []
-        kept = drawing.kept(self.place, self.every) if select.seed is None else drawing.draw(select, len(self.every))
-        return None if kept is None else drawing.repeated(self.every, kept)
+        kept = choosing.kept(self.place, self.every) if select.seed is None else choosing.draw(select, len(self.every))
+        return None if kept is None else choosing.repeated(self.every, kept)
 
     @cached_property
     def running(self) -> Sequence[Cell]:
@@ -99,7 +99,7 @@ class Session:
 
     def begin(self) -> None:
         """See that the folder can be written, and say there what the sweep consists of."""
-        store.prepare_place(self.folder.file(folder.INDEX).with_suffix(".probe"))
+        store.prepare_place(self.folder.file(store.INDEX).with_suffix(".probe"))
         if self.secret:
             released.open_private(self.place)
             folder.write_index(self.folder, self.source, [], secret=True)
@@ -108,13 +108,13 @@ class Session:
         if isinstance(select, RandomStopping) and self.drawn is None:
             if self.part[0] > 1:
                 raise UsageError(
-                    f"{self.place.path} has no {self.folder.stem}{drawing.DRAW}: shard 1/{self.part[1]} draws the"
+                    f"{self.place.path} has no {self.folder.stem}{choosing.DRAW}: shard 1/{self.part[1]} draws the"
                     " number of runs for all shards; begin with it, and give the others its folder or a copy of that"
                     " file"
                 )
-            drawing.draw_and_keep(self.place, select, self.every)
+            choosing.draw_and_keep(self.place, select, self.every)
         folder.write_index(self.place, self.source, self.running)
-        publishing.roll_forward(self.place.path)
+        store.roll_forward(self.place.path)
         leftovers.sweep_up(self.place.path)
 
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[Job]:
@@ -159,7 +159,7 @@ class Session:
         """
         select, cells = self.sweep.select, self.every
         if isinstance(select, RandomStopping):
-            cells = drawing.repeated(self.every, [1] * len(self.every))
+            cells = choosing.repeated(self.every, [1] * len(self.every))
         cells = expansion.shard_of(cells, self.part)
         planned = {cell.directory: self.planner.plan(cell) for cell in cells}
         lines, total, unknown, rehearsals = list[str](), 0.0, False, Rehearsals()

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpsgd_cli.account.demand import demand_of
-from dpsgd_cli.data.facts import feature_bound, training_records
 from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.errors import PrivacyError, UsageError
+from dpsgd_cli.joint import feature_bound, training_records
 from dpsgd_cli.recipe.loading import load_recipe
 
 
@@ -40,5 +40,5 @@ def test_folds_train_on_all_but_their_part_of_all_records() -> None:
     assert training_records(folds.recipe, known) == 48842 - 48842 // 5
     plain = load_recipe("lectures/adult-dp-gd")
     assert training_records(plain.recipe, known) == 32561
-    assert feature_bound(plain.recipe, Path()) == pytest.approx(15**0.5)
-    assert feature_bound(load_recipe("quickstart").recipe, Path()) is None
+    assert feature_bound(plain.recipe, known) == pytest.approx(15**0.5)
+    assert feature_bound(load_recipe("quickstart").recipe, known) is None

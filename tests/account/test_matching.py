@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dpsgd_cli.account.matching import Terms, matched
+from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.experiment import plan_recipe
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
@@ -32,11 +33,6 @@ def write(folder: Path, schedule: str, epochs: str = "until-budget", name: str =
     return str(file)
 
 
-def unknown(loaded: LoadedRecipe) -> None:
-    """Nobody knows how long it trains."""
-    del loaded
-
-
 def compared(folder: Path, *arguments: str) -> list[Entry]:
     done = CliRunner().invoke(main, ["compare", *arguments, "--delta", "1e-3", "--out", str(folder / "out")])
     assert done.exit_code == 0, done.output
@@ -50,7 +46,7 @@ def noise_of(entry: Entry) -> list[float]:
 
 def test_fixed_noise_becomes_what_the_budget_allows(tmp_path: Path) -> None:
     file = write(tmp_path, "{kind: exponential, initial: 3, decay: 0.1}", "2")
-    ((label, _, loaded),) = matched([file], Terms(epsilons=(1.0,)), unknown)
+    ((label, _, loaded),) = matched([file], Terms(epsilons=(1.0,)))
     assert (label, loaded.recipe.epochs) == ("a (first noise solved)", 2)
     assert loaded.recipe.privacy is not None
     assert loaded.recipe.privacy.schedule == ExponentialDecay(initial="auto", decay=0.1)
@@ -60,7 +56,7 @@ def test_fixed_noise_becomes_what_the_budget_allows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schedule", ["{kind: uniform}", "{kind: exponential, initial: 3, decay: auto}"])
 def test_a_free_number_stays_the_one_that_is_solved_for(tmp_path: Path, schedule: str) -> None:
     file = write(tmp_path, schedule, "2")
-    ((label, _, loaded),) = matched([file], Terms(epsilons=(1.0,)), unknown)
+    ((label, _, loaded),) = matched([file], Terms(epsilons=(1.0,)))
     assert label == "a"
     assert loaded.recipe.privacy is not None
     assert loaded.recipe.privacy.schedule == load_recipe(file).recipe.privacy.schedule  # type: ignore[union-attr]
@@ -95,8 +91,14 @@ def test_what_trains_until_its_budget_is_spent_keeps_its_length(tmp_path: Path, 
     assert noise_of(entries[0])[0] > own.noise_multipliers[0] > noise_of(entries[1])[0]
 
 
-def test_where_only_the_run_tells_the_length_the_budget_decides_it(tmp_path: Path) -> None:
-    ((label, _, loaded),) = matched([write(tmp_path, "{kind: uniform, initial: 4}")], Terms(epsilons=(1.0,)), unknown)
+def test_where_only_the_run_tells_the_length_the_budget_decides_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_fits(loaded: LoadedRecipe) -> None:
+        raise InfeasibleBudget(f"not one epoch of {loaded.source}")
+
+    monkeypatch.setattr("dpsgd_cli.account.matching.plan_and_outline", nothing_fits)
+    ((label, _, loaded),) = matched([write(tmp_path, "{kind: uniform, initial: 4}")], Terms(epsilons=(1.0,)))
     assert (label, loaded.recipe.epochs) == ("a (length solved)", "until-budget")
     assert loaded.recipe.privacy is not None
     assert loaded.recipe.privacy.schedule == Uniform(initial=4)
@@ -105,7 +107,7 @@ def test_where_only_the_run_tells_the_length_the_budget_decides_it(tmp_path: Pat
 def test_noise_that_follows_the_accuracy_keeps_its_start(tmp_path: Path) -> None:
     file = write(tmp_path, "{kind: validation, initial: 9, decay: 0.8}")
     terms = Terms(epsilons=(1.0,), overrides=("data.validation={records: 100, public: true}",))
-    ((label, _, loaded),) = matched([file], terms, unknown)
+    ((label, _, loaded),) = matched([file], terms)
     assert (label, loaded.recipe.epochs) == ("a (length solved)", "until-budget")
     assert loaded.recipe.privacy is not None and loaded.recipe.privacy.schedule.kind == "validation"
 
@@ -123,12 +125,12 @@ def test_the_baseline_is_found_by_its_name_without_what_was_solved(tmp_path: Pat
 def test_the_data_of_one_recipe_serves_all(tmp_path: Path) -> None:
     own = Path(write(tmp_path, "{kind: uniform}", "2"))
     own.write_text(own.read_text().replace("{name: digits}", "{path: mine.csv, target: y, bounds: [0, 1]}"))
-    ((_, _, loaded),) = matched(["quickstart"], Terms(data_of=str(own)), unknown)
+    ((_, _, loaded),) = matched(["quickstart"], Terms(data_of=str(own)))
     assert (loaded.recipe.data.path, loaded.base) == ("mine.csv", own.parent)
 
 
 def test_the_shared_terms_reach_every_recipe() -> None:
-    found = matched(["quickstart", "lee2018/dp-agd"], Terms(epsilons=(1.0, 2.0), repeats=4), unknown)
+    found = matched(["quickstart", "lee2018/dp-agd"], Terms(epsilons=(1.0, 2.0), repeats=4))
     assert [(label, epsilon, loaded.recipe.repeats) for label, epsilon, loaded in found] == [
         ("quickstart", 1.0, 4), ("quickstart", 2.0, 4), ("dp-agd", 1.0, 4), ("dp-agd", 2.0, 4),
     ]  # fmt: skip

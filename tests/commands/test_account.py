@@ -19,7 +19,7 @@ from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results import store
 from dpsgd_cli.results.summary import result_text
-from tests.conftest import Train, WriteRecipe, toy_result
+from tests.conftest import Train, WriteRecipe, toy_result, write_result
 
 ABADI = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "10000"]
 SHUFFLED = ["--batching", "shuffle", "--noise-multiplier", "6", "--epochs", "400"]
@@ -284,7 +284,7 @@ def test_a_ledger_is_priced_by_its_dearest_trial_or_as_a_whole(tmp_path: Path) -
     assert single["rho"] == pytest.approx(30 / 72 + 1 / 512)
     assert single["batching"] == "shuffle"
     result = tmp_path / "result"
-    store.write_result(result, toy_result(ledger_lines([10, 30])), DIGITS, None)
+    write_result(result, toy_result(ledger_lines([10, 30])), DIGITS)
     whole = rows(str(result), "--accountant", "zcdp", "--trials", "all")["zcdp"]
     assert whole["rho"] == pytest.approx(40 / 72 + 2 / 512)
     both = table(str(result), "--accountant", "zcdp", "--trials", "all", "--curve")
@@ -297,7 +297,7 @@ def test_a_result_directory_brings_its_own_delta(tmp_path: Path) -> None:
     for name, epochs in (("one", [10]), ("two", [20, 5])):
         folder = tmp_path / "sweep" / name
         lines = ledger_lines(epochs, 10 * len(epochs))
-        store.write_result(folder, toy_result(lines, 1e-6, len(epochs)), DIGITS, None)
+        write_result(folder, toy_result(lines, 1e-6, len(epochs)), DIGITS)
     found = rows(str(tmp_path / "sweep" / "one"), "--accountant", "gaussian")["gaussian"]
     assert found["delta"] == 1e-6
     sweep = rows(str(tmp_path / "sweep"), "--accountant", "zcdp", "--trials", "all")["zcdp"]

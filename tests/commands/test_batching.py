@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from dpsgd_cli.commands.batching import draw
+from dpsgd_cli.commands.recipe import draw
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.batching import BATCHINGS
 

@@ -124,7 +124,7 @@ def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "_PARTS", {})
     # a block of noise for every step
     monkeypatch.setattr(noise, "BLOCK_ELEMENTS", 1)
-    monkeypatch.setattr(dpsgd_cli.trials, "feature_bound", lambda recipe, base: math.sqrt(7))
+    monkeypatch.setattr(dpsgd_cli.trials, "feature_bound", lambda recipe, known: math.sqrt(7))
     monkeypatch.setattr(dpsgd_cli.trials, "check_examples_stay_apart", lambda pack, rows: None)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import prepare
-from dpsgd_cli.data.bounds import feature_norm_bound
+from dpsgd_cli.data import outline, prepare
 from dpsgd_cli.recipe.schema.data import Data
 
 
@@ -41,7 +40,7 @@ def table(tmp_path: Path) -> Path:
 def test_no_record_is_longer_than_the_bound(table: Path, steps: list[dict[str, Any]], bound: float | None) -> None:
     columns = {"bounds": {"a": [-2, 4], "b": [0, 10]}, "categorical": {"c": ["x", "y", "z"]}}
     data = Data.model_validate({"path": "t.csv", "target": "y", **columns, "preprocess": steps})
-    found = feature_norm_bound(data, table)
+    found = outline(data, table).norm_bound
     if bound is None:
         assert found is None
         return
@@ -59,4 +58,4 @@ def test_arrays_are_as_long_as_all_their_numbers_together(tmp_path: Path, pair: 
     x = np.full((10, 2, 3), max(pair, key=abs), np.float32)
     np.savez(tmp_path / "t.npz", x=x, y=np.arange(10) % 2)
     data = Data.model_validate({"path": "t.npz", "bounds": pair, "classes": [0, 1], "preprocess": []})
-    assert feature_norm_bound(data, tmp_path) == pytest.approx(np.linalg.norm(x[0]))
+    assert outline(data, tmp_path).norm_bound == pytest.approx(np.linalg.norm(x[0]))

@@ -16,7 +16,7 @@ from dpsgd_cli.data import Dataset
 from dpsgd_cli.main import main
 from dpsgd_cli.methods import Context, Method
 from dpsgd_cli.results import assemble, store
-from dpsgd_cli.results.released import Released, Unreleased, marked, public
+from dpsgd_cli.results.result import Released, Unreleased, marked, public
 from tests.conftest import Train, WriteRecipe
 
 

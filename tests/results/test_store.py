@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from dpsgd_cli.errors import DataError, RunError
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Result
-from tests.conftest import toy_result
+from tests.conftest import toy_result, write_result
 
 RESULT = toy_result(['{"trial": 0}', '{"trial": 1}'])
 
 
 def write(directory: Path, result: Result = RESULT) -> None:
-    store.write_result(directory, result, "name: toy\n", {"weight": torch.eye(2)})
+    write_result(directory, result, "name: toy\n", {"weight": torch.eye(2)})
 
 
 def test_a_result_is_read_back(tmp_path: Path) -> None:
@@ -114,3 +114,14 @@ def test_a_place_that_cannot_be_written_is_found_before_training(tmp_path: Path)
         store.prepare_place(tmp_path / "file" / "out" / "toy-1")
     store.prepare_place(tmp_path / "new" / "out" / "toy-1")
     assert list((tmp_path / "new" / "out").iterdir()) == []
+
+
+def test_cells_that_a_sweep_lists_and_nobody_has_are_missing(tmp_path: Path) -> None:
+    """What lies in a hidden folder is not to be seen."""
+    for place in (tmp_path / "sweeps", tmp_path / ".private"):
+        (place / "done").mkdir(parents=True)
+        (place / "done" / "result.json").write_text("{}")
+        (place / "failed.failed.json").write_text("{}")
+        cells = [{"directory": name} for name in ("done", "failed", "gone")]
+        (place / "a.sweep.json").write_text(store.to_json({"cells": cells}))
+    assert store.missing_cells(tmp_path) == [tmp_path / "sweeps" / "gone"]

@@ -10,8 +10,7 @@ import numpy as np
 
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.together import Records, Run
-from dpsgd_cli.sweep.choosing import _exponential
-from dpsgd_cli.sweep.drawing import draw
+from dpsgd_cli.sweep.choosing import _exponential, draw
 from dpsgd_cli.sweep.pricing import Spent, statement
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping
 from tests.sweep.test_pricing import SWEEP

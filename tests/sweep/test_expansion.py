@@ -10,7 +10,7 @@ import pytest
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe, recipe_hash, shipped_sweeps
 from dpsgd_cli.recipe.schema.method import DpSgdMethod
-from dpsgd_cli.sweep.drawing import check_choice
+from dpsgd_cli.sweep.choosing import check_choice
 from dpsgd_cli.sweep.expansion import Cell, expand, parse_shard, shard_of
 from dpsgd_cli.sweep.loading import LoadedSweep, load_sweep
 

@@ -18,10 +18,10 @@ from dpsgd_cli.main import main
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results import store
-from dpsgd_cli.sweep import drawing, released
+from dpsgd_cli.sweep import choosing, released
 from dpsgd_cli.sweep.running import Job
 from dpsgd_cli.sweep.session import Session
-from tests.conftest import toy_result
+from tests.conftest import toy_result, write_result
 from tests.sweep.conftest import Sweep
 
 STOPPING = (
@@ -51,7 +51,7 @@ def without_output(text: str) -> str:
 
 
 def draws(monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> None:
-    monkeypatch.setattr(drawing, "draw", lambda select, cells: counts)
+    monkeypatch.setattr(choosing, "draw", lambda select, cells: counts)
 
 
 def test_what_is_seen_does_not_depend_on_how_many_runs_there_were(
@@ -92,11 +92,12 @@ def test_the_best_is_released_and_the_others_are_removed(
     accuracy, settings, trial, weights = max(runs.values(), key=lambda one: one[0])
     stem = next(out.glob("*.result.json")).name.removesuffix(".result.json")
     assert {path.name for path in out.iterdir()} == {f"{stem}.chosen", f"{stem}.result.json", f"{stem}.sweep.json"}
+    assert not re.search(r"timing|pack_trials", json.dumps(everything(out)))
     told = json.loads((out / f"{stem}.result.json").read_text())
     beside_it = Ledger()
     beside_it.spend(Release(GaussianSum(16.0, "add-remove")), epoch=0)
     other = toy_result(to_lines(beside_it.entries, 0, None), trials=1)
-    store.write_result(out / "other", other, "data: {name: digits}\n", None)
+    write_result(out / "other", other, "data: {name: digits}\n")
     beside = CliRunner().invoke(main, ["account", str(out), "--trials", "all", "--max-epsilon", "1e9"])
     assert (beside.exit_code, "a private choice among runs that left no ledger" in beside.stdout) == (1, True)
     assert set(told) == {"sweep", "privacy", "chosen"}
@@ -121,7 +122,7 @@ def test_a_sweep_that_has_published_is_never_drawn_again(
     def again(*_: object) -> list[int]:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(drawing, "draw", again)
+    monkeypatch.setattr(choosing, "draw", again)
     done = sweep(STOPPING, *SECURE)
     assert done.exit_code == 0, done.output
     assert everything(out) == before

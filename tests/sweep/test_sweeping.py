@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dpsgd_cli import experiment
 from dpsgd_cli.errors import ModelError
+from dpsgd_cli.main import main
 from dpsgd_cli.results import store
 from dpsgd_cli.sweep import rehearsal
 from dpsgd_cli.sweep.launchers import LAUNCHERS, local
@@ -344,3 +347,21 @@ def test_a_command_that_is_misspelt_is_no_sweep() -> None:
     result = CliRunner().invoke(main, ["sweep", "staus", "results"])
     assert result.exit_code == 2
     assert "no sweep and no command 'staus'; did you mean status?" in result.stderr
+
+
+def test_a_gate_does_not_pass_a_folder_from_which_a_cell_was_taken(sweep: Sweep, tmp_path: Path) -> None:
+    """Its releases were made; a cell that failed made none that anybody has seen."""
+    assert sweep("grid: {method.learning_rate: [1, 2]}\n").exit_code == 0
+    out = tmp_path / "out"
+    gate = ["account", str(out), "--max-epsilon", "1e6"]
+    assert CliRunner().invoke(main, gate).exit_code == 0
+    cell = min(path for path in out.iterdir() if path.is_dir())
+    shutil.rmtree(cell)
+    done = CliRunner().invoke(main, gate)
+    assert done.exit_code == 1
+    assert f"{cell}: the sweep lists this cell, which has neither a result nor a record that it failed" in done.stderr
+    told = CliRunner().invoke(main, ["account", str(out)])
+    assert told.exit_code == 0 and str(cell) in told.stdout
+    assert CliRunner().invoke(main, [*gate, "--trials", "all"]).exit_code == 1
+    cell.with_name(f"{cell.name}.failed.json").write_text('{"error": "no memory"}')
+    assert CliRunner().invoke(main, gate).exit_code == 0

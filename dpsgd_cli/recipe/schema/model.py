@@ -43,6 +43,10 @@ class ConvexModel(ModelKind):
     huber_width: Positive = Field(0.5, description="Half-width of huber-svm's parabola.")
     target_bound: Positive = Field(1.0, description="squared: public bound on a target's size (larger are clamped).")
 
+    @property
+    def layers(self) -> int:
+        return 1
+
 
 class MlpModel(ModelKind):
     kind: Literal["mlp"] = "mlp"

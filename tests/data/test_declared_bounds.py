@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from dpsgd_cli import data
-from dpsgd_cli.data.bounds import feature_norm_bound
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
@@ -49,7 +48,7 @@ def test_values_are_clamped_to_the_recipe_s_bounds_and_scaled_by_them() -> None:
 def test_without_scaling_the_bounds_still_hold() -> None:
     settings = section(bounds={"age": [10, 50]}, preprocess=[{"one-hot": {}}])
     assert ages(settings) == [10, 10, 10, 30, 50, 50]
-    assert feature_norm_bound(settings, HERE) == pytest.approx(np.sqrt(50**2 + 1))
+    assert data.outline(settings, HERE).norm_bound == pytest.approx(np.sqrt(50**2 + 1))
 
 
 @pytest.mark.usefixtures("toy")

@@ -1,0 +1,98 @@
+"""From a recipe and its data to its plan: the one way, for training, prices, sweeps and comparisons.
+
+A plan is made of what is public before any value is used: the outline of the data, the releases of private
+preprocessing, how long a record's features can be, and the layers of the model. Torch is loaded only where layers are
+clipped one by one and building the model is the only way to count them.
+
+Not here: plans themselves (`privacy/plan.py`), reading data (`data/preparation.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from dpsgd_cli import data
+from dpsgd_cli.data.preparation import folds_declared, sizes_declared
+from dpsgd_cli.data.splits import most_trained_on
+from dpsgd_cli.errors import ModelError, UsageError
+from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.model import ConvexModel, PythonModel
+
+
+def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> tuple[Plan | None, data.Outline]:
+    """The plan (None for a method without privacy) and what is known of the data, before any value is used.
+
+    `judge` prices the budget in the place of the recipe's accountant. Raises as planning and `data.outline` do.
+    """
+    recipe = loaded.recipe
+    outline = data.outline(recipe.data, loaded.base)
+    records = training_records(recipe, outline)
+    if recipe.privacy is None:
+        if recipe.method.batch_size is not None and recipe.method.batch_size > records:
+            raise UsageError(
+                f"method.batch_size is {recipe.method.batch_size}, more than the {records} training"
+                " records; make it smaller"
+            )
+        return None, outline
+    before = data.private_releases(recipe.data, adjacency_of(recipe))
+    layers = _layers(loaded, outline) if recipe.privacy.clipping.by_layer else None
+    with loaded.placing():
+        return plan_for(recipe, Facts(records, before, layers, feature_bound(recipe, outline), judge)), outline
+
+
+def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
+    """Layers with parameters, each of which per-layer clipping bounds by itself."""
+    model = loaded.recipe.model
+    if model.layers is not None:
+        return model.layers
+    import torch
+
+    from dpsgd_cli import failures
+    from dpsgd_cli.core.models import builder
+    from dpsgd_cli.core.packing import Pack, Placement
+
+    if outline.input_shape is None:
+        raise ModelError(f"{loaded.source}: the shape of one input is not known")
+    own_code = [loaded.base / model.file] if isinstance(model, PythonModel) else []
+    with failures.explained(own_code, lambda: "nothing was written"):
+        build = builder(model, outline.input_shape, outline.outputs, loaded.base)
+        return len(Pack(build, [0], Placement(torch.device("cpu"))).layers)
+
+
+def training_records(recipe: Recipe, outline: data.Outline) -> int:
+    """Records of each trial: the training part, or with folds the most that any of them trains on."""
+    if recipe.folds is None:
+        return outline.train_records
+    return most_trained_on(outline.files, recipe.folds)
+
+
+def feature_bound(recipe: Recipe, known: data.Outline | data.Dataset) -> float | None:
+    """Public bound on the norm of a convex model's features, its constant column included; None where there is none."""
+    if not isinstance(recipe.model, ConvexModel) or known.norm_bound is None:
+        return None
+    return math.hypot(known.norm_bound, float(recipe.model.bias))
+
+
+def declarations(recipe: Recipe, outline: data.Outline) -> tuple[str, ...]:
+    """What the outline declares, with the numbers of records that folds make of it, and what the model declares."""
+    said = outline.declarations
+    if recipe.folds is not None:
+        of_split = sizes_declared(outline.train_records, outline.test_records)
+        kept = tuple(one for one in said if one not in of_split)
+        said = (*kept, *folds_declared(outline.files, recipe.folds))
+    return (*said, *declared_by_model(recipe))
+
+
+def declared_by_model(recipe: Recipe) -> tuple[str, ...]:
+    """What the model section takes to be public of the data."""
+    model = recipe.model
+    if not isinstance(model, ConvexModel) or model.loss != "squared":
+        return ()
+    bound = f"{model.target_bound:g}"
+    return (
+        f"In training targets are clamped to [-{bound}, {bound}], a public bound (model.target_bound); metrics of test"
+        " records are of their targets as they are.",
+    )
