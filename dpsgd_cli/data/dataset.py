@@ -25,13 +25,14 @@ class Column:
     """One feature of a table: numeric with or without public bounds, or categorical with public values.
 
     A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a
-    0/1 or constant column (one-hot, bias), which scaling leaves alone.
+    0/1 or constant column (one-hot, bias), which scaling leaves alone; of those of one `category` one is 1.
     """
 
     name: str
     bounds: tuple[float, float] | None = None
     values: tuple[str, ...] | None = None
     indicator: bool = False
+    category: str | None = None
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class ExpandCategories(Step):
         for column in layout.columns:
             if column.name in chosen:
                 columns += [
-                    Column(f"{column.name}={value}", (0.0, 1.0), indicator=True) for value in column.values or ()
+                    Column(f"{column.name}={value}", (0.0, 1.0), indicator=True, category=column.name)
+                    for value in column.values or ()
                 ]
             else:
                 columns.append(column)
@@ -270,6 +271,6 @@ def _square(layout: Layout) -> float | None:
     numeric = [column for column in layout.columns if not column.indicator]
     if any(column.bounds is None for column in numeric):
         return None
-    groups = {column.name.partition("=")[0] for column in layout.columns if column.indicator and "=" in column.name}
+    groups = {column.category for column in layout.columns if column.category is not None}
     sizes = [max(abs(c.bounds[0]), abs(c.bounds[1])) ** 2 for c in numeric if c.bounds is not None]
     return math.fsum(sizes) + len(groups)

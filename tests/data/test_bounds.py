@@ -22,6 +22,17 @@ def table(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_columns_of_like_names_are_categories_of_their_own(tmp_path: Path) -> None:
+    """`a=1` and `a=2` are two columns of two values each: a record has a one in both, and is sqrt(2) long."""
+    rows = pd.DataFrame({"a=1": ["x", "y"] * 6, "a=2": ["y", "x"] * 6, "y": [0, 1] * 6})
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    categories = {"a=1": ["x", "y"], "a=2": ["x", "y"]}
+    data = Data.model_validate(
+        {"path": "t.csv", "target": "y", "categorical": categories, "preprocess": [{"one-hot": {}}]}
+    )
+    assert outline(data, tmp_path).norm_bound == pytest.approx(np.sqrt(2))
+
+
 @pytest.mark.parametrize(
     ("steps", "bound"),
     [
