@@ -62,7 +62,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["data.features={kind: scattering}"], "data.augment: data.features are made once"),
-        (["method={kind: gd}", "privacy=null"], "data.augment: method gd does not augment; that is for dp-sgd and sgd"),
+        (["method={kind: gd}", "privacy=null"], "data.augment: method gd does not augment; use dp-sgd or sgd"),
         (["model={kind: convex}"], "data.augment: the convex problem is that of the records as they are"),
     ],
 )
