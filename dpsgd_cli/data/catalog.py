@@ -23,8 +23,8 @@ import numpy as np
 from dpsgd_cli.data.card import Card, CardColumn, File, read_card
 from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.files import shipped
 from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.resources import shipped
 
 _SOURCE = "declared in the recipe"
 

@@ -1,6 +1,6 @@
 """The records that data passes through: what was read, how its features are laid out, what is handed to training.
 
-Not here: reading (`readers.py`, `own_file.py`), transforming (`preprocess.py`), joining it all (`preparation.py`).
+Not here: reading (`readers.py`, `opening.py`), transforming (`preprocess.py`), joining it all (`preparation.py`).
 """
 
 from __future__ import annotations

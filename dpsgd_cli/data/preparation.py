@@ -17,10 +17,11 @@ from typing import cast
 
 import numpy as np
 
-from dpsgd_cli.data import catalog, own_file, preprocess, readers
+from dpsgd_cli.data import catalog, preprocess, readers
 from dpsgd_cli.data.dataset import Dataset, Layout, Outline, Part, Rows, Source
 from dpsgd_cli.data.features import Extract, extractor
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, DiskSource, TrialRows
+from dpsgd_cli.data.opening import let_go_of_large, open_source
 from dpsgd_cli.data.splits import cut_part, cut_places, most_trained_on, of_second_file, places_of, pool
 from dpsgd_cli.data.step import UNTOLD, Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
@@ -39,7 +40,7 @@ def outline(data: Data, base: Path) -> Outline:
     """
     steps = _steps(data, "add-remove", base)
     if data.name is None:
-        source = own_file.open_source(data, base)
+        source = open_source(data, base)
         if isinstance(source, DiskSource):
             _check_on_disk(source, data, steps)
         files = tuple(len(part) for part in (source.train, source.test) if part is not None)
@@ -101,11 +102,11 @@ def prepare(
     `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
     Raises DataError naming the file, column or step that is at fault.
     """
-    source = own_file.open_source(data, base) if data.name is None else readers.read(catalog.card_of(data))
+    source = open_source(data, base)
     steps = _steps(data, adjacency, base)
     if isinstance(source, DiskSource):
         _check_on_disk(source, data, steps)
-    own_file.let_go_of_large()
+    let_go_of_large()
     layouts = _plan(steps, source.layout)
     train, test, validation = _parts(source, data)
     pipeline = Pipeline(steps, layouts, dict(released or {}))

@@ -1,7 +1,7 @@
 """Decoding the files of a card into arrays: one function per file format, registered in `READERS`.
 
 Images are read in units of their range (0 to 255 becomes 0 to 1), which is public and a matter of units.
-Not here: where files lie and whether they are intact (`catalog.py`), a user's own files (`own_file.py`).
+Not here: where files lie and whether they are intact (`catalog.py`), a user's own files (`opening.py`).
 """
 
 from __future__ import annotations

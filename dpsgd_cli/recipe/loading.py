@@ -1,5 +1,9 @@
 """Recipes between disk and memory: find one, read it with overrides, write it resolved, name its content.
 
+Relative paths start from a recipe's own folder or, of a result's recipe, from that of the recipe that was trained: a
+result holds its recipe as it was given, paths too, so that the recipe's hash stays what it is, and `result.json` says
+which folder they start from, as a path from the result's own. Project and results may so be moved together.
+
 Not here: YAML with line numbers (`tree.py`), `KEY=VALUE` (`overrides.py`), what is wrong with a recipe (`check.py`).
 """
 
@@ -17,17 +21,20 @@ import yaml
 from pydantic import BaseModel
 
 from dpsgd_cli.errors import PrivacyError, RecipeError
+from dpsgd_cli.files import irregularity, shipped
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.expected import similar
-from dpsgd_cli.recipe.folder import start_of_paths
 from dpsgd_cli.recipe.overrides import apply_overrides
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.features import PretrainedFeatures, TorchvisionFeatures
+from dpsgd_cli.recipe.schema.method import PythonMethod
+from dpsgd_cli.recipe.schema.model import PythonModel
 from dpsgd_cli.recipe.tree import CoreDumper, Node, Place, Problem, read_tree
-from dpsgd_cli.regular import irregularity
-from dpsgd_cli.resources import shipped
 
 MOST_BYTES = 1_000_000
 SWEEPS = "sweeps/"
+RECIPE_FOLDER = "recipe_folder"
+"""Its key in the `provenance` of `result.json`."""
 IS_A_SWEEP = "this is a sweep, not a recipe; use `dpsgd sweep {}`"
 
 # What the result does not depend on beyond the order of floating-point sums: a run may be resumed with other
@@ -108,6 +115,32 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
     what, listed = ("recipe", "`dpsgd recipe list` shows them") if shelf is None else ("sweep", f"{', '.join(recipes)}")
     advice = f"did you mean {meant}?" if meant else f"shipped {what}s: {listed}"
     raise RecipeError(f"{source}: no such file, and no shipped {what} of that name; {advice}")
+
+
+def named_files(recipe: Recipe) -> list[str]:
+    """Every file or folder that a recipe names."""
+    names = recipe.data.files
+    features = recipe.data.features
+    if isinstance(features, TorchvisionFeatures) and features.weights is not None:
+        names.append(features.weights)
+    if isinstance(features, PretrainedFeatures):
+        names.append(features.result)
+    return names + [own.file for own in (recipe.model, recipe.method) if isinstance(own, PythonModel | PythonMethod)]
+
+
+def start_of_paths(file: Path, recipe: Recipe) -> Path:
+    """The folder that the paths of `recipe`, read from `file`, start from.
+
+    Where all files that it names lie beside it, they are meant: a result may have been moved with its data.
+    """
+    here, names = file.parent, named_files(recipe)
+    if file.name != "recipe.yaml" or all((here / name).exists() for name in names):
+        return here
+    try:
+        found = json.loads((here / "result.json").read_text("utf-8"))["provenance"][RECIPE_FOLDER]
+    except (OSError, ValueError, KeyError, TypeError):
+        return here
+    return here / found if isinstance(found, str) else here
 
 
 def _without_folder(name: str, recipes: Iterable[str]) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 from dpsgd_cli.data import catalog
 from dpsgd_cli.data.card import read_card
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.resources import shipped
+from dpsgd_cli.files import shipped
 
 NEEDED = {
     *("adult", "bank", "breast-cancer", "breast-cancer-wisconsin"),

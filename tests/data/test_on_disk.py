@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.data import on_disk, own_file
+from dpsgd_cli.data import on_disk, opening
 from dpsgd_cli.data.on_disk import DiskRows, DiskSource, Selection, Stored, TrialRows
 from dpsgd_cli.data.splits import cut_places
 from dpsgd_cli.errors import DataError
@@ -171,7 +171,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
     def use(folder: Path) -> None:
         data = Data(path="x.npy", target="y.npy", classes=[0, 1])
-        source = own_file.open_source(data, folder)
+        source = opening.open_source(data, folder)
         assert isinstance(source, DiskSource)
         train, test = source.train.cut(Split(test=0.01))
         rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import own_file
+from dpsgd_cli.data import opening
 from dpsgd_cli.data.dataset import Column, Source
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
@@ -26,7 +26,13 @@ CSV = "age,job,pay,y\n30,nurse,10.5,no\n40,smith,-2,yes\n50,nurse,0,yes\n"
 
 def read(folder: Path, content: str | bytes = CSV, name: str = "own.csv", **data: Any) -> Source:
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    return own_file.read(Data.model_validate({"path": name, "target": "y"} | data), folder)
+    return opened(folder, {"path": name, "target": "y"} | data)
+
+
+def opened(folder: Path, data: dict[str, Any]) -> Source:
+    source = opening.open_source(Data.model_validate(data), folder)
+    assert isinstance(source, Source)
+    return source
 
 
 def test_a_declared_table(tmp_path: Path) -> None:
@@ -73,8 +79,7 @@ def test_compressed_csv_and_a_test_file(tmp_path: Path) -> None:
 def test_parquet(tmp_path: Path) -> None:
     frame = pd.DataFrame({"n": [1, 2, 3], "c": pd.Categorical(["u", "v", "u"]), "y": [False, True, True]})
     frame.to_parquet(tmp_path / "own.parquet")
-    data = Data.model_validate({"path": "own.parquet", "target": "y", "categorical": {"c": ["u", "v"]}})
-    source = own_file.read(data, tmp_path)
+    source = opened(tmp_path, {"path": "own.parquet", "target": "y", "categorical": {"c": ["u", "v"]}})
     assert source.train.x.tolist() == [[1, 0], [2, 1], [3, 0]]
     assert (source.train.y.tolist(), source.classes) == ([0, 1, 1], ("False", "True"))
 
@@ -142,7 +147,7 @@ def test_all_wrong_names_are_reported_together(tmp_path: Path) -> None:
 
 def test_files_that_are_not_there_or_of_no_known_kind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"no such file: {tmp_path.resolve()}/gone.csv"):
-        own_file.read(Data(path="gone.csv", target="y"), tmp_path)
+        opened(tmp_path, {"path": "gone.csv", "target": "y"})
     with pytest.raises(DataError, match=r"unknown kind of file; data.path takes .csv, .csv.gz, .parquet, .npz"):
         read(tmp_path, name="own.xlsx")
     with pytest.raises(DataError, match=r"own.parquet cannot be read as parquet"):
@@ -163,7 +168,7 @@ Y = np.array([4, 2, 4])
 
 def read_npz(folder: Path, arrays: dict[str, np.ndarray], **data: Any) -> Source:
     np.savez(folder / "own.npz", **arrays)  # type: ignore[arg-type]
-    return own_file.read(Data.model_validate({"path": "own.npz"} | data), folder)
+    return opened(folder, {"path": "own.npz"} | data)
 
 
 def test_arrays(tmp_path: Path) -> None:

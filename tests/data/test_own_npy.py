@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from dpsgd_cli import data
-from dpsgd_cli.data import own_file
+from dpsgd_cli.data import opening
 from dpsgd_cli.data.on_disk import DiskSource, TrialRows
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
@@ -29,7 +29,7 @@ def write(folder: Path, **arrays: np.ndarray) -> Path:
 
 
 def read(folder: Path, **changes: Any) -> DiskSource:
-    source = own_file.open_source(Data.model_validate(FILES | changes), folder)
+    source = opening.open_source(Data.model_validate(FILES | changes), folder)
     assert isinstance(source, DiskSource)
     return source
 
@@ -87,7 +87,7 @@ def test_what_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], changes:
 def test_kinds_that_do_not_go_together(tmp_path: Path) -> None:
     np.savez(write(tmp_path) / "u.npz", x=X, y=Y)
     with pytest.raises(DataError, match=r"must both be .npz, both .npy or both tables, not .npy and .npz"):
-        own_file.open_source(Data.model_validate(FILES | {"test_path": "u.npz"}), tmp_path)
+        opening.open_source(Data.model_validate(FILES | {"test_path": "u.npz"}), tmp_path)
     for wrong in ({"path": "x.npy"}, FILES | {"test_path": "u.npy"}, FILES | {"test_target": "v.npy"}):
         with pytest.raises(ValidationError, match="target"):
             Data.model_validate(wrong)

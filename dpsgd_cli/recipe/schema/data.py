@@ -182,3 +182,10 @@ class Data(Section):
         if npy != (self.test_target is not None):
             raise ValueError("test_target goes with a test_path that is a .npy file, whose labels it holds")
         return self
+
+    @property
+    def files(self) -> list[str]:
+        """The files of a user's own that hold records and labels, as the recipe names them."""
+        npy = self.path is not None and self.path.endswith(".npy")
+        given = (self.path, self.test_path, *((self.target, self.test_target) if npy else ()))
+        return [name for name in given if name is not None]
