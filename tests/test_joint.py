@@ -81,7 +81,8 @@ def test_a_card_is_read_once_for_all_who_ask(parsed: list[Any], monkeypatch: pyt
     asked: list[str] = []
     read = readers.read
     monkeypatch.setattr(readers, "read", lambda card: asked.append(card.name) or read(card))  # type: ignore[func-returns-value]
-    for settings in ({"preprocess": []}, {"split": {"test": 5}}, {"bounds": {"mean radius": [0, 40]}}):
+    sections: list[dict[str, Any]] = [{"preprocess": []}, {"split": {"test": 5}}, {"bounds": {"mean radius": [0, 40]}}]
+    for settings in sections:
         opening.open_source(Data.model_validate({"name": "breast-cancer", **settings}), Path())
     assert asked == ["breast-cancer"] * 2, "other bounds are other values"
 

@@ -18,10 +18,9 @@ import numpy as np
 from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, DiskSource, Selection, Stored
-from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.wording import count, shortened
+from dpsgd_cli.wording import count, shortened, suggested
 
 _MOST_VALUES = 1000
 
@@ -58,7 +57,7 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
 
 def _array(stored: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:
     if name not in stored:
-        raise DataError(f"{path} has no array {name!r}{suggest(name, stored)}")
+        raise DataError(f"{path} has no array {name!r}{suggested(name, stored)}")
     return stored[name]
 
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
-from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.wording import quoted, shortened
+from dpsgd_cli.wording import quoted, shortened, suggested
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +129,7 @@ def _check_header(path: Path, names: list[str], data: Data) -> None:
     asked = {"target": [data.target], "categorical": data.categorical or (), "bounds": bounds, "drop": data.drop}
     for key, wanted in asked.items():
         problems += [
-            f"{path}: data.{key} names {quoted(n)}, which is no column{suggest(str(n), names)}"
+            f"{path}: data.{key} names {quoted(n)}, which is no column{suggested(str(n), names)}"
             for n in wanted
             if n not in names
         ]

@@ -15,12 +15,12 @@ import numpy as np
 
 from dpsgd_cli.data import pca
 from dpsgd_cli.data.dataset import Column, Layout, flatten
-from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes, suggest
+from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.data import Bias, OneHot, Pca, PreprocessStep, Scale, UnitNorm
-from dpsgd_cli.wording import count
+from dpsgd_cli.wording import count, suggested
 
 
 class ExpandCategories(Step):
@@ -35,7 +35,7 @@ class ExpandCategories(Step):
             return set(known)
         for name in self.only:
             if name not in known:
-                raise DataError(f"one-hot: {name!r} is not a categorical column{suggest(name, known)}")
+                raise DataError(f"one-hot: {name!r} is not a categorical column{suggested(name, known)}")
         return set(self.only)
 
     def plan(self, layout: Layout) -> Layout:

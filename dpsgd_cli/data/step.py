@@ -8,9 +8,8 @@ Not here: the steps (`preprocess.py`), their order and what they are charged (`p
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,7 @@ import numpy as np
 from dpsgd_cli.data.dataset import Layout
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
-from dpsgd_cli.wording import shortened
 
-_MOST_NAMES, _LONGEST_NAME = 5000, 100
 Draw = Callable[[tuple[int, ...]], np.ndarray]
 Transform = Callable[[np.ndarray], np.ndarray]
 
@@ -74,13 +71,3 @@ def refuse_codes(step: str, layout: Layout) -> None:
         raise DataError(
             f"{step}: {names} would be used as numbers but hold categories; put one-hot before, or drop them"
         )
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """What to say after an unknown name: the nearest known one, and the list when it is short."""
-    names = [str(entry) for entry in known]
-    # comparing takes time that grows with the product of lengths
-    folded = {entry.casefold(): entry for entry in names[:_MOST_NAMES] if len(entry) <= _LONGEST_NAME}
-    close = difflib.get_close_matches(name.casefold(), folded, n=1) if len(name) <= _LONGEST_NAME else []
-    hint = f"; did you mean {folded[close[0]]!r}?" if close else ""
-    return hint + (f" (known: {', '.join(map(shortened, names))})" if 0 < len(names) <= 40 else "")

@@ -23,13 +23,13 @@ from pydantic import BaseModel
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.files import irregularity, shipped
 from dpsgd_cli.recipe.check import validate
-from dpsgd_cli.recipe.expected import similar
 from dpsgd_cli.recipe.overrides import apply_overrides
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.features import PretrainedFeatures, TorchvisionFeatures
 from dpsgd_cli.recipe.schema.method import PythonMethod
 from dpsgd_cli.recipe.schema.model import PythonModel
 from dpsgd_cli.recipe.tree import CoreDumper, Node, Place, Problem, read_tree
+from dpsgd_cli.wording import similar
 
 MOST_BYTES = 1_000_000
 SWEEPS = "sweeps/"

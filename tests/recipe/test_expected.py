@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dpsgd_cli.recipe import expected
@@ -38,40 +36,6 @@ def test_words(schema: Schema, words: str) -> None:
     assert expected.words(schema) == words
 
 
-@pytest.mark.parametrize(
-    ("schema", "good", "bad"),
-    [
-        (NUMBER, [1, 0.5], [0, -1, True, "1", None, float("inf"), float("nan"), [1], {}]),
-        ({"type": "integer", "minimum": 1, "maximum": 3}, [1, 3], [0, 4, 2.0, True, "2"]),
-        ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, [0, 0.99], [1, -0.1]),
-        ({"type": "string", "pattern": "^a+$", "maxLength": 3}, ["a", "aaa"], ["aaaa", "b", "a\n", 1, None]),
-        ({"enum": ["a", "b"], "type": "string"}, ["a"], ["c", 1, None, ["a"]]),
-        ({"type": "boolean"}, [True, False], [0, 1, "true", None]),
-        ({}, [None, 1, "x", True], []),
-        ({"type": "object"}, [], [1, "x", [1]]),
-    ],
-)
-def test_fits(schema: Schema, good: list[Any], bad: list[Any]) -> None:
-    assert [value for value in good if not expected.fits(schema, value)] == []
-    assert [value for value in bad if expected.fits(schema, value)] == []
-
-
-def every_property() -> list[Schema]:
-    sections = [expected.recipe_schema(), *expected.recipe_schema()["$defs"].values()]
-    return [inner for section in sections for inner in section.get("properties", {}).values()]
-
-
-def test_a_placeholder_is_a_value_that_is_allowed() -> None:
-    checked = 0
-    for schema in every_property():
-        value = expected.placeholder(schema)
-        if value is not None and not isinstance(value, (dict, list)):
-            options = expected.alternatives(expected.resolve(schema))
-            assert any(expected.fits(option, value) for option in options), (schema, value)
-            checked += 1
-    assert checked > 30
-
-
 def test_every_key_of_a_recipe_is_described() -> None:
     bare = [
         f"{name}.{key}"
@@ -100,14 +64,6 @@ def test_kinds_keep_the_order_of_the_schema() -> None:
         "validation",
     ]
     assert expected.kinds(NUMBER) == {}
-
-
-@pytest.mark.parametrize(
-    ("word", "found"),
-    [("batchsize", "batch_size"), ("BATCH-SIZE", "batch_size"), ("sed", "seed"), ("xyzzy", None)],
-)
-def test_similar(word: str, found: str | None) -> None:
-    assert expected.similar(word, ["batch_size", "seed", "epochs"]) == found
 
 
 @pytest.mark.parametrize(
