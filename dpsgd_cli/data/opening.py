@@ -19,10 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from dpsgd_cli.data import catalog, own_arrays, own_table, readers
-from dpsgd_cli.data.dataset import Source
+from dpsgd_cli.data.dataset import UNTOLD, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.on_disk import DiskSource
-from dpsgd_cli.data.step import UNTOLD
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.files import irregularity
 from dpsgd_cli.recipe.schema.data import Data
@@ -34,7 +32,7 @@ _kept: dict[str, Source] = {}
 
 
 @np.errstate(**UNTOLD)
-def open_source(data: Data, base: Path) -> Source | DiskSource:
+def open_source(data: Data, base: Path) -> Source:
     """Read what `data` names, own files relative to `base`; a npy file is opened and stays on disk.
 
     A plan and a training ask for the same files, and so do the recipes of a comparison and the cells of a sweep: what
@@ -66,7 +64,7 @@ def _read_once(asked: object, read: Callable[[], Source]) -> Source:
         source = read()
         for array in _arrays(source):
             array.flags.writeable = False
-    while _kept and sum(map(_size, [*_kept.values(), source])) > MOST_KEPT_BYTES:
+    while _kept and _bytes(source, *_kept.values()) > MOST_KEPT_BYTES:
         del _kept[next(iter(_kept))]
     _kept[key] = source
     return source
@@ -74,17 +72,17 @@ def _read_once(asked: object, read: Callable[[], Source]) -> Source:
 
 def let_go_of_large() -> None:
     """Forget what is too large to be kept through a training."""
-    for key in [key for key, source in _kept.items() if _size(source) > MOST_KEPT_BYTES]:
+    for key in [key for key, source in _kept.items() if _bytes(source) > MOST_KEPT_BYTES]:
         del _kept[key]
 
 
+def _bytes(*sources: Source) -> int:
+    return sum(array.nbytes for source in sources for array in _arrays(source))
+
+
 def _arrays(source: Source) -> list[np.ndarray]:
-    parts = [part for part in (source.train, source.test) if part is not None]
+    parts = [part for part in (source.train, source.test) if isinstance(part, Part)]
     return [array for part in parts for array in (part.x, part.y, part.places)]
-
-
-def _size(source: Source) -> int:
-    return sum(array.nbytes for array in _arrays(source))
 
 
 def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:

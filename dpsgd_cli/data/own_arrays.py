@@ -17,7 +17,7 @@ import numpy as np
 
 from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
-from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, DiskSource, Selection, Stored
+from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import count, shortened, suggested
@@ -83,7 +83,7 @@ def _floating(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64 if x.dtype.itemsize > 4 else np.float32, copy=False)
 
 
-def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> DiskSource:
+def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> Source:
     """The training part, and the test part where a second pair of features and labels is given."""
     _refuse_names(data, pairs[0][0], "a npy file")
     if data.task == "classification" and data.classes is None:
@@ -105,7 +105,7 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> DiskSource:
     classes = None if data.task == "regression" else tuple(data.classes or ())
     said = table.declarations(data, [], classes)
     layout = _layout(data, first)
-    return DiskSource(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
+    return Source(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
 
 
 def _check_shapes(x: Stored, y: Stored, first: Stored | None) -> None:

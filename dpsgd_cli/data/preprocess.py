@@ -1,6 +1,6 @@
 """The steps of a `preprocess:` list: what each does to a layout, to rows, and to how long a row can be.
 
-Not here: what a step is (`step.py`), the order of things, splitting, charging (`preparation.py`), the mathematics of
+Not here: what a step is (`dataset.py`), the order of things, splitting, charging (`preparation.py`), the mathematics of
 PCA (`pca.py`).
 """
 
@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.data import pca
-from dpsgd_cli.data.dataset import Column, Layout, flatten
-from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes
+from dpsgd_cli.data.dataset import Column, Draw, Layout, PrivateStep, Step, Transform, flatten, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import Bias, OneHot, Pca, PreprocessStep, Scale, UnitNorm
+from dpsgd_cli.recipe.schema.data import Bias, OneHot, Pca, Scale, UnitNorm
 from dpsgd_cli.wording import count, suggested
 
 
@@ -53,7 +52,7 @@ class ExpandCategories(Step):
                 columns.append(column)
         return Layout((len(columns),), tuple(columns))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         chosen = self._chosen(layout)
         after = self.plan(layout)
 
@@ -71,7 +70,7 @@ class ExpandCategories(Step):
                     at += 1
             return out
 
-        return lambda draw: transform
+        return transform
 
 
 class Rescale(Step):
@@ -104,7 +103,7 @@ class Rescale(Step):
         columns = tuple(dataclasses.replace(c, bounds=after) if _numeric(c) else c for c in layout.columns)
         return dataclasses.replace(layout, columns=columns)
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         numeric = np.array([_numeric(c) for c in layout.columns]) if layout.columns is not None else None
         low, high = self._range(rows, layout)
         size = np.where(high > low, high - low, 1.0)
@@ -119,7 +118,7 @@ class Rescale(Step):
                 out[:, ~numeric] = x[:, ~numeric]
             return out.astype(np.float32, copy=False)
 
-        return lambda draw: transform
+        return transform
 
     def _range(self, rows: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
         """What maps to 0 and to 1, per feature: bounds, least and largest, or mean and mean + deviation."""
@@ -147,14 +146,14 @@ class Normalise(Step):
         columns = tuple(dataclasses.replace(c, bounds=(-1.0, 1.0)) for c in layout.columns)
         return dataclasses.replace(layout, columns=columns)
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         def transform(x: np.ndarray) -> np.ndarray:
             flat = flatten(x)
             norms = np.linalg.norm(flat, axis=1, keepdims=True)
             divisor = np.maximum(norms, 1) if self.at_most else np.where(norms > 0, norms, 1)
             return (flat / divisor).reshape(x.shape)
 
-        return lambda draw: transform
+        return transform
 
 
 class AppendConstant(Step):
@@ -169,12 +168,12 @@ class AppendConstant(Step):
             return Layout(shape)
         return Layout(shape, (*layout.columns, Column("bias", indicator=True)))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         def transform(x: np.ndarray) -> np.ndarray:
             flat = flatten(x)
             return np.hstack([flat, np.full((len(x), 1), self.value, x.dtype)])
 
-        return lambda draw: transform
+        return transform
 
 
 class Project(PrivateStep):
@@ -226,11 +225,7 @@ STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {
     "bias": AppendConstant,
     "pca": Project,
 }
-
-
-def build(steps: Sequence[PreprocessStep], adjacency: Adjacency) -> list[Step]:
-    """The steps of a recipe, ready to plan and fit; private ones are stated for `adjacency`."""
-    return [STEPS[entry.kind](entry.step, adjacency) for entry in steps]
+"""By its key in a recipe: from its settings, and the adjacency that a private one is stated for."""
 
 
 def _numeric(column: Column) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.data import on_disk, opening
-from dpsgd_cli.data.on_disk import DiskRows, DiskSource, Selection, Stored, TrialRows
+from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored, TrialRows
 from dpsgd_cli.data.splits import cut_places
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data, Split, ValidationSet
@@ -172,10 +172,10 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     def use(folder: Path) -> None:
         data = Data(path="x.npy", target="y.npy", classes=[0, 1])
         source = opening.open_source(data, folder)
-        assert isinstance(source, DiskSource)
         train, test = source.train.cut(Split(test=0.01))
         rng = np.random.default_rng(0)
         for _ in range(20):
+            assert isinstance(train, DiskPart)
             train.x.at(rng.integers(0, len(train), 1000))
         for part in (train, test):
             for start in range(0, len(part), 2000):

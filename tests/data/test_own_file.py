@@ -24,15 +24,13 @@ def columns(source: Source) -> tuple[Column, ...]:
 CSV = "age,job,pay,y\n30,nurse,10.5,no\n40,smith,-2,yes\n50,nurse,0,yes\n"
 
 
-def read(folder: Path, content: str | bytes = CSV, name: str = "own.csv", **data: Any) -> Source:
+def read(folder: Path, content: str | bytes = CSV, name: str = "own.csv", **data: Any) -> Any:
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return opened(folder, {"path": name, "target": "y"} | data)
 
 
-def opened(folder: Path, data: dict[str, Any]) -> Source:
-    source = opening.open_source(Data.model_validate(data), folder)
-    assert isinstance(source, Source)
-    return source
+def opened(folder: Path, data: dict[str, Any]) -> Any:
+    return opening.open_source(Data.model_validate(data), folder)
 
 
 def test_a_declared_table(tmp_path: Path) -> None:
@@ -166,7 +164,7 @@ X = np.arange(24, dtype=np.float64).reshape(3, 2, 2, 2)
 Y = np.array([4, 2, 4])
 
 
-def read_npz(folder: Path, arrays: dict[str, np.ndarray], **data: Any) -> Source:
+def read_npz(folder: Path, arrays: dict[str, np.ndarray], **data: Any) -> Any:
     np.savez(folder / "own.npz", **arrays)  # type: ignore[arg-type]
     return opened(folder, {"path": "own.npz"} | data)
 

@@ -39,7 +39,7 @@ def test_idx(library: Path, make_card: MakeCard) -> None:
         files.append(entry(library, f"{part}-images.gz", gzip.compress(idx(images)), holds="images", **more))
         files.append(entry(library, f"{part}-labels", idx(np.array([1, 0])), holds="labels", **more))
     shape = {"shape": [1, 3, 4], "bounds": [0, 255], "columns": None, "target": None, "split": None}
-    source = readers.read(make_card(reader={"kind": "idx"}, files=files, classes=["zero", "one"], **shape))
+    source: Any = readers.read(make_card(reader={"kind": "idx"}, files=files, classes=["zero", "one"], **shape))
     assert source.test is not None
     np.testing.assert_allclose(source.train.x, images.reshape(2, 1, 3, 4) / 255, rtol=1e-6)
     assert source.train.x.dtype == np.float32
@@ -56,7 +56,7 @@ def test_cifar(library: Path, make_card: MakeCard) -> None:
         entry(library, "test.bin", rows[:1].tobytes(), records=1, part="test"),
     ]
     shape = {"shape": [3, 2, 2], "bounds": [0, 255], "columns": None, "target": None, "split": None}
-    source = readers.read(make_card(reader={"kind": "cifar"}, files=files, classes=["a", "b"], **shape))
+    source: Any = readers.read(make_card(reader={"kind": "cifar"}, files=files, classes=["a", "b"], **shape))
     assert source.train.y.tolist() == [1, 0, 1]
     np.testing.assert_allclose(source.train.x[2, 1, 0], rows[2, 1 + 4 : 1 + 6] / 255, rtol=1e-6)
     assert source.test is not None
@@ -66,7 +66,7 @@ def test_cifar(library: Path, make_card: MakeCard) -> None:
 def test_table(library: Path, make_card: MakeCard) -> None:
     files = [entry(library, "toy.csv", b"30, a, n\n40, b, y\n?, a, n\n51, a, other\n\n", records=3)]
     card = make_card(files=files, reader={"kind": "table", "missing": "?"})
-    source = readers.read(card)
+    source: Any = readers.read(card)
     assert source.train.x.tolist() == [[30, 0], [40, 1], [51, 0]]
     assert source.train.y.tolist() == [0, 1, 1]
     assert source.test is None
@@ -77,7 +77,8 @@ def test_table(library: Path, make_card: MakeCard) -> None:
 def test_table_with_header_separator_and_comment(library: Path, make_card: MakeCard) -> None:
     files = [entry(library, "toy.csv", b'|made up\n"age";"job";"label"\n30;"b";"n"\n', records=1)]
     reader = {"kind": "table", "separator": ";", "header": True, "comment": "|"}
-    assert readers.read(make_card(files=files, reader=reader)).train.x.tolist() == [[30, 1]]
+    source: Any = readers.read(make_card(files=files, reader=reader))
+    assert source.train.x.tolist() == [[30, 1]]
 
 
 def test_table_of_other_content_than_the_card_says(library: Path, make_card: MakeCard) -> None:
@@ -95,7 +96,7 @@ def test_table_of_other_content_than_the_card_says(library: Path, make_card: Mak
 def test_bundled_digits_are_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
-    source = readers.read(catalog.load_card("digits"))
+    source: Any = readers.read(catalog.load_card("digits"))
     np.testing.assert_allclose(source.train.x.reshape(1797, 64), load_digits().data / 16)
     assert source.train.y.tolist() == load_digits().target.tolist()
 
@@ -103,7 +104,7 @@ def test_bundled_digits_are_scikit_learns() -> None:
 def test_bundled_breast_cancer_lies_within_its_public_bounds() -> None:
     """A bound that cuts off much would be a bad choice; that it is kept is checked, not how it was made."""
     card = catalog.load_card("breast-cancer")
-    source = readers.read(card)
+    source: Any = readers.read(card)
     low, high = np.array([column.bounds for column in card.layout.columns or ()]).T
     outside = (source.train.x < low) | (source.train.x > high)
     assert outside.mean() < 0.01
@@ -136,7 +137,7 @@ def test_real_files(real_data: Path, name: str) -> None:
     card = catalog.load_card(name)
     if catalog.locate(card, card.files[0]) is None:
         pytest.skip(f"{name} is not in DPSGD_DATA")
-    source = readers.read(card)
+    source: Any = readers.read(card)
     train, test, counts = REAL[name]
     assert source.train.x.shape == train
     assert np.bincount(source.train.y).tolist() == counts
