@@ -32,8 +32,8 @@ from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
+from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.recipe.schema.runtime import Runtime
 from dpsgd_cli.results import assemble, checkpoint, origin, store, tensorboard
 from dpsgd_cli.results.result import Released, Unreleased
 from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, start

@@ -49,6 +49,11 @@ class Column:
     indicator: bool = False
     category: str | None = None
 
+    @property
+    def numeric(self) -> bool:
+        """Whether its entries are numbers that somebody measured."""
+        return self.values is None and not self.indicator
+
 
 @dataclass(frozen=True)
 class Layout:

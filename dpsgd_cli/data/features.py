@@ -31,7 +31,7 @@ from dpsgd_cli.data.dataset import Layout, Step, Transform
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.features import (
+from dpsgd_cli.recipe.schema.data import (
     Extractor,
     PretrainedFeatures,
     ScatteringFeatures,
@@ -94,7 +94,7 @@ class Extract(Step):
     def _extract(self, network: Network, x: np.ndarray) -> np.ndarray:
         found = []
         for start in range(0, len(x), self.rows_at_once):
-            block = torch.from_numpy(np.ascontiguousarray(x[start : start + self.rows_at_once], np.float32))
+            block = torch.from_numpy(np.array(x[start : start + self.rows_at_once], np.float32, order="C"))
             found.append(self._run(network, block).numpy())
         if not found:
             return np.zeros((0, *self.plan(Layout(x.shape[1:])).shape), np.float32)

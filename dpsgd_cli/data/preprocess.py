@@ -93,18 +93,18 @@ class Rescale(Step):
                     " standard scaling, give data.bounds: [low, high], or leave scale out"
                 )
             return dataclasses.replace(layout, bounds=after)
-        unbounded = [c.name for c in layout.columns if _numeric(c) and c.bounds is None]
+        unbounded = [c.name for c in layout.columns if c.numeric and c.bounds is None]
         if self.by == "bounds" and unbounded:
             raise DataError(
                 f"scale by bounds: no public bounds for column{'s' * (len(unbounded) > 1)} {', '.join(unbounded)};"
                 f" give data.bounds: {{{unbounded[0]}: [low, high], ...}} (or one pair for all) from public knowledge,"
                 " not from the data, or drop the column, or scale by standard (not private, and recorded as such)"
             )
-        columns = tuple(dataclasses.replace(c, bounds=after) if _numeric(c) else c for c in layout.columns)
+        columns = tuple(dataclasses.replace(c, bounds=after) if c.numeric else c for c in layout.columns)
         return dataclasses.replace(layout, columns=columns)
 
     def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
-        numeric = np.array([_numeric(c) for c in layout.columns]) if layout.columns is not None else None
+        numeric = np.array([c.numeric for c in layout.columns]) if layout.columns is not None else None
         low, high = self._range(rows, layout)
         size = np.where(high > low, high - low, 1.0)
         start, stop = (0.0, 1.0) if self.by == "standard" else self.to
@@ -226,10 +226,6 @@ STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {
     "pca": Project,
 }
 """By its key in a recipe: from its settings, and the adjacency that a private one is stated for."""
-
-
-def _numeric(column: Column) -> bool:
-    return column.values is None and not column.indicator
 
 
 def norm_bound(steps: Sequence[Step], layouts: Sequence[Layout]) -> float | None:

@@ -25,7 +25,7 @@ from dpsgd_cli.files import irregularity, shipped
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.overrides import apply_overrides
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.features import PretrainedFeatures, TorchvisionFeatures
+from dpsgd_cli.recipe.schema.data import PretrainedFeatures, TorchvisionFeatures
 from dpsgd_cli.recipe.schema.method import PythonMethod
 from dpsgd_cli.recipe.schema.model import PythonModel
 from dpsgd_cli.recipe.tree import CoreDumper, Node, Place, Problem, read_tree
@@ -107,7 +107,7 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
     if path.is_dir():
         inside = path / "recipe.yaml"
         raise RecipeError(f"{source}: is a directory; give {inside if inside.is_file() else 'a recipe file in it'}")
-    if source in shipped_sweeps() and shelf is None:
+    if source in shipped_recipes(sweeps=True) and shelf is None:
         raise RecipeError(f"{source}: {IS_A_SWEEP.format(source)}")
     beside = {str(found) for found in path.parent.glob("*.y*ml")} if path.parent.is_dir() else set()
     bare = source.removesuffix(".yaml").removesuffix(".yml").removeprefix("recipes/")
@@ -150,20 +150,12 @@ def _without_folder(name: str, recipes: Iterable[str]) -> str | None:
     return None if found is None else last[found]
 
 
-def shipped_recipes() -> dict[str, Path]:
-    """Name -> file of every recipe that ships with the package."""
-    return {name: file for name, file in _shipped_files().items() if not name.startswith(SWEEPS)}
-
-
-def shipped_sweeps() -> dict[str, Path]:
-    """The same for sweeps, which lie in a folder of their own."""
-    return {name: file for name, file in _shipped_files().items() if name.startswith(SWEEPS)}
-
-
-def _shipped_files() -> dict[str, Path]:
+def shipped_recipes(sweeps: bool = False) -> dict[str, Path]:
+    """Name -> file of every recipe that ships with the package, or of the sweeps, which have a folder of their own."""
     root = shipped("recipes")
     files = sorted(root.rglob("*.yaml"), key=lambda file: (len(file.relative_to(root).parts), str(file)))
-    return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
+    named = {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
+    return {name: file for name, file in named.items() if name.startswith(SWEEPS) == sweeps}
 
 
 def question(file: Path) -> str:

@@ -18,7 +18,7 @@ from dpsgd_cli.data import features
 from dpsgd_cli.data.dataset import Layout, Transform
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.features import Features, PretrainedFeatures, ScatteringFeatures, TorchvisionFeatures
+from dpsgd_cli.recipe.schema.data import Features, PretrainedFeatures, ScatteringFeatures, TorchvisionFeatures
 
 
 @pytest.fixture(autouse=True)

@@ -74,6 +74,12 @@ BROKEN = [
         "batch_size: 10, batching: poison",
         "4: method.batching: must be poisson, shuffle, full or fixed, got 'poison'; did you mean poisson?",
     ),
+    (
+        "  budget",
+        "  accountant: zcpd\n  budget",
+        "7: privacy.accountant: must be auto, basic-composition, advanced-composition, strong-composition, zcdp,"
+        " moments, rdp, pld, gaussian, zcdp-tight, lemma-15.1, lemma-15.5 or nikolov, got 'zcpd'; did you mean zcdp?",
+    ),
     ("x\n", "a b\n", "1: name: must be text that matches ^[A-Za-z0-9][A-Za-z0-9._-]*$, got 'a b'"),
     (
         "name: digits",
