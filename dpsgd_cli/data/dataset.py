@@ -19,6 +19,7 @@ import numpy as np
 from dpsgd_cli.data.splits import SECOND_FILE, held_out
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.data import Split, ValidationSet
 
 if TYPE_CHECKING:
@@ -190,9 +191,15 @@ class Step(ABC):
     `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public.
     """
 
+    settings: Any
     release: GaussianSum | None = None
     nonprivate: str | None = None
     declaration: str | None = None
+
+    def __init__(self, settings: Any, adjacency: Adjacency) -> None:
+        """A private step is stated for `adjacency`."""
+        del adjacency
+        self.settings = settings
 
     @abstractmethod
     def plan(self, layout: Layout) -> Layout:

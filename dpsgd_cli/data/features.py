@@ -71,7 +71,7 @@ class Extract(Step):
 
     def plan(self, layout: Layout) -> Layout:
         if layout.columns is not None and layout.categorical:
-            raise DataError(f"data.features: {self.settings.kind} takes numbers, not categories")  # type: ignore[attr-defined]
+            raise DataError(f"data.features: {self.settings.kind} takes numbers, not categories")
         probe = torch.zeros(1, *layout.shape)
         return Layout(tuple(self._run(self.network(layout.shape), probe).shape[1:]))
 

@@ -288,7 +288,7 @@ def _parts(source: Source, data: Data) -> tuple[Part | DiskPart, Part | DiskPart
 
 def _declarations(steps: Sequence[Step], data: Data, train: int, test: int, validation: int) -> tuple[str, ...]:
     """What is said of the sizes of the parts, and by the steps."""
-    said = [*sizes_declared(train, test), *(step.declaration for step in steps if step.declaration is not None)]
+    said = [*_sizes_declared(train, test), *(step.declaration for step in steps if step.declaration is not None)]
     if data.validation is not None and data.validation.public:
         said.append(
             f"The {validation} validation records, cut from the training data, are declared public: the statement does"
@@ -299,7 +299,7 @@ def _declarations(steps: Sequence[Step], data: Data, train: int, test: int, vali
     return tuple(said)
 
 
-def sizes_declared(train_records: int, test_records: int) -> tuple[str, ...]:
+def _sizes_declared(train_records: int, test_records: int) -> tuple[str, ...]:
     """What is said of the numbers of records."""
     return (
         f"The number of training records is public: {train_records}.",
@@ -307,10 +307,11 @@ def sizes_declared(train_records: int, test_records: int) -> tuple[str, ...]:
     )
 
 
-def folds_declared(files: Sequence[int], folds: int) -> tuple[str, ...]:
-    """The same with `folds`, of `files` of so many rows."""
+def folds_declared(said: Sequence[str], sizes: tuple[int, int], files: Sequence[int], folds: int) -> tuple[str, ...]:
+    """What was `said` of a split into parts of `sizes`, with `folds` instead, of `files` of so many rows."""
     records, train = sum(files), most_trained_on(files, folds)
     return (
+        *(one for one in said if one not in _sizes_declared(*sizes)),
         f"The number of records is public: {records}; each trial trains on at most {train} of them, and on none of its"
         " own fold.",
         "The records of a trial's own fold are public to it: what is measured on them is reported without noise.",

@@ -25,17 +25,14 @@ from dpsgd_cli.wording import count, suggested
 class ExpandCategories(Step):
     """One 0/1 column per public value, in the place of the categorical column. Acts on each record alone."""
 
-    def __init__(self, settings: OneHot, adjacency: Adjacency) -> None:
-        self.only = settings.columns
+    settings: OneHot
 
     def _chosen(self, layout: Layout) -> set[str]:
         known = layout.categorical
-        if self.only is None:
-            return set(known)
-        for name in self.only:
+        for name in self.settings.columns or ():
             if name not in known:
                 raise DataError(f"one-hot: {name!r} is not a categorical column{suggested(name, known)}")
-        return set(self.only)
+        return set(known if self.settings.columns is None else self.settings.columns)
 
     def plan(self, layout: Layout) -> Layout:
         chosen = self._chosen(layout)
@@ -77,6 +74,7 @@ class Rescale(Step):
     """An affine map of every numeric column, from public bounds (per record) or fitted (not private)."""
 
     def __init__(self, settings: Scale, adjacency: Adjacency) -> None:
+        super().__init__(settings, adjacency)
         self.by, self.to = settings.by, settings.to
         if self.by != "bounds":
             self.nonprivate = (
@@ -136,8 +134,7 @@ class Rescale(Step):
 class Normalise(Step):
     """Divide each row by its L2 norm, or by max(1, norm). A zero row stays zero. Acts on each record alone."""
 
-    def __init__(self, settings: UnitNorm, adjacency: Adjacency) -> None:
-        self.at_most = settings.at_most
+    settings: UnitNorm
 
     def plan(self, layout: Layout) -> Layout:
         refuse_codes("unit-norm", layout)
@@ -150,7 +147,7 @@ class Normalise(Step):
         def transform(x: np.ndarray) -> np.ndarray:
             flat = flatten(x)
             norms = np.linalg.norm(flat, axis=1, keepdims=True)
-            divisor = np.maximum(norms, 1) if self.at_most else np.where(norms > 0, norms, 1)
+            divisor = np.maximum(norms, 1) if self.settings.at_most else np.where(norms > 0, norms, 1)
             return (flat / divisor).reshape(x.shape)
 
         return transform
@@ -159,8 +156,7 @@ class Normalise(Step):
 class AppendConstant(Step):
     """One more feature with the same value in every record; arrays are flattened for it."""
 
-    def __init__(self, settings: Bias, adjacency: Adjacency) -> None:
-        self.value = settings.value
+    settings: Bias
 
     def plan(self, layout: Layout) -> Layout:
         shape = (layout.features + 1,)
@@ -171,7 +167,7 @@ class AppendConstant(Step):
     def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         def transform(x: np.ndarray) -> np.ndarray:
             flat = flatten(x)
-            return np.hstack([flat, np.full((len(x), 1), self.value, x.dtype)])
+            return np.hstack([flat, np.full((len(x), 1), self.settings.value, x.dtype)])
 
         return transform
 
@@ -185,6 +181,7 @@ class Project(PrivateStep):
     """
 
     def __init__(self, settings: Pca, adjacency: Adjacency) -> None:
+        super().__init__(settings, adjacency)
         self.components = settings.components
         self.whiten = settings.whiten
         if settings.noise_multiplier is None:
@@ -241,7 +238,7 @@ def norm_bound(steps: Sequence[Step], layouts: Sequence[Layout]) -> float | None
         if isinstance(step, Normalise):
             whole, constants = 1.0, 0.0
         elif isinstance(step, AppendConstant):
-            constants += step.value**2
+            constants += step.settings.value**2
         elif isinstance(step, Project):
             # whitening stretches some directions
             whole, constants = None if step.whiten else _length(whole, before, constants), 0.0

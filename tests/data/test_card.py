@@ -11,15 +11,6 @@ from dpsgd_cli.data.card import read_card
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.files import shipped
 
-NEEDED = {
-    *("adult", "bank", "breast-cancer", "breast-cancer-wisconsin"),
-    *("cifar10", "digits", "ipums", "kddcup99", "mnist"),
-}
-
-
-def test_every_needed_data_set_has_a_card() -> None:
-    assert set(catalog.names()) >= NEEDED
-
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_shipped_card_is_complete(name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -75,23 +74,6 @@ def test_a_file_that_shrinks_is_noticed(stored: tuple[Stored, np.ndarray]) -> No
         file.span(0, 500)
     with pytest.raises(DataError, match="has become shorter"):
         file.take(np.array([1, 499]))
-
-
-@given(st.integers(2, 60), st.data())
-def test_cuts_are_disjoint_and_cover_everything(records: int, data: st.DataObject) -> None:
-    """A first and a second cut, by counts and fractions, as sets; in ascending order; fixed by the seed."""
-    everything, seed = Selection(records), data.draw(st.integers(0, 5))
-    first = Split(test=data.draw(st.integers(1, records - 1)), seed=seed)
-    rest, test = everything.cut(first)
-    assert len(test) == first.test and len(rest) == records - len(test)
-    listed = [own.at(np.arange(len(own))).tolist() for own in (rest, test)]
-    assert sorted(itertools.chain(*listed)) == list(range(records)) and all(own == sorted(own) for own in listed)
-    assert np.array_equal(Selection(records).cut(first)[1].at(np.arange(len(test))), listed[1])
-    for own, rows in zip((rest, test), listed, strict=True):
-        if len(own) > 1:
-            parts = own.cut(Split(test=1, seed=seed + 1))
-            again = [part.at(np.arange(len(part))).tolist() for part in parts]
-            assert sorted(itertools.chain(*again)) == rows and all(part == sorted(part) for part in again)
 
 
 @given(st.integers(4, 60), st.integers(0, 9), st.sampled_from([2, 0.5]), st.sampled_from([1, 0.4]))

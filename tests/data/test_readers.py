@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +14,9 @@ import pytest
 from dpsgd_cli.data import catalog, readers
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.errors import DataError
+from tests.data.conftest import put
 
 MakeCard = Callable[..., Card]
-
-
-def entry(folder: Path, name: str, data: bytes, **more: Any) -> dict[str, Any]:
-    """Write a file of data set `toy`, and say what its card says of it."""
-    (folder / "toy").mkdir(exist_ok=True)
-    (folder / "toy" / name).write_bytes(data)
-    plain = gzip.decompress(data) if name.endswith(".gz") else data
-    return {"name": name.removesuffix(".gz"), "sha256": hashlib.sha256(plain).hexdigest(), **more}
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -36,8 +28,8 @@ def test_idx(library: Path, make_card: MakeCard) -> None:
     files = []
     for part in ("train", "test"):
         more = {"part": part, "records": 2}
-        files.append(entry(library, f"{part}-images.gz", gzip.compress(idx(images)), holds="images", **more))
-        files.append(entry(library, f"{part}-labels", idx(np.array([1, 0])), holds="labels", **more))
+        files.append(put(library, f"{part}-images.gz", gzip.compress(idx(images)), holds="images", **more))
+        files.append(put(library, f"{part}-labels", idx(np.array([1, 0])), holds="labels", **more))
     shape = {"shape": [1, 3, 4], "bounds": [0, 255], "columns": None, "target": None, "split": None}
     source: Any = readers.read(make_card(reader={"kind": "idx"}, files=files, classes=["zero", "one"], **shape))
     assert source.test is not None
@@ -51,9 +43,9 @@ def test_cifar(library: Path, make_card: MakeCard) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (3, 13)).astype(np.uint8)
     rows[:, 0] = [1, 0, 1]
     files = [
-        entry(library, "one.bin", rows[:2].tobytes(), records=2, part="train"),
-        entry(library, "two.bin", rows[2:].tobytes(), records=1, part="train"),
-        entry(library, "test.bin", rows[:1].tobytes(), records=1, part="test"),
+        put(library, "one.bin", rows[:2].tobytes(), records=2, part="train"),
+        put(library, "two.bin", rows[2:].tobytes(), records=1, part="train"),
+        put(library, "test.bin", rows[:1].tobytes(), records=1, part="test"),
     ]
     shape = {"shape": [3, 2, 2], "bounds": [0, 255], "columns": None, "target": None, "split": None}
     source: Any = readers.read(make_card(reader={"kind": "cifar"}, files=files, classes=["a", "b"], **shape))
@@ -64,7 +56,7 @@ def test_cifar(library: Path, make_card: MakeCard) -> None:
 
 
 def test_table(library: Path, make_card: MakeCard) -> None:
-    files = [entry(library, "toy.csv", b"30, a, n\n40, b, y\n?, a, n\n51, a, other\n\n", records=3)]
+    files = [put(library, "toy.csv", b"30, a, n\n40, b, y\n?, a, n\n51, a, other\n\n")]
     card = make_card(files=files, reader={"kind": "table", "missing": "?"})
     source: Any = readers.read(card)
     assert source.train.x.tolist() == [[30, 0], [40, 1], [51, 0]]
@@ -75,20 +67,20 @@ def test_table(library: Path, make_card: MakeCard) -> None:
 
 
 def test_table_with_header_separator_and_comment(library: Path, make_card: MakeCard) -> None:
-    files = [entry(library, "toy.csv", b'|made up\n"age";"job";"label"\n30;"b";"n"\n', records=1)]
+    files = [put(library, "toy.csv", b'|made up\n"age";"job";"label"\n30;"b";"n"\n', records=1)]
     reader = {"kind": "table", "separator": ";", "header": True, "comment": "|"}
     source: Any = readers.read(make_card(files=files, reader=reader))
     assert source.train.x.tolist() == [[30, 1]]
 
 
 def test_table_of_other_content_than_the_card_says(library: Path, make_card: MakeCard) -> None:
-    card = make_card(files=[entry(library, "toy.csv", b"30,a,n\n40,c,y\n", records=2)])
+    card = make_card(files=[put(library, "toy.csv", b"30,a,n\n40,c,y\n", records=2)])
     with pytest.raises(DataError, match="'job' holds 'c' in data row 2"):
         readers.read(card)
-    card = make_card(files=[entry(library, "toy.csv", b"30,a,n\n", records=2)])
+    card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=2)])
     with pytest.raises(DataError, match="holds 1 usable rows, but its card says 2"):
         readers.read(card)
-    card = make_card(files=[entry(library, "toy.csv", b"30,a,n\n", records=1)], classes={"no": ["x"], "yes": ["y"]})
+    card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=1)], classes={"no": ["x"], "yes": ["y"]})
     with pytest.raises(DataError, match="label 'n' is not among"):
         readers.read(card)
 
