@@ -133,16 +133,17 @@ def test_pool_puts_training_rows_first_and_keeps_files_apart() -> None:
     assert train.pooled(None) is train
 
 
-@pytest.mark.parametrize(("records", "told"), [(0, "0 rows"), (1, "1 row")])
-def test_too_few_rows_to_split_are_refused(records: int, told: str) -> None:
-    with pytest.raises(DataError, match=f"{told} cannot be cut into two parts; give at least 2"):
-        cut_places(np.arange(records), Split())
-
-
-@pytest.mark.parametrize("test", [0.0001, 0.9999, 10, 11])
-def test_empty_parts_are_refused(test: float) -> None:
-    with pytest.raises(DataError, match="both parts need at least one row"):
-        cut_places(np.arange(10), Split(test=test))
+@pytest.mark.parametrize(
+    ("records", "test", "told"),
+    [
+        (0, 0.2, "0 rows cannot be cut into two parts; give at least 2"),
+        (1, 0.2, "1 row cannot be cut into two parts; give at least 2"),
+        *((10, test, "both parts need at least one row") for test in (0.0001, 0.9999, 10, 11)),
+    ],
+)
+def test_cuts_with_an_empty_part_are_refused(records: int, test: float, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        cut_places(np.arange(records), Split(test=test))
 
 
 @given(st.integers(2, 60), st.integers(2, 7), st.integers(1, 3), seeds)
