@@ -1,6 +1,6 @@
-"""The recipe's JSON Schema as the single description of what is allowed: look up, put into words, suggest.
+"""The recipe's JSON Schema as the single description of what is allowed: look up, and put into words.
 
-Not here: walking a recipe along it (`check.py`).
+Not here: what is wrong with a recipe (`check.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a recipe may say: one pydantic model per section, every field described, every default here.
 
-Not here: reading YAML (`loading.py`), what a recipe costs (`privacy/plan.py`), how it runs (`experiment.py`).
+Not here: reading YAML (`recipe/loading.py`), what a recipe costs (`privacy/plan.py`), how it runs (`experiment.py`).
 `privacy:` holds everything that can change the guarantee; `runtime:` nothing that can.
 """
 
