@@ -31,10 +31,9 @@ from dpsgd_cli.errors import UsageError
 from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.recipe import folder
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
+from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.recipe.schema.runtime import Runtime
 from dpsgd_cli.results import assemble, checkpoint, origin, store, tensorboard
 from dpsgd_cli.results.result import Released, Unreleased
 from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, start
@@ -163,7 +162,7 @@ def _write(trials: Trials, directories: Sequence[Path]) -> None:
             model = _weights(trials, span) if member.loaded.recipe.save_model else None
             loaded = member.loaded
             result = assemble.result(*_finished(trials, member, span, final))
-            result.provenance.update(folder.recorded(loaded.recipe, loaded.base, directory))
+            result.provenance.update(origin.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
             staged.append((store.stage_result(directory, result, text, model), directory))
             if trials.recipe.runtime.tensorboard:

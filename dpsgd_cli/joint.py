@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from dpsgd_cli import data
-from dpsgd_cli.data.preparation import folds_declared, sizes_declared
+from dpsgd_cli.data.preparation import folds_declared
 from dpsgd_cli.data.splits import most_trained_on
 from dpsgd_cli.errors import ModelError, UsageError
 from dpsgd_cli.privacy.accountants import Accountant
@@ -80,9 +80,7 @@ def declarations(recipe: Recipe, outline: data.Outline) -> tuple[str, ...]:
     """What the outline declares, with the numbers of records that folds make of it, and what the model declares."""
     said = outline.declarations
     if recipe.folds is not None:
-        of_split = sizes_declared(outline.train_records, outline.test_records)
-        kept = tuple(one for one in said if one not in of_split)
-        said = (*kept, *folds_declared(outline.files, recipe.folds))
+        said = folds_declared(said, (outline.train_records, outline.test_records), outline.files, recipe.folds)
     return (*said, *declared_by_model(recipe))
 
 

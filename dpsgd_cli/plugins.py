@@ -9,11 +9,11 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.wording import similar
 
 
 def load_attribute(path: Path, name: str) -> Any:
@@ -34,8 +34,8 @@ def load_attribute(path: Path, name: str) -> Any:
     except (Exception, SystemExit) as error:
         raise RecipeError(f"{path}: running the file failed: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
-        near = get_close_matches(name, dir(module), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = similar(name, dir(module))
+        hint = f"; did you mean {near}?" if near else ""
         raise RecipeError(f"{path}: has no attribute {name!r}{hint}")
     return getattr(module, name)
 
@@ -60,6 +60,6 @@ def refusal_of_call(
         named = name + str(signature.replace(return_annotation=inspect.Signature.empty))
         if not unknown or any(one.kind is one.VAR_KEYWORD for one in takes.values()):
             return f"{named} is called with {', '.join([*given, *further])}: {error}"
-        near = get_close_matches(unknown[0], [key for key in takes if key not in further], n=1)
-        return f"{named} does not take {' and '.join(unknown)}{f'; did you mean {near[0]}?' if near else ''}"
+        near = similar(unknown[0], [key for key in takes if key not in further])
+        return f"{named} does not take {' and '.join(unknown)}{f'; did you mean {near}?' if near else ''}"
     return None

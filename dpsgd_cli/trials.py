@@ -45,7 +45,7 @@ from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.summing import MOST_ROWS
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.preparation import folds_declared, sizes_declared
+from dpsgd_cli.data.preparation import folds_declared
 from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_on
 from dpsgd_cli.errors import ModelError, RunError, UsageError
 from dpsgd_cli.joint import feature_bound
@@ -313,9 +313,9 @@ def _validation(dataset: data.Dataset, place: Placement) -> Table | None:
 def _with_fold_sizes(dataset: data.Dataset, folds: int) -> data.Dataset:
     """The declarations of a split, said of folds."""
     assert dataset.places is not None
-    of_split = sizes_declared(len(dataset.train_y), len(dataset.test_y))
-    kept = tuple(said for said in dataset.declarations if said not in of_split)
-    return dataclasses.replace(dataset, declarations=(*kept, *folds_declared(_files(dataset.places), folds)))
+    sizes = len(dataset.train_y), len(dataset.test_y)
+    said = folds_declared(dataset.declarations, sizes, _files(dataset.places), folds)
+    return dataclasses.replace(dataset, declarations=said)
 
 
 def _ledger(plan: Plan | None) -> Ledger:

@@ -1,11 +1,14 @@
-"""Numbers with their nouns, and values of any size, for messages. Not here: any message."""
+"""Numbers with their nouns, values of any size and likely names, for messages. Not here: any message."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+import itertools
+from collections.abc import Iterable, Sequence
 
 _MOST_CHARACTERS = 80
 _MOST_NAMES = 12
+_MOST_COMPARED, _LONGEST_COMPARED = 5000, 100
 
 
 def count(number: int, noun: str, many: str | None = None) -> str:
@@ -50,3 +53,38 @@ def listed(values: Iterable[object], most: int = _MOST_NAMES) -> str:
     shown = [quoted(value) for value in every[:most]]
     more = [f"... and {len(every) - most} more"] if len(every) > most else []
     return f"[{', '.join([*shown, *more])}]"
+
+
+def any_of(names: Sequence[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def similar(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The candidate that `word` was probably meant to be, whatever its case and its dashes.
+
+    >>> similar("BATCH-SIZE", ["batch_size", "seed"]), similar("xyzzy", ["seed"])
+    ('batch_size', None)
+    """
+    # comparing takes time that grows with the product of lengths
+    known = {
+        _plain(name): name for name in itertools.islice(candidates, _MOST_COMPARED) if len(name) <= _LONGEST_COMPARED
+    }
+    near = difflib.get_close_matches(_plain(word), known, n=1, cutoff=cutoff) if len(word) <= _LONGEST_COMPARED else []
+    return known[near[0]] if near else None
+
+
+def suggested(word: str, candidates: Iterable[object]) -> str:
+    """What to say after an unknown name: the nearest known one, and all of them where they are few.
+
+    >>> suggested("sed", ["seed", "epochs"])
+    "; did you mean 'seed'? (known: seed, epochs)"
+    """
+    names = [str(one) for one in candidates]
+    near = similar(word, names)
+    hint = f"; did you mean {near!r}?" if near else ""
+    return hint + (f" (known: {', '.join(map(shortened, names))})" if 0 < len(names) <= 40 else "")
+
+
+def _plain(word: str) -> str:
+    return word.casefold().replace("-", "_")

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dpsgd_cli import experiment
-from dpsgd_cli.data import catalog, readers
+from dpsgd_cli.data import catalog, opening, readers
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from tests.test_recipes_run import RECIPES, RECORDS, shrink, stand_in
 
@@ -32,6 +32,7 @@ def record(name: str, out: Path) -> None:
     card = catalog.load_card(str(recipe.data.name))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(readers, "read", stand_in)
+        patch.setattr(opening, "_kept", {})
         patch.setattr(catalog, "records", lambda card, file: RECORDS)
         small = shrink(recipe, any(file.part == "test" for file in card.files)).model_copy(update={"save_model": True})
         directory = experiment.run(LoadedRecipe(small, file.parent, str(file)), experiment.Options(out=Path(folder)))

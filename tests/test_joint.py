@@ -9,16 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
 
 from dpsgd_cli import experiment
 from dpsgd_cli.core.models import builder
 from dpsgd_cli.core.packing import Pack, Placement
-from dpsgd_cli.data import own_file, prepare
+from dpsgd_cli.data import opening, prepare, readers
 from dpsgd_cli.joint import plan_and_outline
+from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.model import CnnModel, ConvexModel, LinearModel, MlpModel, VitModel, WrnModel
-from dpsgd_cli.sweep.session import Session
 
 CONVEX = """
 name: own
@@ -45,30 +46,54 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     parse = pd.read_csv
     monkeypatch.setattr(pd, "read_csv", lambda file, **how: found.append(file) or parse(file, **how))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(own_file, "_kept", {})
+    monkeypatch.setattr(opening, "_kept", {})
     return found
 
 
-def test_a_training_parses_its_table_once(recipe: Path, parsed: list[Any], tmp_path: Path) -> None:
-    experiment.run(load_recipe(str(recipe)), experiment.Options(tmp_path / "out"))
-    assert parsed == [tmp_path / "own.csv"]
+MANY = "name: many\nrecipes: [own.yaml]\ngrid: {model.radius: [1, 2], method.steps: [4, 5]}\n"
+AGD = CONVEX.replace("name: own", "name: agd").replace("output-perturbation, steps: 5", "dp-agd")
 
 
-def test_cells_of_a_sweep_share_what_was_parsed(recipe: Path, parsed: list[Any], tmp_path: Path) -> None:
-    sweep = tmp_path / "many.yaml"
-    sweep.write_text("name: many\nrecipes: [own.yaml]\ngrid: {model.radius: [1, 2], method.steps: [4, 5]}\n")
-    session = Session.open(str(sweep), [], tmp_path / "out")
-    assert not any(one.error for one in map(session.planner.plan, session.cells))
-    assert parsed == [tmp_path / "own.csv"]
+@pytest.mark.parametrize(
+    ("command", "parses"),
+    [
+        ("train own.yaml", 1),
+        ("account own.yaml", 1),
+        ("compare own.yaml agd.yaml --epsilon 1,2 --repeats 2", 1),
+        ("compare own.yaml other.yaml --epsilon 1 --repeats 2", 2),
+        ("sweep many.yaml", 1),
+    ],
+)
+def test_a_command_opens_each_data_section_once(
+    command: str, parses: int, recipe: Path, parsed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agd.yaml").write_text(AGD)
+    (tmp_path / "other.yaml").write_text(AGD.replace("target: y", "target: y, drop: [c]"))
+    (tmp_path / "many.yaml").write_text(MANY)
+    done = CliRunner().invoke(main, [*command.split(), *([] if "account" in command else ["--out", "out"])])
+    assert done.exit_code == 0, done.output
+    assert parsed == [Path("own.csv")] * parses
+
+
+def test_a_card_is_read_once_for_all_who_ask(parsed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    read = readers.read
+    monkeypatch.setattr(readers, "read", lambda card: asked.append(card.name) or read(card))  # type: ignore[func-returns-value]
+    sections: list[dict[str, Any]] = [{"preprocess": []}, {"split": {"test": 5}}, {"bounds": {"mean radius": [0, 40]}}]
+    for settings in sections:
+        opening.open_source(Data.model_validate({"name": "breast-cancer", **settings}), Path())
+    assert asked == ["breast-cancer"] * 2, "other bounds are other values"
 
 
 def test_a_file_that_has_changed_is_read_again(recipe: Path, parsed: list[Any], tmp_path: Path) -> None:
     """Of the same size, and within the same tick of the clock."""
     data = Data.model_validate({"path": "own.csv", "target": "y"})
-    first = own_file.read(data, tmp_path)
+    first: Any = opening.open_source(data, tmp_path)
     text = (tmp_path / "own.csv").read_text()
     (tmp_path / "own.csv").write_text(text.replace("0.6", "0.7"))
-    assert not np.array_equal(own_file.read(data, tmp_path).train.x, first.train.x)
+    again: Any = opening.open_source(data, tmp_path)
+    assert not np.array_equal(again.train.x, first.train.x)
     assert len(parsed) == 2
 
 
@@ -79,17 +104,17 @@ def test_nobody_writes_into_what_is_kept(tmp_path: Path) -> None:
     made = prepare(data, tmp_path, 1, lambda trial, purpose, shape: np.zeros(shape), "add-remove")
     for rows in (made.train_x, made.train_y, made.test_x, made.test_y):
         rows[:] = 0
-    again = own_file.read(data, tmp_path)
+    again: Any = opening.open_source(data, tmp_path)
     assert np.array_equal(again.train.x, x) and again.train.y.tolist() == [0, 1] * 4
 
 
 def test_what_is_large_is_forgotten_when_training_has_it(
     recipe: Path, parsed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_file, "MOST_KEPT_BYTES", 100)
+    monkeypatch.setattr(opening, "MOST_KEPT_BYTES", 100)
     experiment.run(load_recipe(str(recipe)), experiment.Options(tmp_path / "out"))
     assert len(parsed) == 1
-    assert own_file._kept == {}
+    assert opening._kept == {}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dpsgd_cli import experiment
-from dpsgd_cli.data import catalog, readers
+from dpsgd_cli.data import catalog, opening, readers
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.data.dataset import Part, Source
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
@@ -74,6 +74,7 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert recipe.data.name is not None
     card = catalog.load_card(recipe.data.name)
     monkeypatch.setattr(readers, "read", stand_in)
+    monkeypatch.setattr(opening, "_kept", {})
     monkeypatch.setattr(catalog, "records", lambda card, file: RECORDS)
     small = LoadedRecipe(shrink(recipe, any(file.part == "test" for file in card.files)), file.parent, str(file))
     directory = experiment.run(small, experiment.Options(out=tmp_path))

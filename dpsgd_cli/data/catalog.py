@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from dpsgd_cli.data.card import Card, CardColumn, File, read_card
-from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.files import shipped
 from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.resources import shipped
+from dpsgd_cli.wording import suggested
 
 _SOURCE = "declared in the recipe"
 
@@ -47,7 +47,7 @@ def names() -> list[str]:
 def load_card(name: str) -> Card:
     """The card called `name`; raises UsageError with a suggestion when there is none."""
     if name not in names():
-        raise UsageError(f"unknown data set {name!r}{suggest(name, names())}; your own file goes under data.path")
+        raise UsageError(f"unknown data set {name!r}{suggested(name, names())}; your own file goes under data.path")
     return read_card(shipped("datasets") / f"{name}.yaml")
 
 
@@ -59,7 +59,7 @@ def card_of(data: Data) -> Card:
         return card
     known = {name: column for name, column in card.features.items() if column.bounds is not None}
     problems = [
-        f"data.bounds names {name!r}, which is no numeric column of {card.name}{suggest(name, known)}"
+        f"data.bounds names {name!r}, which is no numeric column of {card.name}{suggested(name, known)}"
         for name in data.bounds
         if name not in known
     ]

@@ -1,20 +1,36 @@
-"""The records that data passes through: what was read, how its features are laid out, what is handed to training.
+"""What data pass through: what was read, how its features are laid out, steps of preprocessing, what training gets.
 
-Not here: reading (`readers.py`, `own_file.py`), transforming (`preprocess.py`), joining it all (`preparation.py`).
+A step first plans (layout in, layout out: every mistake is found before a value is read) and then is fitted on the
+training rows, which yields the transform of any rows.
+
+Not here: reading (`readers.py`, `opening.py`), transforming (`preprocess.py`), joining it all (`preparation.py`).
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from dpsgd_cli.data.splits import SECOND_FILE, held_out
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.recipe.schema.data import Split, ValidationSet
+
 if TYPE_CHECKING:
-    from dpsgd_cli.data.on_disk import DiskRows, TrialRows
+    from dpsgd_cli.data.on_disk import DiskPart, DiskRows, TrialRows
 
 
+Draw = Callable[[tuple[int, ...]], np.ndarray]
+Transform = Callable[[np.ndarray], np.ndarray]
+
+UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
+"""For `np.errstate` where private rows are read and transformed: a warning would tell of single records."""
 _UNSAID = np.empty(0, np.int64)
 
 Rows: TypeAlias = "np.ndarray | DiskRows | TrialRows"
@@ -33,6 +49,11 @@ class Column:
     values: tuple[str, ...] | None = None
     indicator: bool = False
     category: str | None = None
+
+    @property
+    def numeric(self) -> bool:
+        """Whether its entries are numbers that somebody measured."""
+        return self.values is None and not self.indicator
 
 
 @dataclass(frozen=True)
@@ -74,18 +95,33 @@ class Part:
     def __len__(self) -> int:
         return len(self.y)
 
-    def where(self, chosen: np.ndarray) -> Part:
-        """The rows that `chosen` (N,) marks."""
-        return Part(self.x[chosen], self.y[chosen], self.places[chosen])
+    def cut(self, cut: Split | ValidationSet) -> tuple[Part, Part]:
+        """The rows that stay, and those that `cut` holds out, each in the order of their places."""
+        held = np.isin(self.places, held_out(self.places, cut), assume_unique=True)
+        rest, chosen = (Part(self.x[one], self.y[one], self.places[one]) for one in (~held, held))
+        return rest, chosen
+
+    def of_second_file(self) -> Part:
+        """The same rows, in the places of a second file."""
+        return Part(self.x, self.y, self.places + SECOND_FILE)
+
+    def pooled(self, test: Part | None) -> Part:
+        """All rows, these first; `test` is `of_second_file`."""
+        if test is None:
+            return self
+        return Part(*(np.concatenate([getattr(self, own), getattr(test, own)]) for own in ("x", "y", "places")))
 
 
 @dataclass(frozen=True)
 class Source:
-    """One data set as read, before splitting and preprocessing. `test` is None when there is no fixed test set."""
+    """One data set as read, before splitting and preprocessing. `test` is None when there is no fixed test set.
+
+    Both parts are in memory, or both on disk.
+    """
 
     name: str
-    train: Part
-    test: Part | None
+    train: Part | DiskPart
+    test: Part | DiskPart | None
     layout: Layout
     classes: tuple[Any, ...] | None
     declarations: tuple[str, ...]
@@ -146,3 +182,64 @@ class Dataset:
 def flatten(rows: np.ndarray) -> np.ndarray:
     """(N, ...) as (N, D), also for N = 0."""
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
+
+
+class Step(ABC):
+    """One preprocessing step with its settings.
+
+    `release` is the mechanism that the step is (its draws are standard normal, of the trial's own stream);
+    `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public.
+    """
+
+    settings: Any
+    release: GaussianSum | None = None
+    nonprivate: str | None = None
+    declaration: str | None = None
+
+    def __init__(self, settings: Any, adjacency: Adjacency) -> None:
+        """A private step is stated for `adjacency`."""
+        del adjacency
+        self.settings = settings
+
+    @abstractmethod
+    def plan(self, layout: Layout) -> Layout:
+        """The layout after this step; raises DataError for what the step cannot do."""
+
+    @abstractmethod
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
+        """Read the training rows as far as the step does without a release; `layout` is theirs, before the step."""
+
+    @property
+    def made_from(self) -> dict[str, str]:
+        """The SHA-256 of what the step was loaded from, by what a result calls it."""
+        return {}
+
+
+class PrivateStep(Step):
+    """A step whose only look at the training rows is a release: an array, of which the transform is post-processing.
+
+    What was released may be kept and used again (after a resume) without a second release.
+    """
+
+    @abstractmethod
+    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:
+        """From noise draws to the array that is released."""
+
+    @abstractmethod
+    def apply(self, released: np.ndarray) -> Transform:
+        """The transform that follows from what was released; reads no data."""
+
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
+        def no_draw(shape: tuple[int, ...]) -> np.ndarray:
+            raise AssertionError("a step without a release asked for noise")
+
+        return self.apply(self.learn(rows, layout)(no_draw))
+
+
+def refuse_codes(step: str, layout: Layout) -> None:
+    """Raise DataError while a categorical column is still a column of codes, which `step` cannot take for numbers."""
+    if layout.categorical:
+        names = ", ".join(layout.categorical)
+        raise DataError(
+            f"{step}: {names} would be used as numbers but hold categories; put one-hot before, or drop them"
+        )

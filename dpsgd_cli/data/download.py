@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,7 +144,7 @@ def _attempt(url: str, part: Path, manner: Manner) -> None:
             part.open("ab" if have else "wb") as out,
             tqdm(total=total, initial=have, unit="B", unit_scale=True, desc=name, disable=shown) as bar,
         ):
-            for block in _blocks(response):
+            while block := _next(response):
                 out.write(block)
                 bar.update(len(block))
     if total is not None and _size(part) < total:
@@ -169,15 +169,11 @@ def _open(url: str, have: int, manner: Manner) -> http.client.HTTPResponse:
         raise ConnectionCut(str(getattr(error, "reason", error)) or type(error).__name__) from None
 
 
-def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while True:
-        try:
-            block = response.read1(BLOCK)
-        except (OSError, http.client.HTTPException) as error:
-            raise ConnectionCut(str(error) or type(error).__name__) from None
-        if not block:
-            return
-        yield block
+def _next(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read1(BLOCK)
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionCut(str(error) or type(error).__name__) from None
 
 
 def _trust() -> ssl.SSLContext:
@@ -207,9 +203,6 @@ def _settle(target: Path) -> Path:
 
 def _accept(file: File, path: Path) -> None:
     catalog.identify(file, catalog.decompress(path))
-
-
-# Archives
 
 
 def _fetch_archive(card: Card, archive: Archive, members: Sequence[File], manner: Manner) -> list[Path]:
@@ -242,22 +235,12 @@ def _accept_archive(archive: Archive, path: Path) -> None:
 
 def _extract(path: Path, member: str, out: Path) -> None:
     """Copy one file of a zip or tar archive to `out`; nothing lands at a path of the archive's choosing."""
-    copy_member = _from_zip if zipfile.is_zipfile(path) else _from_tar
-    try:
-        copy_member(path, member, out)
-    except KeyError:
-        raise DataError(f"{path} holds no file {member!r}") from None
-
-
-def _from_zip(path: Path, member: str, out: Path) -> None:
-    with zipfile.ZipFile(path) as archive, archive.open(member) as source, out.open("wb") as copy:
-        shutil.copyfileobj(source, copy, BLOCK)
-
-
-def _from_tar(path: Path, member: str, out: Path) -> None:
-    with tarfile.open(path) as archive:
-        source = archive.extractfile(member)
+    with zipfile.ZipFile(path) if zipfile.is_zipfile(path) else tarfile.open(path) as archive:
+        try:
+            source = archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
+        except KeyError:
+            source = None
         if source is None:
-            raise KeyError(member)
+            raise DataError(f"{path} holds no file {member!r}")
         with source, out.open("wb") as copy:
             shutil.copyfileobj(source, copy, BLOCK)

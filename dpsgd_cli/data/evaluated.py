@@ -1,7 +1,7 @@
 """Which records a recipe is tested on, as far as its `data:` section, its folds and the files' hashes tell.
 
 What is measured on other records is another quantity, and is not subtracted. Not here: cutting (`splits.py`), folds
-themselves (`core/folds.py`), verdicts (`results/comparable.py`).
+themselves (`core/tensors.py`), verdicts (`results/comparable.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dpsgd_cli.data import catalog
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.privacy.together import Records, Run
-from dpsgd_cli.recipe.folder import data_files
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema.data import Data, Split, ValidationSet
 
@@ -57,7 +56,7 @@ def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 def files_of(data: Mapping[str, Any]) -> list[str]:
     """The files of a user's own that the resolved `data` section names."""
-    return [] if data.get("path") is None else data_files(Data.model_validate(data))
+    return [] if data.get("path") is None else Data.model_validate(data).files
 
 
 def public_validation(data: Mapping[str, Any]) -> str:

@@ -19,30 +19,31 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
-from dpsgd_cli.data.dataset import Layout
-from dpsgd_cli.data.step import Draw, Step, Transform
+from dpsgd_cli.core import models
+from dpsgd_cli.core.scattering import Scattering
+from dpsgd_cli.data.dataset import Layout, Step, Transform
+from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.features import (
+from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.recipe.schema.data import (
     Extractor,
-    Features,
     PretrainedFeatures,
     ScatteringFeatures,
     TorchvisionFeatures,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 ROWS_AT_ONCE = 16
 MOST_KEPT_BYTES = 2_000_000_000
 VERSION = 1
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-Network = Callable[["torch.Tensor"], "torch.Tensor"]
+Network = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Extract(Step):
@@ -55,23 +56,26 @@ class Extract(Step):
         self.base = base
 
     @property
-    @abstractmethod
-    def identity(self) -> str:
-        """What tells this extractor from any other, beside the settings: the SHA-256 of its weights."""
+    def made_from(self) -> dict[str, str]:
+        """Of its weights, which tells it from any other of the same settings."""
+        weights = self.weights()
+        return {} if weights is None else {"features": _sha256(weights)}
+
+    def weights(self) -> Path | None:
+        """The file that it is loaded from, if it is."""
+        return None
 
     @abstractmethod
     def network(self, shape: tuple[int, ...]) -> Network:
         """The frozen network for inputs of `shape`; DataError when it does not take them."""
 
     def plan(self, layout: Layout) -> Layout:
-        import torch
-
         if layout.columns is not None and layout.categorical:
-            raise DataError(f"data.features: {self.settings.kind} takes numbers, not categories")  # type: ignore[attr-defined]
+            raise DataError(f"data.features: {self.settings.kind} takes numbers, not categories")
         probe = torch.zeros(1, *layout.shape)
         return Layout(tuple(self._run(self.network(layout.shape), probe).shape[1:]))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         del rows
         network: list[Network] = []
 
@@ -85,22 +89,18 @@ class Extract(Step):
             _keep(kept, out)
             return out
 
-        return lambda draw: transform
+        return transform
 
     def _extract(self, network: Network, x: np.ndarray) -> np.ndarray:
-        import torch
-
         found = []
         for start in range(0, len(x), self.rows_at_once):
-            block = torch.from_numpy(np.ascontiguousarray(x[start : start + self.rows_at_once], np.float32))
+            block = torch.from_numpy(np.array(x[start : start + self.rows_at_once], np.float32, order="C"))
             found.append(self._run(network, block).numpy())
         if not found:
             return np.zeros((0, *self.plan(Layout(x.shape[1:])).shape), np.float32)
         return np.concatenate(found)
 
     def _run(self, network: Network, block: torch.Tensor) -> torch.Tensor:
-        import torch
-
         with torch.inference_mode():
             try:
                 maps = network(block)
@@ -113,7 +113,7 @@ class Extract(Step):
     def _place(self, x: np.ndarray) -> Path:
         import pooch
 
-        told = json.dumps([VERSION, self.settings.model_dump(), self.identity, x.shape], sort_keys=True, default=str)
+        told = json.dumps([VERSION, self.settings.model_dump(), self.made_from, x.shape], sort_keys=True, default=str)
         name = hashlib.sha256(told.encode())
         name.update(np.ascontiguousarray(x).data)
         return Path(pooch.os_cache("dpsgd")) / "features" / f"{name.hexdigest()[:32]}.npy"
@@ -124,13 +124,7 @@ class Scatter(Extract):
 
     settings: ScatteringFeatures
 
-    @property
-    def identity(self) -> str:
-        return "scattering"
-
     def network(self, shape: tuple[int, ...]) -> Network:
-        from dpsgd_cli.core.scattering import Scattering
-
         if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 2 ** (self.settings.scales + 1):
             least = 2 ** (self.settings.scales + 1)
             raise DataError(
@@ -151,14 +145,7 @@ class Torchvision(Extract):
             f"The features are those of torchvision's {settings.network}, whose training data (ImageNet) are public."
         )
 
-    @property
-    def identity(self) -> str:
-        return _sha256(self._file())
-
-    def _file(self) -> Path:
-        """Where the weights lie."""
-        import torch
-
+    def weights(self) -> Path:
         if self.settings.weights is not None:
             path = self.base / self.settings.weights
             if not path.is_file():
@@ -175,8 +162,6 @@ class Torchvision(Extract):
         return found[0]
 
     def network(self, shape: tuple[int, ...]) -> Network:
-        import torch
-
         try:
             import torchvision  # type: ignore[import-not-found, unused-ignore]
         except ImportError:
@@ -185,7 +170,7 @@ class Torchvision(Extract):
             raise DataError(f"data.features: torchvision networks take colour images (3, height, width), not {shape}")
         try:
             whole = torchvision.models.get_model(self.settings.network, weights=None)
-            state = torch.load(self._file(), map_location="cpu", weights_only=True)
+            state = torch.load(self.weights(), map_location="cpu", weights_only=True)
             whole.load_state_dict(state)
             part = whole.get_submodule(self.settings.part)
         except (ValueError, RuntimeError, AttributeError, KeyError, OSError) as error:
@@ -216,41 +201,28 @@ class Pretrained(Extract):
             f"The features are those of the network in {settings.result}, trained on data that are declared public."
         )
 
-    @property
-    def folder(self) -> Path:
-        return self.base / self.settings.result
-
-    @property
-    def identity(self) -> str:
-        return _sha256(self.folder / "model.safetensors")
+    def weights(self) -> Path:
+        return self.base / self.settings.result / "model.safetensors"
 
     def network(self, shape: tuple[int, ...]) -> Network:
-        import torch
-        from safetensors.torch import load_file
-
-        from dpsgd_cli.core import models
-        from dpsgd_cli.recipe.loading import load_recipe
-
-        if not (self.folder / "model.safetensors").is_file():
+        weights, folder = self.weights(), self.weights().parent
+        if not weights.is_file():
             raise DataError(
-                f"data.features.result: {self.folder} holds no model.safetensors; train that recipe with"
+                f"data.features.result: {folder} holds no model.safetensors; train that recipe with"
                 " save_model: true first"
             )
-        loaded = load_recipe(str(self.folder / "recipe.yaml"))
-        state = load_file(self.folder / "model.safetensors")
-        own = {name.removeprefix("trial-0/"): value for name, value in state.items() if not _of_later_trial(name)}
+        loaded = load_recipe(str(folder / "recipe.yaml"))
+        state = load_file(weights)
+        first = {name: value for name, value in state.items() if name.startswith("trial-0/") or name[:6] != "trial-"}
+        own = {name.removeprefix("trial-0/"): value for name, value in first.items()}
         outputs = len(list(own.values())[-1])
         whole = models.builder(loaded.recipe.model, shape, outputs, loaded.base)()
         try:
             whole.load_state_dict(own)
         except RuntimeError as error:
-            raise DataError(
-                f"data.features.result: {self.folder}: the network does not fit {shape}: {error}"
-            ) from error
+            raise DataError(f"data.features.result: {folder}: the network does not fit {shape}: {error}") from error
         if not isinstance(whole, torch.nn.Sequential):
-            raise DataError(
-                f"data.features.result: {self.folder}: only built-in models can be cut before their last layer"
-            )
+            raise DataError(f"data.features.result: {folder}: only built-in models can be cut before their last layer")
         return whole[:-1].eval().requires_grad_(False)
 
 
@@ -261,21 +233,11 @@ EXTRACTORS: dict[str, Callable[[Any, Path], Extract]] = {
 }
 
 
-def extractor(settings: Features, base: Path) -> Extract:
-    """The step of `data.features`; relative paths start from `base`."""
-    return EXTRACTORS[settings.kind](settings, base)
-
-
-def _of_later_trial(name: str) -> bool:
-    return name.startswith("trial-") and not name.startswith("trial-0/")
-
-
 def _pooled(maps: torch.Tensor, places: int | None) -> torch.Tensor:
     if places is None:
         return maps
     if maps.dim() != 4:
         raise DataError(f"data.features.pool: one record gives {tuple(maps.shape[1:])}, which has no places to pool")
-    import torch
 
     return torch.nn.functional.adaptive_avg_pool2d(maps, places)
 
@@ -306,7 +268,6 @@ def _keep(path: Path, out: np.ndarray) -> None:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256(path)
     except OSError as error:
         raise DataError(f"data.features: {path}: {error.strerror}") from None

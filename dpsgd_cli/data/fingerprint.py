@@ -5,7 +5,6 @@ Not here: what the content must be (`catalog.py`, `own_arrays.py`).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -20,6 +19,8 @@ _LARGE = 1 << 26
 _SETTLED_NS = 2 * 10**9
 
 Look = Callable[[int, memoryview], None]
+_answers: dict[tuple[object, ...], dict[str, Any]] = {}
+"""This process's."""
 
 
 def sha256(path: Path) -> str:
@@ -52,22 +53,15 @@ def found(path: Path, question: str, read: Callable[[], dict[str, Any]]) -> dict
     state = (str(path.resolve()), question, status.st_size, status.st_mtime_ns, status.st_ino)
     if time.time_ns() - status.st_mtime_ns < _SETTLED_NS:
         return read()
-    kept = _answers()
-    if state not in kept:
+    if state not in _answers:
         place = _place(state) if status.st_size >= _LARGE else None
         answer = None if place is None else _load(place)
         if answer is None:
             answer = read()
             if place is not None:
                 _keep(place, answer)
-        kept[state] = answer
-    return kept[state]
-
-
-@functools.cache
-def _answers() -> dict[tuple[object, ...], dict[str, Any]]:
-    """This process's."""
-    return {}
+        _answers[state] = answer
+    return _answers[state]
 
 
 def _place(state: tuple[object, ...]) -> Path:

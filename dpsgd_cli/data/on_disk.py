@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
 
 import numpy as np
 
-from dpsgd_cli.data.dataset import Layout, flatten
+from dpsgd_cli.data.dataset import UNTOLD, Transform, flatten
 from dpsgd_cli.data.splits import held_out
-from dpsgd_cli.data.step import UNTOLD
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Split, ValidationSet
 from dpsgd_cli.wording import shortened
-
-Transform = Callable[[np.ndarray], np.ndarray]
 
 UNREADABLE = (
     ValueError,
@@ -268,17 +264,3 @@ class DiskPart:
         """The rest, and the rows that `cut` holds out."""
         (x, held_x), (y, held_y) = self.x.cut(cut), self.y.cut(cut)
         return DiskPart(x, y), DiskPart(held_x, held_y)
-
-
-@dataclass(frozen=True)
-class DiskSource:
-    """`dataset.Source` on disk."""
-
-    name: str
-    train: DiskPart
-    test: DiskPart | None
-    layout: Layout
-    classes: tuple[Any, ...] | None
-    declarations: tuple[str, ...]
-    warnings: tuple[str, ...]
-    sha256: dict[str, str]

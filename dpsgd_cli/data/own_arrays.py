@@ -17,11 +17,10 @@ import numpy as np
 
 from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
-from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, DiskSource, Selection, Stored
-from dpsgd_cli.data.step import suggest
+from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.wording import count, shortened
+from dpsgd_cli.wording import count, shortened, suggested
 
 _MOST_VALUES = 1000
 
@@ -39,7 +38,14 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
         pairs.append((_array(other, "x", paths[1]), _array(other, target, paths[1])))
     elif "x_test" in stored:
         pairs.append((_array(stored, "x_test", paths[0]), _array(stored, f"{target}_test", paths[0])))
-    _check_arrays(pairs, paths[0])
+    for x, y in pairs:
+        _check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels")
+        finite = np.isfinite(flatten(x)).all(axis=1)
+        if not finite.all():
+            raise DataError(
+                f"{paths[0]}: NaN or infinite values in {count(int((~finite).sum()), 'row')} of x, the first is row"
+                f" {int((~finite).argmax()) + 1}; fill them or leave those rows out"
+            )
     labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
     said, told = table.declarations(data, [], classes), tuple(table.label_warnings(data, classes))
@@ -58,33 +64,27 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
 
 def _array(stored: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:
     if name not in stored:
-        raise DataError(f"{path} has no array {name!r}{suggest(name, stored)}")
+        raise DataError(f"{path} has no array {name!r}{suggested(name, stored)}")
     return stored[name]
 
 
-def _check_arrays(pairs: list[tuple[np.ndarray, np.ndarray]], path: Path) -> None:
-    for x, y in pairs:
-        if x.ndim < 2 or x.size == 0:
-            raise DataError(f"{path}: x has shape {x.shape}, but must be (N, ...) with at least one row and feature")
-        if y.shape != (len(x),):
-            raise DataError(f"{path}: the labels have shape {y.shape}, but must be ({len(x)},), one for each row of x")
-        if x.shape[1:] != pairs[0][0].shape[1:]:
-            raise DataError(f"{path}: test rows have shape {x.shape[1:]}, training rows {pairs[0][0].shape[1:]}")
-        if x.dtype.kind not in "biuf":
-            raise DataError(f"{path}: x holds {x.dtype}, but must hold numbers")
-        finite = np.isfinite(flatten(x)).all(axis=1)
-        if not finite.all():
-            raise DataError(
-                f"{path}: NaN or infinite values in {count(int((~finite).sum()), 'row')} of x, the first is row"
-                f" {int((~finite).argmax()) + 1}; fill them or leave those rows out"
-            )
+def _check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str) -> None:
+    """Of features and labels, arrays or files, that a message calls `of_x` and `of_y`; test rows are `like` others."""
+    if len(x.shape) < 2 or 0 in x.shape:
+        raise DataError(f"{of_x} has shape {x.shape}, but must be (N, ...) with at least one row and feature")
+    if y.shape != (len(x),):
+        raise DataError(f"{of_y} have shape {y.shape}, but must be ({len(x)},), one for each row of x")
+    if x.shape[1:] != like.shape[1:]:
+        raise DataError(f"{of_x}: test rows have shape {x.shape[1:]}, training rows {like.shape[1:]}")
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"{of_x} holds {x.dtype}, but must hold numbers")
 
 
 def _floating(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64 if x.dtype.itemsize > 4 else np.float32, copy=False)
 
 
-def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> DiskSource:
+def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> Source:
     """The training part, and the test part where a second pair of features and labels is given."""
     _refuse_names(data, pairs[0][0], "a npy file")
     if data.task == "classification" and data.classes is None:
@@ -93,32 +93,18 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> DiskSource:
         )
     hashes: dict[str, str] = {}
     names = ((data.path, data.target), (data.test_path, data.test_target))
-    parts, first = [], None
+    parts, first = [], Stored(pairs[0][0])
     for (features, labels), (path, target) in zip(pairs, names, strict=False):
         x, y = Stored(features), Stored(labels)
-        _check_shapes(x, y, first)
+        _check_shapes(x, y, first, f"{features}", f"{labels}: the labels")
         hashes[str(path)] = _check_features(x)
         hashes[str(target)] = _check_labels(y, data)
         everything = Selection(len(x))
         parts.append(DiskPart(DiskRows(x, everything, (_floating,)), DiskRows(y, everything, (_coder(data, y),))))
-        first = first or x
-    assert first is not None
     classes = None if data.task == "regression" else tuple(data.classes or ())
     said = table.declarations(data, [], classes)
     layout = _layout(data, first)
-    return DiskSource(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
-
-
-def _check_shapes(x: Stored, y: Stored, first: Stored | None) -> None:
-    if len(x.shape) < 2 or 0 in x.shape:
-        raise DataError(f"{x.path}: the features have shape {x.shape}, but must be (N, ...) with at least one feature")
-    if y.shape != (len(x),):
-        raise DataError(f"{y.path}: the labels have shape {y.shape}, but must be ({len(x)},), one for each row of x")
-    if first is not None and x.shape[1:] != first.shape[1:]:
-        raise DataError(f"{x.path}: test rows have shape {x.shape[1:]}, training rows {first.shape[1:]}")
-    for stored in (x, y):
-        if stored.dtype.kind not in "biuf":
-            raise DataError(f"{stored.path} holds {stored.dtype}, but must hold numbers")
+    return Source(pairs[0][0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, (), hashes)
 
 
 def _check_features(x: Stored) -> str:
@@ -135,6 +121,8 @@ def _check_features(x: Stored) -> str:
 
 def _check_labels(y: Stored, data: Data) -> str:
     """Refuse labels that are no public class, or not finite; returns the SHA-256."""
+    if y.dtype.kind not in "biuf":
+        raise DataError(f"{y.path} holds {y.dtype}, but must hold numbers")
     if data.task == "regression":
         return _check_features(y)
     if y.dtype.kind == "f":

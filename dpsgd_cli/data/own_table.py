@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
-from dpsgd_cli.data.step import suggest
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.wording import quoted, shortened
+from dpsgd_cli.wording import quoted, shortened, suggested
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +46,7 @@ def _read_csv(path: Path, data: Data) -> pd.DataFrame:
 
     with _as_data_errors(path), _open_text(path) as lines:
         first = _first_line(lines, path)
-    separator = max(SEPARATORS, key=_outside_quotes(first).count)
+    separator = max(SEPARATORS, key="".join(first.split('"')[::2]).count)
     with _as_data_errors(path):
         names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=True), [])
     _check_header(path, names, data)
@@ -103,10 +102,6 @@ def _open_text(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _outside_quotes(line: str) -> str:
-    return "".join(line.split('"')[::2])
-
-
 def _read_parquet(path: Path, data: Data) -> pd.DataFrame:
     import pandas as pd
 
@@ -130,7 +125,7 @@ def _check_header(path: Path, names: list[str], data: Data) -> None:
     asked = {"target": [data.target], "categorical": data.categorical or (), "bounds": bounds, "drop": data.drop}
     for key, wanted in asked.items():
         problems += [
-            f"{path}: data.{key} names {quoted(n)}, which is no column{suggest(str(n), names)}"
+            f"{path}: data.{key} names {quoted(n)}, which is no column{suggested(str(n), names)}"
             for n in wanted
             if n not in names
         ]

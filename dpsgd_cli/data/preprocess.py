@@ -1,6 +1,6 @@
 """The steps of a `preprocess:` list: what each does to a layout, to rows, and to how long a row can be.
 
-Not here: what a step is (`step.py`), the order of things, splitting, charging (`preparation.py`), the mathematics of
+Not here: what a step is (`dataset.py`), the order of things, splitting, charging (`preparation.py`), the mathematics of
 PCA (`pca.py`).
 """
 
@@ -14,29 +14,25 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.data import pca
-from dpsgd_cli.data.dataset import Column, Layout, flatten
-from dpsgd_cli.data.step import Draw, PrivateStep, Step, Transform, refuse_codes, suggest
+from dpsgd_cli.data.dataset import Column, Draw, Layout, PrivateStep, Step, Transform, flatten, refuse_codes
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import Bias, OneHot, Pca, PreprocessStep, Scale, UnitNorm
-from dpsgd_cli.wording import count
+from dpsgd_cli.recipe.schema.data import Bias, OneHot, Pca, Scale, UnitNorm
+from dpsgd_cli.wording import count, suggested
 
 
 class ExpandCategories(Step):
     """One 0/1 column per public value, in the place of the categorical column. Acts on each record alone."""
 
-    def __init__(self, settings: OneHot, adjacency: Adjacency) -> None:
-        self.only = settings.columns
+    settings: OneHot
 
     def _chosen(self, layout: Layout) -> set[str]:
         known = layout.categorical
-        if self.only is None:
-            return set(known)
-        for name in self.only:
+        for name in self.settings.columns or ():
             if name not in known:
-                raise DataError(f"one-hot: {name!r} is not a categorical column{suggest(name, known)}")
-        return set(self.only)
+                raise DataError(f"one-hot: {name!r} is not a categorical column{suggested(name, known)}")
+        return set(known if self.settings.columns is None else self.settings.columns)
 
     def plan(self, layout: Layout) -> Layout:
         chosen = self._chosen(layout)
@@ -53,7 +49,7 @@ class ExpandCategories(Step):
                 columns.append(column)
         return Layout((len(columns),), tuple(columns))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         chosen = self._chosen(layout)
         after = self.plan(layout)
 
@@ -71,13 +67,14 @@ class ExpandCategories(Step):
                     at += 1
             return out
 
-        return lambda draw: transform
+        return transform
 
 
 class Rescale(Step):
     """An affine map of every numeric column, from public bounds (per record) or fitted (not private)."""
 
     def __init__(self, settings: Scale, adjacency: Adjacency) -> None:
+        super().__init__(settings, adjacency)
         self.by, self.to = settings.by, settings.to
         if self.by != "bounds":
             self.nonprivate = (
@@ -94,18 +91,18 @@ class Rescale(Step):
                     " standard scaling, give data.bounds: [low, high], or leave scale out"
                 )
             return dataclasses.replace(layout, bounds=after)
-        unbounded = [c.name for c in layout.columns if _numeric(c) and c.bounds is None]
+        unbounded = [c.name for c in layout.columns if c.numeric and c.bounds is None]
         if self.by == "bounds" and unbounded:
             raise DataError(
                 f"scale by bounds: no public bounds for column{'s' * (len(unbounded) > 1)} {', '.join(unbounded)};"
                 f" give data.bounds: {{{unbounded[0]}: [low, high], ...}} (or one pair for all) from public knowledge,"
                 " not from the data, or drop the column, or scale by standard (not private, and recorded as such)"
             )
-        columns = tuple(dataclasses.replace(c, bounds=after) if _numeric(c) else c for c in layout.columns)
+        columns = tuple(dataclasses.replace(c, bounds=after) if c.numeric else c for c in layout.columns)
         return dataclasses.replace(layout, columns=columns)
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
-        numeric = np.array([_numeric(c) for c in layout.columns]) if layout.columns is not None else None
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
+        numeric = np.array([c.numeric for c in layout.columns]) if layout.columns is not None else None
         low, high = self._range(rows, layout)
         size = np.where(high > low, high - low, 1.0)
         start, stop = (0.0, 1.0) if self.by == "standard" else self.to
@@ -119,7 +116,7 @@ class Rescale(Step):
                 out[:, ~numeric] = x[:, ~numeric]
             return out.astype(np.float32, copy=False)
 
-        return lambda draw: transform
+        return transform
 
     def _range(self, rows: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
         """What maps to 0 and to 1, per feature: bounds, least and largest, or mean and mean + deviation."""
@@ -137,8 +134,7 @@ class Rescale(Step):
 class Normalise(Step):
     """Divide each row by its L2 norm, or by max(1, norm). A zero row stays zero. Acts on each record alone."""
 
-    def __init__(self, settings: UnitNorm, adjacency: Adjacency) -> None:
-        self.at_most = settings.at_most
+    settings: UnitNorm
 
     def plan(self, layout: Layout) -> Layout:
         refuse_codes("unit-norm", layout)
@@ -147,21 +143,20 @@ class Normalise(Step):
         columns = tuple(dataclasses.replace(c, bounds=(-1.0, 1.0)) for c in layout.columns)
         return dataclasses.replace(layout, columns=columns)
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         def transform(x: np.ndarray) -> np.ndarray:
             flat = flatten(x)
             norms = np.linalg.norm(flat, axis=1, keepdims=True)
-            divisor = np.maximum(norms, 1) if self.at_most else np.where(norms > 0, norms, 1)
+            divisor = np.maximum(norms, 1) if self.settings.at_most else np.where(norms > 0, norms, 1)
             return (flat / divisor).reshape(x.shape)
 
-        return lambda draw: transform
+        return transform
 
 
 class AppendConstant(Step):
     """One more feature with the same value in every record; arrays are flattened for it."""
 
-    def __init__(self, settings: Bias, adjacency: Adjacency) -> None:
-        self.value = settings.value
+    settings: Bias
 
     def plan(self, layout: Layout) -> Layout:
         shape = (layout.features + 1,)
@@ -169,12 +164,12 @@ class AppendConstant(Step):
             return Layout(shape)
         return Layout(shape, (*layout.columns, Column("bias", indicator=True)))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], Transform]:
+    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         def transform(x: np.ndarray) -> np.ndarray:
             flat = flatten(x)
-            return np.hstack([flat, np.full((len(x), 1), self.value, x.dtype)])
+            return np.hstack([flat, np.full((len(x), 1), self.settings.value, x.dtype)])
 
-        return lambda draw: transform
+        return transform
 
 
 class Project(PrivateStep):
@@ -186,6 +181,7 @@ class Project(PrivateStep):
     """
 
     def __init__(self, settings: Pca, adjacency: Adjacency) -> None:
+        super().__init__(settings, adjacency)
         self.components = settings.components
         self.whiten = settings.whiten
         if settings.noise_multiplier is None:
@@ -226,15 +222,7 @@ STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {
     "bias": AppendConstant,
     "pca": Project,
 }
-
-
-def build(steps: Sequence[PreprocessStep], adjacency: Adjacency) -> list[Step]:
-    """The steps of a recipe, ready to plan and fit; private ones are stated for `adjacency`."""
-    return [STEPS[entry.kind](entry.step, adjacency) for entry in steps]
-
-
-def _numeric(column: Column) -> bool:
-    return column.values is None and not column.indicator
+"""By its key in a recipe: from its settings, and the adjacency that a private one is stated for."""
 
 
 def norm_bound(steps: Sequence[Step], layouts: Sequence[Layout]) -> float | None:
@@ -250,7 +238,7 @@ def norm_bound(steps: Sequence[Step], layouts: Sequence[Layout]) -> float | None
         if isinstance(step, Normalise):
             whole, constants = 1.0, 0.0
         elif isinstance(step, AppendConstant):
-            constants += step.value**2
+            constants += step.settings.value**2
         elif isinstance(step, Project):
             # whitening stretches some directions
             whole, constants = None if step.whiten else _length(whole, before, constants), 0.0

@@ -1,7 +1,7 @@
 """Decoding the files of a card into arrays: one function per file format, registered in `READERS`.
 
 Images are read in units of their range (0 to 255 becomes 0 to 1), which is public and a matter of units.
-Not here: where files lie and whether they are intact (`catalog.py`), a user's own files (`own_file.py`).
+Not here: where files lie and whether they are intact (`catalog.py`), a user's own files (`opening.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 
 from dpsgd_cli.data import catalog, table
 from dpsgd_cli.data.card import BundledReader, Card, File, TableReader
-from dpsgd_cli.data.catalog import read_content
 from dpsgd_cli.data.dataset import Part, Source
 from dpsgd_cli.errors import DataError
 
@@ -63,19 +62,23 @@ def _read_idx(card: Card, which: Which, hashes: dict[str, str]) -> Part:
 
 def _decode_idx(card: Card, file: File, hashes: dict[str, str]) -> np.ndarray:
     """LeCun's idx format: two zero bytes, a type code (8: bytes), the number of axes, their sizes, the values."""
-    content = read_content(card, file)
-    hashes[file.name] = content.sha256
+    content = _content(card, file, hashes)
     axes = content.data[3]
     sizes = struct.unpack(f">{axes}I", content.data[4 : 4 + 4 * axes])
     return np.frombuffer(content.data, np.uint8, offset=4 + 4 * axes).reshape(sizes)
+
+
+def _content(card: Card, file: File, hashes: dict[str, str]) -> catalog.Content:
+    content = catalog.read_content(card, file)
+    hashes[file.name] = content.sha256
+    return content
 
 
 def _read_cifar(card: Card, which: Which, hashes: dict[str, str]) -> Part:
     """CIFAR's binary format: per record one label byte, then the pixels, channel by channel."""
     rows = []
     for file in card.part(which):
-        content = read_content(card, file)
-        hashes[file.name] = content.sha256
+        content = _content(card, file, hashes)
         rows.append(np.frombuffer(content.data, np.uint8).reshape(content.records, -1))
     data = np.concatenate(rows)
     return Part(_to_unit(data[:, 1:], card), data[:, 0].astype(np.int64))
@@ -120,8 +123,7 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str]) -> Part:
     numeric = {name for name, column in card.features.items() if column.bounds is not None}
     parts = []
     for file in card.part(which):
-        content = read_content(card, file)
-        hashes[file.name] = content.sha256
+        content = _content(card, file, hashes)
         frame = pd.read_csv(
             io.BytesIO(content.data),
             sep=reader.separator,

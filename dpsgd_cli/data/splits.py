@@ -35,7 +35,6 @@ from typing import Protocol
 
 import numpy as np
 
-from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Split, ValidationSet
 from dpsgd_cli.wording import count
@@ -98,13 +97,15 @@ def held_out(places: Places, cut: Split | ValidationSet) -> np.ndarray:
             f"{key}: {count(records, 'row')} cannot be cut into two parts; give at least 2, or rows to hold out in a"
             " file of their own (data.test_path)"
         )
-    if isinstance(asked, int) and asked >= records:
-        raise _refusal(key, asked, asked, records)
-    bound = _bound(places, asked, cut.seed, purpose)
-    found = [part[coins(part, cut.seed, purpose) < bound] for part in _pieces(places)]
-    held = np.concatenate(found)
+    held = np.empty(min(asked, records) if isinstance(asked, int) else 0)
+    if len(held) < records:
+        bound = _bound(places, asked, cut.seed, purpose)
+        held = np.concatenate([part[coins(part, cut.seed, purpose) < bound] for part in _pieces(places)])
     if not 1 <= len(held) < records:
-        raise _refusal(key, asked, len(held), records)
+        raise DataError(
+            f"{key}: {asked} holds out {len(held)} of {records} rows; both parts need at least one row, so give a count"
+            f" from 1 to {records - 1}, or another fraction"
+        )
     return held
 
 
@@ -125,35 +126,10 @@ def _pieces(places: Places) -> Iterator[np.ndarray]:
         yield places[start : start + _AT_ONCE]
 
 
-def _refusal(key: str, asked: float, held: int, records: int) -> DataError:
-    return DataError(
-        f"{key}: {asked} holds out {held} of {records} rows; both parts need at least one row, so give a count from 1"
-        f" to {records - 1}, or another fraction"
-    )
-
-
 def cut_places(places: np.ndarray, cut: Split | ValidationSet) -> tuple[np.ndarray, np.ndarray]:
     """The places that stay, and those that `cut` holds out, each ascending."""
     held = held_out(places, cut)
     return np.setdiff1d(places, held, assume_unique=True), held
-
-
-def cut_part(part: Part, cut: Split | ValidationSet) -> tuple[Part, Part]:
-    """The rows of `part` that stay, and those that `cut` holds out, each in the order of their places."""
-    held = np.isin(part.places, held_out(part.places, cut), assume_unique=True)
-    return part.where(~held), part.where(held)
-
-
-def of_second_file(part: Part) -> Part:
-    """The same rows, in the places of a second file."""
-    return Part(part.x, part.y, part.places + SECOND_FILE)
-
-
-def pool(train: Part, test: Part | None) -> Part:
-    """All rows, training rows first; `test` is `of_second_file`."""
-    if test is None:
-        return train
-    return Part(*(np.concatenate([getattr(train, own), getattr(test, own)]) for own in ("x", "y", "places")))
 
 
 def most_trained_on(files: Sequence[int], folds: int) -> int:

@@ -37,12 +37,11 @@ from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, adjacency_of, delta_of
 from dpsgd_cli.privacy.schedule_solver import epochs_that_fit, solve_schedule
 from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.batching import BATCHINGS, moves_of_a_sum
-from dpsgd_cli.recipe.expected import any_of
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.privacy import FlatClipping, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform, Validation
 from dpsgd_cli.span import PRECISION
-from dpsgd_cli.wording import count
+from dpsgd_cli.wording import any_of, count
 
 MOST_EPOCHS = 100_000
 

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
+from dpsgd_cli.files import irregularity
 from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.mechanism import (
     GaussianSum,
@@ -48,7 +49,6 @@ from dpsgd_cli.privacy.mechanism import (
     to_record,
     whole_number,
 )
-from dpsgd_cli.regular import irregularity
 from dpsgd_cli.wording import quoted, shortened
 
 Phase = Literal["before", "train"]

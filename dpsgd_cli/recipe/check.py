@@ -1,118 +1,125 @@
 """Checks a recipe's tree and reports every problem at its line, in the user's words.
 
-The form (keys, kinds, types, ranges) is compared with the schema here, because pydantic's own reports of unions
-cannot be read; the rules that join several values are the schema's validators, which pydantic runs on the tree
-after wrong keys and values in it were mended, so that one mistake hides no other and causes no other. (Only the
-rules that join sections wait until no section breaks a rule of its own.)
+Pydantic judges; its reports, which name members of unions and not what a user wrote, are put into the schema's words
+(`expected.py`) at the line of the value. Then what is wrong is mended and the tree judged again, so that one mistake
+hides no other and causes no other. (Only the rules that join sections wait until no section breaks a rule of its own.)
 
-Not here: YAML (`tree.py`), the wording of what is allowed (`expected.py`).
+Not here: YAML (`tree.py`).
 """
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from pydantic import ValidationError
 
 from dpsgd_cli.recipe import expected
-from dpsgd_cli.recipe.expected import Schema, any_of, shown, similar, words
+from dpsgd_cli.recipe.expected import Schema, shown, words
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.tree import Key, Node, Path, Place, Problem, dotted, grow
+from dpsgd_cli.wording import any_of, similar
 
 OTHER_NAMES = {"gpu": "cuda", "bf16": "bfloat16"}
 """What some call a value that goes by another name here."""
 
+MOST_ROUNDS = 10
+Report = tuple[tuple[Key, ...], dict[str, Any]]
+"""What pydantic says: where, from the value at hand on, and what."""
+
 
 def validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
     """The recipe that `tree` holds, or everything that is wrong with it."""
-    mended, problems = check_form(tree)
-    try:
-        recipe = Recipe.model_validate_json(json.dumps(mended.plain()), strict=True)
-    except ValidationError as error:
-        return None, problems + _rule_problems(mended, error, bool(problems))
-    return (None if problems else recipe), problems
+    mended, found = tree.copy(), dict[tuple[Path, str], Problem]()
+    for _ in range(MOST_ROUNDS):
+        try:
+            recipe = Recipe.model_validate_json(json.dumps(mended.plain()), strict=True)
+        except ValidationError as error:
+            known, told = len(found), _Reports(mended)
+            reports: list[Report] = [(one["loc"], dict(one)) for one in error.errors(include_url=False)]
+            told.explain(reports, expected.recipe_schema(), mended, ())
+            for problem in told.problems:
+                found.setdefault((problem.path, problem.text), problem)
+            if len(found) == known:
+                break
+        else:
+            return (None if found else recipe), list(found.values())
+    return None, list(found.values())
 
 
-def check_form(tree: Node) -> tuple[Node, list[Problem]]:
-    """What is wrong with keys, kinds, types and ranges, and a copy of `tree` with as much of it mended as possible."""
-    form = _Form(tree.copy())
-    form.check(expected.recipe_schema(), form.root, ())
-    return form.root, form.problems
+class _Reports:
+    """Pydantic's reports about one tree, as problems in words; what can be mended in the tree is."""
 
-
-class _Form:
-    """One walk along the schema. Mends the tree as it goes; a trial walks a part of a tree and moves no keys."""
-
-    def __init__(self, root: Node, trial: bool = False) -> None:
+    def __init__(self, root: Node) -> None:
         self.root = root
-        self.trial = trial
         self.problems: list[Problem] = []
 
-    def check(self, schema: Schema, node: Node, path: Path) -> None:
+    def explain(self, reports: list[Report], schema: Schema, node: Node, path: Path) -> None:
+        """What is wrong with `node`, for which `schema` stands."""
         schema = expected.resolve(schema)
-        if "anyOf" in schema:
-            self._choice(schema, node, path)
-        elif "discriminator" in schema and isinstance(node.value, dict):
-            self._kinds(schema, node, path)
-        elif schema.get("type") == "object" and isinstance(node.value, dict):
-            self._mapping(schema, node, path)
-        elif schema.get("type") == "array" and isinstance(node.value, list):
-            self._list(schema, node, path)
-        elif not expected.fits(schema, node.value):
-            self._wrong(schema, node, path)
-
-    def _choice(self, schema: Schema, node: Node, path: Path) -> None:
         options = expected.alternatives(schema)
-        if node.value is None and len(options) < len(schema["anyOf"]):
+        if len(options) > 1:
+            self._choice(reports, schema, node, path)
             return
-        near = options if len(options) == 1 else _near(options, node)
-        if len(near) == 1:
-            self.check(near[0], node, path)
-        elif all(_trial(option, node, path) for option in options):
+        if "discriminator" in options[0] and isinstance(node.value, dict):
+            self._kinds(reports, options[0], node, path)
+            return
+        self._section(reports, options[0] | schema, node, path, {})
+
+    def _choice(self, reports: list[Report], schema: Schema, node: Node, path: Path) -> None:
+        """Of a union, every member has something to say: what the member does that is meant, else it is one problem."""
+        options = expected.alternatives(schema)
+        by_member = _grouped(reports)
+        meant = _meant(options, node.value)
+        ruled = [said for said in by_member.values() if all(one["type"] == "value_error" for _, one in said)]
+        if meant is not None and len(by_member) == len(options):
+            self.explain(list(by_member.values())[meant], options[meant], node, path)
+        elif ruled:
+            self._section(ruled[0], {}, node, path, {})
+        else:
             self._wrong(schema, node, path)
 
-    def _kinds(self, schema: Schema, node: Node, path: Path) -> None:
-        choices = expected.kinds(schema)
-        kind = node.child("kind")
+    def _kinds(self, reports: list[Report], schema: Schema, node: Node, path: Path) -> None:
+        choices, kind = expected.kinds(schema), node.child("kind")
         if kind is None:
             self._report(node.place, (*path, "kind"), f"missing; give {any_of(list(choices))}")
-            return
-        names: Schema = {"type": "string", "enum": list(choices)}
-        if not expected.fits(names, kind.value):
-            self._wrong(names, kind, (*path, "kind"), guess=False)
-        if expected.fits(names, kind.value):
-            self._section(choices[kind.value], node, path, choices)
+        elif not isinstance(kind.value, str) or kind.value not in choices:
+            self._wrong({"type": "string", "enum": list(choices)}, kind, (*path, "kind"), guess=False)
+        else:
+            self._section([(place[1:], one) for place, one in reports], choices[kind.value], node, path, choices)
 
-    def _mapping(self, schema: Schema, node: Node, path: Path) -> None:
-        if "properties" in schema:
-            self._section(schema, node, path, {})
-            return
-        inner = schema.get("additionalProperties")
-        if isinstance(inner, dict):
-            for key, child in node.value.items():
-                self.check(inner, child, (*path, key))
-
-    def _section(self, schema: Schema, node: Node, path: Path, choices: dict[str, Schema]) -> None:
-        for key in [key for key in node.value if key not in schema["properties"]]:
-            self._unknown(schema, node, (*path, key), choices)
-        for key in schema.get("required", []):
-            if key not in node.value:
-                inner = expected.resolve(schema["properties"][key])
-                about = f" ({inner['description']})" if "description" in inner else ""
-                self._report(node.place, (*path, key), f"missing; give {words(inner)}{about}")
-                value = expected.placeholder(inner)
-                if value is not None:
-                    node.value[key] = grow(value, node.place)
-        for key, child in list(node.value.items()):
-            self.check(schema["properties"][key], child, (*path, key))
-
-    def _list(self, schema: Schema, node: Node, path: Path) -> None:
-        fixed = schema.get("prefixItems")
-        if fixed is not None and len(node.value) != len(fixed):
+    def _section(
+        self, reports: list[Report], schema: Schema, node: Node, path: Path, choices: dict[str, Schema]
+    ) -> None:
+        """What is said of the value itself and of what it holds; unknown keys first, which may be missing elsewhere."""
+        said = [one for place, one in reports if not place]
+        for one in said:
+            if one["type"] == "value_error":
+                self.problems += [self._rule(path, line) for line in str(one["ctx"]["error"]).splitlines()]
+            elif one["type"] == "too_short" and "prefixItems" not in schema:
+                self._report(node.place, path, str(one["msg"]))
+            else:
+                self._wrong(schema, node, path)
+        inside = _grouped([(place, one) for place, one in reports if place])
+        if any(one["type"] == "missing" for held in inside.values() for _, one in held) and "prefixItems" in schema:
             self._wrong(schema, node, path)
             return
-        for index, item in enumerate(node.value):
-            self.check(fixed[index] if fixed is not None else schema.get("items", {}), item, (*path, index))
+        for key in [key for key, held in inside.items() if _is(held, "extra_forbidden")]:
+            self._unknown(schema, node, (*path, key), choices)
+            del inside[key]
+        for key, held in inside.items():
+            child = node.child(key)
+            if child is not None and not _is(held, "missing"):
+                self.explain(held, expected.inside(schema, key), child, (*path, key))
+            elif child is None:
+                self._missing(expected.resolve(schema["properties"][key]), node, (*path, key))
+
+    def _missing(self, schema: Schema, node: Node, path: Path) -> None:
+        about = f" ({schema['description']})" if "description" in schema else ""
+        self._report(node.place, path, f"missing; give {words(schema)}{about}")
+        value = expected.placeholder(schema)
+        if value is not None:
+            node.value[path[-1]] = grow(value, node.place)
 
     def _unknown(self, schema: Schema, node: Node, path: Path, choices: dict[str, Schema]) -> None:
         """Report a key that has no place here; move it to where it was probably meant to be, or drop it."""
@@ -124,7 +131,7 @@ class _Form:
             text = f"not a key of kind: {kind.value} (but of {any_of(owners)}); {_remedy(path[:-1], kind, child)}"
             self._report(child.place, path, text)
             return
-        target = None if self.trial else self._meant(path, list(schema["properties"]))
+        target = self._place_for(path, list(schema["properties"]))
         if target is None:
             self._report(child.place, path, f"unknown key; the keys here are {', '.join(schema['properties'])}")
             return
@@ -133,7 +140,7 @@ class _Form:
         if home is not None and isinstance(home.value, dict):
             home.value.setdefault(target[-1], child)
 
-    def _meant(self, path: Path, allowed: list[str]) -> Path | None:
+    def _place_for(self, path: Path, allowed: list[str]) -> Path | None:
         """Where an unknown key belongs: the same name elsewhere, else a similar name here, else one elsewhere."""
         key = str(path[-1])
         others = set(expected.key_paths(expected.recipe_schema(), self.root)) - {path}
@@ -151,46 +158,53 @@ class _Form:
         meant = _likely(node.value, [name for option in options for name in expected.literals(option)])
         step = _likely(node.value, [name for option in options for name in option.get("properties", {})])
         advice = f"; did you mean {meant or f'{{{step}: {{}}}}'}?" if meant or step else ""
-        if _is_mixed(node):
+        if isinstance(node.value, dict) and len({child.place.line is None for child in node.value.values()}) == 2:
             advice = f"; an override adds to what the file says, so replace the section: {dotted(path)}={{...}}"
         self._report(node.place, path, f"must be {words(schema)}, got {shown(node.plain())}{advice}")
         value = expected.placeholder(schema) if meant is None and guess else meant
         if value is not None:
             node.value = grow(value, node.place).value
 
+    def _rule(self, section: Path, text: str) -> Problem:
+        """A rule's message at its section, or at the key that it begins with, `key.path: `."""
+        name, colon, rest = text.partition(": ")
+        path = (*section, *name.split("."))
+        if colon and _find(self.root, path[: len(section) + 1]) is not None:
+            return Problem(self.root.nearest(path).place, path, rest)
+        return Problem(self.root.nearest(section).place, section, text)
+
     def _report(self, place: Place, path: Path, text: str) -> None:
         self.problems.append(Problem(place, path, text))
+
+
+def _grouped(reports: list[Report]) -> dict[Key, list[Report]]:
+    """By the next part of their places, which is left out."""
+    found: dict[Key, list[Report]] = {}
+    for place, one in reports:
+        found.setdefault(place[0], []).append((place[1:], one))
+    return found
+
+
+def _is(reports: list[Report], kind: str) -> bool:
+    return any(not place and one["type"] == kind for place, one in reports)
+
+
+def _meant(options: list[Schema], value: object) -> int | None:
+    """The option of a mapping's or list's own shape; of several sections, the only one that has any of its keys."""
+    kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
+    near = [
+        number
+        for number, option in enumerate(options)
+        if option.get("type") == kind or ("discriminator" in option and kind == "object")
+    ]
+    if len(near) > 1 and isinstance(value, dict):
+        near = [number for number in near if options[number].get("properties", {}).keys() & value.keys()]
+    return near[0] if kind is not None and len(near) == 1 else None
 
 
 def _likely(value: object, names: list[str]) -> str | None:
     other = OTHER_NAMES.get(value.lower()) if isinstance(value, str) else None
     return other if other in names else similar(value, names) if isinstance(value, str) else None
-
-
-def _trial(schema: Schema, node: Node, path: Path) -> list[Problem]:
-    """What would be wrong with a copy of `node` if `schema` were the one meant."""
-    form = _Form(node.copy(), trial=True)
-    form.check(schema, form.root, path)
-    return form.problems
-
-
-def _near(options: list[Schema], node: Node) -> list[Schema]:
-    """The options of a mapping's or list's own shape; of several sections, the one with just its keys."""
-    if isinstance(node.value, list):
-        return [option for option in options if option.get("type") == "array"]
-    if not isinstance(node.value, dict):
-        return []
-    near = [option for option in options if option.get("type") == "object" or "discriminator" in option]
-    exact = [
-        option
-        for option in near
-        if set(option.get("required", [])) <= set(node.value) <= set(option.get("properties", {}))
-    ]
-    if exact or len(near) < 2:
-        return exact or near
-    # no section has just these keys: the only one that has any of them is meant, and says what is wrong
-    some = [option for option in near if option.get("properties", {}).keys() & node.value.keys()]
-    return some if len(some) == 1 else []
 
 
 def _find(root: Node, path: Path) -> Node | None:
@@ -200,46 +214,9 @@ def _find(root: Node, path: Path) -> Node | None:
     return here
 
 
-def _is_mixed(node: Node) -> bool:
-    """Whether a section holds keys of the file and keys of overrides."""
-    if not isinstance(node.value, dict):
-        return False
-    return len({child.place.line is None for child in node.value.values()}) == 2
-
-
 def _remedy(section: Path, kind: Node, stale: Node) -> str:
     if kind.place.line is None and stale.place.line is not None:
         return (
             f"the override changed the kind only, so replace the section: {dotted(section)}={{kind: {kind.value}, ...}}"
         )
     return "remove it or choose another kind"
-
-
-def _real_path(root: Node, location: tuple[Key, ...]) -> Path:
-    """A pydantic location without its labels of union members."""
-    path: list[Key] = []
-    here: Node | None = root
-    for part in location:
-        child = here.child(part) if here is not None else None
-        if child is not None:
-            path.append(part)
-            here = child
-    return tuple(path)
-
-
-def _rule_problems(root: Node, error: ValidationError, form_is_wrong: bool) -> list[Problem]:
-    """What validators refused. A refused member of a union drags in reports of the other members: left out."""
-    details = error.errors(include_url=False)
-    rules = [(detail["loc"], str(detail["ctx"]["error"])) for detail in details if detail["type"] == "value_error"]
-    if not rules and not form_is_wrong:
-        rules = [(detail["loc"], detail["msg"]) for detail in details]
-    return [_located(root, _real_path(root, place), line) for place, text in rules for line in text.splitlines()]
-
-
-def _located(root: Node, section: Path, text: str) -> Problem:
-    """A rule's message at its section, or at the key that it begins with, `key.path: `."""
-    name, colon, rest = text.partition(": ")
-    path = (*section, *name.split("."))
-    if colon and _find(root, path[: len(section) + 1]) is not None:
-        return Problem(root.nearest(path).place, path, rest)
-    return Problem(root.nearest(section).place, section, text)

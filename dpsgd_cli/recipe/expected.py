@@ -1,21 +1,18 @@
-"""The recipe's JSON Schema as the single description of what is allowed: look up, put into words, suggest.
+"""The recipe's JSON Schema as the single description of what is allowed: look up, and put into words.
 
-Not here: walking a recipe along it (`check.py`).
+Not here: what is wrong with a recipe (`check.py`).
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
-import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.tree import Node, Path
-from dpsgd_cli.wording import quoted, shortened
+from dpsgd_cli.recipe.tree import Key, Node, Path
+from dpsgd_cli.wording import any_of, quoted, shortened
 
 Schema = dict[str, Any]
 
@@ -58,22 +55,11 @@ def literals(schema: Schema) -> list[str]:
     return [schema["const"]] if "const" in schema else list(schema.get("enum", []))
 
 
-def fits(schema: Schema, value: Any) -> bool:
-    """Whether a plain value (no mapping, no list) is one that `schema` allows."""
-    if literals(schema):
-        return isinstance(value, str) and value in literals(schema)
-    if schema.get("type") == "string":
-        return (
-            isinstance(value, str)
-            and len(value) <= schema.get("maxLength", math.inf)
-            # Python's `$` also matches before a last line break; JSON Schema's does not.
-            and re.search(schema.get("pattern", "").replace("$", r"\Z"), value) is not None
-        )
-    if schema.get("type") == "boolean":
-        return isinstance(value, bool)
-    if schema.get("type") in ("integer", "number"):
-        return _is_number(value, whole=schema["type"] == "integer") and _within(schema, value)
-    return not schema.keys() & {"type", "discriminator"}
+def inside(schema: Schema, key: Key) -> Any:
+    """What stands for the entry `key` of a section, a mapping or a list."""
+    if isinstance(key, int):
+        return schema["prefixItems"][key] if "prefixItems" in schema else schema["items"]
+    return schema["properties"][key] if "properties" in schema else schema["additionalProperties"]
 
 
 def words(schema: Schema) -> str:
@@ -88,24 +74,12 @@ def words(schema: Schema) -> str:
     return _typed_words(schema)
 
 
-def any_of(names: list[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-
-
 def shown(value: Any) -> str:
     """A value as the user wrote it, shortened."""
     if value is None:
         return "nothing"
     text = quoted(value, 60) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return shortened(text, 60)
-
-
-def similar(word: str, candidates: list[str], cutoff: float = 0.6) -> str | None:
-    """The candidate that `word` was probably meant to be."""
-    plain = {_plain(candidate): candidate for candidate in candidates}
-    found = difflib.get_close_matches(_plain(word), list(plain), n=1, cutoff=cutoff)
-    return plain[found[0]] if found else None
 
 
 def placeholder(schema: Schema) -> Any:
@@ -170,24 +144,6 @@ def _range_words(schema: Schema) -> str:
     }
     parts = [f"{name} {schema[key]:g}" for key, name in names.items() if key in schema]
     return f" {' and '.join(parts)}" if parts else ""
-
-
-def _is_number(value: Any, whole: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        return False
-    return math.isfinite(value)
-
-
-def _within(schema: Schema, value: float) -> bool:
-    return (
-        schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
-        and value > schema.get("exclusiveMinimum", -math.inf)
-        and value < schema.get("exclusiveMaximum", math.inf)
-    )
-
-
-def _plain(word: str) -> str:
-    return word.lower().replace("-", "_")
 
 
 def _dicts(value: Any) -> Iterator[Schema]:

@@ -1,5 +1,9 @@
 """Recipes between disk and memory: find one, read it with overrides, write it resolved, name its content.
 
+Relative paths start from a recipe's own folder or, of a result's recipe, from that of the recipe that was trained: a
+result holds its recipe as it was given, paths too, so that the recipe's hash stays what it is, and `result.json` says
+which folder they start from, as a path from the result's own. Project and results may so be moved together.
+
 Not here: YAML with line numbers (`tree.py`), `KEY=VALUE` (`overrides.py`), what is wrong with a recipe (`check.py`).
 """
 
@@ -17,17 +21,20 @@ import yaml
 from pydantic import BaseModel
 
 from dpsgd_cli.errors import PrivacyError, RecipeError
+from dpsgd_cli.files import irregularity, shipped
 from dpsgd_cli.recipe.check import validate
-from dpsgd_cli.recipe.expected import similar
-from dpsgd_cli.recipe.folder import start_of_paths
 from dpsgd_cli.recipe.overrides import apply_overrides
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.data import PretrainedFeatures, TorchvisionFeatures
+from dpsgd_cli.recipe.schema.method import PythonMethod
+from dpsgd_cli.recipe.schema.model import PythonModel
 from dpsgd_cli.recipe.tree import CoreDumper, Node, Place, Problem, read_tree
-from dpsgd_cli.regular import irregularity
-from dpsgd_cli.resources import shipped
+from dpsgd_cli.wording import similar
 
 MOST_BYTES = 1_000_000
 SWEEPS = "sweeps/"
+RECIPE_FOLDER = "recipe_folder"
+"""Its key in the `provenance` of `result.json`."""
 IS_A_SWEEP = "this is a sweep, not a recipe; use `dpsgd sweep {}`"
 
 # What the result does not depend on beyond the order of floating-point sums: a run may be resumed with other
@@ -100,7 +107,7 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
     if path.is_dir():
         inside = path / "recipe.yaml"
         raise RecipeError(f"{source}: is a directory; give {inside if inside.is_file() else 'a recipe file in it'}")
-    if source in shipped_sweeps() and shelf is None:
+    if source in shipped_recipes(sweeps=True) and shelf is None:
         raise RecipeError(f"{source}: {IS_A_SWEEP.format(source)}")
     beside = {str(found) for found in path.parent.glob("*.y*ml")} if path.parent.is_dir() else set()
     bare = source.removesuffix(".yaml").removesuffix(".yml").removeprefix("recipes/")
@@ -110,6 +117,32 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
     raise RecipeError(f"{source}: no such file, and no shipped {what} of that name; {advice}")
 
 
+def named_files(recipe: Recipe) -> list[str]:
+    """Every file or folder that a recipe names."""
+    names = recipe.data.files
+    features = recipe.data.features
+    if isinstance(features, TorchvisionFeatures) and features.weights is not None:
+        names.append(features.weights)
+    if isinstance(features, PretrainedFeatures):
+        names.append(features.result)
+    return names + [own.file for own in (recipe.model, recipe.method) if isinstance(own, PythonModel | PythonMethod)]
+
+
+def start_of_paths(file: Path, recipe: Recipe) -> Path:
+    """The folder that the paths of `recipe`, read from `file`, start from.
+
+    Where all files that it names lie beside it, they are meant: a result may have been moved with its data.
+    """
+    here, names = file.parent, named_files(recipe)
+    if file.name != "recipe.yaml" or all((here / name).exists() for name in names):
+        return here
+    try:
+        found = json.loads((here / "result.json").read_text("utf-8"))["provenance"][RECIPE_FOLDER]
+    except (OSError, ValueError, KeyError, TypeError):
+        return here
+    return here / found if isinstance(found, str) else here
+
+
 def _without_folder(name: str, recipes: Iterable[str]) -> str | None:
     """The recipe whose name without its folder is like that of `name`."""
     last = {recipe.rpartition("/")[2]: recipe for recipe in recipes}
@@ -117,20 +150,12 @@ def _without_folder(name: str, recipes: Iterable[str]) -> str | None:
     return None if found is None else last[found]
 
 
-def shipped_recipes() -> dict[str, Path]:
-    """Name -> file of every recipe that ships with the package."""
-    return {name: file for name, file in _shipped_files().items() if not name.startswith(SWEEPS)}
-
-
-def shipped_sweeps() -> dict[str, Path]:
-    """The same for sweeps, which lie in a folder of their own."""
-    return {name: file for name, file in _shipped_files().items() if name.startswith(SWEEPS)}
-
-
-def _shipped_files() -> dict[str, Path]:
+def shipped_recipes(sweeps: bool = False) -> dict[str, Path]:
+    """Name -> file of every recipe that ships with the package, or of the sweeps, which have a folder of their own."""
     root = shipped("recipes")
     files = sorted(root.rglob("*.yaml"), key=lambda file: (len(file.relative_to(root).parts), str(file)))
-    return {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
+    named = {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
+    return {name: file for name, file in named.items() if name.startswith(SWEEPS) == sweeps}
 
 
 def question(file: Path) -> str:

@@ -9,7 +9,6 @@ Plain values follow the YAML 1.2 core schema, because 1.1 surprises: `1e-5` is a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -191,8 +190,11 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Node]:
         result: dict[str, Node] = {}
-        for key, value in self._pairs(node, path):
+        for key, value in node.value:
             place = self.place(key)
+            if not isinstance(key, yaml.ScalarNode):
+                self._report(place, path, "a key must be a single word, not a list or a mapping")
+                continue
             if key.value in result:
                 first = result[key.value].place
                 again = "" if first.line is None else f" (first on line {first.line})"
@@ -200,13 +202,6 @@ class _Reader:
                 continue
             result[key.value] = self.convert(value, (*path, key.value), place)
         return result
-
-    def _pairs(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                yield key, value
-            else:
-                self._report(self.place(key), path, "a key must be a single word, not a list or a mapping")
 
     def _scalar(self, node: yaml.Node, path: Path, place: Place) -> Any:
         kind = node.tag.removeprefix(TAG)

@@ -6,6 +6,7 @@ Not here: what the result is (`assemble.py`).
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -13,10 +14,9 @@ from pathlib import Path
 import torch
 
 import dpsgd_cli
-from dpsgd_cli.data import own_file
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import RECIPE_FOLDER, LoadedRecipe, named_files
 from dpsgd_cli.recipe.schema.privacy import noise_source
 from dpsgd_cli.results.result import Row
 
@@ -27,7 +27,7 @@ def hashes(loaded: LoadedRecipe, sha256: dict[str, str]) -> tuple[dict[str, str]
     The hash of a user's own file is a function of every record, without noise: who knows all others can try out
     candidates for the last.
     """
-    own = own_file.names(loaded.recipe.data)
+    own = loaded.recipe.data.files
     return (
         {name: found for name, found in sha256.items() if name not in own},
         {name: found for name, found in sha256.items() if name in own},
@@ -51,6 +51,13 @@ def provenance(loaded: LoadedRecipe, data_sha256: dict[str, str], device: str) -
     }
 
 
+def recipe_folder(loaded: LoadedRecipe, directory: Path) -> dict[str, str]:
+    """What a result in `directory` says of the folder that its recipe's paths start from, if it has any."""
+    if all(Path(name).is_absolute() for name in named_files(loaded.recipe)):
+        return {}
+    return {RECIPE_FOLDER: Path(os.path.relpath(loaded.base.resolve(), directory.resolve())).as_posix()}
+
+
 def own_code(loaded: LoadedRecipe) -> dict[str, Path]:
     """The Python files that the recipe names, by the name it gives them."""
     sections = (loaded.recipe.model, loaded.recipe.method)
@@ -68,7 +75,7 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     Returns the names of files that are no longer there, which cannot be compared. Raises RunError naming the
     files that differ: the recipe is the same, and yet this is not its result.
     """
-    files = {name: loaded.base / name for name in own_file.names(loaded.recipe.data)} | own_code(loaded)
+    files = {name: loaded.base / name for name in loaded.recipe.data.files} | own_code(loaded)
     kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256")
     made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}
     here = [name for name, path in files.items() if path.is_file()]

@@ -17,8 +17,7 @@ from typing import Any
 
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.recipe.check import validate
-from dpsgd_cli.recipe.folder import start_of_paths
-from dpsgd_cli.recipe.loading import LoadedRecipe, find_recipe, read_text, recipe_hash, resolved
+from dpsgd_cli.recipe.loading import LoadedRecipe, find_recipe, read_text, recipe_hash, resolved, start_of_paths
 from dpsgd_cli.recipe.overrides import apply_overrides, write
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.tree import Node, Place, Problem, grow, read_tree

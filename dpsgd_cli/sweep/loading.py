@@ -13,11 +13,12 @@ from pathlib import Path as FilePath
 from pydantic import ValidationError
 
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.recipe.expected import any_of, shown, similar
-from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes, shipped_sweeps
+from dpsgd_cli.recipe.expected import shown
+from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes
 from dpsgd_cli.recipe.overrides import KEY, apply_overrides
 from dpsgd_cli.recipe.tree import Node, Path, Place, Problem, dotted, read_tree
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
+from dpsgd_cli.wording import any_of, similar
 
 # Below these, a key of the sweep file is a recipe key with dots of its own.
 _BLOCKS = ("grid", "zip")
@@ -44,7 +45,7 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
     """
     if source in shipped_recipes() and not FilePath(source).is_file():
         raise RecipeError(f"{source}: {_IS_A_RECIPE.format(source)}")
-    path = find_recipe(source, shipped_sweeps())
+    path = find_recipe(source, shipped_recipes(sweeps=True))
     tree, problems = read_tree(read_text(path, source), Place(source, 1))
     if tree is None:
         raise RecipeError([str(problem) for problem in problems])

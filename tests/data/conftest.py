@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +32,18 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     catalog.load_card.cache_clear()
     yield data
     catalog.load_card.cache_clear()
+
+
+def put(library: Path, name: str, data: bytes, **more: Any) -> dict[str, Any]:
+    """Write a file of data set `toy`, and give what its card says of it (the content when it is uncompressed)."""
+    (library / "toy").mkdir(exist_ok=True)
+    (library / "toy" / name).write_bytes(data)
+    return described(name.removesuffix(".gz"), gzip.decompress(data) if name.endswith(".gz") else data, **more)
+
+
+def described(name: str, content: bytes, **more: Any) -> dict[str, Any]:
+    """What a card says of a file of that content."""
+    return {"name": name, "records": 3, "sha256": hashlib.sha256(content).hexdigest(), **more}
 
 
 @pytest.fixture

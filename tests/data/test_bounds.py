@@ -1,7 +1,8 @@
-"""The public bound on a record's norm, against rows drawn to be as long as they can be."""
+"""Public bounds: on a record's norm, against rows as long as they can be; and those that a recipe declares."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import outline, prepare
+from dpsgd_cli.data import Dataset, outline, prepare
+from dpsgd_cli.data.card import Card
+from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
+from tests.data.conftest import put
+
+
+def prepared(data: Data, base: Path = Path()) -> Dataset:
+    return prepare(data, base, 1, lambda trial, purpose, shape: np.zeros(shape), "add-remove")
 
 
 @pytest.fixture
@@ -56,7 +64,7 @@ def test_no_record_is_longer_than_the_bound(table: Path, steps: list[dict[str, A
         assert found is None
         return
     assert found == pytest.approx(bound)
-    made = prepare(data, table, 1, lambda trial, purpose, shape: np.zeros(shape), "add-remove")
+    made = prepared(data, table)
     longest = np.linalg.norm(np.concatenate([made.train_x, made.test_x]), axis=1).max()
     assert longest <= bound * (1 + 1e-6)
     if "pca" not in str(steps):
@@ -70,3 +78,67 @@ def test_arrays_are_as_long_as_all_their_numbers_together(tmp_path: Path, pair: 
     np.savez(tmp_path / "t.npz", x=x, y=np.arange(10) % 2)
     data = Data.model_validate({"path": "t.npz", "bounds": pair, "classes": [0, 1], "preprocess": []})
     assert outline(data, tmp_path).norm_bound == pytest.approx(np.linalg.norm(x[0]))
+
+
+AGES = [-5, 0, 10, 30, 60, 99]
+
+
+@pytest.fixture
+def toy(library: Path, make_card: Callable[..., Card]) -> None:
+    text = "".join(f"{age},{'ab'[i % 2]},{'ny'[i % 2]}\n" for i, age in enumerate(AGES))
+    make_card(files=[put(library, "toy.csv", text.encode(), records=len(AGES))])
+
+
+def section(**settings: Any) -> Data:
+    return Data.model_validate({"name": "toy", **settings})
+
+
+def ages(settings: Data) -> list[float]:
+    made = prepared(settings)
+    return sorted(np.concatenate([made.train_x, made.test_x])[:, 0].tolist())
+
+
+@pytest.mark.usefixtures("toy")
+def test_values_are_clamped_to_the_recipe_s_bounds_and_scaled_by_them() -> None:
+    assert ages(section()) == pytest.approx([0, 0, 0.1, 0.3, 0.6, 0.99])
+    assert ages(section(bounds={"age": [10, 50]})) == pytest.approx([0, 0, 0, 0.5, 1, 1])
+
+
+@pytest.mark.usefixtures("toy")
+def test_without_scaling_the_bounds_still_hold() -> None:
+    settings = section(bounds={"age": [10, 50]}, preprocess=[{"one-hot": {}}])
+    assert ages(settings) == [10, 10, 10, 30, 50, 50]
+    assert outline(settings, Path()).norm_bound == pytest.approx(np.sqrt(50**2 + 1))
+
+
+@pytest.mark.usefixtures("toy")
+def test_the_declarations_say_whose_bounds_they_are() -> None:
+    settings = section(bounds={"age": [10, 50]})
+    said = outline(settings, Path()).declarations
+    assert "The bounds of age of toy are public (recipe): 10 to 50; values outside are clamped." in said
+    assert not any("(data set card)" in one and "numeric" in one for one in said)
+    made = prepared(settings)
+    assert made.declarations == said
+    assert any(
+        "numeric columns of toy are public (data set card)" in one for one in outline(section(), Path()).declarations
+    )
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("name", ["ages", "job", "label"])
+def test_only_numeric_columns_of_the_card_have_bounds(name: str) -> None:
+    with pytest.raises(DataError, match=f"data.bounds names '{name}', which is no numeric column of toy"):
+        outline(section(bounds={name: [0, 1]}), Path())
+
+
+def test_bundled_tables_are_clamped_too_and_images_have_no_columns() -> None:
+    settings = Data.model_validate({"name": "breast-cancer", "bounds": {"mean radius": [10, 12]}, "preprocess": []})
+    made = prepared(settings)
+    assert (made.train_x[:, 0].min(), made.train_x[:, 0].max()) == (10, 12)
+    with pytest.raises(DataError, match="no numeric column of digits"):
+        outline(Data.model_validate({"name": "digits", "bounds": {"pixel": [0, 1]}}), Path())
+
+
+def test_one_pair_for_all_columns_is_for_own_files() -> None:
+    with pytest.raises(ValueError, match="one pair of bounds: only for a file of your own"):
+        section(bounds=[0, 1])

@@ -15,11 +15,10 @@ from torch import nn
 
 from dpsgd_cli import data
 from dpsgd_cli.data import features
-from dpsgd_cli.data.dataset import Layout
-from dpsgd_cli.data.step import Transform
+from dpsgd_cli.data.dataset import Layout, Transform
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.features import Features, PretrainedFeatures, ScatteringFeatures, TorchvisionFeatures
+from dpsgd_cli.recipe.schema.data import Features, PretrainedFeatures, ScatteringFeatures, TorchvisionFeatures
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +26,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
 
 
-def no_noise(shape: tuple[int, ...]) -> np.ndarray:
-    raise AssertionError("an extractor draws nothing")
+def extractor(settings: Features, base: Path) -> features.Extract:
+    return features.EXTRACTORS[settings.kind](settings, base)
 
 
 def transform_of(step: features.Extract, shape: tuple[int, ...]) -> Transform:
-    return step.fit(np.zeros((0, *shape), np.float32), Layout(shape))(no_noise)
+    return step.fit(np.zeros((0, *shape), np.float32), Layout(shape))
 
 
 def images(count: int, channels: int = 3, side: int = 8) -> np.ndarray:
@@ -40,7 +39,7 @@ def images(count: int, channels: int = 3, side: int = 8) -> np.ndarray:
 
 
 def test_features_act_on_each_record_alone_and_fit_the_planned_layout() -> None:
-    step = features.extractor(ScatteringFeatures(orientations=2, pool=1, groups=3), Path())
+    step = extractor(ScatteringFeatures(orientations=2, pool=1, groups=3), Path())
     rows = images(40)
     transform = transform_of(step, rows.shape[1:])
     found = transform(rows)
@@ -54,12 +53,12 @@ def test_features_act_on_each_record_alone_and_fit_the_planned_layout() -> None:
 
 def test_features_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = images(3)
-    step = features.extractor(ScatteringFeatures(orientations=2), Path())
+    step = extractor(ScatteringFeatures(orientations=2), Path())
     first = transform_of(step, rows.shape[1:])(rows)
     assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
     monkeypatch.setattr(features.Scatter, "network", lambda *_: pytest.fail("made again"))
     assert (transform_of(step, rows.shape[1:])(rows) == first).all()
-    other = features.extractor(ScatteringFeatures(orientations=4), Path())
+    other = extractor(ScatteringFeatures(orientations=4), Path())
     with pytest.raises(pytest.fail.Exception, match="made again"):
         transform_of(other, rows.shape[1:])(rows)
 
@@ -76,7 +75,7 @@ def test_what_does_not_fit_is_refused_before_data_is_read(
     settings: Features, shape: tuple[int, ...], said: str
 ) -> None:
     with pytest.raises(DataError, match=said):
-        features.extractor(settings, Path()).plan(Layout(shape))
+        extractor(settings, Path()).plan(Layout(shape))
 
 
 class TinyNetwork(nn.Module):
@@ -104,7 +103,7 @@ def fake_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_torchvision_network_is_loaded_frozen_from_its_file(tmp_path: Path) -> None:
     source = TinyNetwork()
     torch.save(source.state_dict(), tmp_path / "tiny.pth")
-    step = features.extractor(TorchvisionFeatures(network="tiny", weights="tiny.pth"), tmp_path)
+    step = extractor(TorchvisionFeatures(network="tiny", weights="tiny.pth"), tmp_path)
     rows = images(5)
     found = transform_of(step, rows.shape[1:])(rows)
     mean, std = (np.array(v, np.float32)[:, None, None] for v in (features.IMAGENET_MEAN, features.IMAGENET_STD))
@@ -114,7 +113,7 @@ def test_a_torchvision_network_is_loaded_frozen_from_its_file(tmp_path: Path) ->
     assert np.allclose(found, expected, atol=1e-6)
     assert "ImageNet" in (step.declaration or "")
     bigger = TorchvisionFeatures(network="tiny", weights="tiny.pth", side=16, pool=1)
-    assert features.extractor(bigger, tmp_path).plan(Layout((3, 8, 8))).shape == (4, 1, 1)
+    assert extractor(bigger, tmp_path).plan(Layout((3, 8, 8))).shape == (4, 1, 1)
 
 
 @pytest.mark.usefixtures("fake_torchvision")
@@ -122,7 +121,7 @@ def test_weights_come_from_the_users_cache_when_no_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
-    step = features.extractor(TorchvisionFeatures(network="tiny"), Path())
+    step = extractor(TorchvisionFeatures(network="tiny"), Path())
     with pytest.raises(DataError, match=r"no weights of tiny in .*checkpoints; fetch them once"):
         step.plan(Layout((3, 8, 8)))
     (tmp_path / "checkpoints").mkdir()
@@ -145,13 +144,13 @@ def test_a_network_that_cannot_be_loaded_says_why(tmp_path: Path, changes: dict[
     torch.save({}, tmp_path / "other.pth")
     settings = TorchvisionFeatures.model_validate({"network": "tiny", "weights": "tiny.pth"} | changes)
     with pytest.raises(DataError, match=said):
-        features.extractor(settings, tmp_path).plan(Layout((3, 8, 8)))
+        extractor(settings, tmp_path).plan(Layout((3, 8, 8)))
 
 
 def test_without_torchvision_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(DataError, match="pip install torchvision"):
-        features.extractor(TorchvisionFeatures(), Path()).plan(Layout((3, 8, 8)))
+        extractor(TorchvisionFeatures(), Path()).plan(Layout((3, 8, 8)))
 
 
 def test_a_network_of_another_recipe_is_cut_before_its_last_layer(

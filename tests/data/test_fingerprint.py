@@ -37,7 +37,7 @@ def counted(path: Path, question: str = "?") -> tuple[dict[str, Any], int]:
 
 def forget() -> None:
     """Be another process."""
-    fingerprint._answers.cache_clear()
+    fingerprint._answers.clear()
 
 
 def test_pieces_are_the_file_in_order(file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -13,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd_cli.data import on_disk, own_file
-from dpsgd_cli.data.on_disk import DiskRows, DiskSource, Selection, Stored, TrialRows
+from dpsgd_cli.data import on_disk, opening
+from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored, TrialRows
 from dpsgd_cli.data.splits import cut_places
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data, Split, ValidationSet
@@ -75,23 +74,6 @@ def test_a_file_that_shrinks_is_noticed(stored: tuple[Stored, np.ndarray]) -> No
         file.span(0, 500)
     with pytest.raises(DataError, match="has become shorter"):
         file.take(np.array([1, 499]))
-
-
-@given(st.integers(2, 60), st.data())
-def test_cuts_are_disjoint_and_cover_everything(records: int, data: st.DataObject) -> None:
-    """A first and a second cut, by counts and fractions, as sets; in ascending order; fixed by the seed."""
-    everything, seed = Selection(records), data.draw(st.integers(0, 5))
-    first = Split(test=data.draw(st.integers(1, records - 1)), seed=seed)
-    rest, test = everything.cut(first)
-    assert len(test) == first.test and len(rest) == records - len(test)
-    listed = [own.at(np.arange(len(own))).tolist() for own in (rest, test)]
-    assert sorted(itertools.chain(*listed)) == list(range(records)) and all(own == sorted(own) for own in listed)
-    assert np.array_equal(Selection(records).cut(first)[1].at(np.arange(len(test))), listed[1])
-    for own, rows in zip((rest, test), listed, strict=True):
-        if len(own) > 1:
-            parts = own.cut(Split(test=1, seed=seed + 1))
-            again = [part.at(np.arange(len(part))).tolist() for part in parts]
-            assert sorted(itertools.chain(*again)) == rows and all(part == sorted(part) for part in again)
 
 
 @given(st.integers(4, 60), st.integers(0, 9), st.sampled_from([2, 0.5]), st.sampled_from([1, 0.4]))
@@ -171,11 +153,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
     def use(folder: Path) -> None:
         data = Data(path="x.npy", target="y.npy", classes=[0, 1])
-        source = own_file.open_source(data, folder)
-        assert isinstance(source, DiskSource)
+        source = opening.open_source(data, folder)
         train, test = source.train.cut(Split(test=0.01))
         rng = np.random.default_rng(0)
         for _ in range(20):
+            assert isinstance(train, DiskPart)
             train.x.at(rng.integers(0, len(train), 1000))
         for part in (train, test):
             for start in range(0, len(part), 2000):

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import own_file
+from dpsgd_cli.data import opening
 from dpsgd_cli.data.dataset import Column, Source
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
@@ -24,9 +24,13 @@ def columns(source: Source) -> tuple[Column, ...]:
 CSV = "age,job,pay,y\n30,nurse,10.5,no\n40,smith,-2,yes\n50,nurse,0,yes\n"
 
 
-def read(folder: Path, content: str | bytes = CSV, name: str = "own.csv", **data: Any) -> Source:
+def read(folder: Path, content: str | bytes = CSV, name: str = "own.csv", **data: Any) -> Any:
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    return own_file.read(Data.model_validate({"path": name, "target": "y"} | data), folder)
+    return opened(folder, {"path": name, "target": "y"} | data)
+
+
+def opened(folder: Path, data: dict[str, Any]) -> Any:
+    return opening.open_source(Data.model_validate(data), folder)
 
 
 def test_a_declared_table(tmp_path: Path) -> None:
@@ -73,8 +77,7 @@ def test_compressed_csv_and_a_test_file(tmp_path: Path) -> None:
 def test_parquet(tmp_path: Path) -> None:
     frame = pd.DataFrame({"n": [1, 2, 3], "c": pd.Categorical(["u", "v", "u"]), "y": [False, True, True]})
     frame.to_parquet(tmp_path / "own.parquet")
-    data = Data.model_validate({"path": "own.parquet", "target": "y", "categorical": {"c": ["u", "v"]}})
-    source = own_file.read(data, tmp_path)
+    source = opened(tmp_path, {"path": "own.parquet", "target": "y", "categorical": {"c": ["u", "v"]}})
     assert source.train.x.tolist() == [[1, 0], [2, 1], [3, 0]]
     assert (source.train.y.tolist(), source.classes) == ([0, 1, 1], ("False", "True"))
 
@@ -102,10 +105,6 @@ def test_a_regression_target_that_is_no_number(tmp_path: Path, bad: str, message
     assert "data.categorical" not in str(raised.value) and "data.drop" not in str(raised.value)
 
 
-def test_constant_columns_are_allowed(tmp_path: Path) -> None:
-    assert read(tmp_path, "x,y\n1,a\n1,b\n").train.x.tolist() == [[1], [1]]
-
-
 @pytest.mark.parametrize(
     ("content", "data", "message"),
     [
@@ -117,14 +116,12 @@ def test_constant_columns_are_allowed(tmp_path: Path) -> None:
         (CSV, {"drop": ["y"]}, r"data.drop names the target"),
         (CSV, {"drop": ["age", "job", "pay"]}, r"no feature columns left besides the target 'y'"),
         (CSV, {}, r"own.csv: column 'job' holds 'nurse' in data row 1, which is not a number"),
-        (CSV, {"categorical": {"job": ["nurse"]}}, r"'job' holds 'smith' in data row 2, .* \['nurse'\]; add it there"),
         ("a,a,y\n1,2,x\n", {}, r"two columns are called 'a'"),
         ("", {}, r"own.csv is empty"),
         ("a,y\n", {}, r"has a header but no rows"),
         ("a,y\n1,x\n2,3,4,5\n", {}, r"cannot be read as a table"),
         (b"a,y\n\xff\xfe,1\n", {}, r"(not UTF-8|cannot be read)"),
         ("a,y\n1,x\nNA,z\n", {}, r"column 'a' has 1 missing value, first in data row 2"),
-        ("a,y\n1,x\ninf,z\n", {}, r"missing or infinite value"),
         ("a,y\n1,0.5\n2,1\n", {}, r"own.csv: label column 'y' holds 0.5, which is not a class"),
         ("a,y\n1,u\n2,\n", {}, r"label column 'y' has 1 missing label, first in data row 2"),
     ],
@@ -142,7 +139,7 @@ def test_all_wrong_names_are_reported_together(tmp_path: Path) -> None:
 
 def test_files_that_are_not_there_or_of_no_known_kind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"no such file: {tmp_path.resolve()}/gone.csv"):
-        own_file.read(Data(path="gone.csv", target="y"), tmp_path)
+        opened(tmp_path, {"path": "gone.csv", "target": "y"})
     with pytest.raises(DataError, match=r"unknown kind of file; data.path takes .csv, .csv.gz, .parquet, .npz"):
         read(tmp_path, name="own.xlsx")
     with pytest.raises(DataError, match=r"own.parquet cannot be read as parquet"):
@@ -161,9 +158,9 @@ X = np.arange(24, dtype=np.float64).reshape(3, 2, 2, 2)
 Y = np.array([4, 2, 4])
 
 
-def read_npz(folder: Path, arrays: dict[str, np.ndarray], **data: Any) -> Source:
+def read_npz(folder: Path, arrays: dict[str, np.ndarray], **data: Any) -> Any:
     np.savez(folder / "own.npz", **arrays)  # type: ignore[arg-type]
-    return own_file.read(Data.model_validate({"path": "own.npz"} | data), folder)
+    return opened(folder, {"path": "own.npz"} | data)
 
 
 def test_arrays(tmp_path: Path) -> None:

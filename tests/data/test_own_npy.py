@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from dpsgd_cli import data
-from dpsgd_cli.data import own_file
-from dpsgd_cli.data.on_disk import DiskSource, TrialRows
+from dpsgd_cli.data import opening
+from dpsgd_cli.data.on_disk import TrialRows
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 
@@ -28,10 +28,8 @@ def write(folder: Path, **arrays: np.ndarray) -> Path:
     return folder
 
 
-def read(folder: Path, **changes: Any) -> DiskSource:
-    source = own_file.open_source(Data.model_validate(FILES | changes), folder)
-    assert isinstance(source, DiskSource)
-    return source
+def read(folder: Path, **changes: Any) -> Any:
+    return opening.open_source(Data.model_validate(FILES | changes), folder)
 
 
 def test_features_labels_and_what_is_declared(tmp_path: Path) -> None:
@@ -70,8 +68,9 @@ NAN = np.where(np.arange(360).reshape(60, 2, 3) == 7, np.nan, X)
         ({"y": Y[1:]}, {}, r"the labels have shape \(59,\), but must be \(60,\)"),
         ({"y": np.arange(60 * 20)[::20], "x": X}, {"classes": [0, 20]}, "holds the label 40"),
         ({"x": NAN}, {}, r"x.npy: NaN or infinite: 1 value, the first in row 2"),
-        ({"x": X[:, 0, 0]}, {}, r"the features have shape \(60,\), but must be \(N, ...\)"),
+        ({"x": X[:, 0, 0]}, {}, r"x.npy has shape \(60,\), but must be \(N, ...\)"),
         ({"x": np.full((60, 2), "a")}, {}, r"x.npy holds <U1, but must hold numbers"),
+        ({"y": np.full(60, "a")}, {}, r"y.npy holds <U1, but must hold numbers"),
         ({}, {"drop": ["a"]}, "has no column names; leave out drop"),
         ({}, {"bounds": {"a": [0, 1]}}, "has no column names; leave out the names in bounds"),
         ({"u": X[:, :1]}, {"test_path": "u.npy", "test_target": "y.npy"}, r"test rows have shape \(1, 3\)"),
@@ -87,7 +86,7 @@ def test_what_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], changes:
 def test_kinds_that_do_not_go_together(tmp_path: Path) -> None:
     np.savez(write(tmp_path) / "u.npz", x=X, y=Y)
     with pytest.raises(DataError, match=r"must both be .npz, both .npy or both tables, not .npy and .npz"):
-        own_file.open_source(Data.model_validate(FILES | {"test_path": "u.npz"}), tmp_path)
+        opening.open_source(Data.model_validate(FILES | {"test_path": "u.npz"}), tmp_path)
     for wrong in ({"path": "x.npy"}, FILES | {"test_path": "u.npy"}, FILES | {"test_target": "v.npy"}):
         with pytest.raises(ValidationError, match="target"):
             Data.model_validate(wrong)

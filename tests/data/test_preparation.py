@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd_cli import data
 from dpsgd_cli.data import catalog, pca
-from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.recipe.schema.data import Data
 
@@ -190,11 +190,6 @@ def test_own_regression_has_one_output(tmp_path: Path) -> None:
 def test_categories_that_would_reach_training_as_codes_are_refused() -> None:
     with pytest.raises(DataError, match=r"training: job.* would be used as numbers but hold categories; put one-hot"):
         data.outline(section(name="bank", preprocess=[{"scale": {}}]), HERE)
-
-
-def test_unknown_names_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match="did you mean 'digits'"):
-        data.outline(section(name="digit"), HERE)
 
 
 def test_the_interface_needs_no_heavy_library() -> None:

@@ -10,6 +10,7 @@ import pytest
 from dpsgd_cli.data import pca, preprocess
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.data import PreprocessStep
 
 COLUMNS = (
@@ -23,10 +24,15 @@ ROWS = np.array([[20.0, 2, 0, 1], [150, 0, -99, 0], [-3, 1, 25, 1]])
 IMAGES = Layout((1, 2, 2), bounds=(0.0, 1.0))
 
 
+def made(settings: dict[str, Any], adjacency: Adjacency = "add-remove") -> Any:
+    entry = PreprocessStep.model_validate(settings)
+    return preprocess.STEPS[entry.kind](entry.step, adjacency)
+
+
 def run(step: dict[str, Any], rows: np.ndarray, layout: Layout) -> tuple[np.ndarray, Layout]:
-    built = preprocess.build([PreprocessStep.model_validate(step)], "add-remove")[0]
+    built = made(step)
     after = built.plan(layout)
-    out = built.fit(rows, layout)(lambda shape: np.zeros(shape))(rows)
+    out = built.fit(rows, layout)(rows)
     assert out.shape[1:] == after.shape
     return out, after
 
@@ -70,8 +76,8 @@ def test_fitted_scaling_reads_training_rows_only_and_says_so(by: str) -> None:
     rows = np.random.default_rng(0).normal(5, 3, (40, 2))
     rows[:, 1] = 7.0
     layout = Layout((2,), (Column("x"), Column("constant")))
-    step = preprocess.build([PreprocessStep.model_validate({"scale": {"by": by}})], "add-remove")[0]
-    transform = step.fit(rows, layout)(lambda shape: np.zeros(shape))
+    step = made({"scale": {"by": by}})
+    transform = step.fit(rows, layout)
     out = transform(rows)
     if by == "standard":
         expected = (rows[:, 0] - rows[:, 0].mean()) / rows[:, 0].std()
@@ -126,8 +132,7 @@ def test_pca_projects_the_rows_as_they_are() -> None:
     ("adjacency", "sensitivity"), [("add-remove", 1.0), ("zero-out", 1.0), ("replace-one", 2**0.5)]
 )
 def test_private_pca_releases_what_it_adds(adjacency: Any, sensitivity: float) -> None:
-    settings = PreprocessStep.model_validate({"pca": {"components": 4, "noise_multiplier": 3}})
-    (step,) = preprocess.build([settings], adjacency)
+    step = made({"pca": {"components": 4, "noise_multiplier": 3}}, adjacency)
     assert step.release is not None
     assert (step.release.noise_multiplier, step.release.sensitivity, step.release.adjacency, step.release.batching) == (
         3,
@@ -144,7 +149,7 @@ def test_private_pca_releases_what_it_adds(adjacency: Any, sensitivity: float) -
 
     noise = 3 * sensitivity * np.where(np.eye(4, dtype=bool), 1, 0.5**0.5)
     axes = pca.directions(pca.covariance(rows) + noise, 4)
-    np.testing.assert_allclose(step.fit(rows, IMAGES)(draw)(rows), rows.reshape(10, 4) @ axes, atol=1e-5)
+    np.testing.assert_allclose(step.apply(step.learn(rows, IMAGES)(draw))(rows), rows.reshape(10, 4) @ axes, atol=1e-5)
     assert asked == [(10,)]
 
 

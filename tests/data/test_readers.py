@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +14,9 @@ import pytest
 from dpsgd_cli.data import catalog, readers
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.errors import DataError
+from tests.data.conftest import put
 
 MakeCard = Callable[..., Card]
-
-
-def entry(folder: Path, name: str, data: bytes, **more: Any) -> dict[str, Any]:
-    """Write a file of data set `toy`, and say what its card says of it."""
-    (folder / "toy").mkdir(exist_ok=True)
-    (folder / "toy" / name).write_bytes(data)
-    plain = gzip.decompress(data) if name.endswith(".gz") else data
-    return {"name": name.removesuffix(".gz"), "sha256": hashlib.sha256(plain).hexdigest(), **more}
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -36,10 +28,10 @@ def test_idx(library: Path, make_card: MakeCard) -> None:
     files = []
     for part in ("train", "test"):
         more = {"part": part, "records": 2}
-        files.append(entry(library, f"{part}-images.gz", gzip.compress(idx(images)), holds="images", **more))
-        files.append(entry(library, f"{part}-labels", idx(np.array([1, 0])), holds="labels", **more))
+        files.append(put(library, f"{part}-images.gz", gzip.compress(idx(images)), holds="images", **more))
+        files.append(put(library, f"{part}-labels", idx(np.array([1, 0])), holds="labels", **more))
     shape = {"shape": [1, 3, 4], "bounds": [0, 255], "columns": None, "target": None, "split": None}
-    source = readers.read(make_card(reader={"kind": "idx"}, files=files, classes=["zero", "one"], **shape))
+    source: Any = readers.read(make_card(reader={"kind": "idx"}, files=files, classes=["zero", "one"], **shape))
     assert source.test is not None
     np.testing.assert_allclose(source.train.x, images.reshape(2, 1, 3, 4) / 255, rtol=1e-6)
     assert source.train.x.dtype == np.float32
@@ -51,12 +43,12 @@ def test_cifar(library: Path, make_card: MakeCard) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (3, 13)).astype(np.uint8)
     rows[:, 0] = [1, 0, 1]
     files = [
-        entry(library, "one.bin", rows[:2].tobytes(), records=2, part="train"),
-        entry(library, "two.bin", rows[2:].tobytes(), records=1, part="train"),
-        entry(library, "test.bin", rows[:1].tobytes(), records=1, part="test"),
+        put(library, "one.bin", rows[:2].tobytes(), records=2, part="train"),
+        put(library, "two.bin", rows[2:].tobytes(), records=1, part="train"),
+        put(library, "test.bin", rows[:1].tobytes(), records=1, part="test"),
     ]
     shape = {"shape": [3, 2, 2], "bounds": [0, 255], "columns": None, "target": None, "split": None}
-    source = readers.read(make_card(reader={"kind": "cifar"}, files=files, classes=["a", "b"], **shape))
+    source: Any = readers.read(make_card(reader={"kind": "cifar"}, files=files, classes=["a", "b"], **shape))
     assert source.train.y.tolist() == [1, 0, 1]
     np.testing.assert_allclose(source.train.x[2, 1, 0], rows[2, 1 + 4 : 1 + 6] / 255, rtol=1e-6)
     assert source.test is not None
@@ -64,9 +56,9 @@ def test_cifar(library: Path, make_card: MakeCard) -> None:
 
 
 def test_table(library: Path, make_card: MakeCard) -> None:
-    files = [entry(library, "toy.csv", b"30, a, n\n40, b, y\n?, a, n\n51, a, other\n\n", records=3)]
+    files = [put(library, "toy.csv", b"30, a, n\n40, b, y\n?, a, n\n51, a, other\n\n")]
     card = make_card(files=files, reader={"kind": "table", "missing": "?"})
-    source = readers.read(card)
+    source: Any = readers.read(card)
     assert source.train.x.tolist() == [[30, 0], [40, 1], [51, 0]]
     assert source.train.y.tolist() == [0, 1, 1]
     assert source.test is None
@@ -75,19 +67,20 @@ def test_table(library: Path, make_card: MakeCard) -> None:
 
 
 def test_table_with_header_separator_and_comment(library: Path, make_card: MakeCard) -> None:
-    files = [entry(library, "toy.csv", b'|made up\n"age";"job";"label"\n30;"b";"n"\n', records=1)]
+    files = [put(library, "toy.csv", b'|made up\n"age";"job";"label"\n30;"b";"n"\n', records=1)]
     reader = {"kind": "table", "separator": ";", "header": True, "comment": "|"}
-    assert readers.read(make_card(files=files, reader=reader)).train.x.tolist() == [[30, 1]]
+    source: Any = readers.read(make_card(files=files, reader=reader))
+    assert source.train.x.tolist() == [[30, 1]]
 
 
 def test_table_of_other_content_than_the_card_says(library: Path, make_card: MakeCard) -> None:
-    card = make_card(files=[entry(library, "toy.csv", b"30,a,n\n40,c,y\n", records=2)])
+    card = make_card(files=[put(library, "toy.csv", b"30,a,n\n40,c,y\n", records=2)])
     with pytest.raises(DataError, match="'job' holds 'c' in data row 2"):
         readers.read(card)
-    card = make_card(files=[entry(library, "toy.csv", b"30,a,n\n", records=2)])
+    card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=2)])
     with pytest.raises(DataError, match="holds 1 usable rows, but its card says 2"):
         readers.read(card)
-    card = make_card(files=[entry(library, "toy.csv", b"30,a,n\n", records=1)], classes={"no": ["x"], "yes": ["y"]})
+    card = make_card(files=[put(library, "toy.csv", b"30,a,n\n", records=1)], classes={"no": ["x"], "yes": ["y"]})
     with pytest.raises(DataError, match="label 'n' is not among"):
         readers.read(card)
 
@@ -95,7 +88,7 @@ def test_table_of_other_content_than_the_card_says(library: Path, make_card: Mak
 def test_bundled_digits_are_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
-    source = readers.read(catalog.load_card("digits"))
+    source: Any = readers.read(catalog.load_card("digits"))
     np.testing.assert_allclose(source.train.x.reshape(1797, 64), load_digits().data / 16)
     assert source.train.y.tolist() == load_digits().target.tolist()
 
@@ -103,7 +96,7 @@ def test_bundled_digits_are_scikit_learns() -> None:
 def test_bundled_breast_cancer_lies_within_its_public_bounds() -> None:
     """A bound that cuts off much would be a bad choice; that it is kept is checked, not how it was made."""
     card = catalog.load_card("breast-cancer")
-    source = readers.read(card)
+    source: Any = readers.read(card)
     low, high = np.array([column.bounds for column in card.layout.columns or ()]).T
     outside = (source.train.x < low) | (source.train.x > high)
     assert outside.mean() < 0.01
@@ -136,7 +129,7 @@ def test_real_files(real_data: Path, name: str) -> None:
     card = catalog.load_card(name)
     if catalog.locate(card, card.files[0]) is None:
         pytest.skip(f"{name} is not in DPSGD_DATA")
-    source = readers.read(card)
+    source: Any = readers.read(card)
     train, test, counts = REAL[name]
     assert source.train.x.shape == train
     assert np.bincount(source.train.y).tolist() == counts

@@ -15,13 +15,10 @@ from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.data.splits import (
     SECOND_FILE,
     coins,
-    cut_part,
     cut_places,
     folds_of,
     most_trained_on,
-    of_second_file,
     places_of,
-    pool,
     splitmix,
 )
 from dpsgd_cli.errors import DataError
@@ -123,29 +120,30 @@ def test_pieces_are_cut_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cut_ignores_values_and_keeps_rows_with_labels() -> None:
     labels = np.arange(30)
     one, two = (Part(np.full((30, 2), value), labels) for value in (0.0, 9.0))
-    assert cut_part(one, Split())[1].y.tolist() == cut_part(two, Split())[1].y.tolist()
+    assert one.cut(Split())[1].y.tolist() == two.cut(Split())[1].y.tolist()
     rows = Part(labels[:, None] * 10.0, labels)
-    for part in cut_part(rows, Split()):
+    for part in rows.cut(Split()):
         assert (part.x[:, 0] == part.y * 10).all() and part.places.tolist() == part.y.tolist()
 
 
 def test_pool_puts_training_rows_first_and_keeps_files_apart() -> None:
     train, test = Part(np.zeros((2, 1)), np.array([0, 1])), Part(np.ones((1, 1)), np.array([2]))
-    pooled = pool(train, of_second_file(test))
+    pooled = train.pooled(test.of_second_file())
     assert pooled.y.tolist() == [0, 1, 2] and pooled.places.tolist() == [0, 1, SECOND_FILE]
-    assert pool(train, None) is train
+    assert train.pooled(None) is train
 
 
-@pytest.mark.parametrize(("records", "told"), [(0, "0 rows"), (1, "1 row")])
-def test_too_few_rows_to_split_are_refused(records: int, told: str) -> None:
-    with pytest.raises(DataError, match=f"{told} cannot be cut into two parts; give at least 2"):
-        cut_places(np.arange(records), Split())
-
-
-@pytest.mark.parametrize("test", [0.0001, 0.9999, 10, 11])
-def test_empty_parts_are_refused(test: float) -> None:
-    with pytest.raises(DataError, match="both parts need at least one row"):
-        cut_places(np.arange(10), Split(test=test))
+@pytest.mark.parametrize(
+    ("records", "test", "told"),
+    [
+        (0, 0.2, "0 rows cannot be cut into two parts; give at least 2"),
+        (1, 0.2, "1 row cannot be cut into two parts; give at least 2"),
+        *((10, test, "both parts need at least one row") for test in (0.0001, 0.9999, 10, 11)),
+    ],
+)
+def test_cuts_with_an_empty_part_are_refused(records: int, test: float, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        cut_places(np.arange(records), Split(test=test))
 
 
 @given(st.integers(2, 60), st.integers(2, 7), st.integers(1, 3), seeds)

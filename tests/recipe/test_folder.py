@@ -11,8 +11,7 @@ import pytest
 
 from dpsgd_cli import experiment
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.folder import KEY, named_files
-from dpsgd_cli.recipe.loading import load_recipe, recipe_hash
+from dpsgd_cli.recipe.loading import RECIPE_FOLDER, load_recipe, named_files, recipe_hash
 from tests.conftest import recipe_writer
 
 Train = Callable[..., Path]
@@ -70,7 +69,7 @@ def test_a_result_may_be_moved_with_its_data(result: Path, train: Train, tmp_pat
     assert train(elsewhere / "recipe.yaml", "seed=4", out=tmp_path / "more").is_dir()
 
 
-@pytest.mark.parametrize("record", ["no json", "[]", "{}", json.dumps({"provenance": {KEY: 3}})])
+@pytest.mark.parametrize("record", ["no json", "[]", "{}", json.dumps({"provenance": {RECIPE_FOLDER: 3}})])
 def test_without_a_record_paths_start_beside_the_recipe(result: Path, record: str) -> None:
     (result / "result.json").write_text(record)
     assert load_recipe(str(result / "recipe.yaml")).base == result
@@ -83,5 +82,5 @@ def test_a_recipe_that_names_no_file_records_no_folder(train: Train, tmp_path: P
         "method: {kind: sgd, batch_size: 50, learning_rate: 0.1}\n"
     )
     directory = train(recipe)
-    assert KEY not in json.loads((directory / "result.json").read_text())["provenance"]
+    assert RECIPE_FOLDER not in json.loads((directory / "result.json").read_text())["provenance"]
     assert load_recipe(str(directory / "recipe.yaml")).base == directory

@@ -1,4 +1,4 @@
-"""Noise by epoch: the paper's formulas, and no noise too small to protect."""
+"""Noise and step lengths by epoch: the papers' formulas, and no noise too small to protect."""
 
 from __future__ import annotations
 
@@ -9,17 +9,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe.schema.schedule import (
-    LEAST,
-    ExponentialDecay,
-    Piecewise,
-    PolynomialDecay,
-    Schedule,
-    StepDecay,
-    Stretch,
-    TimeDecay,
-    Uniform,
-)
+from dpsgd_cli.recipe.schema.learning_rate import Rate, rate_at
+from dpsgd_cli.recipe.schema.schedule import LEAST, Schedule
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 
@@ -116,23 +107,26 @@ def test_free_numbers_are_named_and_set() -> None:
     assert schedule(kind="step", initial=1, decay="auto", period="auto").free_numbers() == ["decay", "period"]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Uniform(initial=3),
-        TimeDecay(initial=3, decay=0.2),
-        ExponentialDecay(initial=3, decay=0.2),
-        StepDecay(initial=3, decay=0.5, period=4),
-        PolynomialDecay(initial=3, final=1, decay=2, period=6),
-        Piecewise(
-            parts=[
-                Stretch(epochs=3, schedule=Uniform(initial=5)),
-                Stretch(schedule=PolynomialDecay(initial=3, final=2, decay=1, period=4)),
-            ]
-        ),
-    ],
-)
-def test_every_epoch_of_a_scaled_schedule_has_scaled_noise(kind: Any) -> None:
+@pytest.mark.parametrize("settings", [settings for settings, _ in CASES], ids=lambda case: str(case)[:30])
+def test_every_epoch_of_a_scaled_schedule_has_scaled_noise(settings: dict[str, Any]) -> None:
+    kind = schedule(**settings)
     scaled = kind.scaled(2.5)
     found = [scaled.noise_multiplier(epoch) for epoch in range(12)]
     assert found == pytest.approx([2.5 * kind.noise_multiplier(epoch) for epoch in range(12)], rel=1e-14)
+
+
+# Step lengths of epochs 0, 5, 10, 20 and 40, written out by hand.
+RATES: list[tuple[dict[str, Any], list[float]]] = [
+    ({"kind": "constant", "initial": 0.3}, [0.3] * 5),
+    ({"kind": "linear", "initial": 0.1, "final": 0.05, "epochs": 10}, [0.1, 0.075, 0.05, 0.05, 0.05]),
+    ({"kind": "step", "initial": 1, "decay": 0.5, "period": 10}, [1, 1, 0.5, 0.25, 0.0625]),
+    ({"kind": "cosine", "initial": 1, "final": 0.5, "epochs": 20}, [1, 0.9267766952966369, 0.75, 0.5, 0.5]),
+    ({"kind": "cosine", "initial": 1}, [1, 0.9619397662556434, 0.8535533905932737, 0.5, 0]),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), RATES, ids=lambda case: str(case)[:40])
+def test_rates_of_a_training_of_40_epochs(settings: dict[str, Any], expected: list[float]) -> None:
+    rate: Any = TypeAdapter(Rate).validate_python(settings)
+    assert rate_at(0.15, 7, 40) == 0.15, "a number is itself"
+    assert [rate_at(rate, epoch, 40) for epoch in (0, 5, 10, 20, 40)] == pytest.approx(expected, abs=1e-15)

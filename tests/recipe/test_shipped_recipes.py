@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dpsgd_cli.files import shipped
 from dpsgd_cli.recipe.loading import load_recipe, question, shipped_recipes
-from dpsgd_cli.resources import shipped
 
 ALL = sorted(path for path in shipped("recipes").rglob("*") if path.is_file())
 FILES = [path for path in ALL if path.parent.name != "sweeps"]  # those are checked in tests/sweep

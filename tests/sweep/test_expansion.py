@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpsgd_cli.errors import RecipeError, UsageError
-from dpsgd_cli.recipe.loading import load_recipe, recipe_hash, shipped_sweeps
+from dpsgd_cli.recipe.loading import load_recipe, recipe_hash, shipped_recipes
 from dpsgd_cli.recipe.schema.method import DpSgdMethod
 from dpsgd_cli.sweep.choosing import check_choice
 from dpsgd_cli.sweep.expansion import Cell, expand, parse_shard, shard_of
@@ -188,9 +188,9 @@ def test_a_choice_without_a_proof_is_refused(tmp_path: Path, text: str, message:
         open_and_check()
 
 
-@pytest.mark.parametrize("name", shipped_sweeps())
+@pytest.mark.parametrize("name", shipped_recipes(sweeps=True))
 def test_a_shipped_sweep_is_valid_and_its_header_asks_a_question_and_gives_its_command(name: str) -> None:
-    text = shipped_sweeps()[name].read_text("utf-8")
+    text = shipped_recipes(sweeps=True)[name].read_text("utf-8")
     assert text.splitlines()[0].endswith(("?", "checks."))
     assert f"#   dpsgd sweep {name}" in text
     assert len(expand(load_sweep(name))) >= 8

@@ -1,4 +1,7 @@
-"""The `data:` section: a card or a file of the user's own, and what is done to its features."""
+"""The `data:` section: a card or a file of the user's own, and what is done to its features.
+
+Not here: what steps and extractors do (`data/preprocess.py`, `data/features.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from dpsgd_cli.recipe.schema.base import Count, DrawSeed, Interval, Positive, Section, Values
-from dpsgd_cli.recipe.schema.features import Features
 
 
 class OneHot(Section):
@@ -130,6 +132,55 @@ class Augment(Section):
     flip: bool = Field(True, description="Mirror half of the copies, left to right.")
 
 
+class Extractor(Section):
+    """A frozen extractor, before any preprocessing; it acts on each record alone."""
+
+    pool: Count | None = Field(None, description="Average the maps to this many places a side; left out, keep them.")
+    groups: Count | None = Field(
+        None, description="Cut each record's channels into this many groups and give each mean 0 and variance 1."
+    )
+
+
+class ScatteringFeatures(Extractor):
+    """A wavelet scattering transform to order 2: no weights, no data."""
+
+    kind: Literal["scattering"] = "scattering"
+    scales: Annotated[int, Field(ge=1, le=4)] = Field(2, description="J: the grid has side / 2^J places a side.")
+    orientations: Annotated[int, Field(ge=1, le=16)] = Field(8, description="L: directions of the wavelets.")
+
+
+class TorchvisionFeatures(Extractor):
+    """A torchvision network with ImageNet weights, up to one of its parts."""
+
+    kind: Literal["torchvision"] = "torchvision"
+    network: str = Field("vgg16", description="Its name in torchvision.models.")
+    weights: str | None = Field(
+        None, description="File of weights, relative to the recipe; left out, torch's own cache. Nothing is downloaded."
+    )
+    part: str = Field("features", description="The submodule whose output is taken.")
+    side: Count | None = Field(None, description="Images are resized to this side first; left out, kept.")
+
+
+class PretrainedFeatures(Extractor):
+    """A network that another recipe trained on public data, without its last layer."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    result: str = Field(description="Its result directory (save_model: true), relative to the recipe.")
+    public: bool = Field(False, description="true declares that the data it was trained on are public.")
+
+    @model_validator(mode="after")
+    def _public(self) -> PretrainedFeatures:
+        if not self.public:
+            raise ValueError(
+                f"a network trained on private data is no free extractor; public: true declares that those of"
+                f" {self.result} are public"
+            )
+        return self
+
+
+Features = Annotated[ScatteringFeatures | TorchvisionFeatures | PretrainedFeatures, Field(discriminator="kind")]
+
+
 class Data(Section):
     """A card by `name`, or a file of the user's own by `path`."""
 
@@ -182,3 +233,10 @@ class Data(Section):
         if npy != (self.test_target is not None):
             raise ValueError("test_target goes with a test_path that is a .npy file, whose labels it holds")
         return self
+
+    @property
+    def files(self) -> list[str]:
+        """The files of a user's own that hold records and labels, as the recipe names them."""
+        npy = self.path is not None and self.path.endswith(".npy")
+        given = (self.path, self.test_path, *((self.target, self.test_target) if npy else ()))
+        return [name for name in given if name is not None]

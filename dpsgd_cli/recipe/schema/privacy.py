@@ -7,6 +7,7 @@ from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.recipe.accountants import ACCOUNTANTS
@@ -113,7 +114,7 @@ _ACCOUNTANTS = ("auto", *(name for name, listed in ACCOUNTANTS.items() if listed
 
 def _accountant(name: str) -> str:
     if name not in _ACCOUNTANTS:
-        raise ValueError(f"is {name!r}, but must be one of {', '.join(_ACCOUNTANTS)}")
+        raise PydanticCustomError("enum", "is not the name of an accountant")
     return name
 
 
