@@ -15,8 +15,8 @@ from dpsgd_cli.account.solving import Target
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, UnsupportedMechanism
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.accountants.base import number
-from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.mechanism import Release, merge
+from dpsgd_cli.search import ExactSum
 
 NOISE = "noise multiplier"
 

@@ -16,8 +16,7 @@ from dpsgd_cli.errors import InfeasibleBudget, UsageError
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release
-from dpsgd_cli.privacy.search import Gap, gap_of, most_expensive
-from dpsgd_cli.span import NOISE, PRECISION, Span
+from dpsgd_cli.search import NOISE, PRECISION, Gap, Span, gap_of, most_expensive
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.plan import Plan

@@ -14,10 +14,10 @@ from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilo
 from dpsgd_cli.privacy.ledger import Filter, RhoFilter
 from dpsgd_cli.privacy.mechanism import PureDP, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, delta_of, privacy_of
-from dpsgd_cli.privacy.search import largest
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, PrivGeneMethod
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
+from dpsgd_cli.search import largest
 
 # Equal parts of a budget must not pass it by the rounding of their sum.
 _BELOW = 1 - 1e-8

@@ -21,10 +21,9 @@ from dpsgd_cli.privacy.ledger import (
     mu_squared_of,
 )
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.privacy.search import gap_of, gap_of_sum, most_expensive
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
-from dpsgd_cli.span import Span
+from dpsgd_cli.search import Span, gap_of, gap_of_sum, most_expensive
 
 Budget = RhoBudget | EpsilonBudget | None
 T = TypeVar("T")

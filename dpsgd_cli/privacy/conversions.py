@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from dpsgd_cli.privacy.normal import mills_ratio
-from dpsgd_cli.privacy.search import smallest
+from dpsgd_cli.search import smallest
 
 _PEAK_DENSITY = 1 / math.sqrt(2 * math.pi)
 

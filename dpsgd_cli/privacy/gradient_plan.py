@@ -41,7 +41,7 @@ from dpsgd_cli.recipe.expected import any_of
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.privacy import FlatClipping, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform, Validation
-from dpsgd_cli.span import PRECISION
+from dpsgd_cli.search import PRECISION
 from dpsgd_cli.wording import count
 
 MOST_EPOCHS = 100_000

@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
-from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.mechanism import (
     GaussianSum,
     Mechanism,
@@ -49,6 +48,7 @@ from dpsgd_cli.privacy.mechanism import (
     whole_number,
 )
 from dpsgd_cli.regular import irregularity
+from dpsgd_cli.search import ExactSum
 from dpsgd_cli.wording import quoted, shortened
 
 Phase = Literal["before", "train"]

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.privacy.search import most_expensive
 from dpsgd_cli.recipe.schema.schedule import LEAST, Schedule
-from dpsgd_cli.span import Span
+from dpsgd_cli.search import Span, most_expensive
 from dpsgd_cli.wording import count
 
 Excess = Callable[[list[float]], float]

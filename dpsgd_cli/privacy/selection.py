@@ -18,7 +18,7 @@ from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant
 from dpsgd_cli.privacy.accountants.rdp import Profile, Rdp
 from dpsgd_cli.privacy.mechanism import ApproximateDP, Mechanism, PureDP, Release
-from dpsgd_cli.privacy.search import smallest
+from dpsgd_cli.search import smallest
 
 LAWS: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Shape eta of each law; the Poisson law is the limit of large shapes."""

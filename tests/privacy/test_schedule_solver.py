@@ -13,9 +13,9 @@ from pydantic import TypeAdapter
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.privacy.schedule_solver import solve_schedule
-from dpsgd_cli.privacy.search import gap_of
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.schedule import Schedule
+from dpsgd_cli.search import gap_of
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 RHO = 0.78125

@@ -13,8 +13,8 @@ from typing import ClassVar, Literal
 
 from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated, merge
-from dpsgd_cli.privacy.search import smallest
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
+from dpsgd_cli.search import smallest
 
 Bound = Literal["upper", "estimate"]
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
-from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
 from dpsgd_cli.privacy.normal import normal_quantile
+from dpsgd_cli.search import ExactSum
 
 
 def mechanism_mu(mechanism: Mechanism) -> float:

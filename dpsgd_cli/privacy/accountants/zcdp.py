@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
-from dpsgd_cli.privacy.exact_sum import ExactSum
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
+from dpsgd_cli.search import ExactSum
 
 
 def mechanism_rho(mechanism: Mechanism) -> float:

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.recipe.schema.base import Count, Fraction, NonNegative, Positive, Section
-from dpsgd_cli.span import NOISE, Span
+from dpsgd_cli.search import NOISE, Span
 
 LEAST = 1e-6
 """Less noise than this protects nothing (rho is 5e11), and its square soon leaves the range of floats."""
