@@ -18,6 +18,7 @@ from dpsgd_cli.account.solving import Target, afforded
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.statement import epsilon_at_least
 from dpsgd_cli.privacy.together import ASSUMED, FIXED
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.wording import count
@@ -264,8 +265,6 @@ class FlagCase(Case):
     def remarks(self) -> list[str]:
         if not self.kind.by_epoch or self.noise_multiplier is None or self.sampling_rate is None:
             return []
-        from dpsgd_cli.privacy.shuffle_lower import epsilon_at_least
-
         least = epsilon_at_least(self.noise_multiplier, self.steps_per_epoch, self.delta)
         return [
             f"one epoch of these shuffled batches costs at least epsilon {least:.4f} (Chua et al. 2024): a lower bound"

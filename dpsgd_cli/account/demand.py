@@ -11,8 +11,8 @@ from typing import Any
 from dpsgd_cli import data
 from dpsgd_cli.errors import PrivacyError, UsageError
 from dpsgd_cli.joint import feature_bound, training_records
+from dpsgd_cli.privacy.convex import constants_of
 from dpsgd_cli.privacy.lectures import PublicProblem, lecture_9_demand
-from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget

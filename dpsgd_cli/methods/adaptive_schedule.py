@@ -15,7 +15,7 @@ import torch
 from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import Context
-from dpsgd_cli.privacy.adaptive_schedule import AdaptiveNoise, AdaptiveSchedulePlan
+from dpsgd_cli.privacy.adaptive import AdaptiveNoise, AdaptiveSchedulePlan
 from dpsgd_cli.privacy.ledger import charged_by_epoch
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.privacy.plan import Plan

@@ -16,7 +16,7 @@ from dpsgd_cli.core.updates import project_to_ball
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import merged_risk, penalty_of, radii_of
-from dpsgd_cli.privacy.lipschitz import problem_constants, rate_of_descent
+from dpsgd_cli.privacy.convex import problem_constants, rate_of_descent
 from dpsgd_cli.recipe.schema.convex import OutputPerturbationMethod
 
 

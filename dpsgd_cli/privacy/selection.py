@@ -68,29 +68,22 @@ class BestOfTrials(Rdp):
             return "a choice among trials with (epsilon, delta)-DP releases, which have no Renyi divergence"
         return super().refusal(mechanism)
 
-    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        self.check(releases)
-        profile = Profile(releases)
-        if not profile.mechanisms:
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        if not kept:
             return 0.0
-        divergence = self._divergence(profile)
+        divergence = _Divergence(Profile(kept), self.choice, self)
         by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
-        return max(0.0, min(by_order, self._pure(releases)))
+        return max(0.0, min(by_order, self._pure(kept)))
 
-    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        self.check(releases)
-        profile = Profile(releases)
-        if not profile.mechanisms or self._pure(releases) <= epsilon:
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        if self._pure(kept) <= epsilon:
             return 0.0
-        divergence = self._divergence(profile)
+        divergence = _Divergence(Profile(kept), self.choice, self)
         log_delta = self._least(lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon))
         return math.exp(min(log_delta, 0.0))
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         return Accountant.curve(self, epochs, delta)
-
-    def _divergence(self, profile: Profile) -> _Divergence:
-        return _Divergence(profile, self.choice, self)
 
     def _pure(self, releases: Sequence[Release]) -> float:
         """(2 + eta) epsilon for pure trials under a truncated negative binomial law; inf otherwise."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from dpsgd_cli.data.evaluated import files_of, records_of
 from dpsgd_cli.joint import declared_by_model
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
-from dpsgd_cli.privacy.adaptive_schedule import AdaptiveNoise, AdaptiveSchedulePlan
+from dpsgd_cli.privacy.adaptive import AdaptiveNoise, AdaptiveSchedulePlan
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.schedule import Validation

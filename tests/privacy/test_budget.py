@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -14,17 +15,20 @@ from scipy.stats import norm
 
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
 from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.budget import (
     Budget,
+    GaussianFilter,
+    PlannedFilter,
+    RhoFilter,
     describe,
     enforce,
     enforce_on_choices,
-    fits,
+    excess,
     mu_squared_left,
     one_gaussian,
-    rho_of,
 )
-from dpsgd_cli.privacy.ledger import GaussianFilter, Ledger, PlannedFilter, RhoFilter
+from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
 
@@ -50,13 +54,13 @@ def test_the_plan_and_the_ledger_judge_alike(budget: Budget, multipliers: list[f
             ledger.spend(release)
     except BudgetExceeded:
         let_through = False
-    assert fits(budget, GAUSSIAN, releases(multipliers)) == let_through
+    assert (excess(budget, GAUSSIAN, releases(multipliers)) <= 0) == let_through
 
 
 def test_a_budget_that_is_met_exactly_is_not_passed() -> None:
     exactly = releases([1.0, 1.0, 2.0, 2.0])  # rho 1/2 + 1/2 + 1/8 + 1/8
-    assert fits(RhoBudget(rho=1.25), GAUSSIAN, exactly)
-    assert not fits(RhoBudget(rho=1.25), GAUSSIAN, [*exactly, *releases([1e9])])
+    assert excess(RhoBudget(rho=1.25), GAUSSIAN, exactly) <= 0
+    assert excess(RhoBudget(rho=1.25), GAUSSIAN, [*exactly, *releases([1e9])]) > 0
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_only_what_has_a_theorem_is_filtered_adaptively(budget: Budget, accounta
 
 
 def test_no_budget_is_never_passed() -> None:
-    assert fits(None, GAUSSIAN, releases([1e-3] * 100))
+    assert excess(None, GAUSSIAN, releases([1e-3] * 100)) == -math.inf
 
 
 def test_sampled_batches_have_no_rho() -> None:
@@ -85,7 +89,7 @@ def test_sampled_batches_have_no_rho() -> None:
     assert rho_of([Release(PureDP(1.0, "zero-out"))]) == 0.5
     assert rho_of([]) == 0
     with pytest.raises(PrivacyError, match="a budget in rho does not fit sampled batches"):
-        fits(RhoBudget(rho=1), GAUSSIAN, sampled)
+        excess(RhoBudget(rho=1), GAUSSIAN, sampled)
 
 
 def test_what_is_left() -> None:

@@ -15,17 +15,12 @@ from scipy.stats import norm
 
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.budget import enforce
+from dpsgd_cli.privacy.accountants.gaussian import total_mu_squared
+from dpsgd_cli.privacy.budget import Filter, GaussianFilter, GaussianRhoFilter, PlannedFilter, RhoFilter, enforce
 from dpsgd_cli.privacy.ledger import (
-    Filter,
-    GaussianFilter,
-    GaussianRhoFilter,
     Ledger,
     LedgerEntry,
-    PlannedFilter,
-    RhoFilter,
     entries_from_lines,
-    mu_squared_of,
     read_ledgers,
     to_lines,
     to_price,
@@ -162,8 +157,8 @@ def test_sampled_batches_have_no_rho_and_no_mu() -> None:
 
 def test_other_mechanisms_cost_what_is_proved() -> None:
     mu = 2 * norm.ppf(math.exp(0.5) / (1 + math.exp(0.5)))  # Dong, Roth and Su 2022, Proposition 2.10
-    assert mu_squared_of(Release(PureDP(0.5, "zero-out"), 0)) == 0
-    assert mu_squared_of(Release(PureDP(0.5, "zero-out"), 3)) == pytest.approx(3 * mu**2, rel=1e-12)
+    assert total_mu_squared([Release(PureDP(0.5, "zero-out"), 0)]) == 0
+    assert total_mu_squared([Release(PureDP(0.5, "zero-out"), 3)]) == pytest.approx(3 * mu**2, rel=1e-12)
     with pytest.raises(BudgetExceeded, match="inf"):
         Ledger(GaussianFilter(1e6)).spend(Release(ApproximateDP(0.1, 1e-6, "zero-out")))
     with pytest.raises(BudgetExceeded, match="inf"):

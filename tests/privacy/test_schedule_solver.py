@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.privacy.budget import solve_schedule
 from dpsgd_cli.privacy.plan import Facts, plan_for
-from dpsgd_cli.privacy.schedule_solver import solve_schedule
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.schedule import Schedule
 from dpsgd_cli.search import gap_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpsgd_cli.privacy.conversions import gaussian_epsilon
-from dpsgd_cli.privacy.shuffle_lower import epsilon_at_least
+from dpsgd_cli.privacy.statement import epsilon_at_least
 
 
 def test_published_number() -> None:

@@ -6,16 +6,15 @@ Not the best use of the same moments: see `rdp.py` for all orders and the improv
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
+from dpsgd_cli.privacy.accountants.base import WithoutLeaks, unsound_sampling
 from dpsgd_cli.privacy.accountants.rdp import Profile
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release
 
 MOMENTS = range(1, 33)
 
 
-class Moments(Accountant):
+class Moments(WithoutLeaks):
     """epsilon = min over lambda of (alpha(lambda) + log(1/delta)) / lambda, lambda = 1, ..., 32.
 
     alpha(lambda) = lambda D_{lambda+1} is the log moment of the privacy loss, the larger of both directions, and
@@ -39,22 +38,11 @@ class Moments(Accountant):
             return "batches of fixed size: its moments are those of independent sampling; use rdp"
         return unsound_sampling(mechanism)
 
-    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
-        profile = Profile(kept)
-        if leak >= delta:
-            return math.inf
-        if not profile.mechanisms:
-            return 0.0
-        log_budget = math.log(1 / (delta - leak))
-        return min(profile.total(moment + 1.0) + log_budget / moment for moment in MOMENTS)
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        profile, log_budget = Profile(kept), math.log(1 / delta)
+        return min(profile.total(moment + 1.0) + log_budget / moment for moment in MOMENTS) if kept else 0.0
 
-    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
         profile = Profile(kept)
-        if not profile.mechanisms:
-            return leak
         best = min(moment * (profile.total(moment + 1.0) - epsilon) for moment in MOMENTS)
-        return min(1.0, leak + math.exp(min(best, 0.0)))
+        return math.exp(min(best, 0.0))

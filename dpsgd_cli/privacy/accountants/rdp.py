@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.privacy import conversions, renyi
-from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
+from dpsgd_cli.privacy.accountants.base import WithoutLeaks, unsound_sampling, without_leaks
 from dpsgd_cli.privacy.mechanism import (
     ApproximateDP,
     GaussianSum,
@@ -39,7 +39,7 @@ _MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
 _ARRAYS_FROM = 8
 
 
-class Rdp(Accountant):
+class Rdp(WithoutLeaks):
     """Sum of Renyi divergences order by order, then the best order."""
 
     by_divergence = True
@@ -52,24 +52,15 @@ class Rdp(Accountant):
     def refusal(self, mechanism: Mechanism) -> str | None:
         return unsound_sampling(mechanism) if isinstance(mechanism, GaussianSum) else None
 
-    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
-        if leak >= delta:
-            return math.inf
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
         profile = Profile(kept)
-        return self._best_epsilon(profile.total, delta - leak, profile.starts) if profile.mechanisms else 0.0
+        return self._best_epsilon(profile.total, delta, profile.starts) if kept else 0.0
 
-    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
         profile = Profile(kept)
-        if not profile.mechanisms:
-            return leak
-        log_delta = self._least(lambda order: self._log_delta_at(order, profile.total(order), epsilon), profile.starts)
-        smallest = self.orders[0]
-        by_kl = math.sqrt(-math.expm1(-profile.total(smallest)))
-        return min(1.0, leak + min(by_kl, math.exp(min(log_delta, 0.0))))
+        log_delta = self._least(lambda order: self.log_delta_at(order, profile.total(order), epsilon), profile.starts)
+        by_kl = math.sqrt(-math.expm1(-profile.total(self.orders[0])))
+        return min(by_kl, math.exp(min(log_delta, 0.0)))
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         import numpy as np
@@ -103,24 +94,21 @@ class Rdp(Accountant):
     def best_order_for_delta(self, releases: Sequence[Release], delta: float) -> float:
         """The order at which epsilon at `delta` is least (leaks left out)."""
         profile = Profile(without_leaks(releases)[0])
-        return self._argmin(lambda order: self._epsilon_at(order, profile.total(order), delta))
+        return self._argmin(lambda order: self.epsilon_at(order, profile.total(order), delta))
 
     def best_order_for_epsilon(self, releases: Sequence[Release], epsilon: float) -> float:
         """The order at which delta at `epsilon` is least (leaks left out)."""
         profile = Profile(without_leaks(releases)[0])
-        return self._argmin(lambda order: self._log_delta_at(order, profile.total(order), epsilon))
+        return self._argmin(lambda order: self.log_delta_at(order, profile.total(order), epsilon))
 
     def _best_epsilon(self, total: Callable[[float], float], delta: float, starts: Sequence[float]) -> float:
         # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
         if -math.expm1(-total(self.orders[0])) <= delta * delta:
             return 0.0
-        return max(0.0, self._least(lambda order: self._epsilon_at(order, total(order), delta), starts))
+        return max(0.0, self._least(lambda order: self.epsilon_at(order, total(order), delta), starts))
 
-    def _epsilon_at(self, order: float, divergence: float, delta: float) -> float:
-        return conversions.renyi_epsilon(order, divergence, delta)
-
-    def _log_delta_at(self, order: float, divergence: float, epsilon: float) -> float:
-        return conversions.renyi_log_delta(order, divergence, epsilon)
+    epsilon_at = staticmethod(conversions.renyi_epsilon)
+    log_delta_at = staticmethod(conversions.renyi_log_delta)
 
     def _least(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
         return objective(self._argmin(objective, starts))
@@ -156,10 +144,12 @@ class MarkovRdp(Rdp):
     name = "rdp-markov"
     note = "Markov conversion, fractional orders"
 
-    def _epsilon_at(self, order: float, divergence: float, delta: float) -> float:
+    @staticmethod
+    def epsilon_at(order: float, divergence: float, delta: float) -> float:
         return divergence - math.log(delta) / (order - 1)
 
-    def _log_delta_at(self, order: float, divergence: float, epsilon: float) -> float:
+    @staticmethod
+    def log_delta_at(order: float, divergence: float, epsilon: float) -> float:
         return (order - 1) * (divergence - epsilon)
 
 

@@ -7,11 +7,10 @@ import math
 import pytest
 
 from dpsgd_cli.privacy import accountants, conversions, renyi
+from dpsgd_cli.privacy.accountants.composition import amplified, classical_gaussian
 from dpsgd_cli.privacy.accountants.gaussian import mechanism_mu
-from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho
-from dpsgd_cli.privacy.accountants.zcdp_rs import largest_order, sampled_rho
+from dpsgd_cli.privacy.accountants.zcdp import largest_order, mechanism_rho, sampled_rho
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
-from dpsgd_cli.privacy.single_use import amplified, classical_gaussian
 
 STEPS, N, EPSILON, DELTA, LIPSCHITZ = 400, 200, 0.5, 1e-6, 3.0
 
