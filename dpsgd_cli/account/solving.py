@@ -1,7 +1,7 @@
 """What a budget affords: of noise, of steps, of a factor of all noise of a plan. Never overshoots it.
 
 Not here: the search itself (`search.py`), what is solved for (`cases.py`), schedules with one free number
-(`schedule_solver.py`).
+(`privacy/budget.py`).
 """
 
 from __future__ import annotations

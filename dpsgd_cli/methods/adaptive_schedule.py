@@ -1,7 +1,7 @@
 """Adaptive schedules: trials whose noise follows their validation accuracy, each stopped by its own ledger.
 
 Used by `dp_sgd.py` where a trial's schedule is `validation`; trials of one pack with other schedules are left alone.
-Not here: the rule (`privacy/adaptive_schedule.py`).
+Not here: the rule (`privacy/adaptive.py`).
 """
 
 from __future__ import annotations

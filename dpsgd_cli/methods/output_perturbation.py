@@ -1,6 +1,6 @@
 """Output perturbation: gradient descent for a fixed number of steps, then Gaussian noise on its last iterate.
 
-Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `privacy/lipschitz.py`, the distance that one record more can
+Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `privacy/convex.py`, the distance that one record more can
 drive two runs apart, for a step length at which steps do not expand; twice that under replace-one (remove one, add
 one). Price: one Gaussian of noise multiplier z. Conditions, checked when the plan is made: a smooth loss, public
 bounds on the features (enforced record by record). Source: Zhang, Zheng, Mou and Wang 2017, Algorithm 1.

@@ -27,7 +27,7 @@ ACCOUNTANTS: dict[str, Listed] = {
     "strong-composition": Listed("composition:StrongComposition"),
     "zcdp": Listed("zcdp:Zcdp"),
     "zcdp-rs": Listed("zcdp:ZcdpRs", in_recipes=False),
-    "moments": Listed("moments:Moments"),
+    "moments": Listed("rdp:Moments"),
     "rdp": Listed("rdp:Rdp"),
     "pld": Listed("pld:Pld"),
     "gaussian": Listed("gaussian:Gaussian"),

@@ -1,7 +1,8 @@
 """Privacy-loss distributions: the tightest bound for Poisson-sampled Gaussians and whatever is composed with them.
 
-Not for fixed-size batches, for which no dominating pair is built in. Discretisation and composition are in
-`privacy/loss_*.py`; here they are put together, in both directions of the adjacency. SciPy loads on the first query.
+Not for fixed-size batches, for which no dominating pair is built in. Discretisation is in `dominating_pairs.py`,
+composition in `loss_composition.py`; here they are put together, in both directions of the adjacency. SciPy loads on
+the first query.
 """
 
 from __future__ import annotations

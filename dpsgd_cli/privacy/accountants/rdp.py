@@ -1,4 +1,4 @@
-"""Renyi DP over all useful orders, with the improved conversion. Full, shuffled, Poisson and fixed-size batches.
+"""Renyi DP over all useful orders, with the improved conversion; and as published: Markov's, and integer moments.
 
 Not for privacy-loss distributions, which are tighter and slower (`pld.py`). The order is found by a search that uses
 the fact that the set of orders proving a given epsilon is an interval; every order is a valid bound by itself.
@@ -37,6 +37,7 @@ _ONE_START = (16.0,)
 _MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
 """Where a divergence is the least of several bounds, the best order need not be the only local one."""
 _ARRAYS_FROM = 8
+_MOMENTS = range(1, 33)
 
 
 class Rdp(WithoutLeaks):
@@ -151,6 +152,42 @@ class MarkovRdp(Rdp):
     @staticmethod
     def log_delta_at(order: float, divergence: float, epsilon: float) -> float:
         return (order - 1) * (divergence - epsilon)
+
+
+class Moments(WithoutLeaks):
+    """The moments accountant as published, for Poisson and full batches: not the best use of the same moments.
+
+    epsilon = min over lambda of (alpha(lambda) + log(1/delta)) / lambda, lambda = 1, ..., 32.
+
+    alpha(lambda) = lambda D_{lambda+1} is the log moment of the privacy loss, the larger of both directions, and
+    adds up.
+    Source: Abadi et al. 2016, Theorem 2; the direction by Mironov, Talwar and Zhang 2019, Theorem 5.
+    """
+
+    name = "moments"
+    note = "integer moments to 32, Markov conversion"
+
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        if not isinstance(mechanism, GaussianSum):
+            return None
+        if mechanism.batching == "shuffle":
+            return (
+                "shuffled batches: its moments are those of Poisson sampling, and shuffling is not Poisson sampling"
+                " (its epsilon can be several times larger: Chua et al. 2024); use zcdp, gaussian, rdp or pld, which"
+                " charge an epoch as one Gaussian"
+            )
+        if mechanism.batching == "fixed":
+            return "batches of fixed size: its moments are those of independent sampling; use rdp"
+        return unsound_sampling(mechanism)
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        profile, log_budget = Profile(kept), math.log(1 / delta)
+        return min(profile.total(moment + 1.0) + log_budget / moment for moment in _MOMENTS) if kept else 0.0
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        profile = Profile(kept)
+        best = min(moment * (profile.total(moment + 1.0) - epsilon) for moment in _MOMENTS)
+        return math.exp(min(best, 0.0))
 
 
 def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, int]:

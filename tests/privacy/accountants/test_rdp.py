@@ -9,8 +9,7 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as oracle
 
 from dpsgd_cli.privacy import conversions
-from dpsgd_cli.privacy.accountants.moments import Moments
-from dpsgd_cli.privacy.accountants.rdp import ORDERS, MarkovRdp, Profile, Rdp
+from dpsgd_cli.privacy.accountants.rdp import ORDERS, MarkovRdp, Moments, Profile, Rdp
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
 from tests.privacy.releases import full, poisson
 
