@@ -129,13 +129,16 @@ def test_the_gaussian_that_a_budget_is_lies_within_it(budget: Any) -> None:
         assert norm.cdf(a) - np.exp(budget.epsilon + norm.logcdf(b)) == pytest.approx(budget.delta, rel=1e-5)
 
 
-def test_a_budget_on_choices_counts_the_gaussian_that_a_pure_release_is() -> None:
-    """eps = 1 is 1/2-zCDP, but to tell its two answers apart takes a Gaussian of mu = 2 Phi^-1(e / (1 + e)): .76."""
-    mu = 2 * norm.ppf(np.e / (1 + np.e))
-    for rho, admitted in ((0.6, False), (mu**2 / 2 + 1e-9, True)):
-        ledger = Ledger(enforce_on_choices(RhoBudget(rho=rho)))
-        assert ledger.admits([Release(PureDP(1.0, "add-remove"))]) is admitted
-    assert Ledger(enforce(RhoBudget(rho=0.6), GAUSSIAN, ())).admits([Release(PureDP(1.0, "add-remove"))])
+@pytest.mark.parametrize("source", ["pure", "exponential"])
+def test_a_budget_on_choices_counts_the_gaussian_that_a_pure_release_is(source: Any) -> None:
+    """To tell the two answers of eps = 1 apart takes a Gaussian of mu = 2 Phi^-1(e / (1 + e)) (Dong, Roth and Su 2022,
+    Proposition 2.10): dearer than the eps^2 / 2 or eps^2 / 8 that rho alone asks for."""
+    rho, pure = 2 * norm.ppf(np.e / (1 + np.e)) ** 2, [Release(PureDP(1.0, "add-remove", source))]
+    for budget, admitted in ((rho * (1 - 1e-9), False), (rho * (1 + 1e-9), True)):
+        assert Ledger(enforce_on_choices(RhoBudget(rho=budget))).admits(pure) is admitted
+        assert Ledger(enforce(RhoBudget(rho=budget), GAUSSIAN, ())).admits(pure)
+    for multiplier, admitted in ((1.0, True), (0.999, False)):
+        assert Ledger(enforce_on_choices(RhoBudget(rho=0.5))).admits(releases([multiplier], "full")) is admitted
 
 
 def test_what_was_planned_once_is_admitted_once() -> None:

@@ -16,7 +16,7 @@ from scipy.stats import norm
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.gaussian import total_mu_squared
-from dpsgd_cli.privacy.budget import Filter, GaussianFilter, GaussianRhoFilter, PlannedFilter, RhoFilter, enforce
+from dpsgd_cli.privacy.budget import Filter, GaussianFilter, PlannedFilter, RhoFilter, enforce
 from dpsgd_cli.privacy.ledger import (
     Ledger,
     LedgerEntry,
@@ -192,17 +192,6 @@ def test_what_is_planned_and_not_made_is_charged_at_the_end() -> None:
         unplanned.spend(gaussian(3.0))
         unplanned.close()
         assert len(unplanned.entries) == 1
-
-
-def test_a_rho_filter_of_gaussians_counts_the_gaussian_that_a_pure_release_is() -> None:
-    """Dong, Roth and Su 2022, Proposition 2.10: dearer than the eps^2 / 2 or eps^2 / 8 that rho alone asks for."""
-    pure = Release(PureDP(0.5, "zero-out", "exponential"))
-    mu = 2 * norm.ppf(math.exp(0.5) / (1 + math.exp(0.5)))
-    for budget, fits in ((mu**2 / 2 * (1 + 1e-9), True), (mu**2 / 2 * (1 - 1e-9), False)):
-        assert Ledger(GaussianRhoFilter(budget)).admits([pure]) is fits
-        assert Ledger(RhoFilter(budget)).admits([pure])
-    assert Ledger(GaussianRhoFilter(0.5)).admits([gaussian(1.0)])
-    assert not Ledger(GaussianRhoFilter(0.5)).admits([gaussian(0.999)])
 
 
 ENTRIES = st.lists(
