@@ -16,7 +16,7 @@ from dpsgd_cli import data, experiment, trials
 from dpsgd_cli.errors import InfeasibleBudget, RunError
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.ledger import Ledger, entries_from_lines, read_ledgers
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.loading import load_recipe

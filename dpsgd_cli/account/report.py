@@ -95,12 +95,12 @@ def _header(rows: Sequence[Row]) -> list[str]:
     names = ["accountant", "epsilon", "delta", "bound", "adjacency", "batching"]
     solved = [name.replace("-", " ") for name in _solved_names(rows)]
     rho = ["rho"] if any(row.rho is not None for row in rows) else []
-    source = ["source"] if _several_sources(rows) else []
+    source = ["source"] if len({row.source for row in rows}) > 1 else []
     return [*source, *names[:1], *solved, *names[1:3], *rho, *names[3:], "note"]
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    source = [row.source] if _several_sources(rows) else []
+    source = [row.source] if len({row.source for row in rows}) > 1 else []
     # in full, since a rounded number may cost more than the budget
     solved = [repr(row.solved[name]).removesuffix(".0") if name in row.solved else "" for name in _solved_names(rows)]
     rho = [] if all(other.rho is None for other in rows) else ["" if row.rho is None else f"{row.rho:.6g}"]
@@ -123,13 +123,10 @@ def _solved_names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.solved))
 
 
-def _several_sources(rows: Sequence[Row]) -> bool:
-    return len({row.source for row in rows}) > 1
-
-
 def _name(row: Row, rows: Sequence[Row]) -> str:
     batching = f" ({row.batching})" if len({other.batching for other in rows}) > 1 else ""
-    return f"{row.source} {row.accountant}{batching}" if _several_sources(rows) else f"{row.accountant}{batching}"
+    source = f"{row.source} " if len({other.source for other in rows}) > 1 else ""
+    return f"{source}{row.accountant}{batching}"
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:

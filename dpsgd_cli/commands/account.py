@@ -166,7 +166,7 @@ def _show_demand(asked: Asked) -> None:
     """Steps and records of Lecture 9, section 7, for each recipe."""
     import json
 
-    from dpsgd_cli.account.demand import demand_of
+    from dpsgd_cli.account.recipes import demand_of
     from dpsgd_cli.recipe.loading import load_recipe
 
     overrides = [text for text in asked.arguments if "=" in text and not os.path.exists(text)]

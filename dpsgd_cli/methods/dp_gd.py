@@ -23,8 +23,8 @@ from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd, GradientMethod, WithoutPrivacy
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.problem import linear_risk, section_of
+from dpsgd_cli.privacy.convex import constants_of
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
-from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
 from dpsgd_cli.recipe.schema.method import AllIterates, SgdSettings

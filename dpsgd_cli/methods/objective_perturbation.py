@@ -40,7 +40,7 @@ from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import linear_risk
 from dpsgd_cli.privacy.budget import mu_squared_left
-from dpsgd_cli.privacy.lipschitz import Constants, problem_constants
+from dpsgd_cli.privacy.convex import Constants, problem_constants
 from dpsgd_cli.privacy.mechanism import ApproximateDP
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
 

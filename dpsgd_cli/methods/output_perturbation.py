@@ -1,6 +1,6 @@
 """Output perturbation: gradient descent for a fixed number of steps, then Gaussian noise on its last iterate.
 
-Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `privacy/lipschitz.py`, the distance that one record more can
+Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `privacy/convex.py`, the distance that one record more can
 drive two runs apart, for a step length at which steps do not expand; twice that under replace-one (remove one, add
 one). Price: one Gaussian of noise multiplier z. Conditions, checked when the plan is made: a smooth loss, public
 bounds on the features (enforced record by record). Source: Zhang, Zheng, Mou and Wang 2017, Algorithm 1.
@@ -16,7 +16,7 @@ from dpsgd_cli.core.updates import project_to_ball
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import merged_risk, penalty_of, radii_of
-from dpsgd_cli.privacy.lipschitz import problem_constants, rate_of_descent
+from dpsgd_cli.privacy.convex import problem_constants, rate_of_descent
 from dpsgd_cli.recipe.schema.convex import OutputPerturbationMethod
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from dpsgd_cli.data.evaluated import files_of, records_of
 from dpsgd_cli.joint import declared_by_model
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.budget import rho_of
-from dpsgd_cli.privacy.exact_sum import ExactSum
+from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
@@ -28,6 +27,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema.privacy import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices
 from dpsgd_cli.results.result import Released, Result, Row, Unreleased, marked, summarise_columns, together
+from dpsgd_cli.search import ExactSum
 from dpsgd_cli.wording import count
 
 

@@ -179,7 +179,7 @@ class BestOfCells(BestOfTrials):
         """Epsilon at `delta` of publishing the best run, `cells` holding the releases of one run of each cell."""
         for releases in cells:
             self.check(releases)
-        divergence = self._divergence(_Worst(cells))
+        divergence = self.divergence(_Worst(cells))
         by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
         return max(0.0, min(by_order, max(self._pure(releases) for releases in cells)))
 

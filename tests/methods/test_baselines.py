@@ -27,7 +27,7 @@ from dpsgd_cli.methods.privgene import PrivGene
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan
-from dpsgd_cli.privacy.lipschitz import Constants, moved_by_one, problem_constants, rate_of_descent
+from dpsgd_cli.privacy.convex import Constants, moved_by_one, problem_constants, rate_of_descent
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe

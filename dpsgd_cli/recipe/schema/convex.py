@@ -70,7 +70,7 @@ class ObjectivePerturbationMethod(FullBatch):
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.objective_perturbation:ObjectivePerturbation",
-        "dpsgd_cli.privacy.single_release:objective_perturbation",
+        "dpsgd_cli.privacy.convex:objective_perturbation",
         may_differ=ITS_BUDGET,
     )
     kind: Literal["objective-perturbation"] = "objective-perturbation"
@@ -81,7 +81,7 @@ class OutputPerturbationMethod(FullBatch):
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.output_perturbation:OutputPerturbation",
-        "dpsgd_cli.privacy.gradient_plan:output_perturbation",
+        "dpsgd_cli.privacy.convex:output_perturbation",
         may_differ=ITS_BUDGET,
     )
     kind: Literal["output-perturbation"] = "output-perturbation"
@@ -120,7 +120,7 @@ class MajorityMethod(FullBatch):
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.baselines:Majority",
-        "dpsgd_cli.privacy.single_release:majority",
+        "dpsgd_cli.privacy.convex:majority",
         privacy="optional",
         may_differ=ITS_BUDGET,
     )
