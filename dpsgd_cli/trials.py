@@ -1,6 +1,6 @@
 """All trials of a pack while they train: how they start, where they stand, how they are continued.
 
-A pack is one recipe's trials, or those of several recipes that may train together (`sweep/grouping.py` says which).
+A pack is one recipe's trials, or those of several recipes that may train together (`sweep/planning.py` says which).
 
 What a checkpoint may drop, and why a resumed run is as private as an uninterrupted one. A process that is stopped
 after its last checkpoint may have trained further epochs. Nothing of them left the process: results are written at

@@ -18,7 +18,8 @@ from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.model import CnnModel, ConvexModel, LinearModel, MlpModel, VitModel, WrnModel
-from dpsgd_cli.sweep.session import Session
+from dpsgd_cli.sweep.planning import shared_planner
+from dpsgd_cli.sweep.session import SweepSession
 
 CONVEX = """
 name: own
@@ -57,8 +58,8 @@ def test_a_training_parses_its_table_once(recipe: Path, parsed: list[Any], tmp_p
 def test_cells_of_a_sweep_share_what_was_parsed(recipe: Path, parsed: list[Any], tmp_path: Path) -> None:
     sweep = tmp_path / "many.yaml"
     sweep.write_text("name: many\nrecipes: [own.yaml]\ngrid: {model.radius: [1, 2], method.steps: [4, 5]}\n")
-    session = Session.open(str(sweep), [], tmp_path / "out")
-    assert not any(one.error for one in map(session.planner.plan, session.cells))
+    session = SweepSession.open(str(sweep), [], tmp_path / "out")
+    assert not any(one.error for one in map(shared_planner().plan, session.cells))
     assert parsed == [tmp_path / "own.csv"]
 
 

@@ -33,7 +33,7 @@ class LedgerCase(Case):
     """Every trial of some ledgers. `alone`: those with no result beside them; `gone`: results that should be there.
 
     `choices`: what tells of runs that were made beside these and removed, of which only the best was published
-    (`sweep/released.py`).
+    (`sweep/choosing.py`).
     """
 
     paths: tuple[Path, ...]
@@ -101,7 +101,7 @@ class LedgerCase(Case):
 
     def uncovered(self) -> list[str]:
         stated = [read_whole(path.parent)["privacy"] for path in self.paths if path not in self.alone]
-        return list(dict.fromkeys(step for privacy in stated for step in privacy["uncovered_steps"]))
+        return list(dict.fromkeys(step for privacy in stated for step in privacy.get("uncovered_steps", ())))
 
     def by_epoch(self) -> list[list[Release]]:
         return max(self.curves(), key=lambda epochs: sum(map(len, epochs)))

@@ -20,7 +20,7 @@ from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import Gradient
-from dpsgd_cli.sweep import grouping
+from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.planning import Planned, steps_of
 from dpsgd_cli.trials import Member, Trials, start
 
@@ -57,7 +57,7 @@ class Rehearsals:
             return None
         if not isinstance(recipe.method, Gradient) or recipe.method.kind == "private-selection":
             return None
-        key = (grouping.shared(first.cell.loaded), trials)
+        key = (planning.shared(first.cell.loaded), trials)
         if key not in self._known:
             self._known[key] = _pace(first, outline, trials)
         pace = self._known[key]

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from dpsgd_cli.data.evaluated import run_of
-from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.ledger import read_ledgers
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.results import reading, store
@@ -128,7 +127,8 @@ def privacy_lines(privacy: dict[str, Any]) -> list[str]:
     """The three statements in words."""
     seeded = EXPERIMENT if privacy["noise_source"] != "secure" else ""
     lines = [
-        f"{'each trial':<25} epsilon {_epsilon(one)} at delta {one['delta']:g}"
+        f"{'each trial':<25} epsilon {'none' if one['epsilon'] is None else epsilon_text(one['epsilon'])}"
+        f" at delta {one['delta']:g}"
         f" ({one['adjacency']}, {one['bound']}{seeded})"
         for one in privacy["each_trial"]
     ]
@@ -160,12 +160,3 @@ def chosen_line(chosen: dict[str, Any]) -> str:
     measured = {name: value for name, value in chosen["metrics"].items() if value is not None}
     metrics = ", ".join(f"{name} {metric_text(value)}" for name, value in measured.items())
     return f"{settings} ({metrics}; {chosen['directory']})"
-
-
-def _epsilon(one: dict[str, Any]) -> str:
-    return "none" if one["epsilon"] is None else epsilon_text(one["epsilon"])
-
-
-def problems(planned: Sequence[Planned]) -> list[tuple[Cell, DpsgdError]]:
-    """Cells that cannot run, and why."""
-    return [(one.cell, one.error) for one in planned if one.error is not None]

@@ -1,7 +1,7 @@
 """One pack of a sweep from beginning to end: what is finished is left, what fails is cut in halves until it is found.
 
 A pack is independent of every other, so any process of any machine that sees the same folder may run it. Not here:
-which packs there are (`grouping.py`), where they run (`launchers/`).
+which packs there are (`planning.py`), where they run (`launchers/`).
 """
 
 from __future__ import annotations

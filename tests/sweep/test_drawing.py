@@ -15,7 +15,7 @@ from dpsgd_cli.errors import DataError
 from dpsgd_cli.sweep import choosing
 from dpsgd_cli.sweep.choosing import draw
 from dpsgd_cli.sweep.schema import RandomStopping
-from dpsgd_cli.sweep.session import Session
+from dpsgd_cli.sweep.session import SweepSession
 from tests.sweep.conftest import FAST, Sweep
 
 GRID = "grid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
@@ -144,7 +144,7 @@ def test_one_draws_for_all(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPa
     """Of two processes that begin at once, the second finds that there is a draw when it would keep its own."""
     assert sweep(STOPPING, "--dry-run").exit_code == 0
     select = RandomStopping(law="poisson", mean=3)
-    session = Session.open(str(out.parent / "sweep.yaml"), [], out)
+    session = SweepSession.open(str(out.parent / "sweep.yaml"), [], out)
     out.mkdir()
     for counts in ([1, 0, 0, 0], [0, 0, 0, 7]):
         monkeypatch.setattr(choosing, "draw", lambda select, cells, counts=counts: counts)
@@ -172,7 +172,7 @@ def test_a_damaged_draw_is_not_drawn_again(sweep: Sweep, out: Path) -> None:
     file.write_text('{"runs": {}}')
     done = sweep(STOPPING)
     assert (done.exit_code, "restore it, or choose another --out" in done.stderr) == (1, True)
-    session = Session.open(str(out.parent / "sweep.yaml"), [], out)
+    session = SweepSession.open(str(out.parent / "sweep.yaml"), [], out)
     with pytest.raises(DataError, match=r"draw\.json"):
         choosing.kept(session.folder, session.every)
 

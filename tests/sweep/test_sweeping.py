@@ -324,9 +324,9 @@ def test_counts_are_of_the_records_that_a_cell_trains_on(sweep: Sweep, out: Path
     blocks = "grid: {method.learning_rate: [1, 2]}\nselect: {kind: exponential, epsilon: 1}\n"
     assert sweep(blocks, "data.validation={records: 400, public: true}").exit_code == 0
     from dpsgd_cli.sweep.report import _records
-    from dpsgd_cli.sweep.session import Session
+    from dpsgd_cli.sweep.session import SweepSession
 
-    session = Session.open(str(out.parent / "sweep.yaml"), ["data.validation={records: 400, public: true}"], out)
+    session = SweepSession.open(str(out.parent / "sweep.yaml"), ["data.validation={records: 400, public: true}"], out)
     cell = session.cells[0]
     counts = [store.read_document(out / c.directory)["trials"][0]["nonprivate_train_accuracy"] for c in session.cells]
     assert _records(cell) == 1438 - 400
