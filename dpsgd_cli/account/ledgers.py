@@ -17,8 +17,7 @@ from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, read_entries, read_seeds, to_price
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.results.comparable import data_in, folds_in
-from dpsgd_cli.results.reading import RESULT
+from dpsgd_cli.results.reading import RESULT, data_in, folds_in
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 from dpsgd_cli.wording import count
 

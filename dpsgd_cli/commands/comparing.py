@@ -15,7 +15,7 @@ import click
 
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.results import comparison as comparisons
-from dpsgd_cli.results import store, tables
+from dpsgd_cli.results import files, tables
 from dpsgd_cli.results.comparison import Comparison, Entry
 from dpsgd_cli.results.page import page
 from dpsgd_cli.results.pictures import draw
@@ -46,7 +46,7 @@ class Shown:
             pictures = draw(found, place, self.with_nonprivate)
         if self.report is not None:
             self.report.parent.mkdir(parents=True, exist_ok=True)
-            store.write_whole(self.report, page(found, pictures))
+            files.write_whole(self.report, page(found, pictures))
         names = ", ".join(file.name for file in [*written, *pictures.values()])
         told = "" if self.report is None else f"; the page is {self.report}"
         click.echo(f"written to {place}: {names}{told}", err=True)

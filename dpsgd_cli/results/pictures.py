@@ -8,6 +8,7 @@ intervals. Not here: what is compared (`comparison.py`).
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from dpsgd_cli.metrics import in_words
 from dpsgd_cli.results.comparison import Comparison, Entry
+from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.result import summarise
 from dpsgd_cli.rounding import epsilon_text
 
@@ -37,8 +39,6 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from dpsgd_cli.results.leftovers import hidden_name
-
     plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "dpsgd"})
     styles = _styles(comparison)
     histories = {id(entry): _read_history(entry) for entry in comparison.entries}
@@ -55,9 +55,9 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
             continue
         for ending in ("svg", "png"):
             place = out / f"{name}.{ending}"
-            temporary = hidden_name(place)
-            figure.savefig(temporary, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else {})
-            temporary.replace(place)
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else {})
+            write_whole(place, drawn.getvalue())
         plt.close(figure)
         made[name] = out / f"{name}.png"
     return made

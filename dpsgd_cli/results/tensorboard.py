@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.results import leftovers
+from dpsgd_cli.results import files
 from dpsgd_cli.results.result import Row
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def write(folder: Path, rows: Sequence[Row], times: Sequence[float]) -> None:
 
 def remove_live(checkpoint: Path) -> bool:
     """Remove what this process, and those that were killed, showed of the run with this checkpoint; was there any?"""
-    return leftovers.remove(_live(checkpoint))
+    return files.remove(_live(checkpoint))
 
 
 def _live(checkpoint: Path) -> Path:
@@ -67,7 +67,7 @@ class Watching:
 
     def __init__(self, checkpoint: Path) -> None:
         # a folder of this process alone: another run of the same recipe may end before, and clean up after itself
-        self.folder = leftovers.hidden_name(_live(checkpoint))
+        self.folder = files.hidden_name(_live(checkpoint))
         self._results: dict[str, _Runs] = {}
 
     def show(self, result: str, rows: Sequence[Row], times: Sequence[float]) -> None:

@@ -23,6 +23,7 @@ Not here: what it costs (`pricing.py`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -41,8 +42,7 @@ from dpsgd_cli.privacy.selection import Choice
 from dpsgd_cli.privacy.together import why_records_apart
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe
 from dpsgd_cli.recipe.schema.privacy import noise_source
-from dpsgd_cli.results import store
-from dpsgd_cli.results.leftovers import hidden_name
+from dpsgd_cli.results import files, store
 from dpsgd_cli.sweep import pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
@@ -92,7 +92,7 @@ def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
     path = place.file(DRAW)
     if not path.exists():
         return None
-    runs = store.read_json(path).get("runs")
+    runs = files.read_json(path).get("runs")
     names = [cell.directory for cell in cells]
     if not isinstance(runs, dict) or not all(isinstance(runs.get(name), int) for name in names):
         raise DataError(
@@ -106,21 +106,9 @@ def draw_and_keep(place: Folder, select: RandomStopping, cells: Sequence[Cell]) 
     counts = draw(select, len(cells))
     path = place.file(DRAW)
     runs = {cell.directory: count for cell, count in zip(cells, counts, strict=True)}
-    temporary = hidden_name(path)
-    try:
-        with open(temporary, "x", encoding="utf-8", opener=_for_the_owner) as file:
-            file.write(store.to_json({"note": _NOTE, "law": select.law, "mean": select.mean, "runs": runs}))
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
-    except FileExistsError:
-        return
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _for_the_owner(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
+    content = files.to_json({"note": _NOTE, "law": select.law, "mean": select.mean, "runs": runs})
+    with contextlib.suppress(FileExistsError):
+        files.write_whole(path, content, owner_only=True, replace=False)
 
 
 def repeated(cells: Sequence[Cell], counts: Sequence[int]) -> list[Cell]:
@@ -143,7 +131,7 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
         return None
     kept = place.file(CHOICE)
     if kept.exists():
-        return store.read_json(kept)
+        return files.read_json(kept)
     trials = [(cell, row) for cell in cells for row in store.read_document(place.path / cell.directory)["trials"]]
     if isinstance(select, RandomStopping):
         chosen = _best(trials, select)
@@ -154,7 +142,7 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
     cell, row = chosen
     told = {"directory": cell.directory, "trial": row["trial"], "settings": cell.settings}
     if isinstance(select, ExponentialChoice):
-        store.write_whole(kept, store.to_json(told))
+        files.write_whole(kept, files.to_json(told))
     return told
 
 
@@ -202,7 +190,7 @@ def open_private(private: Folder) -> None:
 def published(public: Folder) -> dict[str, Any] | None:
     """What was published; None before."""
     path = public.file(RESULT)
-    return store.read_json(path) if path.exists() else None
+    return files.read_json(path) if path.exists() else None
 
 
 def publish(
@@ -239,7 +227,7 @@ def _publish(
         _put(cell, private.path / cell.directory, best["trial"], public.path / chosen["directory"])
     privacy = pricing.statement([], sweep, every) | {"all_trials": None}
     told = {"sweep": public.stem, "privacy": privacy, "chosen": chosen}
-    store.write_whole(public.file(RESULT), store.to_json(told))
+    files.write_whole(public.file(RESULT), files.to_json(told))
     return told
 
 
@@ -253,7 +241,7 @@ def _output(cell: Cell, document: dict[str, Any], trial: int) -> dict[str, Any]:
 
 def _put(cell: Cell, source: Path, trial: int, place: Path) -> None:
     """The recipe and the weights of one trial, whole or not at all."""
-    staging = hidden_name(place)
+    staging = files.hidden_name(place)
     try:
         staging.mkdir()
         recipe = cell.loaded.recipe.model_copy(update={"repeats": 1})

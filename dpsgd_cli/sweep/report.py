@@ -14,7 +14,7 @@ from typing import Any
 from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.privacy.ledger import read_ledgers
 from dpsgd_cli.privacy.mechanism import Release
-from dpsgd_cli.results import reading, store
+from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.rounding import epsilon_text, metric_text
@@ -44,9 +44,9 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
         "privacy": pricing.statement(priced, sweep, planned_spending(every)),
         "chosen": choosing.choose(sweep, place, cells, _records),
     }
-    store.write_whole(place.file(".table.csv"), store.to_csv(rows))
-    store.write_whole(place.file(".table.md"), to_markdown(rows))
-    store.write_whole(place.file(".result.json"), store.to_json(result))
+    files.write_whole(place.file(".table.csv"), files.to_csv(rows))
+    files.write_whole(place.file(".table.md"), to_markdown(rows))
+    files.write_whole(place.file(".result.json"), files.to_json(result))
     return result
 
 
@@ -64,7 +64,7 @@ def row_of(cell: Cell, place: Folder) -> Row:
         failure = folder.failure_place(cell, place.path)
         if not failure.exists():
             return {**row, "status": "missing"}
-        return {**row, "status": "failed", "error": store.read_json(failure)["error"].splitlines()[0]}
+        return {**row, "status": "failed", "error": files.read_json(failure)["error"].splitlines()[0]}
     document = store.read_document(directory)
     row |= {"status": "done", "trials": len(document["trials"])}
     for name, metric in document["metrics"].items():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.errors import DpsgdError, UsageError
-from dpsgd_cli.results import leftovers, store
+from dpsgd_cli.results import files, store
 from dpsgd_cli.rounding import epsilon_text
 from dpsgd_cli.sweep import choosing, expansion, folder, planning, pricing, report
 from dpsgd_cli.sweep.expansion import Cell
@@ -92,7 +92,7 @@ class SweepSession:
         if self.secret:
             choosing.open_private(self.place)
             folder.write_index(self.folder, self.source, [], secret=True)
-            leftovers.sweep_up(self.out)
+            files.sweep_up(self.out)
         select = self.sweep.select
         if isinstance(select, RandomStopping) and self.drawn is None:
             if self.part[0] > 1:
@@ -104,7 +104,7 @@ class SweepSession:
             choosing.draw_and_keep(self.place, select, self.every)
         folder.write_index(self.place, self.source, self.running)
         store.roll_forward(self.place.path)
-        leftovers.sweep_up(self.place.path)
+        files.sweep_up(self.place.path)
 
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[Job]:
         """What is left to run. Packs are made of all cells, so that a pack that was stopped finds its checkpoint."""
