@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from dpsgd_cli.interrupts import SIGNALS, exit_code, heed_no_more, kill_is_interrupt
+from dpsgd_cli.failures import SIGNALS, exit_code, heed_no_more, kill_is_interrupt
 
 
 def send(number: int) -> None:

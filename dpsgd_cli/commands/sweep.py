@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpsgd_cli.errors import RecipeError, RunError
-from dpsgd_cli.interrupts import kill_is_interrupt
+from dpsgd_cli.failures import kill_is_interrupt
 from dpsgd_cli.sweep import launchers
 from dpsgd_cli.wording import count
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from dpsgd_cli import experiment
 from dpsgd_cli.core import processes
 from dpsgd_cli.errors import DpsgdError, UsageError
-from dpsgd_cli.interrupts import kill_is_interrupt
+from dpsgd_cli.failures import kill_is_interrupt
 from dpsgd_cli.joint import declarations
 from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.recipe.loading import LoadedRecipe

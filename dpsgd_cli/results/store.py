@@ -104,9 +104,11 @@ def stage_result(directory: Path, result: Result, recipe_text: str, model: dict[
     try:
         staging.mkdir(parents=True)
         for name, content in files.items():
-            _write(staging / name, content)
-    except BaseException:
+            (staging / name).write_bytes(content)
+    except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(staging / name)) from error
         raise
     return staging
 
@@ -171,13 +173,6 @@ def _finish_publishing(record: Path) -> None:
     for hidden, directory in pairs:
         _put_in_place(record.parent / hidden, record.parent / directory)
     record.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def is_hidden(path: Path, folder: Path) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,8 +97,9 @@ class _Runs:
             trial, epoch = row["trial"], row["epoch"]
             if trial >= MOST_RUNS or epoch <= self._shown[trial]:
                 continue
-            for name, value in _scalars(row):
-                self._writer(trial).add_scalar(name, value, epoch, times[epoch])
+            for name, value in row.items():
+                if name not in _NO_SCALARS and value is not None:
+                    self._writer(trial).add_scalar(name, float(value), epoch, times[epoch])
             self._shown[trial] = epoch
         for writer in self._writers.values():
             writer.flush()
@@ -115,10 +116,3 @@ class _Runs:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-
-
-def _scalars(row: Row) -> Iterator[tuple[str, float]]:
-    """The columns of a row that are numbers; an empty cell is no point."""
-    for name, value in row.items():
-        if name not in _NO_SCALARS and value is not None:
-            yield name, float(value)

@@ -24,6 +24,7 @@ Not here: what it costs (`pricing.py`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import random
@@ -40,7 +41,7 @@ from dpsgd_cli.errors import DataError, RecipeError
 from dpsgd_cli.metrics import less_is_better
 from dpsgd_cli.privacy.selection import Choice
 from dpsgd_cli.privacy.together import why_records_apart
-from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe
+from dpsgd_cli.recipe.loading import dump_recipe
 from dpsgd_cli.recipe.schema.privacy import noise_source
 from dpsgd_cli.results import files, store
 from dpsgd_cli.sweep import pricing
@@ -113,12 +114,12 @@ def draw_and_keep(place: Folder, select: RandomStopping, cells: Sequence[Cell]) 
 
 def repeated(cells: Sequence[Cell], counts: Sequence[int]) -> list[Cell]:
     """The cells that were drawn, each as many trials as it was drawn."""
-    return [_repeated(cell, count) for cell, count in zip(cells, counts, strict=True) if count]
-
-
-def _repeated(cell: Cell, count: int) -> Cell:
-    recipe = cell.loaded.recipe.model_copy(update={"repeats": count})
-    return Cell(cell.number, LoadedRecipe(recipe, cell.loaded.base, cell.loaded.source), cell.settings)
+    found = []
+    for cell, count in zip(cells, counts, strict=True):
+        if count:
+            recipe = cell.loaded.recipe.model_copy(update={"repeats": count})
+            found.append(dataclasses.replace(cell, loaded=dataclasses.replace(cell.loaded, recipe=recipe)))
+    return found
 
 
 def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable[[Cell], int]) -> dict[str, Any] | None:

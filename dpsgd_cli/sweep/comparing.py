@@ -11,7 +11,7 @@ from typing import Any
 
 from dpsgd_cli.account.matching import Terms, matched
 from dpsgd_cli.errors import RecipeError, RunError
-from dpsgd_cli.interrupts import kill_is_interrupt
+from dpsgd_cli.failures import kill_is_interrupt
 from dpsgd_cli.results import store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.sweep import planning

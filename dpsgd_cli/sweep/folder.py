@@ -15,7 +15,7 @@ from typing import Any
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.results import files, store
-from dpsgd_cli.results.store import FAILED, INDEX, read_json
+from dpsgd_cli.results.store import FAILED, INDEX
 from dpsgd_cli.sweep.expansion import Cell
 
 
@@ -77,7 +77,7 @@ def statuses(path: Path) -> list[Status]:
     indices = sorted(path.glob(f"*{INDEX}"))
     if not indices:
         raise DataError(f"{path}: no sweep was begun here (no *{INDEX} file)")
-    return [_status(path, read_json(index)) for index in indices]
+    return [_status(path, files.read_json(index)) for index in indices]
 
 
 def _status(path: Path, index: dict[str, Any]) -> Status:
@@ -91,6 +91,6 @@ def _status(path: Path, index: dict[str, Any]) -> Status:
         trials=sum(cell["trials"] for cell in cells),
         done=len(done),
         done_trials=sum(cell["trials"] for cell in done),
-        failed=[read_json(record) for record in records if record.is_file()],
+        failed=[files.read_json(record) for record in records if record.is_file()],
         secret=bool(index.get("secret")),
     )
