@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,15 @@ def test_a_failure_at_any_file_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_a_disk_refuses_is_an_error_with_the_files_name(tmp_path: Path) -> None:
-    """/dev/full takes no byte: the error comes from the system, not from a patched function."""
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    with pytest.raises(OSError, match="No space left on device") as failure:
-        store._write(Path("/dev/full"), b"text")
-    assert failure.value.filename == "/dev/full"
+    """No file may grow: the error comes from the system, not from a patched function."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as failure:
+            write(tmp_path / "toy-1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (Path(str(failure.value.filename)).name, list(tmp_path.iterdir())) == ("recipe.yaml", [])
 
 
 def test_the_first_of_two_results_stays(tmp_path: Path) -> None:

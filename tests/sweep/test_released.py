@@ -22,18 +22,11 @@ from dpsgd_cli.sweep import choosing
 from dpsgd_cli.sweep.running import Job
 from dpsgd_cli.sweep.session import SweepSession
 from tests.conftest import toy_result, write_result
-from tests.sweep.conftest import Sweep
+from tests.sweep import conftest
+from tests.sweep.conftest import GRID, Sweep
 
-STOPPING = (
-    "grid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
-    "select: {kind: random-stopping, law: poisson, mean: 3}\n"
-)
-SECURE = ("seed=null", "privacy.noise_source=secure", "save_model=true")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
+STOPPING = GRID + "select: {kind: random-stopping, law: poisson, mean: 3}\n"
+SECURE = (*conftest.SECURE, "save_model=true")
 
 
 def everything(out: Path) -> dict[str, str]:
