@@ -129,17 +129,14 @@ def reasons(ours: tuple[Evaluated, Row], theirs: tuple[Evaluated, Row]) -> list[
         found.append("different data")
     elif tested.records != base.records:
         found.append("different test records")
-    if "none" in (_adjacency(privacy), _adjacency(base_privacy)):
+    own, other = privacy["adjacency"], base_privacy["adjacency"]
+    if None in (own, other):
         return found
-    if _adjacency(privacy) != _adjacency(base_privacy):
-        found.append(f"{_adjacency(privacy)} and {_adjacency(base_privacy)} are different guarantees")
+    if own != other:
+        found.append(f"{own} and {other} are different guarantees")
     elif not equal_budgets(privacy, base_privacy):
         found.append("different budgets")
     return found
-
-
-def _adjacency(privacy: Row) -> str:
-    return str(privacy["adjacency"] or "none")
 
 
 def equal_budgets(a: Row, b: Row) -> bool:

@@ -135,14 +135,13 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
     """
     content = {name: value for name, value in document.items() if name != OWN_HASH}
     if files is not None:
-        told = {name: _file(name, held) for name, held in files.items()}
+        told = {
+            name: {"sha256": hashlib.sha256(held).hexdigest(), "lines": None if name == MODEL else held.count(b"\n")}
+            for name, held in files.items()
+        }
         content["files"] = {name: one for name, one in told.items() if name not in WITH_UNRELEASED}
         content |= marked({"files": {name: one for name, one in told.items() if name in WITH_UNRELEASED}})
     return {**content, OWN_HASH: _content_hash(content)}
-
-
-def _file(name: str, held: bytes) -> Row:
-    return {"sha256": hashlib.sha256(held).hexdigest(), "lines": None if name == MODEL else held.count(b"\n")}
 
 
 def _content_hash(content: Row) -> str:

@@ -32,10 +32,10 @@ def trained(recipes: Sequence[str], terms: dict[str, Any], out: Path, say: Calla
     if problems:
         raise RecipeError(problems)
     with kill_is_interrupt():
-        left = [pack for pack in planning.packs(cells) if any(is_open(cell, out, True) for cell in pack.cells)]
+        left = [pack for pack in planning.packs(cells) if any(is_open(cell, out, True) for cell in pack)]
         store.prepare_place(out / "comparison.probe")
         for number, pack in enumerate(left, start=1):
-            outcome = run_job(Job(pack.cells, out, retry_failed=True))
+            outcome = run_job(Job(pack, out, retry_failed=True))
             say(f"pack {number}/{len(left)}: {count(outcome.trials, 'trial')} in {outcome.seconds:.1f} s")
             if outcome.failed:
                 raise RunError("\n".join(f"{name}: {error}" for name, error in outcome.failed.items()))

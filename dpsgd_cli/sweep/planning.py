@@ -124,17 +124,6 @@ def steps_of(planned: Planned) -> int:
     return recipe.epochs * -(-planned.outline.train_records // batch)
 
 
-@dataclass(frozen=True)
-class CellPack:
-    """Cells that train together."""
-
-    cells: tuple[Cell, ...]
-
-    @property
-    def trials(self) -> int:
-        return sum(cell.trials for cell in self.cells)
-
-
 def shared(loaded: LoadedRecipe) -> str:
     """What cells of one pack have in common: equal text, same pack."""
     recipe = loaded.recipe
@@ -152,7 +141,7 @@ def shared(loaded: LoadedRecipe) -> str:
     return json.dumps([content, str(loaded.base.resolve()), recipe.seed is None], sort_keys=True)
 
 
-def packs(cells: Sequence[Cell], most_trials: int | Literal["auto"] = "auto") -> list[CellPack]:
+def packs(cells: Sequence[Cell], most_trials: int | Literal["auto"] = "auto") -> list[tuple[Cell, ...]]:
     """The cells in packs of at most `most_trials` trials (auto: what memory holds); a cell is never divided.
 
     A pack takes as long as its longest cell, so cells much shorter go elsewhere.
@@ -172,10 +161,10 @@ def packs(cells: Sequence[Cell], most_trials: int | Literal["auto"] = "auto") ->
         for cell in sorted(group, key=steps):
             full = sum(one.trials for one in pack) + cell.trials > most
             if pack and (full or steps(cell) > LONGER * steps(pack[0])):
-                found.append(CellPack(tuple(pack)))
+                found.append(tuple(pack))
                 pack = []
             pack.append(cell)
-        found.append(CellPack(tuple(pack)))
+        found.append(tuple(pack))
     return found
 
 

@@ -82,10 +82,6 @@ class SweepSession:
         """Where runs lie."""
         return choosing.private_folder(self.folder) if self.secret else self.folder
 
-    def packs(self, cells: Sequence[Cell]) -> list[planning.CellPack]:
-        """Cells, finished or not, as they train together."""
-        return planning.packs(cells, self.sweep.most_trials)
-
     def begin(self) -> None:
         """See that the folder can be written, and say there what the sweep consists of."""
         store.prepare_place(self.folder.file(store.INDEX).with_suffix(".probe"))
@@ -109,8 +105,8 @@ class SweepSession:
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[Job]:
         """What is left to run. Packs are made of all cells, so that a pack that was stopped finds its checkpoint."""
         found = []
-        for pack in self.packs(self.cells):
-            left = tuple(cell for cell in pack.cells if is_open(cell, self.place.path, retry_failed))
+        for pack in planning.packs(self.cells, self.sweep.most_trials):
+            left = tuple(cell for cell in pack if is_open(cell, self.place.path, retry_failed))
             if left:
                 found.append(Job(left, self.place.path, retry_failed, fail_fast, self.secret))
         return found
@@ -157,8 +153,8 @@ class SweepSession:
         cells = expansion.shard_of(cells, self.part)
         planned = {cell.directory: planning.shared_planner().plan(cell) for cell in cells}
         lines, total, unknown, rehearsals = list[str](), 0.0, False, Rehearsals()
-        for number, pack in enumerate(self.packs(cells), start=1):
-            members = [planned[cell.directory] for cell in pack.cells]
+        for number, pack in enumerate(planning.packs(cells, self.sweep.most_trials), start=1):
+            members = [planned[cell.directory] for cell in pack]
             left = [one for one in members if one.error is None and not self._is_done(one.cell)]
             try:
                 seconds = rehearsals.seconds(left) if left else 0.0
@@ -167,7 +163,8 @@ class SweepSession:
                 planned[left[0].cell.directory] = Planned(left[0].cell, error=error)
             total, unknown = total + (seconds or 0.0), unknown or seconds is None
             about = "time unknown" if seconds is None else f"about {seconds:.1f} s"
-            lines.append(f"pack {number}: {count(len(pack.cells), 'cell')}, {count(pack.trials, 'trial')}, {about}")
+            trials = sum(cell.trials for cell in pack)
+            lines.append(f"pack {number}: {count(len(pack), 'cell')}, {count(trials, 'trial')}, {about}")
             lines += [f"  {self._described(one)}" for one in members]
         trials = sum(cell.trials for cell in cells)
         time = "" if unknown else f", about {total:.0f} s of training and evaluation on this machine"
