@@ -17,8 +17,7 @@ from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, read_entries, read_seeds, to_price
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.together import Run, why_apart
-from dpsgd_cli.results.comparable import data_in, folds_in
-from dpsgd_cli.results.reading import RESULT
+from dpsgd_cli.results.reading import RESULT, data_in, folds_in
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 from dpsgd_cli.wording import count
 
@@ -33,7 +32,7 @@ class LedgerCase(Case):
     """Every trial of some ledgers. `alone`: those with no result beside them; `gone`: results that should be there.
 
     `choices`: what tells of runs that were made beside these and removed, of which only the best was published
-    (`sweep/released.py`).
+    (`sweep/choosing.py`).
     """
 
     paths: tuple[Path, ...]
@@ -102,7 +101,7 @@ class LedgerCase(Case):
 
     def uncovered(self) -> list[str]:
         stated = [read_whole(path.parent)["privacy"] for path in self.paths if path not in self.alone]
-        return list(dict.fromkeys(step for privacy in stated for step in privacy["uncovered_steps"]))
+        return list(dict.fromkeys(step for privacy in stated for step in privacy.get("uncovered_steps", ())))
 
     def each_curve(self) -> list[list[list[Release]]]:
         if self.spends_a_budget():

@@ -10,10 +10,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpsgd_cli.account.answers import NOISE, Row, Series
+from dpsgd_cli.account.cases import Case
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.rounding import epsilon_text, metric_text
 
 _WIDTH = 118
+
+
+def prices(cases: Sequence[Case], rows: Sequence[Row], form: str | None) -> str:
+    """Rows as JSON or CSV, or as a table between what was asked about and what there is to remark."""
+    if form in ("json", "csv"):
+        return as_json(rows) if form == "json" else as_csv(rows)
+    told = [remark for case in cases for remark in (*case.remarks(), *case.uncovered())]
+    return "\n".join([*(case.subject for case in cases), table(rows), *dict.fromkeys(told)])
+
+
+def demands(rows: Sequence[dict[str, Any]], form: str | None) -> str:
+    """What Lecture 9 asks of each recipe."""
+    import json
+
+    if form == "json":
+        return json.dumps(rows, indent=2)
+    return "\n".join(
+        f"{row['recipe']}: at an expected excess risk of {row['excess_risk']:g}, Lecture 9 asks for"
+        f" T = {row['steps']:,} steps and n = {row['records']:,} records (it has {row['records_available']:,})"
+        for row in rows
+    )
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -37,7 +37,7 @@ from torch import Tensor
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.streams import SecureStreams, Streams
 from dpsgd_cli.errors import DpsgdError, SaidElsewhere, UsageError
-from dpsgd_cli.interrupts import heed_no_more
+from dpsgd_cli.failures import heed_no_more
 
 Value = TypeVar("Value")
 

@@ -3,7 +3,7 @@
 Settings that a theorem needs are computed before any data are read, and theory-driven runs need no clipping. Plans here
 spend their whole budget in a single release; each method's docstring says what it releases and which theorem prices it.
 Notation: B bounds the norm of one record's features (constant column included), R the norm of w, Y the size of a
-regression target. Not here: where B comes from (`data/preprocess.py`), the methods (`methods/`), prices (`accountants/`).
+regression target. Not here: where B comes from (`data/preprocess.py`), methods (`methods/`), prices (`accountants/`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ random stopping The number of runs is random and each run is a cell drawn unifor
                 Theorem 13). The theorem on the best run is that of `privacy/selection.py`. What it covers is the output
                 of ONE run: its settings, its weights, and its score, which costs nothing because it is measured on test
                 records that every cell leaves out. How many runs there were, which cells were drawn, what the others
-                found, and which of them the best is, are no part of it: `released.py` keeps and says none of that.
+                found, and which of them the best is, are no part of it: `choosing.py` keeps and says none of that.
                 Where the number or any noise comes from a seed, the sweep is an experiment: whoever knows the seed
                 knows the number, or can take the noise away.
 exponential     All cells compose, and the exponential mechanism's epsilon on top; a count of correctly classified
