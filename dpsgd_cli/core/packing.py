@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dpsgd_cli.core.layers import RULES, Fallback, Layer, Session, Standardised
 from dpsgd_cli.core.layers.conv import Conv
 from dpsgd_cli.core.pooling import vectorised
-from dpsgd_cli.core.summing import MOST_FLOAT32, PRECISION
+from dpsgd_cli.core.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
 
 _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
@@ -40,7 +40,7 @@ class Placement:
 class Pack(nn.Module):
     """R trials of the model that `build` makes; trial i is initialised under torch seed `seeds[i]`.
 
-    `values` and `sums` are (R, P), `sums` float64, made of products of precision `products` (`summing.py`);
+    `values` and `sums` are (R, P), `sums` float64, made of products of precision `products` (`precision.py`);
     `layers` are the clipping groups in forward order of registration.
     `shares_input`: the model applies its first layer straight to the input, so one (B, ...) input can serve
     all trials without a copy each.
@@ -136,7 +136,7 @@ class Pack(nn.Module):
         return found
 
     def expect(self, records: int) -> None:
-        """Steps will hold about `records` of a trial, a public number: as precise as `summing.py` asks for so many."""
+        """Be as precise as `precision.py` asks for steps of about `records` of a trial, a public number."""
         self.products = PRECISION if records > MOST_FLOAT32 else self.values.dtype
 
     @contextmanager

@@ -32,7 +32,7 @@ from torch import Tensor
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
 from dpsgd_cli.core.tensors import sent
-from dpsgd_cli.core.updates import StartAverage, TailAverage, make_average, make_update, project_to_ball
+from dpsgd_cli.core.updates import make_average, make_update, project_to_ball
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.adaptive_schedule import AdaptiveSchedules
 from dpsgd_cli.methods.base import Context, Method
@@ -43,6 +43,7 @@ from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.base import Section
 from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
+from dpsgd_cli.recipe.schema.method import TailIterates
 from dpsgd_cli.recipe.schema.privacy import Privacy
 
 
@@ -160,8 +161,8 @@ class GradientMethod(Method):
         found = {"values": self.context.pack.values, **{f"update.{k}": v for k, v in self.update.state.items()}}
         if self.average is not None:
             found["average"] = self.average.average
-        if isinstance(self.average, StartAverage):
-            found["previous"] = self.average.previous
+            if self.average.previous is not None:
+                found["previous"] = self.average.previous
         return found
 
     def state(self) -> dict[str, Any]:
@@ -196,7 +197,7 @@ class DpSgd(GradientMethod):
         self.plans = [_planned(plan) for plan in context.plans]
         self.adaptive = AdaptiveSchedules(context, self.plans)
         super().__init__(context)
-        if self.adaptive.runs and isinstance(self.average, TailAverage):
+        if self.adaptive.runs and isinstance(section_of(context.recipes[0]).averaging, TailIterates):
             raise PrivacyError(
                 "privacy.schedule validation ends training by itself, so method.averaging cannot count from the end;"
                 " use ema or none"

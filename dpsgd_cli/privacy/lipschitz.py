@@ -3,7 +3,7 @@
 From public bounds only: settings that a theorem needs are computed before any data are read, and theory-driven runs
 need no clipping. Notation: B bounds the norm of one record's features (constant column included), R the norm of w, Y
 the size of a regression target. Not here: where B comes from (`data/bounds.py`), the descent and the noise on its
-result (`methods/output_perturbation.py`).
+result (`methods/perturbations.py`).
 """
 
 from __future__ import annotations

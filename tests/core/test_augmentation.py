@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.augmentation import Augmentation
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
+from dpsgd_cli.core.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import ModelError

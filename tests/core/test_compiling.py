@@ -19,8 +19,8 @@ from dpsgd_cli import experiment
 from dpsgd_cli.core import compiling, models
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.compiling import Compiled
+from dpsgd_cli.core.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams

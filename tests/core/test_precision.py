@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from dpsgd_cli import experiment
 from dpsgd_cli.core import precision
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.methods.dp_sgd import DpSgd

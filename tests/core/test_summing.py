@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.noise import add_noise
 from dpsgd_cli.core.packing import Pack, Placement
+from dpsgd_cli.core.precision import MOST_FLOAT32, MOST_ROWS, excess
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Logistic, Squared
 from dpsgd_cli.core.problems.rows import SignedRows
-from dpsgd_cli.core.summing import MOST_FLOAT32, MOST_ROWS, excess
 
 CPU = torch.device("cpu")
 BOUND = 0.58

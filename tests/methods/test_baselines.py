@@ -22,7 +22,7 @@ from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods import create
-from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation, noise_of
+from dpsgd_cli.methods.perturbations import ObjectivePerturbation, noise_of
 from dpsgd_cli.methods.privgene import PrivGene
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.core.noise import TrialNoise
-from dpsgd_cli.core.problems.sampled import SampledRisk
+from dpsgd_cli.core.problems.linear import SampledRisk
 from dpsgd_cli.core.selection import select_least
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, RecipeError

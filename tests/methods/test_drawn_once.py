@@ -52,8 +52,8 @@ CONVEX: dict[str, dict[str, Any]] = {
 class Closed(SecureStreams):
     """Secure streams that nothing may be drawn from yet."""
 
-    def _words(self, count: int) -> np.ndarray:
-        raise AssertionError(f"{count} numbers were drawn in a constructor, which a resume would draw anew")
+    def _source(self, *place: object) -> Callable[[int], np.ndarray]:
+        raise AssertionError(f"{place} was drawn in a constructor, which a resume would draw anew")
 
 
 def selection_context() -> Context:

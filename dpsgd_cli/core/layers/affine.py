@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core import modules
 from dpsgd_cli.core.layers.base import Layer, Session
 
 
@@ -76,13 +75,24 @@ class Affine(Layer):
             self.sums[name] += torch.bmm(factors.unsqueeze(1), g.flatten(2)).view(self.sums[name].shape)
 
 
+class Shift(nn.Module):
+    """Adds one learned tensor of `shape` to every example: y = x + value."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.randn(shape) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.value
+
+
 class Offset(Layer):
-    """Rule for `modules.Shift`, as positions and class tokens are. Value (R, *shape), the shape of one example.
+    """Rule for `Shift`, as positions and class tokens are. Value (R, *shape), the shape of one example.
 
     One example's gradient is the gradient d by its output, summed over calls.
     """
 
-    kinds = (modules.Shift,)
+    kinds = (Shift,)
     rounds = True
 
     def compute(self, a: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
+from dpsgd_cli.core.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
 
 Build = Callable[[], nn.Module]

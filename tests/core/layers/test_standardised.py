@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpsgd_cli.core.modules import WeightStandardisedConv2d
+from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
 from tests.core.conftest import parameters_of
 
