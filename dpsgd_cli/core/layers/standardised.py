@@ -201,7 +201,7 @@ class Standardised(Layer):
             self.square_norms()
         assert self.kept is not None
         for name, each in zip(("gain", "bias"), self.kept, strict=True):
-            self.sums[name] += torch.bmm(factors.unsqueeze(1), each.to(factors.dtype)).squeeze(1)
+            self.add(name, factors, each)
 
     def erase(self, bad: Tensor) -> None:
         self.plain[0].erase(bad)
