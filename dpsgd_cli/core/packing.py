@@ -40,8 +40,8 @@ class Placement:
 class Pack(nn.Module):
     """R trials of the model that `build` makes; trial i is initialised under torch seed `seeds[i]`.
 
-    `values` and `sums` are (R, P), `sums` float64, made of products of precision `products` (`precision.py`);
-    `layers` are the clipping groups in forward order of registration.
+    `values` and `sums` are (R, P), P being `size`; `sums` are float64, made of products of precision `products`
+    (`precision.py`). `layers` are the clipping groups in forward order of registration.
     `shares_input`: the model applies its first layer straight to the input, so one (B, ...) input can serve
     all trials without a copy each.
     """
@@ -105,7 +105,7 @@ class Pack(nn.Module):
     def _bind(self, sources: Sequence[nn.Module], place: Placement) -> None:
         stacked = [dict(source.named_parameters()) for source in sources]
         groups = [(group, self._name(layer, own)) for group, layer in enumerate(self.layers) for own in layer.names]
-        total = sum(stacked[0][name].numel() for _, name in groups)
+        self.size = total = sum(stacked[0][name].numel() for _, name in groups)
         self.values = torch.empty(self.trials, total, device=place.device, dtype=place.dtype)
         self.sums = torch.zeros_like(self.values, dtype=PRECISION)
         self.spans: dict[str, tuple[int, torch.Size]] = {}
@@ -192,11 +192,6 @@ class Pack(nn.Module):
         for layer in self.layers:
             layer.values = self._views[recording][id(layer)]
         return x.to(self._rounded.dtype) if recording and x.is_floating_point() else x
-
-    @property
-    def size(self) -> int:
-        """P, the number of trained parameters of one trial."""
-        return self.values.shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (R, B, K) of inputs (R, B, ...), or of (1, B, ...): the same rows in every trial."""

@@ -121,12 +121,6 @@ def test_products_are_rounded_inside_the_passes_only() -> None:
         assert not torch.backends.cuda.matmul.allow_tf32
 
 
-@pytest.mark.parametrize("name", precision.NAMES)
-def test_parameters_are_single_or_double(name: str) -> None:
-    assert precision.of_parameters(name) == (torch.float64 if name == "float64" else torch.float32)
-    assert precision.of_passes(name) == (torch.bfloat16 if name == "bfloat16" else None)
-
-
 def equal_records(count: int, width: int | None) -> Tensor:
     """What `count` equal records add in rounded passes, in double precision, padded to `width` rows or not at all."""
     generator = torch.Generator().manual_seed(3)

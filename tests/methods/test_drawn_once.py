@@ -97,7 +97,7 @@ class Fresh(SeededStreams):
 
     reproducible = False
 
-    def __init__(self, trial: int, asked: dict[tuple[int, str, str, int], int]) -> None:
+    def __init__(self, trial: int, asked: dict[tuple[object, ...], int]) -> None:
         super().__init__(trial)
         self.asked = asked
 
@@ -142,7 +142,7 @@ def test_a_run_without_a_seed_goes_on_as_if_it_had_not_been_stopped(
     def trained(out: str, **options: Any) -> Path:
         return train(recipe, out=recipe.parent / out, **options)
 
-    asked: dict[tuple[int, str, str, int], int] = {}
+    asked: dict[tuple[object, ...], int] = {}
     monkeypatch.setattr(trials, "_streams", lambda made: tuple(Fresh(i, asked) for i in range(made.trials)))
     whole = load_file(trained("whole") / "model.safetensors")
     asked.clear()

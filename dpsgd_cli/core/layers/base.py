@@ -132,7 +132,7 @@ class Layer(nn.Module, ABC):
 
     def recorded(self) -> list[tuple[Tensor, Tensor]]:
         """(a, d) of every call that took part in the loss; B rows each, one call for each copy of the examples."""
-        found = []
+        found: list[tuple[Tensor, Tensor]] = []
         for a, d in zip(self.inputs, self.gradients, strict=True):
             if d is not None:
                 # as precise as what is computed of them, which rounded passes are not; tokens stay as they are
