@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,9 +10,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.layers.base import gram_squares
 from dpsgd_cli.errors import ModelError
-
-Compare = Callable[..., dict[str, Tensor]]
-Case = Callable[..., Any]
+from tests.core.conftest import Case, compare, numbers
 
 
 class Residual(nn.Module):
@@ -36,7 +31,7 @@ class Residual(nn.Module):
 
 @settings(max_examples=25)
 @given(data=st.data(), side=st.integers(2, 5))
-def test_residual_network_with_operations_in_place(compare: Compare, data: st.DataObject, side: int) -> None:
+def test_residual_network_with_operations_in_place(data: st.DataObject, side: int) -> None:
     groups = [
         ["enter.weight", "enter.bias"],
         ["inner.weight"],
@@ -63,7 +58,7 @@ class Sequence(nn.Module):
 
 @settings(max_examples=25)
 @given(data=st.data(), length=st.integers(1, 5))
-def test_sequence_model(compare: Compare, data: st.DataObject, length: int) -> None:
+def test_sequence_model(data: st.DataObject, length: int) -> None:
     compare(data, Sequence, (length,), 4)
 
 
@@ -85,7 +80,7 @@ class Spare(nn.Module):
 
 @settings(max_examples=10)
 @given(data=st.data())
-def test_layers_that_take_no_part_have_no_gradient(compare: Compare, data: st.DataObject) -> None:
+def test_layers_that_take_no_part_have_no_gradient(data: st.DataObject) -> None:
     sums = compare(data, Spare, (3,))
     assert all(not value.any() for name, value in sums.items() if not name.startswith("used"))
 
@@ -103,9 +98,9 @@ class ChangesLate(nn.Module):
         return x
 
 
-def test_an_input_that_is_changed_after_its_use_is_refused(case: Case, random_numbers: Callable[..., Tensor]) -> None:
+def test_an_input_that_is_changed_after_its_use_is_refused() -> None:
     """Plain autograd refuses it too; a gradient from the changed input would be a wrong one."""
-    made = case(ChangesLate, random_numbers(1, 2, 3), torch.zeros(1, 2))
+    made = Case(ChangesLate, numbers(1, 2, 3), torch.zeros(1, 2))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         made.slow()
     with pytest.raises(ModelError, match="changed in place"):

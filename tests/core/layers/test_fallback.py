@@ -14,9 +14,7 @@ from torch.nn.utils import parametrizations
 
 from dpsgd_cli.core.layers import Fallback
 from dpsgd_cli.errors import ModelError
-
-Compare = Callable[..., dict[str, Tensor]]
-Case = Callable[..., Any]
+from tests.core.conftest import Case, compare, numbers
 
 
 class Gate(nn.Module):
@@ -59,7 +57,7 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", BUILDS)
 @settings(max_examples=6)
 @given(data=st.data())
-def test_sums_equal_one_example_at_a_time(compare: Compare, name: str, data: st.DataObject) -> None:
+def test_sums_equal_one_example_at_a_time(name: str, data: st.DataObject) -> None:
     whole = {"own parameter and child": ["scale", "child.weight", "child.bias"]}
     halves = {"frozen own parameter": ["child.weight", "child.bias"], "frozen child": ["scale"]}
     weight_norm = {
@@ -71,13 +69,13 @@ def test_sums_equal_one_example_at_a_time(compare: Compare, name: str, data: st.
 
 @settings(max_examples=10)
 @given(data=st.data(), sides=st.lists(st.integers(2, 4), min_size=3, max_size=3))
-def test_three_dimensional_convolution(compare: Compare, data: st.DataObject, sides: list[int]) -> None:
+def test_three_dimensional_convolution(data: st.DataObject, sides: list[int]) -> None:
     compare(data, lambda: nn.Sequential(nn.Conv3d(1, 2, 2)), (1, *sides))
 
 
 @settings(max_examples=6)
 @given(data=st.data())
-def test_a_module_that_is_used_twice_has_one_gradient(compare: Compare, data: st.DataObject) -> None:
+def test_a_module_that_is_used_twice_has_one_gradient(data: st.DataObject) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -90,18 +88,18 @@ def test_a_module_that_is_used_twice_has_one_gradient(compare: Compare, data: st
     compare(data, Twice, (3,))
 
 
-def test_hooks_of_a_dense_layer_are_kept(case: Case, random_numbers: Callable[..., Tensor]) -> None:
+def test_hooks_of_a_dense_layer_are_kept() -> None:
     def build() -> nn.Module:
         layer = nn.Linear(3, 2)
         layer.register_forward_hook(lambda module, inputs, output: output * 3)
         return nn.Sequential(layer)
 
-    made = case(build, random_numbers(1, 4, 3), torch.zeros(1, 4), clips=False)
+    made = Case(build, numbers(1, 4, 3), torch.zeros(1, 4), clips=False)
     assert isinstance(made.pack().layers[0], Fallback)
     made.check()
 
 
-def test_a_module_runs_on_one_example_at_a_time(case: Case, random_numbers: Callable[..., Tensor]) -> None:
+def test_a_module_runs_on_one_example_at_a_time() -> None:
     """Batch statistics inside such a module are those of one example: nothing is mixed."""
 
     class Centre(nn.Module):
@@ -112,7 +110,7 @@ def test_a_module_runs_on_one_example_at_a_time(case: Case, random_numbers: Call
         def forward(self, x: Tensor) -> Tensor:
             return (x - 0.5 * x.mean(0)) * self.scale
 
-    case(Centre, random_numbers(1, 4, 3), torch.zeros(1, 4), norms=(0.5,)).check()
+    Case(Centre, numbers(1, 4, 3), torch.zeros(1, 4), norms=(0.5,)).check()
 
 
 class Pair(nn.Module):
@@ -159,7 +157,7 @@ class Counting(nn.Module):
         (Counting, "Counting cannot be trained privately"),
     ],
 )
-def test_what_cannot_run_example_by_example_is_refused(case: Case, build: Any, message: str) -> None:
+def test_what_cannot_run_example_by_example_is_refused(build: Any, message: str) -> None:
     x = torch.ones(1, 2, 4, 3) if build is Pair else torch.ones(1, 2, 3)
     with pytest.raises(ModelError, match=message):
-        case(build, x.double(), torch.zeros(1, 2)).fast()
+        Case(build, x.double(), torch.zeros(1, 2)).fast()
