@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
 
 Build = Callable[[], nn.Module]
@@ -25,6 +27,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class Of(nn.Module):
+    """Layers by their names, and what is computed of them and the input: `run(model, x)`."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.run = run
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
 
 
 def weighted_output(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -168,3 +183,19 @@ def compare(
         groups=groups,
     )
     return made.check()
+
+
+def spread(module: nn.Module) -> nn.Module:
+    """Gains and biases as after some training, not as at the start."""
+    for layer in module.modules():
+        if isinstance(layer, WeightStandardisedConv2d):
+            nn.init.normal_(layer.gain)
+            assert layer.bias is not None
+            nn.init.normal_(layer.bias)
+    return module
+
+
+def linear_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Has the gradient (1, 2, 3, ...) + label whatever the output is."""
+    weights = torch.arange(1, outputs.shape[-1] + 1).to(outputs)
+    return (outputs * (weights + labels.unsqueeze(-1))).sum(dim=-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from tests.core.conftest import compare
 
@@ -35,21 +35,3 @@ def test_group_norm(data: st.DataObject, groups: int, each: int, sides: list[int
 def test_instance_norm(data: st.DataObject, channels: int, sides: list[int]) -> None:
     kind = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[len(sides) - 1]
     compare(data, lambda: nn.Sequential(kind(channels, affine=True)), (channels, *sides))
-
-
-class Twice(nn.Module):
-    """A normalisation used at two places between dense layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(self.norm(self.norm(self.first(x)).tanh()))
-        return y
-
-
-@settings(max_examples=15)
-@given(data=st.data())
-def test_a_normalisation_that_is_used_twice_has_one_gradient(data: st.DataObject) -> None:
-    compare(data, Twice, (3,))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from tests.core.conftest import Case, compare, numbers
+from tests.core.conftest import Case, Of, compare, linear_loss, numbers
 
 
 @settings(max_examples=60)
@@ -52,51 +52,19 @@ def test_many_rows_are_taken_in_pieces() -> None:
     Case(build, numbers(2, 30, 9, 30, 30), torch.zeros(2, 30), seeds=(0, 1), norms=(0.01,)).check()
 
 
-class Twice(nn.Module):
-    """One convolution at two places, of different sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(2, 2, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(torch.nn.functional.avg_pool2d(torch.tanh(self.layer(x)), 2))
-        return y.flatten(1)
-
-
-@settings(max_examples=15)
-@given(data=st.data(), side=st.sampled_from([2, 4, 6]))
-def test_a_layer_that_is_used_twice_has_one_gradient(data: st.DataObject, side: int) -> None:
-    compare(data, Twice, (2, side, side))
-
-
 @pytest.mark.parametrize("options", [{"padding": "same"}, {"padding": 1, "padding_mode": "circular"}])
 def test_other_paddings_take_the_general_way(options: dict[str, Any]) -> None:
     Case(lambda: nn.Conv1d(2, 3, 3, **options), numbers(1, 2, 2, 5), torch.zeros(1, 2), norms=(0.5,)).check()
 
 
-class Differences(nn.Module):
+def differences() -> nn.Module:
     """Magnified differences of a convolution's outputs: equal patches cancel in the gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv1d(64, 64, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        difference: Tensor = 100.0 * (y[:, :, 0] - y[:, :, 1])
-        return difference
-
-
-def linear_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Has the gradient (1, 2, 3, ...) + label whatever the output is."""
-    weights = torch.arange(1, outputs.shape[-1] + 1).to(outputs)
-    return (outputs * (weights + labels.unsqueeze(-1))).sum(dim=-1)
+    return Of(lambda m, x: -100.0 * m.layer(x).diff(dim=2)[:, :, 0], layer=nn.Conv1d(64, 64, 1, bias=False))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rounding_in_a_gram_form_never_lets_an_example_pass_its_bound(seed: int) -> None:
     patch = 100.0 * numbers(1, 1, 64, 1, seed=seed)
     x = torch.cat([patch, patch + 1e-3 * numbers(1, 1, 64, 1, seed=seed + 100)], dim=3).float()
-    made = Case(Differences, x, torch.zeros(1, 1), loss=linear_loss, dtype=torch.float32, norms=(1.0,))
+    made = Case(differences, x, torch.zeros(1, 1), loss=linear_loss, dtype=torch.float32, norms=(1.0,))
     assert float(made.fast()["layer.weight"].norm()) <= 1.01

@@ -10,17 +10,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
-from tests.core.conftest import Case, compare, numbers, parameters_of
-
-
-def spread(module: nn.Module) -> nn.Module:
-    """Gains and biases as after some training, not as at the start."""
-    for layer in module.modules():
-        if isinstance(layer, WeightStandardisedConv2d):
-            nn.init.normal_(layer.gain)
-            assert layer.bias is not None
-            nn.init.normal_(layer.bias)
-    return module
+from tests.core.conftest import Case, compare, numbers, parameters_of, spread
 
 
 @settings(max_examples=60)
@@ -71,25 +61,6 @@ def test_a_filter_of_one_number_never_moves(bound: float) -> None:
     assert not fast["0.weight"].any()
     for name in ("0.gain", "0.bias"):
         torch.testing.assert_close(fast[name], slow[name], rtol=1e-6, atol=1e-9)
-
-
-class Twice(nn.Module):
-    """One layer at two places, whose output feeds it again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = spread(WeightStandardisedConv2d(2, 2, 3, 1, 1))
-        self.last = nn.Linear(2 * 16, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(self.layer(self.layer(x).tanh()).flatten(1))
-        return y
-
-
-@settings(max_examples=10)
-@given(data=st.data())
-def test_a_layer_that_is_used_twice_has_one_gradient(data: st.DataObject) -> None:
-    compare(data, Twice, (2, 4, 4))
 
 
 def lopsided(outputs: Tensor) -> Tensor:
