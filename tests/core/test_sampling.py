@@ -197,12 +197,6 @@ def test_shuffled_batches_can_be_asked_for_again_when_seeded() -> None:
         assert np.array_equal(again.batch(step).rows, wanted[step])  # type: ignore[arg-type]
 
 
-def test_full_batches_are_everything() -> None:
-    sampler = FullSampler()
-    assert sampler.steps_per_epoch == 1
-    assert sampler.batch(0).rows is None and sampler.batch(7).mask is None
-
-
 def test_single_records_are_uniform_and_independent(make: MakeStreams) -> None:
     """6000 steps of 7 records: one record, two steps in a row, two trials; one that stands for two is found."""
     sampler = SingleSampler(make(2), 7)

@@ -20,12 +20,9 @@ from dpsgd_cli.methods.dp_sgd import GradientMethod
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import METHODS
-from tests.conftest import WAYS
+from tests.conftest import WAYS, StopAt, Train, WriteRecipe
 from tests.methods import small_network, small_problem
 
-Train = Callable[..., Path]
-WriteRecipe = Callable[..., Path]
-StopAt = Callable[[int, BaseException], Callable[[int, int], None]]
 CHOICE = {
     "kind": "private-selection", "batching": "shuffle", "batch_size": 4, "learning_rate": 0.5,
     "candidates": [{"kind": "uniform", "initial": 4}, {"kind": "uniform", "initial": 8}],
