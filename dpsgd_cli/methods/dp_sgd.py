@@ -50,8 +50,14 @@ from dpsgd_cli.recipe.schema.privacy import Privacy
 class GradientMethod(Method):
     """Descent step by step. A trial whose own plan is over keeps its weights while others go on.
 
-    Subclasses say how sums are clipped (`clipping`), made private (`privatise`) and paid for (`spend`).
+    Subclasses say how sums are clipped, made private (`privatise`) and paid for (`spend`). They set `lengths` before
+    this constructor runs.
     """
+
+    lengths: list[int]
+    """Epochs of each trial."""
+    clipping: Clipping | None = None
+    """Bounds on one example's gradient, or None."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -72,15 +78,6 @@ class GradientMethod(Method):
             from dpsgd_cli.core.compiling import Compiled  # takes a while to import
 
             self.sum_clipped = Compiled()
-
-    @property
-    @abstractmethod
-    def lengths(self) -> list[int]:
-        """Epochs of each trial."""
-
-    @abstractmethod
-    def clipping(self) -> Clipping | None:
-        """Bounds on one example's gradient, or None."""
 
     @abstractmethod
     def spend(self, epoch: int, trial: int) -> None:
@@ -152,9 +149,8 @@ class GradientMethod(Method):
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Add the clipped gradients of this process's part of the step's batch to `pack.sums`."""
         del epoch
-        clipping = self.clipping()
         for examples in self.batches.pieces(step):
-            add_clipped_sums(self.context.pack, examples, self.context.loss, clipping, seen, self.sum_clipped)
+            add_clipped_sums(self.context.pack, examples, self.context.loss, self.clipping, seen, self.sum_clipped)
 
     def _trained(self) -> dict[str, Tensor]:
         """Every tensor (R, P) that a step changes."""
@@ -176,12 +172,9 @@ class GradientMethod(Method):
 class WithoutPrivacy(GradientMethod):
     """`sgd`: releases weights computed from the data without any protection; its ledger stays empty."""
 
-    @property
-    def lengths(self) -> list[int]:
-        return [int(recipe.epochs) for recipe in self.context.recipes]
-
-    def clipping(self) -> Clipping | None:
-        return None
+    def __init__(self, context: Context) -> None:
+        self.lengths = [int(recipe.epochs) for recipe in context.recipes]
+        super().__init__(context)
 
     def spend(self, epoch: int, trial: int) -> None:
         del epoch, trial
@@ -196,6 +189,7 @@ class DpSgd(GradientMethod):
     def __init__(self, context: Context) -> None:
         self.plans = [_planned(plan) for plan in context.plans]
         self.adaptive = AdaptiveSchedules(context, self.plans)
+        self.lengths = self.adaptive.lengths
         super().__init__(context)
         if self.adaptive.runs and isinstance(section_of(context.recipes[0]).averaging, TailIterates):
             raise PrivacyError(
@@ -204,7 +198,7 @@ class DpSgd(GradientMethod):
             )
         self.sections = [_section(recipe.privacy) for recipe in context.recipes]
         pack = context.pack
-        self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
+        self.clipping = self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
         self.sensitivities = self.bounds.sensitivities
         precision = noise_precision(context.streams, pack.values.dtype)
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, precision)
@@ -231,15 +225,8 @@ class DpSgd(GradientMethod):
                 )
 
     @property
-    def lengths(self) -> list[int]:
-        return self.adaptive.lengths
-
-    @property
     def finished(self) -> bool:
         return self.epochs <= self._done
-
-    def clipping(self) -> Clipping:
-        return self.bounds
 
     def spend(self, epoch: int, trial: int) -> None:
         own = self.adaptive.releases(epoch, trial)
