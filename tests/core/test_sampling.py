@@ -203,6 +203,7 @@ def test_single_records_are_uniform_and_independent(make: MakeStreams) -> None:
     assert sampler.steps_per_epoch == 7
     drawn = np.concatenate([sampler.batch(step).rows for step in range(6000)], axis=1)
     assert drawn.shape == (2, 6000) and drawn.dtype == np.int64
+    assert not np.array_equal(drawn[:, : 6000 - 4096], drawn[:, 4096:]), "another block of 4096 is drawn anew"
     for rows in (drawn[0], drawn[1], 7 * drawn[0, 0::2] + drawn[0, 1::2], 7 * drawn[0] + drawn[1]):
         cells = 7 if rows.max() < 7 else 49
         assert stats.chisquare(np.bincount(rows, minlength=cells)).pvalue > LEAST

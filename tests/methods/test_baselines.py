@@ -195,10 +195,7 @@ def test_a_search_that_newton_leaves_unfinished_is_finished(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("kind", "model", "message"),
-    [
-        ("objective-perturbation", {"loss": "hinge"}, "smooth"),
-        ("output-perturbation", {"loss": "hinge"}, "smooth"),
-    ],
+    [("objective-perturbation", {"loss": "hinge"}, "smooth"), ("output-perturbation", {"loss": "hinge"}, "smooth")],
 )
 def test_conditions_are_checked(kind: str, model: dict[str, Any], message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
