@@ -40,10 +40,10 @@ from dpsgd_cli.core.independence import (
 from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.memory import keep_freed_memory, rows_that_fit
 from dpsgd_cli.core.packing import Pack, Placement
+from dpsgd_cli.core.precision import MOST_ROWS
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
-from dpsgd_cli.core.summing import MOST_ROWS
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.preparation import folds_declared
 from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_on
@@ -189,7 +189,9 @@ def start(
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
-    place = Placement(_device(recipe.runtime.device, team), precision.of_parameters(recipe.runtime.dtype))
+    place = Placement(
+        _device(recipe.runtime.device, team), precision.PARAMETERS.get(recipe.runtime.dtype, torch.float32)
+    )
     precision.keep_sums_exact()
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
@@ -228,7 +230,7 @@ def start(
         # what the model is given in training is the rows of all trials, one below the other
         check_batches(pack, stand_in_rows(train.input_shape, train.x), _rows_at_once(recipe, len(train), rows))
         _check_further(loaded, train, outputs, init_seeds[:1], rows)
-    pack.work_in(precision.of_passes(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
+    pack.work_in(precision.PASSES.get(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
     bound = feature_bound(recipe, dataset)
     held = _validation(dataset, place)
@@ -350,7 +352,7 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     if shape is None:
         return
     outputs = _outputs(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
-    place = Placement(torch.device("cpu"), precision.of_parameters(recipe.runtime.dtype))
+    place = Placement(torch.device("cpu"), precision.PARAMETERS.get(recipe.runtime.dtype, torch.float32))
     pack = make_pack(loaded, shape, outputs, [0], place)
     none = torch.empty((0, *shape), dtype=place.dtype)
     rows = stand_in_rows(shape, none)

@@ -54,7 +54,7 @@ class FullBatchMethod(GradientMethod):
         if self.risk is None:
             super().add_sums(epoch, step, seen)
             return
-        pack, clipping = self.context.pack, self.clipping()
+        pack, clipping = self.context.pack, self.clipping
         norms = clipping.norms[0] if clipping is not None else pack.values.new_full((pack.trials,), math.inf)
         wanted = (epoch + 1) % self.context.recipes[0].runtime.evaluate_every == 0 or epoch + 1 == self.epochs
         sums = self.risk.gradient_sums_at(pack.values, norms, seen) if wanted else None
@@ -67,7 +67,7 @@ class FullBatchMethod(GradientMethod):
         return report(self.context, self.output, [self._claim(trial) for trial in range(self.context.trials)])
 
     def _claim(self, trial: int) -> Claim | None:
-        settings, clipping = section_of(self.context.recipes[trial]), self.clipping()
+        settings, clipping = section_of(self.context.recipes[trial]), self.clipping
         clip = math.inf if clipping is None else clipping.sensitivities[trial]
         problem = problem_of(self.context, trial, clip)
         plain = isinstance(settings.optimizer, SgdSettings) and settings.optimizer.momentum == 0

@@ -69,7 +69,7 @@ class ObjectivePerturbationMethod(FullBatch):
     """Kifer, Smith and Thakurta 2012 with Gaussian noise; what the search leaves is paid for (Iyengar et al. 2019)."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.objective_perturbation:ObjectivePerturbation",
+        "dpsgd_cli.methods.perturbations:ObjectivePerturbation",
         "dpsgd_cli.privacy.convex:objective_perturbation",
         may_differ=ITS_BUDGET,
     )
@@ -80,7 +80,7 @@ class OutputPerturbationMethod(FullBatch):
     """Noise on the last iterate of full-batch gradient descent, by its stability."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.output_perturbation:OutputPerturbation",
+        "dpsgd_cli.methods.perturbations:OutputPerturbation",
         "dpsgd_cli.privacy.convex:output_perturbation",
         may_differ=ITS_BUDGET,
     )
