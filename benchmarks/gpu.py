@@ -30,9 +30,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.compiling import Compiled
+from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.memory import rows_that_fit
-from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.problems.linear import LinearRisk
@@ -119,7 +119,7 @@ def private(task: Task, dtype: str = "float32", compiles: bool = False, piece: i
     """What `methods/dp_sgd.py` does in a step: clipped sums of pieces of so many rows, or that fit, noise, update."""
     pack = Pack(task.build, [0], Placement(task.device), shares_input=True)
     most = piece or rows_that_fit(pack, task.x[:4])
-    pack.work_in(precision.of_passes(dtype), dtype == "tf32")
+    pack.work_in(precision.PASSES.get(dtype), dtype == "tf32")
     noise = NoiseSource([SeededStreams(0)], pack.size, task.device, torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1, device=task.device)), Diagnostics(1, task.device)
     function = Compiled() if compiles else sum_clipped

@@ -100,11 +100,11 @@ def _overhead(folder: Path, cells: int) -> float:
     """Seconds a cell of a pack's run that are not epochs; the second of two runs, so that imports are not in it."""
     from dpsgd_cli.results import store
     from dpsgd_cli.sweep.running import run_job
-    from dpsgd_cli.sweep.session import Session
+    from dpsgd_cli.sweep.session import SweepSession
 
     spent = []
     for number in range(2):
-        session = Session.open(str(folder / "sweep.yaml"), [f"seed={number}"], folder / f"overhead-{number}")
+        session = SweepSession.open(str(folder / "sweep.yaml"), [f"seed={number}"], folder / f"overhead-{number}")
         session.begin()
         begun = time.perf_counter()
         for job in session.jobs(False, False):

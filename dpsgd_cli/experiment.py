@@ -36,7 +36,7 @@ from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.results import assemble, checkpoint, origin, store, tensorboard
 from dpsgd_cli.results.result import Released, Unreleased
-from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, held_out_loss, start
+from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, loss_of, start
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -276,7 +276,8 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
     for epoch in range(trials.done, 0 if trials.method.finished else total):
         begun = time.perf_counter()
         seen = trials.method.run_epoch(epoch)
-        _synchronise(trials.context.pack.values.device)
+        if trials.context.pack.values.device.type == "cuda":
+            torch.cuda.synchronize(trials.context.pack.values.device)
         trials.train_seconds += time.perf_counter() - begun
         last = epoch + 1 == total or trials.method.finished
         wanted = (epoch + 1) % runtime.evaluate_every == 0 or last
@@ -291,13 +292,8 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
             break
 
 
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
-    loss = held_out_loss(trials.recipe)
+    loss = loss_of(trials.recipe, raw=True)
     found = _evaluate(trials, trials.test, loss) if wanted else {}
     named = {f"test_{k}": v for k, v in found.items()}
     cut, rows = trials.recipe.data.validation, trials.context.validation
@@ -340,7 +336,7 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
     context, dataset, theory = trials.context, trials.dataset, final.theory
     wanted = member.loaded.recipe.epochs
     length = wanted if member.plan is None and isinstance(wanted, int) else len(trials.history)
-    history = [assemble.part(record, span) for record in trials.history[:length]]
+    history = [record.of(span) for record in trials.history[:length]]
     fetched, own = origin.hashes(member.loaded, dataset.sha256)
     counted, measured = _timing(trials, span.stop - span.start, length)
     released = Released(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from dpsgd_cli import data
+from dpsgd_cli import data, failures
 from dpsgd_cli.data.preparation import folds_declared
 from dpsgd_cli.data.splits import most_trained_on
 from dpsgd_cli.errors import ModelError, UsageError
@@ -50,7 +50,6 @@ def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
         return model.layers
     import torch
 
-    from dpsgd_cli import failures
     from dpsgd_cli.core.models import builder
     from dpsgd_cli.core.packing import Pack, Placement
 

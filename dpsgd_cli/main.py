@@ -17,7 +17,7 @@ import click
 
 from dpsgd_cli import __version__
 from dpsgd_cli.errors import DpsgdError, SaidElsewhere
-from dpsgd_cli.interrupts import exit_code
+from dpsgd_cli.failures import exit_code
 from dpsgd_cli.wording import shortened
 
 COMMANDS: dict[str, tuple[str, str]] = {

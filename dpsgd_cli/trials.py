@@ -1,6 +1,6 @@
 """All trials of a pack while they train: how they start, where they stand, how they are continued.
 
-A pack is one recipe's trials, or those of several recipes that may train together (`sweep/grouping.py` says which).
+A pack is one recipe's trials, or those of several recipes that may train together (`sweep/planning.py` says which).
 
 What a checkpoint may drop, and why a resumed run is as private as an uninterrupted one. A process that is stopped
 after its last checkpoint may have trained further epochs. Nothing of them left the process: results are written at
@@ -40,10 +40,10 @@ from dpsgd_cli.core.independence import (
 from dpsgd_cli.core.losses import LOSSES, Loss
 from dpsgd_cli.core.memory import keep_freed_memory, rows_that_fit
 from dpsgd_cli.core.packing import Pack, Placement
+from dpsgd_cli.core.precision import MOST_ROWS
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
-from dpsgd_cli.core.summing import MOST_ROWS
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.preparation import folds_declared
 from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_on
@@ -127,11 +127,8 @@ class Trials:
 
     def checkpoint(self, at: Snapshot) -> dict[str, Any]:
         """What `restore` needs to continue from `at`."""
-        return checkpoint.sealed(self._content(at))
-
-    def _content(self, at: Snapshot) -> dict[str, Any]:
         ledgers = zip(self.context.ledgers, at.entries, self.seeds, strict=True)
-        return {
+        content = {
             "hash": [member.hash for member in self.members],
             "data": dict(self.dataset.sha256),
             "code": self._code(),
@@ -143,6 +140,7 @@ class Trials:
             "ledgers": [to_lines(one.entries[:end], i, seed) for i, (one, end, seed) in enumerate(ledgers)],
             "history": [(r.epoch, r.metrics, r.counts, r.ended) for r in self.history[: at.done]],
         }
+        return checkpoint.sealed(content)
 
     def restore(self, content: dict[str, Any], saved: Path) -> None:
         """Stand where `checkpoint` left off; `saved` is its name. Raises RunError when it belongs to something else.
@@ -191,18 +189,28 @@ def start(
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
-    place = Placement(_device(recipe.runtime.device, team), precision.of_parameters(recipe.runtime.dtype))
+    place = Placement(
+        _device(recipe.runtime.device, team), precision.PARAMETERS.get(recipe.runtime.dtype, torch.float32)
+    )
     precision.keep_sums_exact()
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
-    alone = [(member, stream) for member in members for stream in _streams(member.loaded.recipe)]
+    # a seed gives seeded streams; none gives the operating system's
+    alone: list[tuple[Member, Streams]] = [
+        (member, SecureStreams() if seed is None else SeededStreams(seed))
+        for member in members
+        for seed in member.loaded.recipe.seeds
+    ]
     streams = team.streams([stream for _, stream in alone])
     ledgers = tuple(_ledger(member.plan) for member, _ in alone)
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = adjacency_of(recipe)
 
+    def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+        return streams[trial].normal(purpose, 0, torch.empty(shape, dtype=torch.float64)).numpy()
+
     def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
-        return data.prepare(recipe.data, loaded.base, len(streams), _normals(streams), adjacency, released)
+        return data.prepare(recipe.data, loaded.base, len(streams), normal, adjacency, released)
 
     if stand_in is not None:
         dataset = stand_in
@@ -222,11 +230,11 @@ def start(
         # what the model is given in training is the rows of all trials, one below the other
         check_batches(pack, stand_in_rows(train.input_shape, train.x), _rows_at_once(recipe, len(train), rows))
         _check_further(loaded, train, outputs, init_seeds[:1], rows)
-    pack.work_in(precision.of_passes(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
+    pack.work_in(precision.PASSES.get(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
     bound = feature_bound(recipe, dataset)
     held = _validation(dataset, place)
-    loss = loss_of_outputs(recipe)
+    loss = loss_of(recipe)
     context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base, bound, held, team)
     return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
 
@@ -246,14 +254,9 @@ def _prepared(
     return prepare(made) if dataset is None else dataset
 
 
-def loss_of_outputs(recipe: Recipe) -> Loss:
-    """One example's loss as a function of the model's outputs."""
-    return output_loss(recipe.model) if isinstance(recipe.model, ConvexModel) else LOSSES[recipe.data.task]
-
-
-def held_out_loss(recipe: Recipe) -> Loss:
-    """The same on rows that nobody trains on: of their targets as they are."""
-    return output_loss(recipe.model, raw=True) if isinstance(recipe.model, ConvexModel) else LOSSES[recipe.data.task]
+def loss_of(recipe: Recipe, raw: bool = False) -> Loss:
+    """One example's loss as a function of the model's outputs; `raw`: of targets as they are, as of held-out rows."""
+    return output_loss(recipe.model, raw) if isinstance(recipe.model, ConvexModel) else LOSSES[recipe.data.task]
 
 
 def _outputs(recipe: Recipe, name: str, classes: int | None) -> int:
@@ -349,7 +352,7 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     if shape is None:
         return
     outputs = _outputs(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
-    place = Placement(torch.device("cpu"), precision.of_parameters(recipe.runtime.dtype))
+    place = Placement(torch.device("cpu"), precision.PARAMETERS.get(recipe.runtime.dtype, torch.float32))
     pack = make_pack(loaded, shape, outputs, [0], place)
     none = torch.empty((0, *shape), dtype=place.dtype)
     rows = stand_in_rows(shape, none)
@@ -405,15 +408,3 @@ def _device(name: str, team: Team) -> torch.device:
         # streams and events are the current device's, wherever tensors lie
         torch.cuda.set_device(device)
     return device
-
-
-def _streams(recipe: Recipe) -> tuple[Streams, ...]:
-    """A seed gives seeded streams; none gives the operating system's."""
-    return tuple(SecureStreams() if seed is None else SeededStreams(seed) for seed in recipe.seeds)
-
-
-def _normals(streams: Sequence[Streams]) -> Callable[[int, str, tuple[int, ...]], np.ndarray]:
-    def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-        return streams[trial].normal(purpose, 0, torch.empty(shape, dtype=torch.float64)).numpy()
-
-    return normal

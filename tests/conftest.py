@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -197,6 +198,24 @@ WAYS: dict[str, dict[str, Any]] = {
     },
 }
 """Sections for `write_recipe`: every batching with its accountants, preprocessing, updates and clipping."""
+
+
+def left_in(out: Path) -> set[str]:
+    """What lies in a folder of results, finished results by their recipe's name."""
+    return {path.name.rpartition("-")[0] if path.is_dir() else path.name[:6] for path in out.iterdir()}
+
+
+def table(directory: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of a result."""
+    with (directory / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class Replaced:
+    """A module with some names replaced."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self.__dict__.update(vars(module) | names)
 
 
 @pytest.fixture(params=WAYS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -18,7 +17,7 @@ from dpsgd_cli.privacy.ledger import entries_from_lines
 from dpsgd_cli.privacy.mechanism import merge
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
-from tests.conftest import GRADIENT, WAYS, Train, WriteRecipe
+from tests.conftest import GRADIENT, WAYS, Train, WriteRecipe, table
 
 # One gradient and one selection take four fifths of this budget, so that a fifth is left.
 AGD = ["data.name=breast-cancer", "data.preprocess=[{scale: {by: bounds}}]", "runtime.threads=1", "repeats=2",
@@ -34,11 +33,6 @@ def rows(*args: object) -> dict[str, dict[str, Any]]:
     result = account(*args, "--format", "json")
     assert result.exit_code == 0, result.stderr
     return {row["accountant"]: row for row in json.loads(result.stdout)}
-
-
-def table(directory: Path, name: str) -> list[dict[str, str]]:
-    with (directory / name).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def spent(directory: Path, accountant: str) -> float:

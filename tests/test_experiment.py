@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,30 +15,15 @@ from dpsgd_cli import data, experiment, trials
 from dpsgd_cli.errors import InfeasibleBudget, RunError
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.ledger import Ledger, entries_from_lines, read_ledgers
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
+from tests.conftest import GRADIENT, OWN, PCA, Replaced, StopAt, Train, WriteRecipe, left_in, table
 
-Train = Callable[..., Path]
-StopAt = Callable[[int, BaseException], Callable[[int, int], None]]
-WriteRecipe = Callable[..., Path]
 FILES = {"recipe.yaml", "result.json", "trials.csv", "history.csv", "ledger.jsonl"}
-OWN = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}
-PCA = [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 5}}]
 SHUFFLED = {"budget": {"epsilon": 4, "delta": 1e-3}}
-GRADIENT = {"kind": "dp-sgd", "batch_size": 12, "learning_rate": 0.5}
-
-
-def left_in(out: Path) -> set[str]:
-    """What lies in a folder of results, finished results by their recipe's name."""
-    return {path.name.rpartition("-")[0] if path.is_dir() else path.name[:6] for path in out.iterdir()}
-
-
-def table(directory: Path, name: str) -> list[dict[str, str]]:
-    with (directory / name).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_the_epsilon_of_a_result_is_that_of_its_ledger_file(
@@ -99,13 +83,6 @@ def test_a_trial_alone_is_the_trial_in_a_pack(train: Train, write_recipe: WriteR
     assert len({row["test_loss"] for row in packed}) == 3
 
 
-class _Replaced:
-    """A module with some names replaced."""
-
-    def __init__(self, module: Any, **names: Any) -> None:
-        self.__dict__.update(vars(module) | names)
-
-
 def test_what_lies_about_is_mentioned(train: Train, write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt) -> None:
     recipe = write_recipe()
     said: list[str] = []
@@ -132,7 +109,7 @@ def test_charges_come_before_releases(train: Train, write_recipe: WriteRecipe, m
         return call
 
     monkeypatch.setattr(Ledger, "spend", logged("charge", spend))
-    monkeypatch.setattr(trials, "data", _Replaced(data, prepare=logged("prepare", prepare)))
+    monkeypatch.setattr(trials, "data", Replaced(data, prepare=logged("prepare", prepare)))
     monkeypatch.setattr(DpSgd, "privatise", logged("step", privatise))
     train(write_recipe(data=OWN | {"preprocess": PCA}, method=GRADIENT | {"batching": "poisson", "batch_size": 24}))
     expected = ["charge before"] * 2 + ["prepare"]
@@ -146,7 +123,7 @@ def test_a_budget_that_does_not_cover_the_preprocessing_reads_no_data(
     def prepare(*_: Any) -> None:
         raise AssertionError("the data were read")
 
-    monkeypatch.setattr(trials, "data", _Replaced(data, prepare=prepare))
+    monkeypatch.setattr(trials, "data", Replaced(data, prepare=prepare))
     recipe = write_recipe(data=OWN | {"preprocess": PCA}, privacy={"budget": {"epsilon": 0.1, "delta": 1e-3}})
     with pytest.raises(InfeasibleBudget, match="private preprocessing alone spends the budget"):
         train(recipe)

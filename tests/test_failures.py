@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,10 @@ import pytest
 import torch
 
 from dpsgd_cli.errors import RunError
+from dpsgd_cli.failures import SIGNALS, exit_code, heed_no_more, kill_is_interrupt
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.results import checkpoint
-
-Train = Callable[..., Path]
-StopAt = Callable[[int, BaseException], Callable[[int, int], None]]
-WriteRecipe = Callable[..., Path]
-
-
-def left_in(out: Path) -> set[str]:
-    """What lies in a folder of results, finished results by their recipe's name."""
-    return {path.name.rpartition("-")[0] if path.is_dir() else path.name[:6] for path in out.iterdir()}
+from tests.conftest import StopAt, Train, WriteRecipe, left_in
 
 
 def failing(*outcomes: OSError | None) -> Callable[[int], None]:
@@ -156,3 +150,40 @@ def test_too_little_memory_is_a_message_and_keeps_what_was_trained(
 def test_a_bug_of_ours_keeps_its_type(train: Train, write_recipe: WriteRecipe, stop_at: StopAt) -> None:
     with pytest.raises(ZeroDivisionError):
         train(write_recipe(), progress=stop_at(1, ZeroDivisionError()))
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_a_polite_kill_is_an_interruption_each_time() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with kill_is_interrupt():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            with pytest.raises(KeyboardInterrupt) as raised:
+                send(number)
+            assert exit_code(raised.value) == 128 + number
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.parametrize("first", SIGNALS)
+def test_one_of_several_processes_is_interrupted_once(first: signal.Signals) -> None:
+    """What the launcher sends after it does not disturb the writing of a checkpoint."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with kill_is_interrupt(once=True):
+        with pytest.raises(KeyboardInterrupt) as raised:
+            send(first)
+        assert exit_code(raised.value) == 128 + first
+        for number in SIGNALS:
+            send(number)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_run_that_ends_already_heeds_no_more() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with kill_is_interrupt(once=True):
+        heed_no_more()
+        assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * len(SIGNALS)
+        for number in SIGNALS:
+            send(number)
+    assert [signal.getsignal(number) for number in SIGNALS] == before

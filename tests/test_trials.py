@@ -15,18 +15,7 @@ from dpsgd_cli import data, trials
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.privacy.ledger import entries_from_lines
 from dpsgd_cli.results import checkpoint, store
-
-Train = Callable[..., Path]
-StopAt = Callable[[int, BaseException], Callable[[int, int], None]]
-WriteRecipe = Callable[..., Path]
-OWN = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}
-PCA = [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 5}}]
-GRADIENT = {"kind": "dp-sgd", "batch_size": 12, "learning_rate": 0.5}
-
-
-def left_in(out: Path) -> set[str]:
-    """What lies in a folder of results, finished results by their recipe's name."""
-    return {path.name.rpartition("-")[0] if path.is_dir() else path.name[:6] for path in out.iterdir()}
+from tests.conftest import GRADIENT, OWN, PCA, Replaced, StopAt, Train, WriteRecipe, left_in
 
 
 @pytest.mark.parametrize("seconds", [0, 1000])
@@ -70,15 +59,8 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[data.Dataset]:
         seen.append(data.prepare(*args))
         return seen[-1]
 
-    monkeypatch.setattr(trials, "data", _Replaced(data, prepare=prepare))
+    monkeypatch.setattr(trials, "data", Replaced(data, prepare=prepare))
     return seen
-
-
-class _Replaced:
-    """A module with some names replaced."""
-
-    def __init__(self, module: Any, **names: Any) -> None:
-        self.__dict__.update(vars(module) | names)
 
 
 def test_secure_private_preprocessing_is_released_once_and_used_again(

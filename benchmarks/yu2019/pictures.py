@@ -49,7 +49,7 @@ def draw(results: Results, out: Path) -> list[tuple[str, str]]:
 def solved(kind: str, epochs: int) -> float:
     """The decay rate with which `epochs` epochs spend rho 0.78125."""
     recipe = load_recipe("yu2019/mnist-exponential", (f"privacy.schedule={SOLVED[kind]}", f"epochs={epochs}")).recipe
-    from dpsgd_cli.privacy.schedule_solver import solve_schedule
+    from dpsgd_cli.privacy.budget import solve_schedule
 
     assert recipe.privacy is not None
     plan = plan_for(recipe, Facts(60_000))

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from dpsgd_cli.account.cases import Case, solve
+from dpsgd_cli.account.cases import Case
 from dpsgd_cli.account.solving import Target
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, UnsupportedMechanism
+from dpsgd_cli.privacy import renyi
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.accountants.base import number
-from dpsgd_cli.privacy.exact_sum import ExactSum
+from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.mechanism import Release, merge
+from dpsgd_cli.search import ExactSum
 
 NOISE = "noise multiplier"
 
@@ -62,12 +64,12 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
         else:
             asked = (partial(accountant.delta, releases, at_epsilon) for releases in trials)
             epsilon, delta = at_epsilon, max(number(accountant, ask) for ask in asked)
-        rhos = [rho_of(releases) for releases in trials]
+        rhos = [math.inf if (rho := rho_of(releases)) is None else rho for releases in trials]
     except UnsupportedMechanism as refusal:
         return _refused(case, accountant, adjacency, refusal)
-    rho = None if None in rhos else max(value for value in rhos if value is not None)
     note = "its budget, whatever it spends of that" if case.spends_a_budget() else accountant.note
     note = note if epsilon < math.inf else "no finite epsilon"
+    rho = max(rhos) if max(rhos) < math.inf else None
     return Row(
         accountant.name, epsilon, delta, adjacency, case.batching, accountant.bound, note, case.label, rho
     )  # fmt: skip
@@ -76,29 +78,16 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
 def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Target) -> list[Row]:
     """What the budget buys: by each accountant for itself, or once for all when the budget is in rho."""
     if target.rho is not None:
-        solution = solve(case, parameter, target, named[0])
-        rows = [price(solution.case, accountant) for accountant in named]
-        return [replace(row, solved={parameter: solution.value}) for row in rows]
-    return [_afford_one(case, accountant, parameter, target) for accountant in named]
-
-
-def _afford_one(case: Case, accountant: Accountant, parameter: str, target: Target) -> Row:
-    try:
-        solution = solve(case, parameter, target, accountant)
-    except (UnsupportedMechanism, InfeasibleBudget) as refusal:
-        return _refused(case, accountant, None, refusal)
-    return replace(price(solution.case, accountant), solved={parameter: solution.value})
-
-
-def rho_of(releases: Sequence[Release]) -> float | None:
-    """Total zCDP; None for what has none (sampled batches, (epsilon, delta)-DP releases)."""
-    from dpsgd_cli.privacy.accountants.zcdp import Zcdp, total_rho
-
-    zcdp = Zcdp()
-    if any(zcdp.refusal(release.mechanism) is not None for release in releases):
-        return None
-    rho = total_rho(releases)
-    return rho if rho < math.inf else None
+        value, solved = case.solved(parameter, target, named[0])
+        return [replace(price(solved, accountant), solved={parameter: value}) for accountant in named]
+    rows = []
+    for accountant in named:
+        try:
+            value, solved = case.solved(parameter, target, accountant)
+            rows.append(replace(price(solved, accountant), solved={parameter: value}))
+        except (UnsupportedMechanism, InfeasibleBudget) as refusal:
+            rows.append(_refused(case, accountant, None, refusal))
+    return rows
 
 
 def ranked(rows: Sequence[Row], more_is_better: bool = False) -> list[Row]:
@@ -161,8 +150,6 @@ def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequ
 
     Yu et al. 2019, Figures 1 and 16.
     """
-    from dpsgd_cli.privacy import renyi
-
     columns: dict[str, list[float | None]] = {
         "sampled": [renyi.poisson_gaussian_divergence(sampling_rate, noise_multiplier, order) for order in orders],
         "unsampled": [renyi.gaussian_divergence(noise_multiplier, order) for order in orders],
@@ -212,7 +199,7 @@ def _rho_curve(epochs: Sequence[Sequence[Release]]) -> list[float] | None:
     spent, totals = ExactSum(), []
     for releases in epochs:
         rho = rho_of(releases)
-        if rho is None:
+        if rho is None or rho == math.inf:
             return None
         spent.add(rho)
         totals.append(spent.total())

@@ -7,42 +7,81 @@ Not here: prices.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dpsgd_cli.account.solving import Target, afforded
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.statement import epsilon_at_least
 from dpsgd_cli.privacy.together import ASSUMED, FIXED
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.wording import count
 
 
 class Case(ABC):
-    """Releases to price at `delta`. `label` tells cases of one query apart; `subject` describes them to a reader."""
+    """Releases to price at `delta`. `label` tells cases of one query apart; `described` says what they are to a reader.
+
+    `together`: how many trials of it are published, and priced as one; None where one trial is, the most expensive.
+    """
 
     delta: float
     label: str
-    subject: str
+    described: str
     batching: str
-    covers_before: bool = True
+    together: int | None
 
     @abstractmethod
+    def each_trial(self) -> list[list[Release]]:
+        """What bounds each trial that was made, its releases or its budget."""
+
+    @abstractmethod
+    def each_curve(self) -> list[list[list[Release]]]:
+        """Releases of each trial, epoch by epoch; what came before training belongs to the first."""
+
+    @property
+    def subject(self) -> str:
+        """What is priced, in words."""
+        if self.together is None:
+            return self.described
+        return f"{self.described.split('; ')[0]}; {count(self.together, 'trial')} together"
+
+    def repeated(self, trials: int) -> Case:
+        """All of `trials` trials together, as one. What asks for their releases is refused where they do not add up."""
+        case = copy.copy(self)
+        object.__setattr__(case, "together", trials)
+        return case
+
     def trials(self) -> list[list[Release]]:
-        """What bounds each trial that was made, its releases or its budget; the most expensive trial is stated."""
+        """What is priced; the most expensive one is stated."""
+        self._check()
+        made = self.each_trial()
+        if self.together is None:
+            return made
+        if len(made) > 1:
+            return [[release for releases in made for release in releases]]
+        return [[Release(r.mechanism, r.count * self.together) for r in made[0]]]
 
-    @abstractmethod
     def by_epoch(self) -> list[list[Release]]:
-        """Releases of one trial, epoch by epoch; what came before training belongs to the first."""
+        """The same epoch by epoch; of several trials that are not together, the longest."""
+        self._check()
+        curves = self.each_curve()
+        if self.together is None:
+            return max(curves, key=lambda epochs: sum(map(len, epochs)))
+        if len(curves) == 1:
+            return [[Release(r.mechanism, r.count * self.together) for r in epoch] for epoch in curves[0]]
+        return [[*itertools.chain(*epochs)] for epochs in itertools.zip_longest(*curves, fillvalue=[])]
 
-    def curves(self) -> list[list[list[Release]]]:
-        """`by_epoch` of each trial that was made."""
-        return [self.by_epoch()]
+    def _check(self) -> None:
+        reason = self.no_statement()
+        if reason is not None:
+            raise UnsupportedMechanism(reason)
 
     def noise_multipliers(self) -> list[float | None]:
         """The noise multiplier of each epoch of `by_epoch` (its last Gaussian's)."""
@@ -60,14 +99,26 @@ class Case(ABC):
         """The same case with another value of one parameter."""
         raise UsageError(f"{self.label or 'this'} has no free {parameter}; it can be solved for flags and recipes only")
 
-    def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
-        """The value of one of `parameters` that spends as much of the budget as it allows, `trials` trials together."""
-        case = self if trials == 1 else TrialsTogether(self, trials)
+    def afforded(self, parameter: str, target: Target, accountant: Accountant) -> float:
+        """The value of one of `parameters` that spends as much of the budget as it allows."""
+        return afforded(
+            lambda value: self.with_value(parameter, value).trials()[0], parameter, target, accountant, self.delta
+        )
 
-        def build(value: float) -> Sequence[Release]:
-            return case.with_value(parameter, value).trials()[0]
+    def solved(self, parameter: str, target: Target, accountant: Accountant) -> tuple[float, Case]:
+        """The value of `parameter` that spends as much of the budget as it allows, and no more; and the case with it.
 
-        return afforded(build, parameter, target, accountant, self.delta)
+        Guarantee: the cost of the returned case, by `accountant` (zCDP for a budget in rho), is at most the budget. For
+        a recipe it is the value that its plan gives to `auto`.
+        Raises InfeasibleBudget when no value fits, UsageError for a parameter that the case does not have.
+        """
+        known = self.parameters()
+        if parameter not in known:
+            raise UsageError(f"cannot solve for {parameter} here; one of: {', '.join(known) or 'nothing'}")
+        assert target.limit > 0
+        self._check()
+        value = self.afforded(parameter, target, accountant)
+        return value, self.with_value(parameter, value)
 
     def free(self) -> str | None:
         """The one parameter that was left out; None when there is none, or several."""
@@ -81,9 +132,14 @@ class Case(ABC):
         """Whether releases are chosen as a trial goes, so that only the budget which its filter polices is priced."""
         return False
 
+    def own_remarks(self) -> list[str]:
+        """What a reader should know of each trial besides the rows."""
+        return []
+
     def remarks(self) -> list[str]:
         """What a reader should know besides the rows."""
-        return []
+        several = (self.together or 1) > 1 and self.no_statement() is None
+        return [*self.own_remarks(), *([f"{count(self.together or 1, 'trial')} together: {self.assumed}"] * several)]
 
     def uncovered(self) -> list[str]:
         """What was read of the data that no price covers; a gate does not pass it."""
@@ -96,87 +152,15 @@ class Case(ABC):
 
     def no_statement(self) -> str | None:
         """Why nothing is stated of it, whoever accounts."""
-        return None
+        reason = None if self.together is None else self.why_apart(self.together)
+        return None if reason is None else f"{count(self.together or 1, 'trial')} together: {reason}"
 
     def missing(self) -> list[str]:
         """What should be priced with it and is not there, so that no gate may pass."""
         return []
 
-    def added_as(self) -> str:
-        """What is taken for granted when its trials are added up."""
-        return FIXED
-
-    def repeated(self, trials: int) -> Case:
-        """All of `trials` trials together, as one."""
-        return TrialsTogether(self, trials)
-
-
-@dataclass(frozen=True)
-class TrialsTogether(Case):
-    """Several trials, all of them published. What asks for their releases is refused where they do not add up."""
-
-    case: Case
-    count: int
-
-    def __post_init__(self) -> None:
-        for name in ("delta", "label", "batching", "covers_before"):
-            object.__setattr__(self, name, getattr(self.case, name))
-        object.__setattr__(
-            self, "subject", f"{self.case.subject.split('; ')[0]}; {count(self.count, 'trial')} together"
-        )
-
-    def no_statement(self) -> str | None:
-        reason = self.case.why_apart(self.count)
-        return None if reason is None else f"{count(self.count, 'trial')} together: {reason}"
-
-    def trials(self) -> list[list[Release]]:
-        self._check()
-        made = self.case.trials()
-        if len(made) > 1:
-            return [releases_of(made)]
-        return [[Release(r.mechanism, r.count * self.count) for r in made[0]]]
-
-    def by_epoch(self) -> list[list[Release]]:
-        self._check()
-        curves = self.case.curves()
-        if len(curves) == 1:
-            return [[Release(r.mechanism, r.count * self.count) for r in epoch] for epoch in curves[0]]
-        return [releases_of(epochs) for epochs in itertools.zip_longest(*curves, fillvalue=[])]
-
-    def _check(self) -> None:
-        reason = self.no_statement()
-        if reason is not None:
-            raise UnsupportedMechanism(reason)
-
-    def parameters(self) -> dict[str, bool]:
-        return self.case.parameters()
-
-    def free(self) -> str | None:
-        return self.case.free()
-
-    def budget(self) -> Target:
-        return self.case.budget()
-
-    def spends_a_budget(self) -> bool:
-        return self.case.spends_a_budget()
-
-    def uncovered(self) -> list[str]:
-        return self.case.uncovered()
-
-    def missing(self) -> list[str]:
-        return self.case.missing()
-
-    def remarks(self) -> list[str]:
-        several = self.count > 1 and self.no_statement() is None
-        told = f"{count(self.count, 'trial')} together: {self.case.added_as()}"
-        return [*self.case.remarks(), *([told] if several else [])]
-
-    def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
-        self._check()
-        return self.case.afforded(parameter, target, accountant, self.count * trials)
-
-    def with_value(self, parameter: str, value: float) -> Case:
-        return TrialsTogether(self.case.with_value(parameter, value), self.count)
+    assumed: str = FIXED
+    """What is taken for granted when its trials are added up."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +175,9 @@ class FlagCase(Case):
     steps: int | None = None
     epochs: int | None = None
     label: str = ""
+    together: int | None = None
+
+    assumed = ASSUMED
 
     @property
     def kind(self) -> BatchingKind:
@@ -198,7 +185,7 @@ class FlagCase(Case):
         return BATCHINGS[self.batching]
 
     @property
-    def subject(self) -> str:  # type: ignore[override]
+    def described(self) -> str:  # type: ignore[override]
         """The setting in words."""
         noise = "noise multiplier to be found" if self.noise_multiplier is None else f"z {self.noise_multiplier:.8g}"
         rate = "" if self.sampling_rate is None else f", sampling rate {self.sampling_rate:.6g}"
@@ -237,35 +224,30 @@ class FlagCase(Case):
             raise UsageError(f"{self.batching} batches need --sampling-rate (expected batch size / records)")
         return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
 
-    def trials(self) -> list[list[Release]]:
+    def each_trial(self) -> list[list[Release]]:
         return [[self.release(self.uses)]]
 
-    def by_epoch(self) -> list[list[Release]]:
+    def each_curve(self) -> list[list[list[Release]]]:
         left = self.uses
         size = 1 if self.kind.by_epoch else self.steps_per_epoch
         if left / size > 1_000_000:
             raise UsageError(f"a curve of {left / size:.0f} epochs is too long; take fewer steps")
         whole = self.release(size)
         epochs = [[whole] for _ in range(left // size)]
-        return epochs + ([[self.release(left % size)]] if left % size else [])
+        return [epochs + ([[self.release(left % size)]] if left % size else [])]
 
     def parameters(self) -> dict[str, bool]:
         length = "steps" if self.kind.sampled and self.epochs is None else "epochs"
         return {"noise-multiplier": False, length: True}
-
-    def added_as(self) -> str:
-        return ASSUMED
 
     def free(self) -> str | None:
         if self.noise_multiplier is None:
             return "noise-multiplier"
         return list(self.parameters())[-1] if self.steps is None and self.epochs is None else None
 
-    def remarks(self) -> list[str]:
+    def own_remarks(self) -> list[str]:
         if not self.kind.by_epoch or self.noise_multiplier is None or self.sampling_rate is None:
             return []
-        from dpsgd_cli.privacy.shuffle_lower import epsilon_at_least
-
         least = epsilon_at_least(self.noise_multiplier, self.steps_per_epoch, self.delta)
         return [
             f"one epoch of these shuffled batches costs at least epsilon {least:.4f} (Chua et al. 2024): a lower bound"
@@ -273,49 +255,17 @@ class FlagCase(Case):
 
     def with_value(self, parameter: str, value: float) -> Case:
         name = parameter.replace("-", "_")
-        if name == "steps":
-            return dataclasses.replace(self, steps=int(value), epochs=None)
-        if name == "epochs":
-            return dataclasses.replace(self, epochs=int(value), steps=None)
-        if name == "noise_multiplier":
-            return dataclasses.replace(self, noise_multiplier=float(value))
-        if name == "sampling_rate":
-            return dataclasses.replace(self, sampling_rate=float(value))
-        if name == "delta":
-            return dataclasses.replace(self, delta=float(value))
+        changes: dict[str, Any] = {}
+        if name in ("steps", "epochs"):
+            changes = {"steps": None, "epochs": None, name: int(value)}
+        elif name in ("noise_multiplier", "sampling_rate", "delta"):
+            changes = {name: float(value)}
+        if changes:
+            return dataclasses.replace(self, **changes)
         raise UsageError(f"{parameter} is no parameter of constant noise; give a recipe with a schedule")
-
-
-def releases_of(epochs: Sequence[Sequence[Release]]) -> list[Release]:
-    """One list of everything."""
-    return [release for releases in epochs for release in releases]
 
 
 def _given(value: int | None, option: str) -> int:
     if value is None:
         raise UsageError(f"give {option}")
     return value
-
-
-@dataclass(frozen=True)
-class Solution:
-    """A parameter, its value, and the case with it."""
-
-    parameter: str
-    value: float
-    case: Case
-
-
-def solve(case: Case, parameter: str, target: Target, accountant: Accountant) -> Solution:
-    """The value of `parameter` that spends as much of the budget as it allows, and no more.
-
-    Guarantee: the cost of the returned case, by `accountant` (zCDP for a budget in rho), is at most the budget. For a
-    recipe it is the value that its plan gives to `auto`.
-    Raises InfeasibleBudget when no value fits, UsageError for a parameter that the case does not have.
-    """
-    known = case.parameters()
-    if parameter not in known:
-        raise UsageError(f"cannot solve for {parameter} here; one of: {', '.join(known) or 'nothing'}")
-    assert target.limit > 0
-    value = case.afforded(parameter, target, accountant)
-    return Solution(parameter, value, case.with_value(parameter, value))

@@ -14,11 +14,10 @@ from pathlib import Path
 from dpsgd_cli.account.cases import Case
 from dpsgd_cli.data.evaluated import identities_in, records_of
 from dpsgd_cli.errors import DataError, UnsupportedMechanism
-from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, read_entries, read_seeds, to_price
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.results.comparable import data_in, folds_in
-from dpsgd_cli.results.reading import RESULT
+from dpsgd_cli.privacy.together import Run, why_apart
+from dpsgd_cli.results.reading import RESULT, data_in, folds_in
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 from dpsgd_cli.wording import count
 
@@ -33,7 +32,7 @@ class LedgerCase(Case):
     """Every trial of some ledgers. `alone`: those with no result beside them; `gone`: results that should be there.
 
     `choices`: what tells of runs that were made beside these and removed, of which only the best was published
-    (`sweep/released.py`).
+    (`sweep/choosing.py`).
     """
 
     paths: tuple[Path, ...]
@@ -42,6 +41,7 @@ class LedgerCase(Case):
     alone: tuple[Path, ...] = ()
     choices: tuple[Path, ...] = ()
     gone: tuple[Path, ...] = ()
+    together: int | None = None
 
     @cached_property
     def by_ledger(self) -> list[list[list[LedgerEntry]]]:
@@ -55,7 +55,7 @@ class LedgerCase(Case):
         return [trial for trials in self.by_ledger for trial in trials]
 
     @property
-    def subject(self) -> str:  # type: ignore[override]
+    def described(self) -> str:  # type: ignore[override]
         """What was found."""
         files = f"{len(self.paths)} ledgers, " if len(self.paths) > 1 else ""
         trials = count(len(self.entries), "trial")
@@ -70,7 +70,7 @@ class LedgerCase(Case):
         names = {e.release.mechanism.batching for e in training if isinstance(e.release.mechanism, GaussianSum)}
         return "+".join(sorted(names)) or "full"
 
-    def trials(self) -> list[list[Release]]:
+    def each_trial(self) -> list[list[Release]]:
         return [to_price(trial) for trial in self.entries]
 
     @cached_property
@@ -81,7 +81,7 @@ class LedgerCase(Case):
             _run(path.parent, read_seeds(path), trials[0][0].release.mechanism.adjacency)
             for path, trials in zip(self.paths, self.by_ledger, strict=True)
         ]
-        return together.why_apart(runs, len(self.entries))
+        return why_apart(runs, len(self.entries))
 
     def why_apart(self, trials: int) -> str | None:
         del trials  # a ledger has those that it has
@@ -93,7 +93,7 @@ class LedgerCase(Case):
     def missing(self) -> list[str]:
         return [f"{path}: {GONE}" for path in self.gone]
 
-    def remarks(self) -> list[str]:
+    def own_remarks(self) -> list[str]:
         told = [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
         seeded = any(seed is not None for path in self.paths for seed in read_seeds(path) or ())
         told += [f"{self.label}: {EXPERIMENT}"] if seeded else []
@@ -101,12 +101,9 @@ class LedgerCase(Case):
 
     def uncovered(self) -> list[str]:
         stated = [read_whole(path.parent)["privacy"] for path in self.paths if path not in self.alone]
-        return list(dict.fromkeys(step for privacy in stated for step in privacy["uncovered_steps"]))
+        return list(dict.fromkeys(step for privacy in stated for step in privacy.get("uncovered_steps", ())))
 
-    def by_epoch(self) -> list[list[Release]]:
-        return max(self.curves(), key=lambda epochs: sum(map(len, epochs)))
-
-    def curves(self) -> list[list[list[Release]]]:
+    def each_curve(self) -> list[list[list[Release]]]:
         if self.spends_a_budget():
             raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {CHOSEN} (see history.csv)")
         return [_by_epoch(trial) for trial in self.entries]
@@ -137,7 +134,8 @@ def read_ledgers(source: str, delta: float | None) -> LedgerCase | None:
     stated = [_stated_delta(found) for found in paths]
     alone = tuple(found for found, value in zip(paths, stated, strict=True) if value is None)
     known = [value for value in stated if value is not None]
-    choices = tuple(_choices_in(path)) if path.is_dir() else ()
+    # the results of random stopping
+    choices = tuple(filter(_chooses, sorted(path.rglob("*.result.json")))) if path.is_dir() else ()
     gone = tuple(missing_cells(path)) if path.is_dir() else ()
     delta = delta or min(known, default=DEFAULT_DELTA)
     return LedgerCase(tuple(paths), path.name or source, delta, alone, choices, gone)
@@ -147,11 +145,6 @@ def _ledgers_in(folder: Path) -> list[Path]:
     """One for every result and every ledger below `folder`, but for those in the making, which are hidden."""
     found = {place.parent for name in (LEDGER, RESULT) for place in folder.rglob(name)}
     return sorted(place / LEDGER for place in found if not is_hidden(place, folder))
-
-
-def _choices_in(folder: Path) -> list[Path]:
-    """The results of random stopping below `folder`."""
-    return [path for path in sorted(folder.rglob("*.result.json")) if _chooses(path)]
 
 
 def _chooses(path: Path) -> bool:
@@ -173,11 +166,11 @@ def _stated_delta(ledger: Path) -> float | None:
     return float(privacy["delta"])
 
 
-def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | None) -> together.Run:
+def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | None) -> Run:
     """The trials of a ledger, by the result that it lies beside; DataError where that was damaged."""
     name = directory.name or str(directory)
     if not is_complete(directory):
-        return together.Run(name, seeds, adjacency, None)
+        return Run(name, seeds, adjacency, None)
     provenance = read_whole(directory)["provenance"]
     text = (directory / "recipe.yaml").read_text(encoding="utf-8")
-    return together.Run(name, seeds, adjacency, records_of(data_in(text), folds_in(text), identities_in(provenance)))
+    return Run(name, seeds, adjacency, records_of(data_in(text), folds_in(text), identities_in(provenance)))

@@ -1,6 +1,6 @@
-"""A recipe as something to price: its plan, without reading data and without torch.
+"""A recipe as something to price: its plan, and what Lecture 9 asks of it, without reading data and without torch.
 
-Not here: the plan itself (`plan.py`), prices (`accountants/`).
+Not here: the plan itself (`plan.py`), prices (`accountants/`), the theorem (`lectures.py`).
 """
 
 from __future__ import annotations
@@ -9,21 +9,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+from dpsgd_cli import data
 from dpsgd_cli.account.cases import Case
 from dpsgd_cli.account.solving import RepeatedAccountant, Target
 from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.data.preparation import uncovered_steps
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
-from dpsgd_cli.joint import plan_and_outline
-from dpsgd_cli.privacy import together
+from dpsgd_cli.joint import feature_bound, plan_and_outline, training_records
 from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.convex import constants_of
+from dpsgd_cli.privacy.lectures import PublicProblem, lecture_9_demand
 from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.privacy.together import why_apart
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import Gradient, PrivateSelectionMethod
+from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule
 from dpsgd_cli.wording import count
@@ -36,6 +41,7 @@ class RecipeCase(Case):
     loaded: LoadedRecipe
     recipe: Recipe
     wanted_delta: float | None = None
+    together: int | None = None
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -43,7 +49,7 @@ class RecipeCase(Case):
         return self.recipe.name
 
     @property
-    def subject(self) -> str:  # type: ignore[override]
+    def described(self) -> str:  # type: ignore[override]
         """The plan in words; what is free is not planned yet."""
         try:
             plan = self.plan
@@ -65,16 +71,6 @@ class RecipeCase(Case):
         """How records reach a step."""
         return self.recipe.method.batching
 
-    @property
-    def adjacency(self) -> str:
-        """What the statement is for."""
-        return self.plan.sampling.adjacency
-
-    @property
-    def covers_before(self) -> bool:  # type: ignore[override]
-        """Whether the budget counts private preprocessing."""
-        return self._privacy.budget_covers == "total"
-
     @cached_property
     def plan(self) -> Plan:
         """What would be released. Raises as planning does."""
@@ -88,38 +84,38 @@ class RecipeCase(Case):
         assert plan is not None
         return plan
 
-    def trials(self) -> list[list[Release]]:
+    def each_trial(self) -> list[list[Release]]:
         return [self.plan.to_price]
 
     def why_apart(self, trials: int) -> str | None:
-        return together.why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
+        return why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
 
     def uncovered(self) -> list[str]:
         return uncovered_steps(self.recipe.data, adjacency_of(self.recipe))
 
-    def remarks(self) -> list[str]:
+    def own_remarks(self) -> list[str]:
         return [f"{self.label}: {EXPERIMENT}"] if self.recipe.seed is not None else []
 
     def spends_a_budget(self) -> bool:
         return self.plan.budget_cap is not None or not self.plan.epochs
 
-    def by_epoch(self) -> list[list[Release]]:
+    def each_curve(self) -> list[list[list[Release]]]:
         if self.spends_a_budget():
             raise UnsupportedMechanism(f"{self.label} has no curve by epoch: {CHOSEN}")
         epochs = [list(releases) for releases in self.plan.epochs]
         if epochs:
             epochs[0] = [*self.plan.before, *epochs[0]]
-        return epochs
+        return [epochs]
 
     def parameters(self) -> dict[str, bool]:
-        if not isinstance(self.recipe.method, Gradient) or self._schedule.adaptive:
-            return {}
-        if isinstance(self.recipe.method, PrivateSelectionMethod):
+        method = self.recipe.method
+        if not isinstance(method, Gradient) or isinstance(method, PrivateSelectionMethod) or self._schedule.adaptive:
             return {}
         return {path: not number.increasing for path, number in self._schedule.numbers().items()} | {"epochs": True}
 
-    def afforded(self, parameter: str, target: Target, accountant: Accountant, trials: int = 1) -> float:
+    def afforded(self, parameter: str, target: Target, accountant: Accountant) -> float:
         """What planning the recipe gives where this number is `auto` (the epochs: until the budget is spent)."""
+        trials = self.together or 1
         if target.rho is None:
             budget: RhoBudget | EpsilonBudget = EpsilonBudget(epsilon=target.limit, delta=self.delta)
         else:
@@ -137,27 +133,22 @@ class RecipeCase(Case):
 
     def with_value(self, parameter: str, value: float) -> Case:
         """Raises UnsupportedMechanism for a value whose schedule runs out of noise."""
+        # without the budget, so that a solver may try what does not fit
+        freed = {} if self._privacy.budget is None else {"budget": None, "delta": self.delta}
         if parameter == "epochs":
-            recipe = self.recipe.model_copy(update={"epochs": int(value)})
+            recipe = self._with_privacy(**freed).model_copy(update={"epochs": int(value)})
         elif parameter in self.parameters():
             number = int(value) if self._schedule.numbers()[parameter].whole else float(value)
-            recipe = self._with_privacy(schedule=self._schedule.with_number(parameter, number))
+            recipe = self._with_privacy(schedule=self._schedule.with_number(parameter, number), **freed)
         else:
             raise UsageError(f"schedule {self._schedule.kind} has no parameter {parameter}")
-        return replace(self, recipe=recipe).unbudgeted()
+        return replace(self, recipe=recipe)
 
     def budget(self) -> Target:
         own = self._privacy.budget
         if isinstance(own, RhoBudget):
             return Target(rho=own.rho)
         return Target(epsilon=own.epsilon) if own is not None else Target()
-
-    def unbudgeted(self) -> RecipeCase:
-        """The same without the budget, so that a solver may try what does not fit."""
-        privacy = self._privacy
-        if privacy.budget is None:
-            return self
-        return replace(self, recipe=self._with_privacy(budget=None, delta=self.delta))
 
     @property
     def _privacy(self) -> Privacy:
@@ -177,8 +168,6 @@ class RecipeCase(Case):
 
 def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epochs: int | None) -> RecipeCase:
     """The recipe file, or shipped recipe, `source`."""
-    from dpsgd_cli.recipe.loading import load_recipe
-
     extra = [] if epochs is None else [f"epochs={epochs}"]
     loaded = load_recipe(source, [*overrides, *extra])
     return RecipeCase(loaded, loaded.recipe, delta)
@@ -188,3 +177,37 @@ def _share(rho: float, trials: int) -> float:
     """The most that each of `trials` trials may cost, so that their sum is not above `rho`."""
     share = rho / trials
     return math.nextafter(share, 0.0) if trials * share > rho else share
+
+
+def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
+    """Steps T and records n at which the expected excess risk of Lecture 9's algorithm is at most `error`.
+
+    Raises UsageError for a recipe that is no convex problem in a ball, PrivacyError without bounds or budget.
+    """
+    recipe, model = loaded.recipe, loaded.recipe.model
+    if not isinstance(model, ConvexModel) or model.radius is None:
+        raise UsageError(f"{recipe.name}: Lecture 9 is about model.kind: convex with a radius; give model.radius=R")
+    budget = recipe.privacy.budget if recipe.privacy is not None else None
+    if not isinstance(budget, EpsilonBudget):
+        raise PrivacyError(f"{recipe.name}: Lecture 9 is about a budget of epsilon and delta; give privacy.budget")
+    outline = data.outline(recipe.data, loaded.base)
+    bound = feature_bound(recipe, outline)
+    if bound is None:
+        raise PrivacyError(f"{recipe.name}: nothing public bounds the features; scale by bounds, or add unit-norm")
+    assert outline.input_shape is not None
+    lipschitz = constants_of(model, bound).lipschitz
+    weights = math.prod(outline.input_shape) + model.bias
+    records = training_records(recipe, outline)
+    problem = PublicProblem(records, weights, lipschitz, model.radius, model.l2)
+    demand = lecture_9_demand(problem, error, budget.epsilon, budget.delta)
+    return {
+        "recipe": recipe.name,
+        "excess_risk": error,
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "lipschitz": lipschitz,
+        "weights": weights,
+        "steps": demand.steps,
+        "records": demand.records,
+        "records_available": records,
+    }

@@ -10,10 +10,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpsgd_cli.account.answers import NOISE, Row, Series
+from dpsgd_cli.account.cases import Case
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.rounding import epsilon_text, metric_text
 
 _WIDTH = 118
+
+
+def prices(cases: Sequence[Case], rows: Sequence[Row], form: str | None) -> str:
+    """Rows as JSON or CSV, or as a table between what was asked about and what there is to remark."""
+    if form in ("json", "csv"):
+        return as_json(rows) if form == "json" else as_csv(rows)
+    told = [remark for case in cases for remark in (*case.remarks(), *case.uncovered())]
+    return "\n".join([*(case.subject for case in cases), table(rows), *dict.fromkeys(told)])
+
+
+def demands(rows: Sequence[dict[str, Any]], form: str | None) -> str:
+    """What Lecture 9 asks of each recipe."""
+    import json
+
+    if form == "json":
+        return json.dumps(rows, indent=2)
+    return "\n".join(
+        f"{row['recipe']}: at an expected excess risk of {row['excess_risk']:g}, Lecture 9 asks for"
+        f" T = {row['steps']:,} steps and n = {row['records']:,} records (it has {row['records_available']:,})"
+        for row in rows
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -95,12 +117,12 @@ def _header(rows: Sequence[Row]) -> list[str]:
     names = ["accountant", "epsilon", "delta", "bound", "adjacency", "batching"]
     solved = [name.replace("-", " ") for name in _solved_names(rows)]
     rho = ["rho"] if any(row.rho is not None for row in rows) else []
-    source = ["source"] if _several_sources(rows) else []
+    source = ["source"] if len({row.source for row in rows}) > 1 else []
     return [*source, *names[:1], *solved, *names[1:3], *rho, *names[3:], "note"]
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    source = [row.source] if _several_sources(rows) else []
+    source = [row.source] if len({row.source for row in rows}) > 1 else []
     # in full, since a rounded number may cost more than the budget
     solved = [repr(row.solved[name]).removesuffix(".0") if name in row.solved else "" for name in _solved_names(rows)]
     rho = [] if all(other.rho is None for other in rows) else ["" if row.rho is None else f"{row.rho:.6g}"]
@@ -123,13 +145,10 @@ def _solved_names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.solved))
 
 
-def _several_sources(rows: Sequence[Row]) -> bool:
-    return len({row.source for row in rows}) > 1
-
-
 def _name(row: Row, rows: Sequence[Row]) -> str:
     batching = f" ({row.batching})" if len({other.batching for other in rows}) > 1 else ""
-    return f"{row.source} {row.accountant}{batching}" if _several_sources(rows) else f"{row.accountant}{batching}"
+    source = f"{row.source} " if len({other.source for other in rows}) > 1 else ""
+    return f"{source}{row.accountant}{batching}"
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:

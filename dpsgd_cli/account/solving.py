@@ -1,7 +1,7 @@
 """What a budget affords: of noise, of steps, of a factor of all noise of a plan. Never overshoots it.
 
 Not here: the search itself (`search.py`), what is solved for (`cases.py`), schedules with one free number
-(`schedule_solver.py`).
+(`privacy/budget.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release
-from dpsgd_cli.privacy.search import Gap, gap_of, most_expensive
-from dpsgd_cli.span import NOISE, PRECISION, Span
+from dpsgd_cli.search import NOISE, PRECISION, Span, gap_of, most_expensive
 
 if TYPE_CHECKING:
     from dpsgd_cli.privacy.plan import Plan
@@ -52,8 +52,12 @@ def afforded(build: Build, parameter: str, target: Target, accountant: Accountan
     span = NOISE if target.rho is None else dataclasses.replace(NOISE, precision=0.0)
     if parameter in ("epochs", "steps"):
         span = dataclasses.replace(LENGTH, name=parameter)
-    by_epsilon = _epsilon_gap(build, accountant, target.limit, delta)
-    found = most_expensive(by_epsilon if target.rho is None else _rho_gap(build, target.rho), span)
+
+    def gap(value: float) -> float:
+        spent = accountant.epsilon(build(value), delta) if target.rho is None else total_rho(build(value))
+        return gap_of(spent, target.limit)
+
+    found = most_expensive(gap, span)
     if found is None and span.whole:
         raise InfeasibleBudget(f"not one of the {parameter} fits the budget {target.limit:g}; add noise or raise it")
     if found is None:
@@ -73,7 +77,7 @@ def calibrate(build: Build, accountant: Accountant, epsilon: float, delta: float
     Raises InfeasibleBudget when even the cheap end of `span` costs too much; UnsupportedMechanism as the accountant
     does, and where it refuses to price what would spend the budget.
     """
-    found = most_expensive(_epsilon_gap(build, accountant, epsilon, delta), span)
+    found = most_expensive(lambda value: gap_of(accountant.epsilon(build(value), delta), epsilon), span)
     if found is None:
         raise InfeasibleBudget(
             f"{accountant.name}: no {span.name} up to {span.cheap:g} satisfies epsilon {epsilon:g} at delta {delta:g};"
@@ -91,25 +95,15 @@ def least_factor(plan: Plan, epsilon: float, delta: float) -> float:
     """
 
     def scaled(factor: float) -> list[Release]:
-        return [*plan.before, *(_times(release, factor) for epoch in plan.epochs for release in epoch)]
+        releases = [*plan.before]
+        for release in (release for epoch in plan.epochs for release in epoch):
+            mechanism = release.mechanism
+            assert isinstance(mechanism, GaussianSum)
+            times = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * factor)
+            releases.append(Release(times, release.count))
+        return releases
 
     return calibrate(scaled, accountants.get(plan.accountant), epsilon, delta, _FACTOR) * _ROUNDING
-
-
-def _times(release: Release, factor: float) -> Release:
-    mechanism = release.mechanism
-    assert isinstance(mechanism, GaussianSum)
-    return Release(dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier * factor), release.count)
-
-
-def _epsilon_gap(build: Build, accountant: Accountant, epsilon: float, delta: float) -> Gap:
-    return lambda value: gap_of(accountant.epsilon(build(value), delta), epsilon)
-
-
-def _rho_gap(build: Build, rho: float) -> Gap:
-    from dpsgd_cli.privacy.accountants.zcdp import total_rho
-
-    return lambda value: gap_of(total_rho(build(value)), rho)
 
 
 class RepeatedAccountant(Accountant):

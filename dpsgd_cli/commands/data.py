@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from dpsgd_cli.data import catalog
+from dpsgd_cli.data import catalog, download, readers
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.errors import DataError
 
@@ -51,11 +51,8 @@ def fetch(names: tuple[str, ...]) -> None:
 
     Example: dpsgd data fetch mnist
     """
-    from dpsgd_cli.data.download import Manner
-    from dpsgd_cli.data.download import fetch as fetch_card
-
     for card in [catalog.load_card(name) for name in names]:
-        written = fetch_card(card, Manner())
+        written = download.fetch(card, download.Manner())
         for path in written:
             click.echo(f"{card.name}: fetched {path}")
         if not written:
@@ -87,8 +84,6 @@ def verify(names: tuple[str, ...]) -> None:
 def _checks(card: Card) -> dict[str, Callable[[], object]]:
     """For each file, what reads it and raises DataError when it is not right."""
     if card.reader.kind == "bundled":
-        from dpsgd_cli.data import readers
-
         return {card.files[0].name: functools.partial(readers.read, card)}
     return {file.name: functools.partial(catalog.read_content, card, file) for file in card.files}
 

@@ -155,7 +155,9 @@ def unsaid(recipe: Recipe) -> list[str]:
     """
     said = []
     if recipe.data.preprocess is None:
-        said.append(f"data.preprocess: {_flow(_steps(recipe))} ({_whose(recipe)})")
+        whose = "a file of your own" if recipe.data.name is None else f"the card of {recipe.data.name}"
+        steps = yaml.dump(_steps(recipe), Dumper=CoreDumper, default_flow_style=True, width=10_000).strip()
+        said.append(f"data.preprocess: {steps} ({whose})")
     if recipe.seed is None:
         said.append("seed: none (the operating system's entropy; no run can be repeated)")
     if recipe.privacy is not None and recipe.privacy.noise_source is None:
@@ -170,12 +172,3 @@ def _steps(recipe: Recipe) -> list[object]:
     from dpsgd_cli.data import catalog  # NumPy, which listing recipes does without
 
     return [plain(step) for step in catalog.load_card(recipe.data.name).preprocess]
-
-
-def _whose(recipe: Recipe) -> str:
-    return "a file of your own" if recipe.data.name is None else f"the card of {recipe.data.name}"
-
-
-def _flow(value: object) -> str:
-    text: str = yaml.dump(value, Dumper=CoreDumper, default_flow_style=True, width=10_000)
-    return text.strip()

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpsgd_cli.errors import RunError
-from dpsgd_cli.sweep.launchers import LAUNCHERS
+from dpsgd_cli.errors import RecipeError, RunError
+from dpsgd_cli.failures import kill_is_interrupt
+from dpsgd_cli.sweep import launchers
 from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
-    from dpsgd_cli.sweep.session import Session
+    from dpsgd_cli.sweep.session import SweepSession
 
 
 class _RunByDefault(click.Group):
@@ -35,11 +36,11 @@ class _Launcher(click.ParamType):
     name = "launcher"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"[{'|'.join(LAUNCHERS)}]"
+        return f"[{'|'.join(launchers.LAUNCHERS)}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in LAUNCHERS:
-            self.fail(f"{value!r} is not one of {', '.join(LAUNCHERS)}", param, ctx)
+        if value not in launchers.LAUNCHERS:
+            self.fail(f"{value!r} is not one of {', '.join(launchers.LAUNCHERS)}", param, ctx)
         return str(value)
 
 
@@ -80,14 +81,15 @@ def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dr
       dpsgd sweep sweeps/ci --dry-run
       dpsgd sweep sweeps/ci repeats=2 --out results/ci --shard 1/4
     """
-    from dpsgd_cli.sweep.session import Session
+    from dpsgd_cli.sweep.session import SweepSession  # torch
 
-    session = Session.open(sweep, overrides, out, shard)
+    session = SweepSession.open(sweep, overrides, out, shard)
     if dry_run:
-        _dry_run(session)
+        lines, problems = session.dry_run()
+        click.echo("\n".join(lines))
+        if problems:
+            raise RecipeError(problems)
         return
-    from dpsgd_cli.interrupts import kill_is_interrupt
-
     with kill_is_interrupt():
         failed = _run(session, **how)
     if failed and session.secret:
@@ -123,21 +125,8 @@ def status(folder: Path) -> None:
             click.echo(f"  failed  {failure['directory']}: {failure['error'].splitlines()[0]}")
 
 
-def _dry_run(session: Session) -> None:
-    from dpsgd_cli.errors import RecipeError
-    from dpsgd_cli.sweep import report
-
-    lines, problems = session.dry_run()
-    click.echo("\n".join(lines))
-    if problems:
-        raise RecipeError(problems)
-    click.echo("\n".join(report.privacy_lines(session.planned_privacy())))
-
-
-def _run(session: Session, launcher: str, fail_fast: bool, retry_failed: bool) -> int:
+def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bool) -> int:
     """Run, with a line a pack on stderr; returns how many of this shard's cells failed."""
-    from dpsgd_cli.sweep import launchers, report
-
     launch = launchers.get(launcher)
     session.begin()
     jobs = session.jobs(retry_failed, fail_fast)
@@ -155,12 +144,7 @@ def _run(session: Session, launcher: str, fail_fast: bool, retry_failed: bool) -
     if result is None:
         click.echo("not all runs are over, so nothing is published yet", err=True)
         return session.failed()
-    for line in report.privacy_lines(result["privacy"]):
-        click.echo(line)
-    if result["chosen"] is not None:
-        click.echo(f"{'chosen':<25} {report.chosen_line(result['chosen'])}")
-    tables = "" if session.secret else ".table.csv, .table.md and "
-    click.echo(f"results in {session.out}: {session.folder.stem}{tables}.result.json")
+    click.echo("\n".join(session.told(result)))
     return 0 if session.secret else session.failed()
 
 

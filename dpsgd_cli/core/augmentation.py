@@ -43,14 +43,9 @@ class Augmentation:
                 f"data.augment.crop: {settings.crop} pixels cannot be reflected at images of {shape[1]} x {shape[2]};"
                 " make it smaller"
             )
-        self.settings = settings
+        self.settings, self.copies = settings, settings.copies
         self.shape = shape
         self.keys = torch.tensor([stream.integer("augment") for stream in streams])
-
-    @property
-    def copies(self) -> int:
-        """K."""
-        return self.settings.copies
 
     def __call__(self, x: Tensor, records: Tensor, step: int) -> Tensor:
         """(R, K B, C, H, W): K augmented copies of images `x` (R or 1, B, C, H, W), first all first copies.

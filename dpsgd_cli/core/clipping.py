@@ -14,8 +14,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
-from dpsgd_cli.core.precision import rounded_products
-from dpsgd_cli.core.summing import MOST_ROWS
+from dpsgd_cli.core.precision import MOST_ROWS, rounded_products
 
 
 def at_most(bounds: Tensor, norms: Tensor) -> Tensor:
@@ -135,8 +134,8 @@ def add_clipped_sums(
     """Add every example's clipped gradient to `pack.sums`, of at most `MOST_ROWS` examples at once.
 
     Guarantee: what one example adds has L2 norm at most the trial's entry of `clipping.sensitivities` (to rounding;
-    what that makes of the sum: `summing.py`), whatever the other examples are; an example whose gradient is not finite
-    adds zero; a masked row adds zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients (no
+    what that makes of the sum: `precision.py`), whatever the other examples are; an example whose gradient is not
+    finite adds zero; a masked row adds zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients (no
     guarantee).
 
     `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands

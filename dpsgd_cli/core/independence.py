@@ -39,11 +39,7 @@ from dpsgd_cli.errors import ModelError
 
 _ROWS = 4
 _SMALL = 64
-_ASKS = (
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.equal.default,
-    torch.ops.aten.allclose.default,
-)
+_ASKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 _ARRAYS = (Tensor.numpy, Tensor.__array__)
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 

@@ -73,24 +73,18 @@ def evaluate(
     kept = pack.values.clone() if values is not pack.values else None
     if kept is not None:
         pack.values.copy_(values)
-    try:
-        return _totals(pack, table, (task, loss or LOSSES[task]), most)
-    finally:
-        if kept is not None:
-            pack.values.copy_(kept)
-
-
-def _totals(pack: Pack, table: Table, judge: tuple[str, Loss], most: int) -> dict[str, Tensor]:
-    task, loss_of = judge
-    metrics = metrics_of(task)
+    metrics, loss_of = metrics_of(task), loss or LOSSES[task]
     totals = {name: torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64) for name in metrics}
     if not pack.values.is_cuda:
         most = min(most, max(1, _ROWS_IN_CACHE // pack.trials))
-    for x, y, mask in table.chunks(Batch(rows=None), most):
-        outputs = pack(x)
-        labels = y.expand(pack.trials, -1)
-        for name, metric in metrics.items():
-            counts = (metric.of_records or loss_of)(outputs, labels)
-            counts = counts if mask is None else torch.where(mask, counts, 0)
-            totals[name] += counts.sum(dim=1, dtype=torch.float64)
+    try:
+        for x, y, mask in table.chunks(Batch(rows=None), most):
+            outputs, labels = pack(x), y.expand(pack.trials, -1)
+            for name, metric in metrics.items():
+                counts = (metric.of_records or loss_of)(outputs, labels)
+                counts = counts if mask is None else torch.where(mask, counts, 0)
+                totals[name] += counts.sum(dim=1, dtype=torch.float64)
+    finally:
+        if kept is not None:
+            pack.values.copy_(kept)
     return {name: total / table.counts for name, total in totals.items()}

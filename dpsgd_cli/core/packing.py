@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dpsgd_cli.core.layers import RULES, Fallback, Layer, Session, Standardised
 from dpsgd_cli.core.layers.conv import Conv
 from dpsgd_cli.core.pooling import vectorised
-from dpsgd_cli.core.summing import MOST_FLOAT32, PRECISION
+from dpsgd_cli.core.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
 
 _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
@@ -40,8 +40,8 @@ class Placement:
 class Pack(nn.Module):
     """R trials of the model that `build` makes; trial i is initialised under torch seed `seeds[i]`.
 
-    `values` and `sums` are (R, P), `sums` float64, made of products of precision `products` (`summing.py`);
-    `layers` are the clipping groups in forward order of registration.
+    `values` and `sums` are (R, P), P being `size`; `sums` are float64, made of products of precision `products`
+    (`precision.py`). `layers` are the clipping groups in forward order of registration.
     `shares_input`: the model applies its first layer straight to the input, so one (B, ...) input can serve
     all trials without a copy each.
     """
@@ -57,9 +57,11 @@ class Pack(nn.Module):
         self._rounded: Tensor | None = None
         self._views: dict[bool, dict[int, dict[str, Tensor]]] = {}
         self.shares_input = shares_input
-        sources = [_seeded(build, seed) for seed in seeds]
-        for source in sources:
-            source.to(device=place.device, dtype=place.dtype)
+        sources = []
+        for seed in seeds:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                sources.append(build().to(device=place.device, dtype=place.dtype))
         anchor = torch.zeros((), device=place.device, dtype=place.dtype, requires_grad=True)
         self.session = Session(self.trials, anchor)
         self.layers: list[Layer] = []
@@ -102,24 +104,20 @@ class Pack(nn.Module):
 
     def _bind(self, sources: Sequence[nn.Module], place: Placement) -> None:
         stacked = [dict(source.named_parameters()) for source in sources]
-        shapes: list[tuple[Layer, str, str, torch.Size]] = []
-        for layer in self.layers:
-            path = self._places[id(layer)]
-            for name in layer.names:
-                full = f"{path}.{name}".strip(".")
-                shapes.append((layer, name, full, stacked[0][full].shape))
-        total = sum(shape.numel() for *_, shape in shapes)
+        groups = [(group, self._name(layer, own)) for group, layer in enumerate(self.layers) for own in layer.names]
+        self.size = total = sum(stacked[0][name].numel() for _, name in groups)
         self.values = torch.empty(self.trials, total, device=place.device, dtype=place.dtype)
         self.sums = torch.zeros_like(self.values, dtype=PRECISION)
         self.spans: dict[str, tuple[int, torch.Size]] = {}
         self.group_of = torch.empty(total, dtype=torch.long, device=place.device)
         offset = 0
-        for layer, _, full, shape in shapes:
+        for group, name in groups:
+            shape = stacked[0][name].shape
             stop = offset + shape.numel()
-            for trial, own in enumerate(stacked):
-                self.values[trial, offset:stop] = own[full].detach().reshape(-1)
-            self.spans[full] = (offset, shape)
-            self.group_of[offset:stop] = self.layers.index(layer)
+            for trial, parameters in enumerate(stacked):
+                self.values[trial, offset:stop] = parameters[name].detach().reshape(-1)
+            self.spans[name] = (offset, shape)
+            self.group_of[offset:stop] = group
             offset = stop
         self._attach(self.values, self.sums)
 
@@ -127,16 +125,19 @@ class Pack(nn.Module):
         for layer in self.layers:
             layer.bind(self._views_of(values, layer), self._views_of(sums, layer))
 
+    def _name(self, layer: Layer, own: str) -> str:
+        return f"{self._places[id(layer)]}.{own}".strip(".")
+
     def _views_of(self, flat: Tensor, layer: Layer) -> dict[str, Tensor]:
         """The parts of `flat` (R, P) that belong to a layer's parameters, as (R, *shape)."""
         found = {}
         for name in layer.names:
-            offset, shape = self.spans[f"{self._places[id(layer)]}.{name}".strip(".")]
+            offset, shape = self.spans[self._name(layer, name)]
             found[name] = flat[:, offset : offset + shape.numel()].view(self.trials, *shape)
         return found
 
     def expect(self, records: int) -> None:
-        """Steps will hold about `records` of a trial, a public number: as precise as `summing.py` asks for so many."""
+        """Be as precise as `precision.py` asks for steps of about `records` of a trial, a public number."""
         self.products = PRECISION if records > MOST_FLOAT32 else self.values.dtype
 
     @contextmanager
@@ -192,11 +193,6 @@ class Pack(nn.Module):
             layer.values = self._views[recording][id(layer)]
         return x.to(self._rounded.dtype) if recording and x.is_floating_point() else x
 
-    @property
-    def size(self) -> int:
-        """P, the number of trained parameters of one trial."""
-        return self.values.shape[1]
-
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (R, B, K) of inputs (R, B, ...), or of (1, B, ...): the same rows in every trial."""
         rows = x.shape[1]
@@ -205,12 +201,6 @@ class Pack(nn.Module):
             x = x.expand(self.trials, *x.shape[1:])
         y = self.template(self._take_parameters(x.reshape(x.shape[0] * rows, *x.shape[2:])))
         return y.reshape(self.trials, rows, *y.shape[1:]).to(self.values.dtype)
-
-
-def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
 
 
 def _refuse(module: nn.Module, name: str) -> None:
@@ -246,17 +236,16 @@ def _refuse_tied(source: nn.Module) -> None:
 
 def _refuse_own_constants(sources: Sequence[nn.Module]) -> None:
     """What is not trained is there once for all trials, so it must be the same under every seed."""
-    for name, shared in _constants(sources[0]).items():
-        if any(not torch.equal(shared, _constants(source)[name]) for source in sources[1:]):
+    constants = [
+        {name: p for name, p in source.named_parameters() if not p.requires_grad} | dict(source.named_buffers())
+        for source in sources
+    ]
+    for name, shared in constants[0].items():
+        if any(not torch.equal(shared, others[name]) for others in constants[1:]):
             raise ModelError(
                 f"{name} is not trained and differs from seed to seed, but trials that train together share it;"
                 " fill it from a torch.Generator with a seed of its own"
             )
-
-
-def _constants(source: nn.Module) -> dict[str, Tensor]:
-    frozen = {name: parameter for name, parameter in source.named_parameters() if not parameter.requires_grad}
-    return {**frozen, **dict(source.named_buffers())}
 
 
 def elements_per_row(pack: Pack, x: Tensor) -> int:

@@ -24,20 +24,18 @@ Not here: how batches and noise are drawn (`sampling.py`, `noise.py`), what a pr
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.streams import SecureStreams, Streams
+from dpsgd_cli.core.streams import SharedStreams, Streams
 from dpsgd_cli.errors import DpsgdError, SaidElsewhere, UsageError
-from dpsgd_cli.interrupts import heed_no_more
+from dpsgd_cli.failures import heed_no_more
 
 Value = TypeVar("Value")
 
@@ -49,15 +47,15 @@ sums travel while the host goes on, the launcher ends those that are left."""
 
 
 class Team:
-    """One process, alone."""
+    """This process, `rank` of `size`, and the others that train the same pack: none by default.
 
-    rank = 0
-    size = 1
+    `store` is where processes leave word for each other; one that is alone needs none.
+    """
 
-    @property
-    def first(self) -> bool:
+    def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
+        self.rank, self.size, self._store = rank, size, store
+        self.first = rank == 0
         """Whether this is process 0, which adds noise, evaluates, speaks and writes."""
-        return self.rank == 0
 
     def part(self, count: int) -> slice:
         """This process's part of `count` things in a row; the parts of all processes are disjoint and cover them."""
@@ -65,56 +63,29 @@ class Team:
 
     def add_up(self, sums: Tensor) -> None:
         """Add the `sums` of all processes up on process 0, in place; what the others hold is then of no use."""
+        if self.size > 1:
+            with self._in_touch():
+                torch.distributed.reduce(sums, dst=0)
 
     def share(self, sums: Tensor) -> None:
         """Send process 0's `sums`, which it has made private, to all others, in place."""
+        if self.size > 1:
+            with self._in_touch():
+                torch.distributed.broadcast(sums, src=0)
 
     def total(self, seen: Diagnostics) -> Diagnostics:
         """What all processes saw together, on process 0."""
-        return seen
-
-    def tell(self, make: Callable[[], Value]) -> Value:
-        """What `make` gives on process 0 (or the error that it raises there), everywhere; it runs nowhere else."""
-        return make()
-
-    def say_of(self, error: DpsgdError) -> DpsgdError:
-        """What this process says of its own `error`, which ends all of them."""
-        return error
-
-    def streams(self, own: Sequence[Streams]) -> tuple[Streams, ...]:
-        """Streams of every trial from which all processes draw the same batches."""
-        return tuple(own)
-
-    def device(self, asked: torch.device) -> torch.device:
-        """The device of this process."""
-        return asked
-
-
-class Processes(Team):
-    """One of several processes, between `join` and the end."""
-
-    def __init__(self, rank: int, size: int, store: Any) -> None:
-        self.rank = rank
-        self.size = size
-        self._store = store
-        self._local_rank = int(os.environ.get("LOCAL_RANK", rank))
-
-    def add_up(self, sums: Tensor) -> None:
-        with self._in_touch():
-            torch.distributed.reduce(sums, dst=0)
-
-    def share(self, sums: Tensor) -> None:
-        with self._in_touch():
-            torch.distributed.broadcast(sums, src=0)
-
-    def total(self, seen: Diagnostics) -> Diagnostics:
+        if self.size == 1:
+            return seen
         sums = seen.sums()
         stacked = torch.tensor(list(sums.values()), dtype=torch.float64)
-        with self._in_touch():
-            torch.distributed.reduce(stacked, dst=0)
+        self.add_up(stacked)
         return Diagnostics.of(dict(zip(sums, stacked, strict=True)))
 
     def tell(self, make: Callable[[], Value]) -> Value:
+        """What `make` gives on process 0 (or the error that it raises there), everywhere; it runs nowhere else."""
+        if self.size == 1:
+            return make()
         said: list[Any] = [None, None]
         failed: DpsgdError | None = None
         if self.first:
@@ -133,6 +104,8 @@ class Processes(Team):
 
     def say_of(self, error: DpsgdError) -> DpsgdError:
         """The error, with the process that it happened on. Where process 0 says it, that is enough: SaidElsewhere."""
+        if self.size == 1:
+            return error
         with suppress(RuntimeError):
             self._store.set(f"ended/{self.rank}", str(error))
             if not self.first:
@@ -163,6 +136,9 @@ class Processes(Team):
         return f"another of the {self.size} processes ended, is out of reach, or said nothing for {TIMEOUT} ({why})"
 
     def streams(self, own: Sequence[Streams]) -> tuple[Streams, ...]:
+        """Streams of every trial from which all processes draw the same batches."""
+        if self.size == 1:
+            return tuple(own)
         key = self.tell(lambda: os.urandom(32))
         return tuple(
             stream if stream.reproducible else SharedStreams(key + trial.to_bytes(8, "little"), self.first)
@@ -170,64 +146,22 @@ class Processes(Team):
         )
 
     def device(self, asked: torch.device) -> torch.device:
-        if asked.type != "cuda":
+        """The device of this process."""
+        if self.size == 1 or asked.type != "cuda":
             return asked
         if asked.index is not None:
             raise UsageError(
                 f"runtime.device {asked} is one GPU for {self.size} processes; give cuda or auto: each takes its own"
             )
-        found = torch.cuda.device_count()
-        if self._local_rank >= found:
+        local, found = int(os.environ.get("LOCAL_RANK", self.rank)), torch.cuda.device_count()
+        if local >= found:
             raise UsageError(
-                f"runtime.device {asked}: process {self.rank} is number {self._local_rank} on this computer, which has"
+                f"runtime.device {asked}: process {self.rank} is number {local} on this computer, which has"
                 f" {found} GPUs; start as many processes as there are GPUs, or give runtime.device=cpu"
             )
-        own = torch.device("cuda", self._local_rank)
+        own = torch.device("cuda", local)
         torch.cuda.set_device(own)
         return own
-
-
-class SharedStreams(SecureStreams):
-    """The operating system's entropy for several processes: batches are drawn alike, noise on process 0 only.
-
-    Integers, permutations and sets are functions of (key, purpose, counter) through SHAKE-256, the key being 256 bits
-    of process 0's operating system and the trial's number; it is sent to the other processes and never stored.
-    Normals come from process 0's operating system itself, and nowhere else from anything.
-    """
-
-    def __init__(self, key: bytes, first: bool) -> None:
-        self._key = key
-        self._first = first
-
-    def normal(self, purpose: str, counter: int, out: Tensor) -> Tensor:
-        if not self._first:
-            raise RuntimeError(f"noise for {purpose} was asked for on a process that must not draw any")
-        return super().normal(purpose, counter, out)
-
-    def bits(self, purpose: str, counter: int) -> int:
-        return _Keyed(self._key, "bits", purpose, counter).bits(purpose, counter)
-
-    def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
-        return _Keyed(self._key, "distinct", purpose, counter).distinct(purpose, counter, n, size)
-
-    def permutation(self, purpose: str, counter: int, n: int) -> np.ndarray:
-        return _Keyed(self._key, "permutation", purpose, counter).permutation(purpose, counter, n)
-
-    def integer(self, purpose: str) -> int:
-        return _Keyed(self._key, "integer", purpose, 0).integer(purpose)
-
-
-class _Keyed(SecureStreams):
-    """One draw whose words are those of SHAKE-256 instead of the operating system's."""
-
-    def __init__(self, key: bytes, *place: object) -> None:
-        self._prefix = key + "/".join(map(str, place)).encode()
-        self._piece = 0
-
-    def _words(self, count: int) -> np.ndarray:
-        self._piece += 1
-        digest = hashlib.shake_256(self._prefix + b"/" + self._piece.to_bytes(8, "little")).digest(8 * count)
-        return np.frombuffer(digest, dtype=np.uint64)
 
 
 def started_by_a_launcher() -> bool:
@@ -252,6 +186,6 @@ def join() -> Iterator[Team]:
             f"the processes that WORLD_SIZE={os.environ['WORLD_SIZE']} announces did not come together"
             f" ({str(error).splitlines()[0]}); start them with torchrun --nproc-per-node N -m dpsgd_cli train ..."
         ) from error
-    yield Processes(rank, size, distributed.PrefixStore("dpsgd", store))
+    yield Team(rank, size, distributed.PrefixStore("dpsgd", store))
     # only after success: where a process was lost, the backend may wait for it here
     distributed.destroy_process_group()

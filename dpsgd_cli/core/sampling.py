@@ -109,10 +109,8 @@ class BatchSizes:
         return weight / self._cumulative[-1]
 
 
-@lru_cache(maxsize=8)
-def batch_sizes(records: int, expected: int) -> BatchSizes:
-    """The table of (records, expected), which all trials of a pack share."""
-    return BatchSizes(records, expected)
+batch_sizes = lru_cache(maxsize=8)(BatchSizes)
+"""The table of (records, expected), which all trials of a pack share."""
 
 
 class PoissonSampler(Sampler):

@@ -76,10 +76,6 @@ class StreamedTable(Table):
             part = slice(start, start + most)
             yield self._sent((x[:, part], y[:, part]), None if batch.mask is None else batch.mask[:, part])
 
-    def ahead(self, sampler: Sampler) -> Sampler:
-        """The same batches, each read while the step before it is computed."""
-        return _ReadAhead(sampler, self)
-
     def read(self, places: np.ndarray) -> tuple[Tensor, Tensor]:
         """Features (R, B, ...) and labels (R, B) at `places` (R, B), on the host; pinned where they go to a GPU."""
         return self._hosted(self.features.at(places), self.labels.at(places))
@@ -105,8 +101,11 @@ class ReadBatch(Batch):
     read: tuple[Tensor, Tensor] = field(kw_only=True)
 
 
-class _ReadAhead(Sampler):
-    """Draws and reads the next batch on a thread of its own; asked for another step, it starts again there."""
+class ReadAhead(Sampler):
+    """The batches of `whole`, the next one drawn and read by a thread of its own while a step is computed.
+
+    Asked for another step than the next, it starts again there.
+    """
 
     def __init__(self, whole: Sampler, table: StreamedTable) -> None:
         self._whole = whole

@@ -1,7 +1,8 @@
 """Random streams: every draw of a trial is a function of (its seed, the purpose, a counter) and nothing else.
 
 So a trial draws the same numbers alone, in a pack or after a resume, and no stream is ever shared between
-trials, purposes or steps. Trials without a seed get `SecureStreams`, whose draws come from the operating system.
+trials, purposes or steps. Trials without a seed get `SecureStreams`, whose draws come from the operating system, and
+in several processes `SharedStreams`.
 
 Not here: what the draws are used for (`noise.py`, `sampling.py`, `packing.py`).
 """
@@ -9,7 +10,9 @@ Not here: what the draws are used for (`noise.py`, `sampling.py`, `packing.py`).
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +25,9 @@ class Streams(Protocol):
     """The randomness of one trial."""
 
     reproducible: bool
+
+    def under(self, name: str) -> Streams:
+        """Streams of the same trial whose purposes are `name`'s own."""
 
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
         """Fill `out` with independent standard normals and return it."""
@@ -48,8 +54,11 @@ class SeededStreams:
 
     reproducible = True
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self.seed = seed
+
+    def under(self, name: str) -> Streams:
+        return SeededStreams(f"{self.seed}/{name}")
 
     def _key(self, purpose: str, counter: int) -> int:
         digest = hashlib.sha256(f"{self.seed}/{purpose}/{counter}".encode()).digest()
@@ -104,18 +113,20 @@ class SecureStreams:
 
     reproducible = False
 
-    def _words(self, count: int) -> np.ndarray:
-        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+    def _source(self, *place: object) -> Callable[[int], np.ndarray]:
+        """Where the draw at `place` (kind, purpose, counter) gets uniform 64-bit words: so many at a time."""
+        del place
+        return lambda count: np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
-    def _uniform(self, count: int) -> np.ndarray:
-        """In (0, 1], multiples of 2^-53."""
-        return ((self._words(count) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
+    def under(self, name: str) -> Streams:
+        del name
+        return self
 
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
-        del purpose, counter
-        pairs = 2 * out.numel()
-        radius = np.sqrt(-2.0 * np.log(self._uniform(pairs)))
-        angle = 2.0 * np.pi * self._uniform(pairs)
+        words, pairs = self._source("normal", purpose, counter), 2 * out.numel()
+        # in (0, 1], multiples of 2^-53
+        first, second = (((words(pairs) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53 for _ in range(2))
+        radius, angle = np.sqrt(-2.0 * np.log(first)), 2.0 * np.pi * second
         normals = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         mixed = normals.reshape(4, out.numel()).sum(axis=0) / 2.0
         here = torch.from_numpy(mixed).reshape(out.shape)
@@ -123,26 +134,53 @@ class SecureStreams:
         return out.copy_(here.pin_memory() if out.is_cuda else here, non_blocking=True)
 
     def bits(self, purpose: str, counter: int) -> int:
-        del purpose, counter
-        return int.from_bytes(self._words(8).tobytes(), "little")
+        return int.from_bytes(self._source("bits", purpose, counter)(8).tobytes(), "little")
 
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
+        words = self._source("distinct", purpose, counter)
         if 2 * size > n:
-            return self.permutation(purpose, counter, n)[:size]
+            return np.argsort(words(n), kind="stable").astype(np.int64)[:size]
         found = np.empty(0, dtype=np.int64)
         # the multiples of n below 2^64: a word beyond them would favour small numbers
         fair = np.uint64((1 << 64) // n * n - 1)
         while len(found) < size:
-            words = self._words(size)
-            drawn = (words[words <= fair] % np.uint64(n)).astype(np.int64)
-            joined = np.concatenate([found, drawn])
+            drawn = words(size)
+            kept = (drawn[drawn <= fair] % np.uint64(n)).astype(np.int64)
+            joined = np.concatenate([found, kept])
             found = joined[np.sort(np.unique(joined, return_index=True)[1])]
         return found[:size]
 
     def permutation(self, purpose: str, counter: int, n: int) -> np.ndarray:
-        del purpose, counter
-        return np.argsort(self._words(n), kind="stable").astype(np.int64)
+        return np.argsort(self._source("permutation", purpose, counter)(n), kind="stable").astype(np.int64)
 
     def integer(self, purpose: str) -> int:
-        del purpose
-        return int(self._words(1)[0] >> np.uint64(1))
+        return int(self._source("integer", purpose, 0)(1)[0] >> np.uint64(1))
+
+
+class SharedStreams(SecureStreams):
+    """The operating system's entropy for several processes: batches are drawn alike, noise on process 0 only.
+
+    Integers, permutations and sets are functions of (key, purpose, counter) through SHAKE-256, the key being 256 bits
+    of process 0's operating system and the trial's number; it is sent to the other processes and never stored.
+    Normals come from process 0's operating system itself, and nowhere else from anything.
+    """
+
+    def __init__(self, key: bytes, first: bool) -> None:
+        self._key = key
+        self._first = first
+
+    def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
+        if not self._first:
+            raise RuntimeError(f"noise for {purpose} was asked for on a process that must not draw any")
+        return super().normal(purpose, counter, out)
+
+    def _source(self, *place: object) -> Callable[[int], np.ndarray]:
+        if place[0] == "normal":
+            return super()._source(*place)
+        prefix, piece = self._key + "/".join(map(str, place)).encode(), itertools.count(1)
+
+        def words(count: int) -> np.ndarray:
+            digest = hashlib.shake_256(prefix + b"/" + next(piece).to_bytes(8, "little")).digest(8 * count)
+            return np.frombuffer(digest, dtype=np.uint64)
+
+        return words

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,70 +76,40 @@ def project_to_ball(values: Tensor, radii: Tensor) -> Tensor:
     return values.mul_((radii / norms).clamp_(max=1.0).nan_to_num_(nan=1.0))
 
 
-class Average(ABC):
-    """A running average (R, P) of iterates: starts as the initial weights, and sees each iterate once, in order."""
+class Average:
+    """A running average (R, P) of iterates: starts as the initial weights, and sees each iterate once, in order.
 
-    average: Tensor
+    `share` says how much of the average the iterate of a step is. With `starts`, the iterate of a step is what the step
+    started from, which is kept in `previous`.
+    """
 
-    @abstractmethod
+    def __init__(self, values: Tensor, share: Callable[[int], Any], starts: bool = False) -> None:
+        self.average = values.clone()
+        self.previous = values.clone() if starts else None
+        self._share = share
+
     def add(self, values: Tensor, step: int) -> None:
         """Take in the weights (R, P) after step `step` (0, 1, ...)."""
-
-
-class StartAverage(Average):
-    """Mean of the weights that the steps started from, w_0 to w_(T-1): the lectures' output."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.average = values.clone()
-        self.previous = values.clone()
-
-    def add(self, values: Tensor, step: int) -> None:
-        self.average.lerp_(self.previous, 1.0 / (step + 1))
-        self.previous.copy_(values)
-
-
-class TailAverage(Average):
-    """Mean of the weights after steps `first` (R, 1), first + 1, ...; until then, the latest."""
-
-    def __init__(self, values: Tensor, first: Tensor) -> None:
-        self.first = first
-        self.average = values.clone()
-
-    def add(self, values: Tensor, step: int) -> None:
-        self.average.lerp_(values, 1.0 / (step - self.first + 1).clamp_min(1.0))
-
-
-class EmaAverage(Average):
-    """Exponential moving average of the weights, (R, P): average = decay * average + (1 - decay) * weights.
-
-    The decay of step t (from 0) is min(decay, (1 + t) / (10 + t)), so that early weights are forgotten.
-    """
-
-    def __init__(self, decay: float, values: Tensor) -> None:
-        self.decay = decay
-        self.average = values.clone()
-
-    def add(self, values: Tensor, step: int) -> None:
-        decay = min(self.decay, (1 + step) / (10 + step))
-        self.average.lerp_(values, 1 - decay)
-
-
-def first_of_tail(fraction: float, steps: int) -> int:
-    """Number of the first step whose iterate counts when the last `fraction` of `steps` are averaged.
-
-    >>> first_of_tail(0.5, 100), first_of_tail(1.0, 100), first_of_tail(0.01, 3)
-    (50, 0, 2)
-    """
-    return max(0, steps - max(1, math.ceil(fraction * steps)))
+        self.average.lerp_(values if self.previous is None else self.previous, self._share(step))
+        if self.previous is not None:
+            self.previous.copy_(values)
 
 
 def make_average(settings: Averaging | None, values: Tensor, steps: Sequence[int]) -> Average | None:
-    """The average that a recipe names, over a training of `steps` steps of each trial; None for the last iterate."""
+    """The average that a recipe names, over a training of `steps` steps of each trial; None for the last iterate.
+
+    ema    Exponential moving average: average = d average + (1 - d) weights. The d of step t (from 0) is min(decay,
+           (1 + t) / (10 + t)), so that early weights are forgotten.
+    all    Mean of the weights that the steps started from, w_0 to w_(T-1): the lectures' output.
+    tail   Mean of the weights after the last `fraction` of a trial's steps; until these begin, the latest.
+    """
     if settings is None:
         return None
     if isinstance(settings, EmaSettings):
-        return EmaAverage(settings.decay, values)
+        decay = settings.decay
+        return Average(values, lambda step: 1 - min(decay, (1 + step) / (10 + step)))
     if isinstance(settings, AllIterates):
-        return StartAverage(values)
-    first = [first_of_tail(settings.fraction, own) for own in steps]
-    return TailAverage(values, torch.tensor(first, dtype=values.dtype, device=values.device).unsqueeze(1))
+        return Average(values, lambda step: 1 / (step + 1), starts=True)
+    listed = [max(0, own - max(1, math.ceil(settings.fraction * own))) for own in steps]
+    first = torch.tensor(listed, dtype=values.dtype, device=values.device).unsqueeze(1)
+    return Average(values, lambda step: 1 / (step - first + 1).clamp_min(1.0))

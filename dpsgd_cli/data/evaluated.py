@@ -1,7 +1,7 @@
 """Which records a recipe is tested on, as far as its `data:` section, its folds and the files' hashes tell.
 
 What is measured on other records is another quantity, and is not subtracted. Not here: cutting (`splits.py`), folds
-themselves (`core/tensors.py`), verdicts (`results/comparable.py`).
+themselves (`core/tensors.py`), verdicts (`results/differences.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Adaptive schedules: trials whose noise follows their validation accuracy, each stopped by its own ledger.
 
 Used by `dp_sgd.py` where a trial's schedule is `validation`; trials of one pack with other schedules are left alone.
-Not here: the rule (`privacy/adaptive_schedule.py`).
+Not here: the rule (`privacy/adaptive.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import Context
-from dpsgd_cli.privacy.adaptive_schedule import AdaptiveNoise, AdaptiveSchedulePlan
+from dpsgd_cli.privacy.adaptive import AdaptiveNoise, AdaptiveSchedulePlan
 from dpsgd_cli.privacy.ledger import charged_by_epoch
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.privacy.plan import Plan

@@ -136,6 +136,9 @@ class Method(ABC):
 class OneShot(Method):
     """A method that releases once, at the end of one epoch that does everything."""
 
+    epochs = 1
+    steps = 1
+
     @abstractmethod
     def solve(self) -> None:
         """Charge, release and write `pack.values`."""
@@ -146,14 +149,6 @@ class OneShot(Method):
             if plan is not None:
                 for release in plan.epochs[0]:
                     ledger.spend(release, 0)
-
-    @property
-    def epochs(self) -> int:
-        return 1
-
-    @property
-    def steps(self) -> int:
-        return 1
 
     def run_epoch(self, epoch: int) -> Diagnostics:
         del epoch

@@ -1,6 +1,6 @@
 """What every table is compared with: the majority class, and the optimum without privacy.
 
-Not here: the proof of the hinge's optimum (`core/problems/hinge.py`).
+Not here: the proof of the hinge's optimum (`core/problems/optimum.py`).
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dpsgd_cli.core.problems.hinge import minimise_hinge
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Hinge
+from dpsgd_cli.core.problems.optimum import minimise_hinge
 from dpsgd_cli.core.selection import exponentials
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import RecipeError

@@ -19,7 +19,7 @@ from dpsgd_cli.core.sampling import (
     SingleSampler,
     SteadySampler,
 )
-from dpsgd_cli.core.streamed import StreamedTable
+from dpsgd_cli.core.streamed import ReadAhead, StreamedTable
 from dpsgd_cli.core.tensors import Examples
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context
@@ -65,7 +65,7 @@ def _sampler(context: Context, most_rows: int) -> Sampler:
     if context.pack.session.rounds and sampler.varies:
         sampler = SteadySampler(sampler, most_rows)
     if isinstance(context.table, StreamedTable):
-        return context.table.ahead(sampler)
+        return ReadAhead(sampler, context.table)
     device = context.pack.values.device
     # a compiled step wants few shapes, too
     few = device.type == "cuda" or context.recipes[0].runtime.compile

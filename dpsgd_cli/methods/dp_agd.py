@@ -35,7 +35,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.noise import TrialNoise, noise_precision
-from dpsgd_cli.core.problems.sampled import SampledRisk
+from dpsgd_cli.core.problems.linear import SampledRisk
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Context, Method

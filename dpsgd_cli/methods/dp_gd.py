@@ -23,8 +23,8 @@ from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd, GradientMethod, WithoutPrivacy
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.problem import linear_risk, section_of
+from dpsgd_cli.privacy.convex import constants_of
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
-from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
 from dpsgd_cli.recipe.schema.method import AllIterates, SgdSettings
@@ -54,7 +54,7 @@ class FullBatchMethod(GradientMethod):
         if self.risk is None:
             super().add_sums(epoch, step, seen)
             return
-        pack, clipping = self.context.pack, self.clipping()
+        pack, clipping = self.context.pack, self.clipping
         norms = clipping.norms[0] if clipping is not None else pack.values.new_full((pack.trials,), math.inf)
         wanted = (epoch + 1) % self.context.recipes[0].runtime.evaluate_every == 0 or epoch + 1 == self.epochs
         sums = self.risk.gradient_sums_at(pack.values, norms, seen) if wanted else None
@@ -67,7 +67,7 @@ class FullBatchMethod(GradientMethod):
         return report(self.context, self.output, [self._claim(trial) for trial in range(self.context.trials)])
 
     def _claim(self, trial: int) -> Claim | None:
-        settings, clipping = section_of(self.context.recipes[trial]), self.clipping()
+        settings, clipping = section_of(self.context.recipes[trial]), self.clipping
         clip = math.inf if clipping is None else clipping.sensitivities[trial]
         problem = problem_of(self.context, trial, clip)
         plain = isinstance(settings.optimizer, SgdSettings) and settings.optimizer.momentum == 0

@@ -32,7 +32,7 @@ from torch import Tensor
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
 from dpsgd_cli.core.tensors import sent
-from dpsgd_cli.core.updates import StartAverage, TailAverage, make_average, make_update, project_to_ball
+from dpsgd_cli.core.updates import make_average, make_update, project_to_ball
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.adaptive_schedule import AdaptiveSchedules
 from dpsgd_cli.methods.base import Context, Method
@@ -43,14 +43,21 @@ from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.base import Section
 from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
+from dpsgd_cli.recipe.schema.method import TailIterates
 from dpsgd_cli.recipe.schema.privacy import Privacy
 
 
 class GradientMethod(Method):
     """Descent step by step. A trial whose own plan is over keeps its weights while others go on.
 
-    Subclasses say how sums are clipped (`clipping`), made private (`privatise`) and paid for (`spend`).
+    Subclasses say how sums are clipped, made private (`privatise`) and paid for (`spend`). They set `lengths` before
+    this constructor runs.
     """
+
+    lengths: list[int]
+    """Epochs of each trial."""
+    clipping: Clipping | None = None
+    """Bounds on one example's gradient, or None."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -71,15 +78,6 @@ class GradientMethod(Method):
             from dpsgd_cli.core.compiling import Compiled  # takes a while to import
 
             self.sum_clipped = Compiled()
-
-    @property
-    @abstractmethod
-    def lengths(self) -> list[int]:
-        """Epochs of each trial."""
-
-    @abstractmethod
-    def clipping(self) -> Clipping | None:
-        """Bounds on one example's gradient, or None."""
 
     @abstractmethod
     def spend(self, epoch: int, trial: int) -> None:
@@ -151,17 +149,16 @@ class GradientMethod(Method):
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Add the clipped gradients of this process's part of the step's batch to `pack.sums`."""
         del epoch
-        clipping = self.clipping()
         for examples in self.batches.pieces(step):
-            add_clipped_sums(self.context.pack, examples, self.context.loss, clipping, seen, self.sum_clipped)
+            add_clipped_sums(self.context.pack, examples, self.context.loss, self.clipping, seen, self.sum_clipped)
 
     def _trained(self) -> dict[str, Tensor]:
         """Every tensor (R, P) that a step changes."""
         found = {"values": self.context.pack.values, **{f"update.{k}": v for k, v in self.update.state.items()}}
         if self.average is not None:
             found["average"] = self.average.average
-        if isinstance(self.average, StartAverage):
-            found["previous"] = self.average.previous
+            if self.average.previous is not None:
+                found["previous"] = self.average.previous
         return found
 
     def state(self) -> dict[str, Any]:
@@ -175,12 +172,9 @@ class GradientMethod(Method):
 class WithoutPrivacy(GradientMethod):
     """`sgd`: releases weights computed from the data without any protection; its ledger stays empty."""
 
-    @property
-    def lengths(self) -> list[int]:
-        return [int(recipe.epochs) for recipe in self.context.recipes]
-
-    def clipping(self) -> Clipping | None:
-        return None
+    def __init__(self, context: Context) -> None:
+        self.lengths = [int(recipe.epochs) for recipe in context.recipes]
+        super().__init__(context)
 
     def spend(self, epoch: int, trial: int) -> None:
         del epoch, trial
@@ -195,15 +189,16 @@ class DpSgd(GradientMethod):
     def __init__(self, context: Context) -> None:
         self.plans = [_planned(plan) for plan in context.plans]
         self.adaptive = AdaptiveSchedules(context, self.plans)
+        self.lengths = self.adaptive.lengths
         super().__init__(context)
-        if self.adaptive.runs and isinstance(self.average, TailAverage):
+        if self.adaptive.runs and isinstance(section_of(context.recipes[0]).averaging, TailIterates):
             raise PrivacyError(
                 "privacy.schedule validation ends training by itself, so method.averaging cannot count from the end;"
                 " use ema or none"
             )
         self.sections = [_section(recipe.privacy) for recipe in context.recipes]
         pack = context.pack
-        self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
+        self.clipping = self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
         self.sensitivities = self.bounds.sensitivities
         precision = noise_precision(context.streams, pack.values.dtype)
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, precision)
@@ -230,15 +225,8 @@ class DpSgd(GradientMethod):
                 )
 
     @property
-    def lengths(self) -> list[int]:
-        return self.adaptive.lengths
-
-    @property
     def finished(self) -> bool:
         return self.epochs <= self._done
-
-    def clipping(self) -> Clipping:
-        return self.bounds
 
     def spend(self, epoch: int, trial: int) -> None:
         own = self.adaptive.releases(epoch, trial)

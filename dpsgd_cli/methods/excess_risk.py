@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.problems.hinge import minimise_hinge
-from dpsgd_cli.core.problems.newton import Tilted, minimise_on_ball
+from dpsgd_cli.core.problems.optimum import Tilted, minimise_hinge, minimise_on_ball
 from dpsgd_cli.methods.base import Context, Theory
 from dpsgd_cli.methods.problem import l2_of, linear_risk, radii_of
+from dpsgd_cli.privacy.convex import constants_of
 from dpsgd_cli.privacy.lectures import PublicProblem
-from dpsgd_cli.privacy.lipschitz import constants_of
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 _TOLERANCE = 1e-7

@@ -19,9 +19,8 @@ from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context, Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
-from dpsgd_cli.methods.problem import linear_risk, section_of
+from dpsgd_cli.methods.problem import l2_of, linear_risk, section_of
 from dpsgd_cli.privacy.lectures import excess_risk_of_last
-from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
@@ -36,7 +35,7 @@ class LectureSgd(DpSgd):
         self.any_by_theorem = any(theory)
         self.by_theorem = torch.tensor(theory, device=context.pack.values.device).unsqueeze(1)
         self.leads = context.column([self._lead(trial) for trial in range(context.trials)])
-        self.powers = context.column([0.5 if _l2(recipe) == 0 else 1.0 for recipe in context.recipes])
+        self.powers = context.column([0.5 if l2_of(recipe) == 0 else 1.0 for recipe in context.recipes])
 
     def learning_rates(self, epoch: int) -> list[float]:
         constant = [section_of(recipe).learning_rate == "theorem" for recipe in self.context.recipes]
@@ -47,8 +46,8 @@ class LectureSgd(DpSgd):
         recipe = self.context.recipes[trial]
         if section_of(recipe).learning_rate != "theorem":
             return 0.0
-        if _l2(recipe) > 0:
-            return 1 / _l2(recipe)
+        if l2_of(recipe) > 0:
+            return 1 / l2_of(recipe)
         model = recipe.model
         if not isinstance(model, ConvexModel) or model.radius is None:
             raise RecipeError("method.learning_rate: theorem needs model.radius, or model.l2 above 0; give a number")
@@ -95,7 +94,3 @@ class LectureSgd(DpSgd):
         # where a fold's place is left over, a record that adds nothing was drawn
         slopes = torch.where(index >= 0, slopes, 0.0)
         pack.sums.copy_(z * slopes.unsqueeze(1))
-
-
-def _l2(recipe: Recipe) -> float:
-    return recipe.model.l2 if isinstance(recipe.model, ConvexModel) else 0.0

@@ -23,7 +23,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,36 +30,11 @@ from dpsgd_cli.core import models
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
-from dpsgd_cli.core.streams import Streams
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, Method, Theory
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.candidates import SelectionPlan
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
-
-
-class CandidateStreams:
-    """A trial's streams under purposes of one candidate's own."""
-
-    def __init__(self, streams: Streams, name: str) -> None:
-        self.streams = streams
-        self.name = name
-        self.reproducible = streams.reproducible
-
-    def normal(self, purpose: str, counter: int, out: Tensor) -> Tensor:
-        return self.streams.normal(f"{self.name}/{purpose}", counter, out)
-
-    def bits(self, purpose: str, counter: int) -> int:
-        return self.streams.bits(f"{self.name}/{purpose}", counter)
-
-    def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
-        return self.streams.distinct(f"{self.name}/{purpose}", counter, n, size)
-
-    def permutation(self, purpose: str, counter: int, n: int) -> np.ndarray:
-        return self.streams.permutation(f"{self.name}/{purpose}", counter, n)
-
-    def integer(self, purpose: str) -> int:
-        return self.streams.integer(f"{self.name}/{purpose}")
 
 
 class PrivateSelection(Method):
@@ -89,7 +63,7 @@ class PrivateSelection(Method):
 
     def _inner_context(self) -> Context:
         context, k = self.context, self.candidates
-        streams = tuple(CandidateStreams(own, f"candidate-{i}") for own in context.streams for i in range(k))
+        streams = tuple(own.under(f"candidate-{i}") for own in context.streams for i in range(k))
         table = context.table
         if table.own is not None:
             raise PrivacyError("method private-selection cuts the records into parts of its own; leave folds out")
@@ -115,7 +89,7 @@ class PrivateSelection(Method):
         build = models.builder(context.recipes[0].model, shape, outputs, context.base)
         place = Placement(pack.values.device, pack.values.dtype)
         names = [f"candidate-{i}" for i in range(self.candidates)]
-        seeds = [CandidateStreams(own, name).integer("init") for own in context.lasting for name in names]
+        seeds = [own.under(name).integer("init") for own in context.lasting for name in names]
         return Pack(build, seeds, place, pack.shares_input)
 
     @property

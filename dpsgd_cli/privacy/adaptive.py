@@ -1,23 +1,40 @@
-"""Plans of methods that decide while they run: a zCDP budget, and how it is cut up.
+"""Plans of what is decided while it runs: methods that cut up a zCDP budget, and the schedule that looks at the model.
 
-Guarantee: a trial's ledger refuses what would pass `rho`, and rho is the largest zCDP whose conversion (that of the
-plan's accountant) meets the epsilon of the budget. Not here: the methods, prices.
+Guarantee of the methods: a trial's ledger refuses what would pass `rho`, and rho is the largest zCDP whose conversion
+(that of the plan's accountant) meets the epsilon of the budget.
+
+The schedule has less noise when validation accuracy stops improving (Yu et al. 2019, IV-A1). What it looks at is either
+public, and then the noise multiplier of an epoch is a function of earlier releases and public records, or a noisy count
+of right predictions on private validation records, which is a release of its own.
+
+Guarantee of the schedule: noise multipliers are chosen while training runs, so only a filter may end it:
+`GaussianRhoFilter` (a budget in rho) or `GaussianFilter` (epsilon by the exact accountant), both sound for releases
+chosen after seeing earlier ones (`budget.py`). What is stated is that budget, not what a run spent of it. Sampled
+batches are refused. A look releases the number of right predictions on the validation records plus Gaussian noise of
+standard deviation z: one record changes that number by at most 1 under every adjacency (added, removed, replaced or
+set to null), so it is a Gaussian mechanism of noise multiplier z. Training and validation records are disjoint, and yet
+both are charged to one ledger: an upper bound.
+
+Not here: the methods and predicting (`methods/`), schedules known beforehand (`recipe/schema/schedule.py`), prices.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.privacy.accountants.zcdp import total_rho
+from dpsgd_cli.privacy.budget import Filter, RhoFilter
 from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
-from dpsgd_cli.privacy.ledger import Filter, RhoFilter
 from dpsgd_cli.privacy.mechanism import PureDP, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, delta_of, privacy_of
-from dpsgd_cli.privacy.search import largest
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, PrivGeneMethod
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
+from dpsgd_cli.recipe.schema.schedule import Validation
+from dpsgd_cli.search import largest
 
 # Equal parts of a budget must not pass it by the rounding of their sum.
 _BELOW = 1 - 1e-8
@@ -37,17 +54,12 @@ class AdaptivePlan(Plan):
 
     @property
     def budget_cap(self) -> ZeroConcentrated | None:
-        return self._whole if self.chooses else None
+        return ZeroConcentrated(self.rho_total, self.sampling.adjacency) if self.chooses else None
 
     @property
-    def to_price(self) -> list[Release]:
-        if not self.chooses:
-            return self.releases
-        return [*(() if self.covers_before else self.before), Release(self._whole)]
-
-    @property
-    def _whole(self) -> ZeroConcentrated:
-        return ZeroConcentrated(self.rho_total, self.sampling.adjacency)
+    def rho_for_training(self) -> float:
+        """What private preprocessing leaves of the budget."""
+        return self.rho_total - (total_rho(self.before) if self.covers_before else 0.0)
 
     def _filter(self) -> Filter:
         return RhoFilter(self.rho_total)
@@ -87,7 +99,7 @@ def agd_rates(settings: DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
     gradient has the noise of the classical Gaussian mechanism at (eps_0, delta): eps_0^2 / (4 log(1.25 / delta))-zCDP.
     By shares: an iteration may spend rho / splits, `gradient_share` of it on the gradient.
     """
-    rho = rho_for_training(plan)
+    rho = plan.rho_for_training
     per_rho = 8.0 if settings.selection == "exponential" else 2.0
     if settings.gradient_share is None:
         budget = plan.budget
@@ -110,19 +122,8 @@ def agd_rates(settings: DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
 def equal_choices(plan: AdaptivePlan, choices: int) -> PureDP:
     """One of so many uses of the exponential mechanism, eps^2/8-zCDP each, that share the budget equally."""
     # below an equal share by more than the rounding of their sum
-    epsilon = math.sqrt(8 * rho_for_training(plan) / choices) * (1 - 1e-9)
+    epsilon = math.sqrt(8 * plan.rho_for_training / choices) * (1 - 1e-9)
     return PureDP(epsilon, plan.sampling.adjacency, "exponential", "parent")
-
-
-def rho_for_training(plan: AdaptivePlan) -> float:
-    """What private preprocessing leaves of the budget."""
-    return plan.rho_total - _rho_before(plan) if plan.covers_before else plan.rho_total
-
-
-def _rho_before(plan: AdaptivePlan) -> float:
-    from dpsgd_cli.privacy.accountants.zcdp import total_rho
-
-    return total_rho(plan.before)
 
 
 def _adaptive(recipe: Recipe, facts: Facts) -> AdaptivePlan:
@@ -158,3 +159,62 @@ def dp_agd(recipe: Recipe, facts: Facts) -> Plan:
     plan = _adaptive(recipe, facts)
     agd_rates(recipe.method, plan)
     return plan
+
+
+@dataclass
+class AdaptiveNoise:
+    """The noise multiplier of one trial, and the accuracies that it followed."""
+
+    schedule: Validation
+    multiplier: float
+    seen: list[float] = field(default_factory=list)
+    last: float = 0.0
+
+    def looks_after(self, epoch: int) -> bool:
+        """Whether `epoch` (0, 1, ...) is a validation epoch."""
+        return (epoch + 1) % self.schedule.every == 0
+
+    def observe(self, accuracy: float) -> None:
+        """Take in the accuracy of a validation epoch, and set the multiplier of the epochs to come.
+
+        Every `period` validations the mean of the last `average` of them is compared with the mean of last time (0 at
+        first): where it grew by at most `threshold`, the multiplier becomes `decay` times itself (equations 8 to 10).
+        """
+        settings = self.schedule
+        self.seen.append(accuracy)
+        if len(self.seen) % settings.period:
+            return
+        mean = sum(self.seen[-settings.average :]) / settings.average
+        if mean - self.last <= settings.threshold:
+            self.multiplier *= settings.decay
+        self.last = mean
+
+
+@dataclass(frozen=True)
+class AdaptiveSchedulePlan(Plan):
+    """A plan whose noise is chosen while it runs. `most` epochs are what the first noise multiplier would allow.
+
+    `release` gives what an epoch releases at a noise multiplier; `look` what a validation releases, None where the
+    validation records are public.
+    """
+
+    schedule: Validation | None = None
+    release: Callable[[float], Release] | None = None
+    look: Release | None = None
+    most: int = 0
+    chooses: bool = True
+
+    @property
+    def most_epochs(self) -> int:
+        return self.most
+
+    def noise(self) -> AdaptiveNoise:
+        """The noise of a trial that begins."""
+        assert self.schedule is not None
+        return AdaptiveNoise(self.schedule, self.schedule.initial)
+
+    def releases_of(self, noise: AdaptiveNoise, epoch: int) -> tuple[Release, ...]:
+        """Everything that `epoch` will release: its gradients, and the look after it."""
+        assert self.release is not None
+        looks = (self.look,) if self.look is not None and noise.looks_after(epoch) else ()
+        return (self.release(noise.multiplier), *looks)

@@ -1,30 +1,29 @@
-"""What a trial may spend: whether releases fit a budget, what is left of it, and the filter that enforces it.
+"""What a trial may spend: whether releases fit a budget, the filter that enforces it, how much of a schedule it buys.
 
-Not here: what anything costs (`accountants/`), how noise or epochs are chosen to fit (`plan.py`).
+Filters are asked BEFORE a release is made, each with its theorem. Not here: what anything costs (`accountants/`), what
+a schedule is (`recipe/schema/schedule.py`).
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.ledger import (
-    Filter,
-    GaussianFilter,
-    GaussianRhoFilter,
-    PlannedFilter,
-    RhoFilter,
-    mu_squared_of,
-)
+from dpsgd_cli.privacy.accountants.gaussian import total_mu_squared
+from dpsgd_cli.privacy.accountants.zcdp import rho_of, total_rho
+from dpsgd_cli.privacy.conversions import gaussian_epsilon
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.privacy.search import gap_of, gap_of_sum, most_expensive
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
-from dpsgd_cli.span import Span
+from dpsgd_cli.recipe.schema.schedule import LEAST, Schedule
+from dpsgd_cli.search import ExactSum, Span, gap_of, gap_of_sum, most_expensive
+from dpsgd_cli.wording import count
 
 Budget = RhoBudget | EpsilonBudget | None
 T = TypeVar("T")
@@ -34,6 +33,104 @@ T = TypeVar("T")
 _ROUNDING = 1e-11
 
 
+class Filter(ABC):
+    """Decides whether a release may still happen. It counts what it admitted, so each ledger has its own."""
+
+    @abstractmethod
+    def admit(self, release: Release) -> None:
+        """Count `release`. Raises BudgetExceeded, and counts nothing, when it would pass the budget."""
+
+    @property
+    def left(self) -> Sequence[Release]:
+        """What was planned and is not made yet; nothing where nothing is planned."""
+        return ()
+
+
+class TotalFilter(Filter):
+    """What releases cost adds up to at most `limit`.
+
+    The running total is held exactly, so that a release costs the same whether it is the first or the ten-thousandth,
+    and is rounded once, not once a release.
+    """
+
+    unit: ClassVar[str]
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._spent = ExactSum()
+
+    @abstractmethod
+    def cost(self, release: Release) -> float:
+        """In the unit of the limit; UnsupportedMechanism for what has no such cost."""
+
+    def admit(self, release: Release) -> None:
+        cost = self.cost(release)
+        if self._spent.passes(self.limit, cost):
+            total = self._spent.total(cost)
+            raise BudgetExceeded(
+                f"this release would bring {self.unit} to {total:.6g}, over the budget {self.limit:.6g}"
+            )
+        self._spent.add(cost)
+
+
+class RhoFilter(TotalFilter):
+    """A total of zCDP.
+
+    Sound when every release is chosen after seeing all earlier ones (fully adaptive composition of Renyi divergence
+    bounds: Feldman and Zrnic 2021, Theorem 4.3).
+    """
+
+    unit = "rho"
+
+    def cost(self, release: Release) -> float:
+        return total_rho([release])
+
+
+class GaussianRhoFilter(RhoFilter):
+    """A `RhoFilter` whose whole is sqrt(2 rho)-Gaussian-DP: what is no Gaussian counts mu^2 / 2 of its mu."""
+
+    def cost(self, release: Release) -> float:
+        gaussian = isinstance(release.mechanism, GaussianSum)
+        return super().cost(release) if gaussian else total_mu_squared([release]) / 2
+
+
+class GaussianFilter(TotalFilter):
+    """An exact (epsilon, delta), as a total of mu^2 (1 / z^2 of an unsampled Gaussian).
+
+    Every release is mu-Gaussian-DP for a mu of its own; the sum of mu^2 is capped at the one whose Gaussian trade-off
+    meets the budget; fully adaptive (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential
+    privacy").
+    """
+
+    unit = "mu^2"
+
+    def cost(self, release: Release) -> float:
+        return total_mu_squared([release])
+
+
+class PlannedFilter(Filter):
+    """Exactly these releases, in this order; `planned` was priced as a whole before training.
+
+    Needed for accountants without a fully adaptive filter (pld, rdp with a free order); sound because nothing is
+    adaptive.
+    """
+
+    def __init__(self, planned: Sequence[Release]) -> None:
+        self.planned = planned
+        self._done = 0
+
+    @property
+    def left(self) -> Sequence[Release]:
+        return self.planned[self._done :]
+
+    def admit(self, release: Release) -> None:
+        if self._done >= len(self.planned):
+            raise BudgetExceeded(f"all {self._done} releases that the plan priced were made; there is none left")
+        if release != self.planned[self._done]:
+            raise BudgetExceeded(f"release {self._done + 1} is {release}, which is not what the plan priced")
+        self._done += 1
+
+
 def describe(budget: Budget) -> str:
     """A budget in words."""
     if budget is None:
@@ -41,20 +138,6 @@ def describe(budget: Budget) -> str:
     if isinstance(budget, RhoBudget):
         return f"rho {budget.rho:g}"
     return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
-
-
-def rho_of(releases: Sequence[Release]) -> float | None:
-    """Total zCDP of unsampled releases; None where there is none (sampled batches, other guarantees)."""
-    from dpsgd_cli.privacy.accountants.zcdp import Zcdp, total_rho
-
-    if any(Zcdp().refusal(release.mechanism) for release in releases):
-        return None
-    return total_rho(releases)
-
-
-def fits(budget: Budget, accountant: Accountant, releases: Sequence[Release]) -> bool:
-    """Whether all `releases` together stay within the budget, as `enforce` judges it. Raises as `excess` does."""
-    return excess(budget, accountant, releases) <= 0
 
 
 def excess(budget: Budget, accountant: Accountant, releases: Sequence[Release]) -> float:
@@ -74,7 +157,7 @@ def excess(budget: Budget, accountant: Accountant, releases: Sequence[Release]) 
             )
         return gap_of_sum(known, budget.rho)
     if accountant.name == "gaussian":
-        return gap_of_sum(_each(mu_squared_of, releases), _most_mu_squared(budget))
+        return gap_of_sum(_each(lambda release: total_mu_squared([release]), releases), _most_mu_squared(budget))
     return gap_of(accountant.epsilon(releases, budget.delta), budget.epsilon)
 
 
@@ -120,14 +203,54 @@ def one_gaussian(budget: Budget, accountant: str, adjacency: Adjacency) -> Gauss
 def mu_squared_left(budget: RhoBudget | EpsilonBudget, spent: Sequence[Release]) -> float:
     """What `spent` leaves of the budget, as a sum of 1 / z^2 over full or shuffled Gaussians (twice their zCDP)."""
     most = 2 * budget.rho if isinstance(budget, RhoBudget) else _most_mu_squared(budget)
-    return most - math.fsum(mu_squared_of(release) for release in spent)
+    return most - total_mu_squared(spent)
 
 
 @cache
 def _most_mu_squared(budget: EpsilonBudget) -> float:
     """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget, from below."""
-    from dpsgd_cli.privacy.conversions import gaussian_epsilon
-
     span = Span("mu", cheap=1e-150, expensive=1e150, start=1.0)
     mu = most_expensive(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
     return (mu or 0.0) ** 2 * (1 - _ROUNDING)
+
+
+Excess = Callable[[list[float]], float]
+"""How far beyond the budget these noise multipliers, by epoch, are (<= 0: within)."""
+
+
+def solve_schedule(schedule: Schedule, epochs: int, excess: Excess, precision: float = 0.0) -> Schedule:
+    """`schedule` with its free number set so that `epochs` epochs fit, and as little noise as that allows.
+
+    Guarantee: `excess` was asked about the answer, and said within. The number is found to the last bit, or to the
+    relative `precision`; where even its most expensive value fits (a polynomial's power), that value is the answer.
+    Raises PrivacyError for several free numbers, InfeasibleBudget when no value fits, UnsupportedMechanism as `excess`.
+    """
+    free = schedule.free_numbers()
+    if len(free) != 1:
+        raise PrivacyError(f"privacy.schedule: {' and '.join(free)} are auto, but only one number can be solved for")
+    path, number = free[0], schedule.numbers()[free[0]]
+    if number.refused:
+        raise PrivacyError(f"privacy.schedule.{path}: {number.refused}")
+
+    found = most_expensive(
+        lambda value: _gap(schedule.with_number(path, number.value(value)), epochs, excess),
+        number if number.whole else replace(number, precision=precision),
+    )
+    if found is None:
+        raise InfeasibleBudget(
+            f"no value of privacy.schedule.{path} lets {count(epochs, 'epoch')} fit the budget: raise the budget,"
+            " train fewer epochs, or start with more noise"
+        )
+    return schedule.with_number(path, number.value(found))
+
+
+def epochs_that_fit(schedule: Schedule, most: int, excess: Excess) -> int:
+    """Longest prefix of the schedule within the budget (spending only grows), no longer than `most` epochs."""
+    span = Span("epochs", cheap=1.0, expensive=float(most), start=1.0, whole=True)
+    return int(most_expensive(lambda epochs: _gap(schedule, int(epochs), excess), span) or 0)
+
+
+def _gap(schedule: Schedule, epochs: int, excess: Excess) -> float:
+    """A schedule that runs out of noise is more expensive than any budget."""
+    noise = [schedule.noise(epoch) for epoch in range(epochs)]
+    return excess(noise) if min(noise) >= LEAST else math.inf

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho, total_rho
-from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho, rho_of, total_rho
 from dpsgd_cli.privacy.mechanism import PureDP, Release
 from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
 from dpsgd_cli.privacy.statement import Least

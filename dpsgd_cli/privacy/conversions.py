@@ -1,4 +1,4 @@
-"""From zCDP and Renyi divergences to (epsilon, delta), and back. Plain floats, no accountants.
+"""From zCDP, Renyi divergences and Gaussian DP to (epsilon, delta), and back. Plain floats, no accountants.
 
 Notation: rho zCDP parameter, alpha Renyi order, mu Gaussian-DP parameter. Every function here is a theorem:
 what it returns is a true statement whenever its arguments are.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dpsgd_cli.privacy.normal import mills_ratio
-from dpsgd_cli.privacy.search import smallest
+from dpsgd_cli.search import smallest
 
 _PEAK_DENSITY = 1 / math.sqrt(2 * math.pi)
+_SQRT_HALF_PI = math.sqrt(math.pi / 2)
+_CONTINUED_FRACTION_FROM = 6.0
 
 
 def bun_steinke_epsilon(rho: float, delta: float) -> float:
@@ -119,6 +120,27 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     return smallest(lambda epsilon: gaussian_delta(mu, epsilon) <= delta, 0.0, bun_steinke_epsilon(mu * mu / 2, delta))
+
+
+def mills_ratio(x: float) -> float:
+    """Upper tail of the standard normal over its density at x, (1 - Phi(x)) / phi(x).
+
+    Relative error below 1e-13 for x >= -30; inf where the ratio passes the range of floats (x < -38).
+    """
+    if x < _CONTINUED_FRACTION_FROM:
+        exponent = x * x / 2
+        return _SQRT_HALF_PI * math.exp(exponent) * math.erfc(x / math.sqrt(2)) if exponent < 700 else math.inf
+    value = x
+    for k in range(60, 0, -1):
+        value = x + k / value
+    return 1 / value
+
+
+def log_upper_tail(x: float) -> float:
+    """log(1 - Phi(x)), finite for every finite x."""
+    if x < _CONTINUED_FRACTION_FROM:
+        return math.log(math.erfc(x / math.sqrt(2)) / 2)
+    return math.log(mills_ratio(x)) - x * x / 2 - math.log(2 * math.pi) / 2
 
 
 def minimise(function: Callable[[float], float], low: float, high: float, tolerance: float = 1e-7) -> float:

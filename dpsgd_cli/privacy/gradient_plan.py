@@ -15,9 +15,8 @@ may be replaced; the noise has standard deviation z S):
 - `as-published` per-layer noise adds z C_l to layer l: M Gaussians of multiplier z on the parts of one vector, which
   together are one Gaussian of multiplier z / sqrt(M), and are recorded as that.
 
-
-Not here: what depends on a kind of schedule, clipping or batching (`recipe/schema/`), the search for a schedule's free
-number (`schedule_solver.py`), prices (`accountants/`).
+Not here: what depends on a kind of schedule, clipping or batching (`recipe/schema/`), how much of a schedule a budget
+buys (`budget.py`), prices (`accountants/`).
 """
 
 from __future__ import annotations
@@ -29,18 +28,16 @@ from typing import Any
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.adaptive_schedule import AdaptiveSchedulePlan
-from dpsgd_cli.privacy.budget import describe, excess
-from dpsgd_cli.privacy.lipschitz import sensitivity_of_descent
+from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
+from dpsgd_cli.privacy.budget import describe, epochs_that_fit, excess, solve_schedule
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, adjacency_of, delta_of, privacy_of
-from dpsgd_cli.privacy.schedule_solver import epochs_that_fit, solve_schedule
 from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.batching import BATCHINGS, moves_of_a_sum
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.privacy import FlatClipping, Privacy, RhoBudget
+from dpsgd_cli.recipe.schema.privacy import Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform, Validation
-from dpsgd_cli.span import PRECISION
+from dpsgd_cli.search import PRECISION
 from dpsgd_cli.wording import any_of, count
 
 MOST_EPOCHS = 100_000
@@ -93,14 +90,6 @@ def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
     return replace(gradient(recipe, facts), chooses=True)
 
 
-def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
-    """One Gaussian on the last iterate, of sensitivity that the problem's public constants give."""
-    sensitivity = sensitivity_of_descent(recipe, facts.records, facts.feature_bound)
-    changes = {"clipping": FlatClipping(norm=sensitivity), "schedule": Uniform()}
-    whole = privacy_of(recipe).model_copy(update=changes)
-    return gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
-
-
 def _check_sampler(sampling: Sampling, accountant: str) -> None:
     """Refuse shuffled batches where the accountant's theorem needs sampled ones."""
     if sampling.batching != "shuffle" or accountant == "auto":
@@ -127,7 +116,7 @@ class _Draft:
         epochs = tuple((self.release(z),) for z in multipliers)
         plan = Plan(noise_multipliers=tuple(multipliers), epochs=epochs, schedule=kind, **self._settings)
         if self.accountant.name == Least.name:
-            plan = replace(plan, accountant=Least().best(plan.releases, self.delta)[1])
+            plan = replace(plan, accountant=Least().best(plan.releases, plan.delta)[1])
         if self._excess(multipliers) > 0:
             fitting = epochs_that_fit(kind, len(multipliers), self._excess)
             raise InfeasibleBudget(
@@ -174,7 +163,7 @@ class _Draft:
             "groups": self.facts.groups or 1,
             "before": tuple(self.facts.before),
             "accountant": self.accountant.name,
-            "delta": self.delta,
+            "delta": delta_of(self.privacy),
             "budget": self.privacy.budget,
             "covers_before": self.privacy.budget_covers == "total",
         }
@@ -188,10 +177,6 @@ class _Draft:
             # nothing is below what is exact, and its filter lets a method choose
             return Least() if self.sampling.kind.sampled else accountants.get("gaussian")
         return accountants.get(name)
-
-    @property
-    def delta(self) -> float:
-        return delta_of(self.privacy)
 
     @property
     def sensitivity(self) -> float:

@@ -1,25 +1,14 @@
-"""The append-only list of what one trial released, and the filter that refuses before a budget is passed.
+"""The append-only list of what one trial released, which asks a filter first, and its file.
 
-A ledger records mechanisms, never epsilons; the accountant is chosen afterwards. `spend` is called BEFORE
-the release that it records. Three filters exist, each with its theorem:
+A ledger records mechanisms, never epsilons; the accountant is chosen afterwards. `spend` is called BEFORE the release
+that it records.
 
-- `RhoFilter`: stops at a total of zCDP. Sound when every release is chosen after seeing all earlier ones
-  (fully adaptive composition of Renyi divergence bounds: Feldman and Zrnic 2021, Theorem 4.3).
-- `GaussianFilter`: stops at an exact (epsilon, delta). Every release is mu-Gaussian-DP for a mu of its own; the sum
-  of mu^2 is capped at the one whose Gaussian trade-off meets the budget; fully adaptive (Smith and Thakurta 2022,
-  "Fully adaptive composition for Gaussian differential privacy").
-  `GaussianRhoFilter` is the same for a budget in rho, mu^2 = 2 rho.
-- `PlannedFilter`: allows exactly the releases that were priced beforehand, in order. Needed for accountants
-  without a fully adaptive filter (pld, rdp with a free order); sound because nothing is adaptive.
-
-What a filter proves is its budget, fixed in advance, and nothing less: where amounts, or the end, were chosen from what
-had been released, the sum of what was spent is itself a random output. It is no bound on the privacy of the method that
-led to it (that would take a valid odometer, which costs more than the sum: Rogers et al. 2016; Whitehouse et al. 2023).
-So each entry of such a trial says what the filter that admitted it never lets pass (`budget_cap`, the key `within` of
-a line), and `to_price` names that instead. Where everything was fixed beforehand, the releases are the bound.
-
-A filter keeps a running total (`ExactSum`), so that a release costs the same whether it is the first or the
-ten-thousandth, and the total is rounded once, not once a release.
+What a filter (`budget.py`) proves is its budget, fixed in advance, and nothing less: where amounts, or the end, were
+chosen from what had been released, the sum of what was spent is itself a random output. It is no bound on the privacy
+of the method that led to it (that would take a valid odometer, which costs more than the sum: Rogers et al. 2016;
+Whitehouse et al. 2023). So each entry of such a trial says what the filter that admitted it never lets pass
+(`budget_cap`, the key `within` of a line), and `to_price` names that instead. Where everything was fixed beforehand,
+the releases are the bound.
 
 Not here: any price (`accountants/`), what to release (`plan.py`, `methods/`).
 """
@@ -28,8 +17,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +24,9 @@ from typing import Any, Literal, get_args
 
 from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
 from dpsgd_cli.files import irregularity
-from dpsgd_cli.privacy.exact_sum import ExactSum
+from dpsgd_cli.privacy.accountants.gaussian import total_mu_squared
+from dpsgd_cli.privacy.accountants.zcdp import total_rho
+from dpsgd_cli.privacy.budget import Filter
 from dpsgd_cli.privacy.mechanism import (
     GaussianSum,
     Mechanism,
@@ -94,86 +83,6 @@ def charged_by_epoch(entries: Iterable[LedgerEntry]) -> dict[int | None, list[Re
     return {epoch: merge(releases) for epoch, releases in found.items()}
 
 
-class Filter(ABC):
-    """Decides whether a release may still happen. It counts what it admitted, so each ledger has its own."""
-
-    @abstractmethod
-    def admit(self, release: Release) -> None:
-        """Count `release`. Raises BudgetExceeded, and counts nothing, when it would pass the budget."""
-
-
-class RhoFilter(Filter):
-    """Total zCDP at most `rho`."""
-
-    def __init__(self, rho: float) -> None:
-        self.rho = rho
-        self._spent = ExactSum()
-
-    def cost(self, release: Release) -> float:
-        """The zCDP of a release."""
-        from dpsgd_cli.privacy.accountants.zcdp import total_rho
-
-        return total_rho([release])
-
-    def admit(self, release: Release) -> None:
-        cost = self.cost(release)
-        if self._spent.passes(self.rho, cost):
-            total = self._spent.total(cost)
-            raise BudgetExceeded(f"this release would bring rho to {total:.6g}, over the budget {self.rho:.6g}")
-        self._spent.add(cost)
-
-
-class GaussianRhoFilter(RhoFilter):
-    """A `RhoFilter` whose whole is sqrt(2 rho)-Gaussian-DP: what is no Gaussian counts mu^2 / 2 of its mu."""
-
-    def cost(self, release: Release) -> float:
-        gaussian = isinstance(release.mechanism, GaussianSum)
-        return super().cost(release) if gaussian else mu_squared_of(release) / 2
-
-
-class GaussianFilter(Filter):
-    """Exact composition of unsampled Gaussians: the sum of mu^2 (1 / z^2 each) stays at most `mu_squared`."""
-
-    def __init__(self, mu_squared: float) -> None:
-        self.mu_squared = mu_squared
-        self._spent = ExactSum()
-
-    def admit(self, release: Release) -> None:
-        cost = mu_squared_of(release)
-        if self._spent.passes(self.mu_squared, cost):
-            total = self._spent.total(cost)
-            raise BudgetExceeded(f"this release would bring mu^2 to {total:.6g}, over the budget {self.mu_squared:.6g}")
-        self._spent.add(cost)
-
-
-def mu_squared_of(release: Release) -> float:
-    """What a release adds to the Gaussian-DP parameter mu^2; UnsupportedMechanism for sampled batches."""
-    from dpsgd_cli.privacy.accountants.gaussian import Gaussian, mechanism_mu
-
-    Gaussian().check([release])
-    return release.count * mechanism_mu(release.mechanism) ** 2 if release.count else 0.0
-
-
-class PlannedFilter(Filter):
-    """Exactly these releases, in this order; `planned` was priced as a whole before training."""
-
-    def __init__(self, planned: Sequence[Release]) -> None:
-        self.planned = planned
-        self._done = 0
-
-    @property
-    def left(self) -> Sequence[Release]:
-        """What was planned and is not made yet."""
-        return self.planned[self._done :]
-
-    def admit(self, release: Release) -> None:
-        if self._done >= len(self.planned):
-            raise BudgetExceeded(f"all {self._done} releases that the plan priced were made; there is none left")
-        if release != self.planned[self._done]:
-            raise BudgetExceeded(f"release {self._done + 1} is {release}, which is not what the plan priced")
-        self._done += 1
-
-
 @dataclass
 class Ledger:
     """What one trial released, in order. `covers_before`: whether the filter counts private preprocessing.
@@ -208,10 +117,9 @@ class Ledger:
         """
         if self.budget_cap is not None and self.entries and all(entry.budget_cap is None for entry in self.entries):
             self.entries.append(LedgerEntry(Release(self.budget_cap, 0), "train", 0, self.budget_cap))
-        if isinstance(self.filter, PlannedFilter):
-            last = max((entry.epoch or 0 for entry in self.entries), default=0)
-            for release in self.filter.left:
-                self.spend(release, last)
+        last = max((entry.epoch or 0 for entry in self.entries), default=0)
+        for release in self.filter.left if self.filter is not None else ():
+            self.spend(release, last)
 
     def admits(self, releases: Sequence[Release]) -> bool:
         """Whether `spend` would accept all of `releases`, one after the other. Counts nothing."""
@@ -237,17 +145,13 @@ class Ledger:
 
 def to_lines(entries: Iterable[LedgerEntry], trial: int, seed: int | None) -> list[str]:
     """The entries of one trial's ledger as JSON lines."""
-    return [
-        json.dumps(
-            {"trial": trial, "seed": seed, "phase": e.phase, "epoch": e.epoch, **to_record(e.release), **_within(e)}
-        )
-        for e in entries
-    ]
-
-
-def _within(entry: LedgerEntry) -> dict[str, Any]:
-    """The budget cap, under the key that a ledger's lines have for it."""
-    return {} if entry.budget_cap is None else {"within": mechanism_record(entry.budget_cap)}
+    lines = []
+    for entry in entries:
+        record = {"trial": trial, "seed": seed, "phase": entry.phase, "epoch": entry.epoch, **to_record(entry.release)}
+        if entry.budget_cap is not None:
+            record["within"] = mechanism_record(entry.budget_cap)
+        lines.append(json.dumps(record))
+    return lines
 
 
 def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[LedgerEntry]]:
@@ -316,10 +220,8 @@ def _check_caps(entries: Iterable[LedgerEntry], source: str) -> None:
 
 def _cost_in(cap: Mechanism, releases: Sequence[Release]) -> float:
     """Of `releases`, by what polices `cap`: mu^2, or rho."""
-    from dpsgd_cli.privacy.accountants.zcdp import total_rho
-
     if isinstance(cap, GaussianSum):
-        return math.fsum(mu_squared_of(release) for release in releases)
+        return total_mu_squared(releases)
     if isinstance(cap, ZeroConcentrated):
         return total_rho(releases)
     raise UnsupportedMechanism("a budget is one Gaussian on full batches, or zero-concentrated")

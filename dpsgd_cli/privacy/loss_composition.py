@@ -27,29 +27,28 @@ _VANISHED = 1e-26
 """Fourier coefficients below this stay below it, because every further factor is at most 1 in modulus."""
 
 
-@dataclass(frozen=True)
-class Aim:
-    """The exponential tilt (>= 0, per unit of loss) and the log of the delta where answers shall be sharp."""
-
-    tilt: float
-    log_delta: float
-
-
 class Composer:
     """Sums of losses of M kinds, how often each is used left open.
 
     Args: kinds, discretised losses on multiples of `width`; counts, shape (M,), the largest number of uses of each
-    kind; aim, which deltas will be asked for. The last two fix tilt and window: other questions get looser answers.
+    kind; tilt (>= 0, per unit of loss) and log_delta, which deltas will be asked for. These three fix the window: other
+    questions get looser answers.
     """
 
     def __init__(
-        self, kinds: Sequence[LossMasses], width: float, counts: Floats, aim: Aim, shorter_too: bool = False
+        self,
+        kinds: Sequence[LossMasses],
+        width: float,
+        counts: Floats,
+        tilt: float,
+        log_delta: float,
+        shorter_too: bool = False,
     ) -> None:
         self.width, self._counts = width, counts
-        self._log_missable = aim.log_delta + _NEGLIGIBLE
+        self._log_missable = log_delta + _NEGLIGIBLE
         plain = [_Tilted(kind, 0.0) for kind in kinds]
         self._plain_mean = float(sum(n * kind.mean for n, kind in zip(counts, plain, strict=True)))
-        self.tilt, self._kinds = _gentle_tilt(kinds, plain, width, aim.tilt, counts)
+        self.tilt, self._kinds = _gentle_tilt(kinds, plain, width, tilt, counts)
         self._log_mgfs = np.array([kind.log_mgf for kind in self._kinds])
         self._log_finite = np.log1p(-np.array([kind.infinite for kind in kinds]))
         self.start, self.size, self._overflow = self._window(shorter_too)

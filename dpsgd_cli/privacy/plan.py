@@ -2,7 +2,7 @@
 
 Guarantee: whatever is planned, the ledger that `Plan.ledger()` gives refuses what the budget does not cover.
 Not here: the planners, which each method's descriptor names (`gradient_plan.py`, `adaptive.py`, `candidates.py`,
-`single_release.py`), drawing batches or noise (`core/`), prices (`accountants/`).
+`convex.py`), drawing batches or noise (`core/`), prices (`accountants/`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy import accountants, budget
 from dpsgd_cli.privacy.accountants import Accountant, Guarantee
-from dpsgd_cli.privacy.budget import Budget
-from dpsgd_cli.privacy.ledger import Filter, Ledger
+from dpsgd_cli.privacy.accountants.zcdp import rho_of
+from dpsgd_cli.privacy.budget import Budget, Filter
+from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import Mechanism, Release, merge
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.recipe.schema import Recipe
@@ -108,7 +109,7 @@ class Plan:
 
     def rho(self) -> float | None:
         """Total zCDP; None where no accountant has one (sampled batches)."""
-        return budget.rho_of(self.to_price)
+        return rho_of(self.to_price)
 
     @property
     def budget_cap(self) -> Mechanism | None:

@@ -9,7 +9,7 @@ Notation: K the number of trials, gamma the stopping probability, eta the shape 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant
 from dpsgd_cli.privacy.accountants.rdp import Profile, Rdp
 from dpsgd_cli.privacy.mechanism import ApproximateDP, Mechanism, PureDP, Release
-from dpsgd_cli.privacy.search import smallest
+from dpsgd_cli.search import smallest
 
 LAWS: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 """Shape eta of each law; the Poisson law is the limit of large shapes."""
@@ -68,29 +68,34 @@ class BestOfTrials(Rdp):
             return "a choice among trials with (epsilon, delta)-DP releases, which have no Renyi divergence"
         return super().refusal(mechanism)
 
-    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        self.check(releases)
-        profile = Profile(releases)
-        if not profile.mechanisms:
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        if not kept:
             return 0.0
-        divergence = self._divergence(profile)
+        divergence = self.divergence(Profile(kept))
         by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
-        return max(0.0, min(by_order, self._pure(releases)))
+        return max(0.0, min(by_order, self._pure(kept)))
 
-    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        self.check(releases)
-        profile = Profile(releases)
-        if not profile.mechanisms or self._pure(releases) <= epsilon:
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        if self._pure(kept) <= epsilon:
             return 0.0
-        divergence = self._divergence(profile)
+        divergence = self.divergence(Profile(kept))
         log_delta = self._least(lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon))
         return math.exp(min(log_delta, 0.0))
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         return Accountant.curve(self, epochs, delta)
 
-    def _divergence(self, profile: Profile) -> _Divergence:
-        return _Divergence(profile, self.choice, self)
+    def divergence(self, profile: Profile) -> Callable[[float], float]:
+        """D' of the published best, order by order, where `profile` is that of one trial."""
+        constant = self.stopping_cost(profile) if self.choice.law != "poisson" else 0.0
+
+        def at(order: float) -> float:
+            extra = constant
+            if self.choice.law == "poisson":
+                extra = self.choice.mean * self.trial_delta(profile, -math.log1p(-1 / order))
+            return profile.total(order) + extra + math.log(self.choice.mean) / (order - 1)
+
+        return at
 
     def _pure(self, releases: Sequence[Release]) -> float:
         """(2 + eta) epsilon for pure trials under a truncated negative binomial law; inf otherwise."""
@@ -110,19 +115,3 @@ class BestOfTrials(Rdp):
         return (1 + LAWS[self.choice.law]) * self._least(
             lambda order: (1 - 1 / order) * profile.total(order) + log / order
         )
-
-
-class _Divergence:
-    """D'(order) of the published best."""
-
-    def __init__(self, profile: Profile, choice: Choice, rdp: BestOfTrials) -> None:
-        self._profile, self._choice = profile, choice
-        self._rdp = rdp
-        self._constant = rdp.stopping_cost(profile) if choice.law != "poisson" else 0.0
-
-    def __call__(self, order: float) -> float:
-        extra = self._constant
-        if self._choice.law == "poisson":
-            epsilon = -math.log1p(-1 / order)
-            extra = self._choice.mean * self._rdp.trial_delta(self._profile, epsilon)
-        return self._profile.total(order) + extra + math.log(self._choice.mean) / (order - 1)

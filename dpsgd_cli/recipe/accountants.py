@@ -22,20 +22,18 @@ class Listed:
 
 
 ACCOUNTANTS: dict[str, Listed] = {
-    "basic-composition": Listed("basic_composition:BasicComposition"),
-    "advanced-composition": Listed("advanced_composition:AdvancedComposition"),
-    "strong-composition": Listed("strong_composition:StrongComposition"),
+    "basic-composition": Listed("composition:BasicComposition"),
+    "advanced-composition": Listed("composition:AdvancedComposition"),
+    "strong-composition": Listed("composition:StrongComposition"),
     "zcdp": Listed("zcdp:Zcdp"),
-    "zcdp-rs": Listed("zcdp_rs:ZcdpRs", in_recipes=False),
-    "moments": Listed("moments:Moments"),
+    "zcdp-rs": Listed("zcdp:ZcdpRs", in_recipes=False),
+    "moments": Listed("rdp:Moments"),
     "rdp": Listed("rdp:Rdp"),
     "pld": Listed("pld:Pld"),
     "gaussian": Listed("gaussian:Gaussian"),
     "zcdp-tight": Listed("zcdp:TightZcdp", usual=False),
     "rdp-markov": Listed("rdp:MarkovRdp", usual=False, in_recipes=False),
-    "strong-composition-published": Listed(
-        "strong_composition:PublishedStrongComposition", usual=False, in_recipes=False
-    ),
+    "strong-composition-published": Listed("composition:PublishedStrongComposition", usual=False, in_recipes=False),
     "lemma-15.1": Listed("lecture_noise:Lemma151", usual=False),
     "lemma-15.5": Listed("lecture_noise:Lemma155", usual=False),
     "nikolov": Listed("lecture_noise:Nikolov", usual=False),

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from dpsgd_cli.data.evaluated import files_of, records_of
 from dpsgd_cli.joint import declared_by_model
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.budget import rho_of
-from dpsgd_cli.privacy.exact_sum import ExactSum
+from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.privacy.together import Run, scope
-from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
+from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.recipe.schema.privacy import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices
 from dpsgd_cli.results.result import Released, Result, Row, Unreleased, marked, summarise_columns, together
+from dpsgd_cli.search import ExactSum
 from dpsgd_cli.wording import count
 
 
@@ -43,15 +43,12 @@ class EpochRecord:
     counts: dict[str, list[float]]
     ended: float = 0.0
 
-
-def part(record: EpochRecord, span: slice) -> EpochRecord:
-    """What an epoch left of some of the trials."""
-    return EpochRecord(
-        record.epoch,
-        {name: values[span] for name, values in record.metrics.items()},
-        {name: values[span] for name, values in record.counts.items()},
-        record.ended,
-    )
+    def of(self, span: slice) -> EpochRecord:
+        """The same of some of the trials."""
+        metrics = {name: values[span] for name, values in self.metrics.items()}
+        return EpochRecord(
+            self.epoch, metrics, {name: values[span] for name, values in self.counts.items()}, self.ended
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def result(released: Released, unreleased: Unreleased) -> Result:
         trials=trials,
         history=_history(released, unreleased, [spent.epochs for spent in spendings]),
         ledger=[line for i, ledger in enumerate(released.ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
-        warnings=[*released.warnings, *_cautions(released.plan, spendings), *_warnings(released)],
+        warnings=[*released.warnings, *_warnings(released, spendings)],
         nonprivate_warnings=_nonprivate_warnings(unreleased, released.finite),
         theory=together(released.theory, unreleased.theory),
     )
@@ -125,29 +122,28 @@ def _cell(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _cautions(plan: Plan | None, spendings: Sequence[Spending]) -> list[str]:
-    if plan is None:
-        return []
-    return warnings_of(prices.largest([spent.epsilon for spent in spendings]), plan.delta, plan.sampling.records)
-
-
-def _warnings(released: Released) -> list[str]:
-    """What went wrong without stopping the run, as far as published weights and metrics show it."""
+def _warnings(released: Released, spendings: Sequence[Spending]) -> list[str]:
+    """What a reader of the statement should know, and what published weights and metrics show to have gone wrong."""
+    plan, told = released.plan, []
+    if plan is not None:
+        epsilon = prices.largest([spent.epsilon for spent in spendings])
+        told += warnings_of(epsilon, plan.delta, plan.sampling.records)
     rows = _by_trial(released.metrics, len(released.finite))
     good = [finite and None not in row.values() for finite, row in zip(released.finite, rows, strict=True)]
     diverged = [str(trial) for trial, well in enumerate(good) if not well]
     if not diverged:
-        return []
+        return told
     several = f"{len(diverged)} of {len(good)} trials diverged (trial {', '.join(diverged)})"
     return [
+        *told,
         f"{several if len(good) > 1 else 'the training diverged'}: weights or losses are not finite, so there is"
-        " no metric; lower method.learning_rate"
+        " no metric; lower method.learning_rate",
     ]
 
 
 def _nonprivate_warnings(unreleased: Unreleased, finite: Sequence[bool]) -> list[str]:
     """The same, where saying it tells something of the training rows."""
-    told, bad = [], unreleased.nonfinite
+    told, bad = [], int(sum(sum(sums["nonfinite"]) for sums in unreleased.epochs))
     if bad:
         told.append(f"not finite and replaced by zero: {count(bad, 'per-example gradient')}")
     rows = _by_trial(unreleased.metrics, len(finite))
@@ -238,6 +234,13 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
         return {**dict.fromkeys(keys), "declarations": []}
+    data = resolved(recipe)["data"]
+    # all trials are of the same files, so their names tell them apart as well as what they hold
+    records = records_of(data, recipe.folds, {file: file for file in files_of(data)})
+    trusted = [
+        f"The code of {name} is trusted: it is public and does not use training data by other ways."
+        for name in origin.own_code(released.loaded)
+    ]
     of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta)
     return {
         "epsilon": prices.largest([spent.epsilon for spent in spendings]),
@@ -249,12 +252,12 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "sampling_rate": plan.sampling.rate,
         "accountant": plan.accountant,
         "bound": accountants.get(plan.accountant).bound,
-        "scope": scope(_run(released, plan.sampling.adjacency)),
+        "scope": scope(Run(recipe.name, recipe.seeds, plan.sampling.adjacency, records)),
         "budget": None if plan.budget is None else plan.budget.model_dump(),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
         "noise_source": describe_noise(noise_source(recipe.seed)),
-        "declarations": [*released.declarations, *declared_by_model(recipe), *_own_code(released.loaded)],
+        "declarations": [*released.declarations, *declared_by_model(recipe), *trusted],
         "uncovered_steps": list(released.uncovered_steps),
     }
 
@@ -264,20 +267,3 @@ def _spent(spendings: Sequence[Spending], of_parts: Row) -> Row:
     spent = [one.spent or {} for one in spendings]
     largest = {name: prices.largest([one.get(name) for one in spent]) for name in ("epsilon", "rho")}
     return {**largest, "parts": of_parts}
-
-
-def _run(released: Released, adjacency: str) -> Run:
-    """All trials are of the same files, so their names tell them apart as well as what they hold."""
-    recipe = released.loaded.recipe
-    data = resolved(recipe)["data"]
-    return Run(
-        recipe.name, recipe.seeds, adjacency, records_of(data, recipe.folds, {file: file for file in files_of(data)})
-    )
-
-
-def _own_code(loaded: LoadedRecipe) -> list[str]:
-    """What the statement takes on trust from code that came with the recipe."""
-    return [
-        f"The code of {name} is trusted: it is public and does not use training data by other ways."
-        for name in origin.own_code(loaded)
-    ]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from dpsgd_cli import __version__
 from dpsgd_cli.errors import RunError
-from dpsgd_cli.results.leftovers import hidden_name
+from dpsgd_cli.results.files import write_whole
 
 VERSION = f"5, dpsgd {__version__}"
 
@@ -70,24 +69,10 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
     A failure, which is an OSError that names it, leaves the old one in place.
     """
-    temporary = hidden_name(path)
     # in memory first: where a file cannot grow, torch's own writer ends with an error about itself
     packed = io.BytesIO()
     torch.save({"version": VERSION, **content}, packed)
-    try:
-        with open(temporary, "xb", opener=_for_the_owner) as file:
-            file.write(packed.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _for_the_owner(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
+    write_whole(path, packed.getvalue(), owner_only=True)
 
 
 def load(path: Path) -> dict[str, Any] | None:

@@ -1,24 +1,25 @@
 """Results side by side: one row an entry, differences against a baseline, never two adjacencies in one column.
 
-Not here: running what is missing (`commands/compare.py`), what may be subtracted (`comparable.py`), how it is shown
-(`tables.py`, `pictures.py`, `page.py`).
+Not here: running what is missing (`commands/compare.py`), what may be subtracted (`differences.py`), how it is
+shown (`tables.py`, `pictures.py`, `page.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from dpsgd_cli.data.evaluated import Evaluated, identities_in, records_of
+from dpsgd_cli.data.evaluated import Evaluated, evaluated_on, identities_in, records_of
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.metrics import usual_metric
 from dpsgd_cli.privacy import together
-from dpsgd_cli.results import comparable, reading, store
-from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together
+from dpsgd_cli.results import files, reading, store
+from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together, reasons
 from dpsgd_cli.results.result import MARK, Row
 
 
@@ -56,16 +57,21 @@ class Entry:
         return self.file("recipe.yaml").read_text(encoding="utf-8")
 
     @cached_property
+    def _tested(self) -> tuple[Mapping[str, Any], int | None, dict[str, str]]:
+        """The `data:` section, K of a cross-validation, and the hash of each file that was read."""
+        files = identities_in(self.document.get("provenance", {}))
+        return reading.data_in(self.recipe_text), reading.folds_in(self.recipe_text), files
+
+    @cached_property
     def evaluated(self) -> Evaluated:
         """The records that its metrics were measured on."""
-        return comparable.evaluated_in(self.recipe_text, self.document.get("provenance", {}))
+        return evaluated_on(*self._tested)
 
     @cached_property
     def run(self) -> together.Run:
         """What decides whether its trials may be published with others."""
         seeds = [row["seed"] for row in self.document["trials"]]
-        data, folds = comparable.data_in(self.recipe_text), comparable.folds_in(self.recipe_text)
-        records = records_of(data, folds, identities_in(self.document.get("provenance", {})))
+        records = records_of(*self._tested)
         return together.Run(self.directory.name, seeds, self.privacy["adjacency"], records)
 
     def sample(self, metric: str) -> Sample | None:
@@ -74,7 +80,7 @@ class Entry:
         values = [row.get(metric) for row in trials]
         if not values or any(value is None for value in values):
             return None
-        return Sample(tuple(values), tuple(row["seed"] for row in trials), comparable.folds_in(self.recipe_text))
+        return Sample(tuple(values), tuple(row["seed"] for row in trials), self._tested[1])
 
 
 def read_entries(directory: Path) -> list[Entry]:
@@ -100,7 +106,7 @@ def _labels_of_sweeps(directory: Path) -> dict[str, str]:
     """Result directory -> what tells its cell from the others."""
     labels = {}
     for index in directory.glob(f"*{store.INDEX}"):
-        for cell in store.read_json(index)["cells"]:
+        for cell in files.read_json(index)["cells"]:
             settings = ", ".join(f"{key}={json.dumps(value)}" for key, value in cell["settings"].items())
             name = cell["directory"].rpartition("-")[0]
             labels[cell["directory"]] = f"{name} ({settings})" if settings else name
@@ -141,7 +147,8 @@ class Comparison:
     @cached_property
     def rows(self) -> list[Row]:
         """A row an entry. Each adjacency has an epsilon column of its own."""
-        judged = dict(zip(self._compared, judge_together(self._found), strict=True))
+        places, found = [index for index, _ in self._pairs], [found for _, found in self._pairs]
+        judged = dict(zip(places, judge_together(found), strict=True))
         return [self._row(index, entry, judged.get(index)) for index, entry in enumerate(self.entries)]
 
     def _row(self, index: int, entry: Entry, against: Difference | None) -> Row:
@@ -184,14 +191,6 @@ class Comparison:
         return found
 
     @property
-    def _compared(self) -> list[int]:
-        return [index for index, _ in self._pairs]
-
-    @property
-    def _found(self) -> list[Difference]:
-        return [difference for _, difference in self._pairs]
-
-    @property
     def differences(self) -> int:
         """How many are judged together."""
         return len(self._pairs)
@@ -222,4 +221,4 @@ def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) 
 
 def _apart(entry: Entry, base: Entry) -> list[str]:
     """Why no difference is taken between the two."""
-    return comparable.reasons((entry.evaluated, entry.privacy), (base.evaluated, base.privacy))
+    return reasons((entry.evaluated, entry.privacy), (base.evaluated, base.privacy))

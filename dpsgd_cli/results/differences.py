@@ -1,4 +1,8 @@
-"""Is one method better than another? Differences of trials with intervals, and what may be called significant.
+"""Is one method better than another? What may be subtracted, with intervals, and what may be called significant.
+
+One result is subtracted from another only on the same test records, at equal budgets, for one adjacency. Budgets are
+equal where both recipes name the same one (and release the same outside of it), otherwise where the stated epsilons
+agree to 1% at one delta. Without privacy there is no budget: such a result is compared at every one.
 
 Trials with the same seeds (and folds) are compared in pairs, which takes away what they share: initial weights,
 batches, the split. Others are compared by Welch's test. Either way, trials of one cross-validation share training
@@ -15,8 +19,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from dpsgd_cli.data.evaluated import Evaluated
+from dpsgd_cli.recipe.schema.data import PREPROCESS
+from dpsgd_cli.results.result import Row
 
 LEVEL = 0.05
+AGREEMENT = 0.01
 
 
 @dataclass(frozen=True)
@@ -109,3 +119,39 @@ def judge_together(found: Sequence[Difference]) -> list[Difference]:
         worst = max(worst, min(1.0, p * (len(known) - rank)))
         judged[index] = replace(found[index], adjusted=worst)
     return judged
+
+
+def reasons(ours: tuple[Evaluated, Row], theirs: tuple[Evaluated, Row]) -> list[str]:
+    """Why the two, each what it was tested on and its `privacy`, are not compared; empty where they are."""
+    (tested, privacy), (base, base_privacy) = ours, theirs
+    found = []
+    if tested.source != base.source:
+        found.append("different data")
+    elif tested.records != base.records:
+        found.append("different test records")
+    own, other = privacy["adjacency"], base_privacy["adjacency"]
+    if None in (own, other):
+        return found
+    if own != other:
+        found.append(f"{own} and {other} are different guarantees")
+    elif not equal_budgets(privacy, base_privacy):
+        found.append("different budgets")
+    return found
+
+
+def equal_budgets(a: Row, b: Row) -> bool:
+    """Whether two private results might spend the same; who left some of a budget was free to spend it."""
+    if a.get("budget") and _terms(a) == _terms(b):
+        return True
+    if a["epsilon"] is None or b["epsilon"] is None:
+        return bool(a["epsilon"] is b["epsilon"])
+    return a["delta"] == b["delta"] and math.isclose(a["epsilon"], b["epsilon"], rel_tol=AGREEMENT)
+
+
+def _terms(privacy: Row) -> tuple[Any, ...]:
+    """The budget that a recipe names, and what it releases besides."""
+    covers = privacy.get("budget_covers", "total")
+    # of a method that chooses what it releases, parts are what it spent; preprocessing is fixed for it, too
+    parts = privacy.get("parts") or (privacy.get("spent") or {}).get("parts", {})
+    before = {label: part for label, part in parts.items() if label in PREPROCESS}
+    return privacy.get("budget"), covers, before if covers == "training" else {}

@@ -62,16 +62,16 @@ for (const head of document.querySelectorAll("table.sortable th")) {
 def page(comparison: Comparison, pictures: dict[str, Path]) -> str:
     """The whole page as text."""
     methods = list(dict.fromkeys(entry.method for entry in comparison.entries))
-    title = f"{', '.join(methods[:4])}{' and others' if len(methods) > 4 else ''}: {_words(comparison)}"
+    title = f"{', '.join(methods[:4])}{' and others' if len(methods) > 4 else ''}: {in_words(comparison.metric)}"
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f"<p>{escape(note)}</p>" for note in notes(comparison)),
         _table(comparison),
-        *(_figure(name, file, _words(comparison)) for name, file in pictures.items()),
+        *(_figure(name, file, in_words(comparison.metric)) for name, file in pictures.items()),
         "<h2>What is guaranteed</h2>",
         _statements(comparison.entries),
         "<h2>Recipes</h2>",
-        *(_recipe(entry) for entry in comparison.entries),
+        *map(_recipe, comparison.entries),
         f"<footer><p>Made by dpsgd {escape(__version__)}.</p></footer>",
     ]
     return (
@@ -89,7 +89,7 @@ def _table(comparison: Comparison) -> str:
     epsilons = [f"epsilon ({adjacency})" for adjacency in comparison.adjacencies]
     renamed = {"difference": f"difference from {comparison.baseline}", "p_holm": "p (Holm)", "n": "trials"}
     renamed["test_records"] = "test records"
-    renamed[comparison.metric] = f"{_words(comparison)} (95% CI)"
+    renamed[comparison.metric] = f"{in_words(comparison.metric)} (95% CI)"
     deltas = {row["delta"] for row in rows if row["delta"] is not None}
     if len(deltas) == 1:
         renamed |= {name: f"{name} at delta {min(deltas):g}" for name in epsilons}
@@ -100,7 +100,7 @@ def _table(comparison: Comparison) -> str:
     writes = dict.fromkeys(spreads, metric_text) | dict.fromkeys(epsilons, epsilon_text)
     head = "".join(_head(column, renamed.get(column, column), rows) for column in columns)
     lines = [
-        "".join(_cell(row[name], row.get(spreads.get(name, "")), writes.get(name, _short)) for name in columns)
+        "".join(_cell(row[name], row.get(spreads.get(name, "")), writes.get(name, "{:.4g}".format)) for name in columns)
         for row in rows
     ]
     body = "\n".join(f"<tr>{cells}</tr>" for cells in lines)
@@ -113,10 +113,6 @@ def _head(column: str, words: str, rows: Sequence[Row]) -> str:
     return f'<th scope="col"{kind}><button type="button">{escape(words)}</button></th>'
 
 
-def _words(comparison: Comparison) -> str:
-    return in_words(comparison.metric)
-
-
 def _cell(value: Any, spread: float | None, write: Callable[[float], str]) -> str:
     """A number with its interval, as `write` has it, sorted by the number."""
     if value is None:
@@ -127,10 +123,6 @@ def _cell(value: Any, spread: float | None, write: Callable[[float], str]) -> st
     if isinstance(value, str):
         return f'<td class="text">{escape(value)}</td>'
     return f"<td>{value}</td>"
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
 
 
 def _figure(name: str, file: Path, words: str) -> str:
@@ -185,8 +177,5 @@ def _terms(said: Sequence[tuple[str, str]]) -> str:
 
 
 def _recipe(entry: Entry) -> str:
-    return f"<details><summary>{escape(_name(entry))}</summary><pre>{escape(entry.recipe_text)}</pre></details>"
-
-
-def _name(entry: Entry) -> str:
-    return entry.method if entry.target is None else f"{entry.method} at epsilon {entry.target:g}"
+    name = entry.method if entry.target is None else f"{entry.method} at epsilon {entry.target:g}"
+    return f"<details><summary>{escape(name)}</summary><pre>{escape(entry.recipe_text)}</pre></details>"

@@ -8,6 +8,7 @@ intervals. Not here: what is compared (`comparison.py`).
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from dpsgd_cli.metrics import in_words
 from dpsgd_cli.results.comparison import Comparison, Entry
+from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.result import summarise
 from dpsgd_cli.rounding import epsilon_text
 
@@ -37,11 +39,12 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from dpsgd_cli.results.leftovers import hidden_name
-
     plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "dpsgd"})
     styles = _styles(comparison)
-    histories = {id(entry): _read_history(entry) for entry in comparison.entries}
+    histories = {}
+    for entry in comparison.entries:
+        with entry.file("history.csv").open(newline="", encoding="utf-8") as file:
+            histories[id(entry)] = list(csv.DictReader(file))
     metric = comparison.metric
     made: dict[str, Path] = {}
     for name, figure in (
@@ -55,9 +58,9 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
             continue
         for ending in ("svg", "png"):
             place = out / f"{name}.{ending}"
-            temporary = hidden_name(place)
-            figure.savefig(temporary, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else {})
-            temporary.replace(place)
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=ending, dpi=150, metadata={"Date": None} if ending == "svg" else {})
+            write_whole(place, drawn.getvalue())
         plt.close(figure)
         made[name] = out / f"{name}.png"
     return made
@@ -89,7 +92,8 @@ def _by_budget(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any
     same = budgets[-1] / budgets[0] < ONE_BUDGET
     draw_it = _by_method if same else _by_epsilon
     deltas = sorted({entry.privacy["delta"] for entry in entries if entry.privacy["delta"]})
-    at = f"at delta {', '.join(f'{delta:g}' for delta in deltas)}{_one_adjacency(comparison)}"
+    only = f" ({comparison.adjacencies[0]})" if len(comparison.adjacencies) == 1 else ""
+    at = f"at delta {', '.join(f'{delta:g}' for delta in deltas)}{only}"
     figure: Any = draw_it(plt, entries, styles, (metric, f"{words} (mean, 95% interval)", at))
     return figure
 
@@ -162,10 +166,6 @@ def _aside(entry: Entry, apart: float, linear: Sequence[float] | None) -> float:
     if not entry.target:
         return entry.epsilon or 0.0
     return entry.target * (1 + apart) if linear is None else entry.target + apart * (linear[-1] - linear[0])
-
-
-def _one_adjacency(comparison: Comparison) -> str:
-    return f" ({comparison.adjacencies[0]})" if len(comparison.adjacencies) == 1 else ""
 
 
 def _legend(axes: Any, styles: dict[str, Any]) -> None:
@@ -286,8 +286,3 @@ def _within_accuracies(limits: Any, set_limits: Any, metric: str) -> None:
     if metric.endswith("accuracy"):
         low, high = limits()
         set_limits(max(low, 0.0), min(high, 1.0))
-
-
-def _read_history(entry: Entry) -> list[dict[str, str]]:
-    with entry.file("history.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))

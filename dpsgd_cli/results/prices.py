@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.base import number
-from dpsgd_cli.privacy.budget import rho_of
+from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
 from dpsgd_cli.results.result import Row

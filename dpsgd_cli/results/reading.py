@@ -16,16 +16,20 @@ Not here: finding and writing results (`store.py`), the lines of a ledger (`priv
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.recipe.tree import CoreLoader
 from dpsgd_cli.results.result import MARK, Row, marked
 
 RESULT = "result.json"
@@ -35,6 +39,9 @@ OWN_HASH = f"{MARK}sha256"
 WITH_UNRELEASED = ("trials.csv", "history.csv")
 _MOST_PROBLEMS = 3
 _PIECE = 1 << 16
+# sections are found in the text of a resolved recipe, because thousands of them are read at once
+_DATA = re.compile(r"^data:.*\n(?:[ \n].*\n?)*", re.MULTILINE)
+_FOLDS = re.compile(r"^folds: (\d+)$", re.MULTILINE)
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -128,14 +135,13 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
     """
     content = {name: value for name, value in document.items() if name != OWN_HASH}
     if files is not None:
-        told = {name: _file(name, held) for name, held in files.items()}
+        told = {
+            name: {"sha256": hashlib.sha256(held).hexdigest(), "lines": None if name == MODEL else held.count(b"\n")}
+            for name, held in files.items()
+        }
         content["files"] = {name: one for name, one in told.items() if name not in WITH_UNRELEASED}
         content |= marked({"files": {name: one for name, one in told.items() if name in WITH_UNRELEASED}})
     return {**content, OWN_HASH: _content_hash(content)}
-
-
-def _file(name: str, held: bytes) -> Row:
-    return {"sha256": hashlib.sha256(held).hexdigest(), "lines": None if name == MODEL else held.count(b"\n")}
 
 
 def _content_hash(content: Row) -> str:
@@ -224,3 +230,21 @@ def check_files(directory: Path, document: Row) -> None:
         checked(directory, document, name)
     if MODEL not in document["files"] and (directory / MODEL).exists():
         checked(directory, document, MODEL)
+
+
+def folds_in(recipe_text: str) -> int | None:
+    """K of a cross-validation, from the text of a resolved recipe."""
+    found = _FOLDS.search(recipe_text)
+    return int(found[1]) if found else None
+
+
+def data_in(recipe_text: str) -> Mapping[str, Any]:
+    """The `data:` section of a resolved recipe."""
+    section = _DATA.search(recipe_text)
+    return _parsed(section[0]) if section else {}
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(section: str) -> Mapping[str, Any]:
+    found = yaml.load(section, Loader=CoreLoader)["data"]
+    return dict(found)

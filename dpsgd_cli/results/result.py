@@ -75,11 +75,6 @@ class Unreleased:
     timing: Row
     theory: Sequence[Row] | None = None
 
-    @property
-    def nonfinite(self) -> int:
-        """Per-example gradients that were not finite."""
-        return int(sum(sum(sums["nonfinite"]) for sums in self.epochs))
-
 
 def together(public: Sequence[Row] | None, others: Sequence[Row] | None) -> list[Row] | None:
     """Rows of both kinds side by side, those of the second marked; None where there are none."""

@@ -14,10 +14,7 @@ Not here: what a result holds (`result.py`).
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import math
 import os
 import secrets
 import shutil
@@ -29,7 +26,7 @@ from typing import Any
 
 from dpsgd_cli.errors import DataError, RunError
 from dpsgd_cli.results import reading
-from dpsgd_cli.results.leftovers import hidden_name
+from dpsgd_cli.results.files import finite, hidden_name, read_json, to_csv, to_json, write_whole
 from dpsgd_cli.results.result import Result, Row
 
 _AT_ONCE = 16
@@ -103,13 +100,15 @@ def stage_result(directory: Path, result: Result, recipe_text: str, model: dict[
         from safetensors.torch import save
 
         files[reading.MODEL] = save(model)
-    files[reading.RESULT] = to_json(reading.sealed(_finite(result.document()), files)).encode()
+    files[reading.RESULT] = to_json(reading.sealed(finite(result.document()), files)).encode()
     try:
         staging.mkdir(parents=True)
         for name, content in files.items():
-            _write(staging / name, content)
-    except BaseException:
+            (staging / name).write_bytes(content)
+    except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(staging / name)) from error
         raise
     return staging
 
@@ -150,15 +149,7 @@ def publish(staged: Sequence[Staged]) -> None:
         return
     out = staged[0][1].parent
     record = out / f".{secrets.token_hex(8)}{_RECORD}"
-    temporary = hidden_name(record)
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump([[hidden.name, directory.name] for hidden, directory in staged], file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, record)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(record, json.dumps([[hidden.name, directory.name] for hidden, directory in staged]))
     _finish_publishing(record)
 
 
@@ -182,63 +173,6 @@ def _finish_publishing(record: Path) -> None:
     for hidden, directory in pairs:
         _put_in_place(record.parent / hidden, record.parent / directory)
     record.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def to_json(value: Any) -> str:
-    """JSON with numbers that are not finite as null (JSON has no others)."""
-    return json.dumps(_finite(value), indent=2, ensure_ascii=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def to_csv(rows: Sequence[Row]) -> str:
-    """Rows with the columns of the first row that has each; missing cells stay empty."""
-    layouts = dict.fromkeys(map(tuple, rows))  # most rows have the same keys
-    columns = list(dict.fromkeys(key for layout in layouts for key in layout))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([row.get(column) for column in columns] for row in rows)
-    return text.getvalue()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace `path` by `text`, at once. An OSError names the file and leaves the old one."""
-    temporary = hidden_name(path)
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; DataError when it is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: not what a sweep writes; remove it")
-    return content
 
 
 def is_hidden(path: Path, folder: Path) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.results import store
+from dpsgd_cli.results import files
 from dpsgd_cli.results.comparison import Comparison
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.rounding import epsilon_text, interval_text
@@ -102,7 +102,7 @@ def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[P
         "rows": comparison.rows,
         "privacy": {str(e.directory): e.privacy for e in comparison.entries},
     }
-    content = {"csv": store.to_csv(comparison.rows), "json": store.to_json(document), "md": to_markdown(comparison)}
+    content = {"csv": files.to_csv(comparison.rows), "json": files.to_json(document), "md": to_markdown(comparison)}
     for ending, text in content.items():
-        store.write_whole(out / f"{stem}.{ending}", text)
+        files.write_whole(out / f"{stem}.{ending}", text)
     return [out / f"{stem}.{ending}" for ending in content]

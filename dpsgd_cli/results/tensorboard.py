@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.results import leftovers
+from dpsgd_cli.results import files
 from dpsgd_cli.results.result import Row
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def write(folder: Path, rows: Sequence[Row], times: Sequence[float]) -> None:
 
 def remove_live(checkpoint: Path) -> bool:
     """Remove what this process, and those that were killed, showed of the run with this checkpoint; was there any?"""
-    return leftovers.remove(_live(checkpoint))
+    return files.remove(_live(checkpoint))
 
 
 def _live(checkpoint: Path) -> Path:
@@ -67,7 +67,7 @@ class Watching:
 
     def __init__(self, checkpoint: Path) -> None:
         # a folder of this process alone: another run of the same recipe may end before, and clean up after itself
-        self.folder = leftovers.hidden_name(_live(checkpoint))
+        self.folder = files.hidden_name(_live(checkpoint))
         self._results: dict[str, _Runs] = {}
 
     def show(self, result: str, rows: Sequence[Row], times: Sequence[float]) -> None:
@@ -97,8 +97,9 @@ class _Runs:
             trial, epoch = row["trial"], row["epoch"]
             if trial >= MOST_RUNS or epoch <= self._shown[trial]:
                 continue
-            for name, value in _scalars(row):
-                self._writer(trial).add_scalar(name, value, epoch, times[epoch])
+            for name, value in row.items():
+                if name not in _NO_SCALARS and value is not None:
+                    self._writer(trial).add_scalar(name, float(value), epoch, times[epoch])
             self._shown[trial] = epoch
         for writer in self._writers.values():
             writer.flush()
@@ -115,10 +116,3 @@ class _Runs:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-
-
-def _scalars(row: Row) -> Iterator[tuple[str, float]]:
-    """The columns of a row that are numbers; an empty cell is no point."""
-    for name, value in row.items():
-        if name not in _NO_SCALARS and value is not None:
-            yield name, float(value)

@@ -7,16 +7,31 @@ random stopping The price of the best of a random number of runs holds if that n
                 `select.seed` it can be repeated, and is an experiment.
 exponential     The choice by the exponential mechanism is a release: it is made once and kept in the folder.
 
-Not here: what it costs (`pricing.py`), what is shown of it (`released.py`).
+What random stopping shows is the output of one run, and the price; nothing of others, nor that there were any. The
+theorem (`pricing.py`) covers the best run's settings, weights and metrics on test records. So while a sweep goes on,
+everything that tells more lies in a hidden folder that only its owner may read: how often each cell runs, results,
+checkpoints, failures, the logs of a cluster; and no progress is shown. When all runs are over, the best one's recipe
+(as one trial) and weights go to `<sweep>.chosen`, the statement to `<sweep>.result.json`, and the hidden folder is
+removed. A sweep that has published is never drawn again. A process that is killed leaves the hidden folder, and the
+same command goes on with the runs that were drawn.
+
+Not covered: what a watcher of the machine sees (time, processes, the queue of a cluster, removed files on a disk, the
+message of a run that was stopped).
+A sweep that a seed takes part in is an experiment, and keeps everything (`report.py`).
+Not here: what it costs (`pricing.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import os
 import random
 import secrets
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,15 +41,19 @@ from dpsgd_cli.errors import DataError, RecipeError
 from dpsgd_cli.metrics import less_is_better
 from dpsgd_cli.privacy.selection import Choice
 from dpsgd_cli.privacy.together import why_records_apart
-from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.results import store
-from dpsgd_cli.results.leftovers import hidden_name
+from dpsgd_cli.recipe.loading import dump_recipe
+from dpsgd_cli.recipe.schema.privacy import noise_source
+from dpsgd_cli.results import files, store
+from dpsgd_cli.sweep import pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 
 CHOICE = ".choice.json"
 DRAW = ".draw.json"
+RESULT = ".result.json"
+CHOSEN = ".chosen"
+MODEL = "model.safetensors"
 _NOTE = (
     "How often each cell runs, drawn before the first run. Keep it secret, and keep it: to draw again after having seen"
     " a result would break what is stated about the choice."
@@ -74,7 +93,7 @@ def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
     path = place.file(DRAW)
     if not path.exists():
         return None
-    runs = store.read_json(path).get("runs")
+    runs = files.read_json(path).get("runs")
     names = [cell.directory for cell in cells]
     if not isinstance(runs, dict) or not all(isinstance(runs.get(name), int) for name in names):
         raise DataError(
@@ -88,31 +107,19 @@ def draw_and_keep(place: Folder, select: RandomStopping, cells: Sequence[Cell]) 
     counts = draw(select, len(cells))
     path = place.file(DRAW)
     runs = {cell.directory: count for cell, count in zip(cells, counts, strict=True)}
-    temporary = hidden_name(path)
-    try:
-        with open(temporary, "x", encoding="utf-8", opener=_for_the_owner) as file:
-            file.write(store.to_json({"note": _NOTE, "law": select.law, "mean": select.mean, "runs": runs}))
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
-    except FileExistsError:
-        return
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _for_the_owner(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
+    content = files.to_json({"note": _NOTE, "law": select.law, "mean": select.mean, "runs": runs})
+    with contextlib.suppress(FileExistsError):
+        files.write_whole(path, content, owner_only=True, replace=False)
 
 
 def repeated(cells: Sequence[Cell], counts: Sequence[int]) -> list[Cell]:
     """The cells that were drawn, each as many trials as it was drawn."""
-    return [_repeated(cell, count) for cell, count in zip(cells, counts, strict=True) if count]
-
-
-def _repeated(cell: Cell, count: int) -> Cell:
-    recipe = cell.loaded.recipe.model_copy(update={"repeats": count})
-    return Cell(cell.number, LoadedRecipe(recipe, cell.loaded.base, cell.loaded.source), cell.settings)
+    found = []
+    for cell, count in zip(cells, counts, strict=True):
+        if count:
+            recipe = cell.loaded.recipe.model_copy(update={"repeats": count})
+            found.append(dataclasses.replace(cell, loaded=dataclasses.replace(cell.loaded, recipe=recipe)))
+    return found
 
 
 def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable[[Cell], int]) -> dict[str, Any] | None:
@@ -125,7 +132,7 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
         return None
     kept = place.file(CHOICE)
     if kept.exists():
-        return store.read_json(kept)
+        return files.read_json(kept)
     trials = [(cell, row) for cell in cells for row in store.read_document(place.path / cell.directory)["trials"]]
     if isinstance(select, RandomStopping):
         chosen = _best(trials, select)
@@ -136,7 +143,7 @@ def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable
     cell, row = chosen
     told = {"directory": cell.directory, "trial": row["trial"], "settings": cell.settings}
     if isinstance(select, ExponentialChoice):
-        store.write_whole(kept, store.to_json(told))
+        files.write_whole(kept, files.to_json(told))
     return told
 
 
@@ -160,3 +167,99 @@ def _exponential(
         gumbel = -math.log(-math.log(source.random() or 5e-324))
         scores.append(select.epsilon / 2 * count + gumbel)
     return max(zip(scores, range(len(trials)), trials, strict=True))[2] if trials else None
+
+
+def is_secret(sweep: Sweep, cells: Sequence[Cell]) -> bool:
+    """Whether only the best run may be seen: random stopping in which nothing comes from a seed."""
+    select = sweep.select
+    if not isinstance(select, RandomStopping):
+        return False
+    return noise_source(select.seed, *(cell.loaded.recipe.seed for cell in cells)) == "secure"
+
+
+def private_folder(public: Folder) -> Folder:
+    """Where everything lies until the best is published."""
+    return Folder(public.path / f".{public.stem}.private", public.stem)
+
+
+def open_private(private: Folder) -> None:
+    """Make the hidden folder, for its owner alone."""
+    private.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(private.path, 0o700)
+
+
+def published(public: Folder) -> dict[str, Any] | None:
+    """What was published; None before."""
+    path = public.file(RESULT)
+    return files.read_json(path) if path.exists() else None
+
+
+def publish(
+    public: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[pricing.Spent | None]
+) -> dict[str, Any] | None:
+    """Publish the best of the runs of `cells`, and remove all others; None while some are missing.
+
+    `every` has what bounds one run of each cell of the file, drawn or not. Several processes may do so at once: all
+    choose the same, and one that finds the runs gone reads what was published.
+    """
+    private = private_folder(public)
+    try:
+        told = published(public) or _publish(public, private, sweep, cells, every) or published(public)
+    except (OSError, DataError):
+        told = published(public)
+        if told is None:
+            raise
+    if told is not None:
+        shutil.rmtree(private.path, ignore_errors=True)
+    return told
+
+
+def _publish(
+    public: Folder, private: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[pricing.Spent | None]
+) -> dict[str, Any] | None:
+    best = choose(sweep, private, cells, lambda cell: 0)
+    if best is None:
+        return None
+    chosen: dict[str, Any] = {"directory": None, "note": best.get("note")}
+    if best["directory"] is not None:
+        cell = next(cell for cell in cells if cell.directory == best["directory"])
+        chosen = _output(cell, store.read_document(private.path / cell.directory), best["trial"])
+        chosen["directory"] = f"{public.stem}{CHOSEN}"
+        _put(cell, private.path / cell.directory, best["trial"], public.path / chosen["directory"])
+    privacy = pricing.statement([], sweep, every) | {"all_trials": None}
+    told = {"sweep": public.stem, "privacy": privacy, "chosen": chosen}
+    files.write_whole(public.file(RESULT), files.to_json(told))
+    return told
+
+
+def _output(cell: Cell, document: dict[str, Any], trial: int) -> dict[str, Any]:
+    """What one run says of itself, and of its recipe."""
+    row = next(row for row in document["trials"] if row["trial"] == trial)
+    metrics = {name: value for name, value in row.items() if name.startswith("test_")}
+    recipe = {key: document["privacy"][key] for key in ("declarations", "uncovered_steps")}
+    return {"settings": cell.settings, "metrics": metrics, **recipe}
+
+
+def _put(cell: Cell, source: Path, trial: int, place: Path) -> None:
+    """The recipe and the weights of one trial, whole or not at all."""
+    staging = files.hidden_name(place)
+    try:
+        staging.mkdir()
+        recipe = cell.loaded.recipe.model_copy(update={"repeats": 1})
+        (staging / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+        if (source / MODEL).is_file():
+            (staging / MODEL).write_bytes(_weights(source / MODEL, trial))
+        store.keep([staging])
+        shutil.rmtree(place, ignore_errors=True)
+        staging.rename(place)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _weights(path: Path, trial: int) -> bytes:
+    """The tensors of one trial, named as those of a result that has no other."""
+    from safetensors.torch import load_file, save
+
+    prefix, tensors = f"trial-{trial}/", load_file(path)
+    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return save(own or tensors)

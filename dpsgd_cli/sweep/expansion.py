@@ -1,7 +1,7 @@
 """From a sweep file to its cells: every combination, checked, each a recipe of its own.
 
 Every problem of every cell is reported together, at the line of the sweep file or of the recipe that it comes from.
-Not here: which cells train together (`grouping.py`), what they cost (`pricing.py`).
+Not here: which cells train together (`planning.py`), what they cost (`pricing.py`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.results import store
-from dpsgd_cli.results.store import FAILED, INDEX, read_json
+from dpsgd_cli.results import files, store
+from dpsgd_cli.results.store import FAILED, INDEX
 from dpsgd_cli.sweep.expansion import Cell
 
 
@@ -39,8 +39,8 @@ def folder_of(name: str, cells: Sequence[Cell], out: Path, choice: str = "") -> 
 def write_index(folder: Folder, source: str, cells: Sequence[Cell], secret: bool = False) -> None:
     """What the sweep consists of, for `status` and `compare`; of a `secret` one that it was begun."""
     rows = [{"directory": cell.directory, "trials": cell.trials, "settings": cell.settings} for cell in cells]
-    store.write_whole(
-        folder.file(INDEX), store.to_json({"sweep": folder.stem, "source": source, "secret": secret, "cells": rows})
+    files.write_whole(
+        folder.file(INDEX), files.to_json({"sweep": folder.stem, "source": source, "secret": secret, "cells": rows})
     )
 
 
@@ -52,7 +52,7 @@ def failure_place(cell: Cell, out: Path) -> Path:
 def record_failure(cell: Cell, out: Path, error: BaseException) -> None:
     """Keep why a cell failed, beside where its result would lie."""
     told = {"directory": cell.directory, "settings": cell.settings, "kind": type(error).__name__, "error": str(error)}
-    store.write_whole(failure_place(cell, out), store.to_json(told))
+    files.write_whole(failure_place(cell, out), files.to_json(told))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def statuses(path: Path) -> list[Status]:
     indices = sorted(path.glob(f"*{INDEX}"))
     if not indices:
         raise DataError(f"{path}: no sweep was begun here (no *{INDEX} file)")
-    return [_status(path, read_json(index)) for index in indices]
+    return [_status(path, files.read_json(index)) for index in indices]
 
 
 def _status(path: Path, index: dict[str, Any]) -> Status:
@@ -91,6 +91,6 @@ def _status(path: Path, index: dict[str, Any]) -> Status:
         trials=sum(cell["trials"] for cell in cells),
         done=len(done),
         done_trials=sum(cell["trials"] for cell in done),
-        failed=[read_json(record) for record in records if record.is_file()],
+        failed=[files.read_json(record) for record in records if record.is_file()],
         secret=bool(index.get("secret")),
     )

@@ -1,14 +1,19 @@
-"""The plan of every cell before anything runs.
+"""Before anything runs: the plan of every cell, and which cells train together on one trials axis.
 
-Cells that differ in nothing a plan reads are planned once. Not here: plans themselves (`privacy/plan.py`), how long
-the cells will take (`rehearsal.py`).
+Cells that differ in nothing a plan reads are planned once. Within a pack only what a method says it reads trial by
+trial (`Descriptor.may_differ`) may differ; everything else must be equal, so that a key that is added to a recipe keeps
+its cells apart until a method lists it.
+
+Not here: plans themselves (`privacy/plan.py`), how long the cells will take (`rehearsal.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +29,8 @@ from dpsgd_cli.recipe.schema.method import Gradient
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.trials import make_pack
 
+ALWAYS_MAY_DIFFER = ("name", "description", "seed", "repeats", "save_model")
+LONGER = 1.5
 _NOT_IN_PLAN = ("name", "description", "seed", "repeats", "save_model", "runtime")
 _NOT_IN_PLAN_OF_GRADIENTS = ("learning_rate", "weight_decay", "optimizer", "averaging")
 
@@ -115,3 +122,55 @@ def steps_of(planned: Planned) -> int:
         return 0
     batch = recipe.method.batch_size or planned.outline.train_records
     return recipe.epochs * -(-planned.outline.train_records // batch)
+
+
+def shared(loaded: LoadedRecipe) -> str:
+    """What cells of one pack have in common: equal text, same pack."""
+    recipe = loaded.recipe
+    content = resolved(recipe)
+    may_differ = (*ALWAYS_MAY_DIFFER, *recipe.method.described.may_differ)
+    if not isinstance(getattr(recipe.method, "learning_rate", None), float):
+        # rates that change by epoch, or that a theorem gives from the problem's constants, are of the whole pack
+        may_differ = tuple(key for key in may_differ if key.partition(".")[0] not in ("method", "model"))
+    if recipe.runtime.evaluate_every > 1 and "epochs" in may_differ:
+        # the last epoch is always evaluated, so all must end at once
+        known = isinstance(recipe.epochs, int)
+        may_differ = tuple(key for key in may_differ if key != "epochs") if known else ALWAYS_MAY_DIFFER
+    for key in may_differ:
+        _remove(content, key.split("."))
+    return json.dumps([content, str(loaded.base.resolve()), recipe.seed is None], sort_keys=True)
+
+
+def packs(cells: Sequence[Cell], most_trials: int | Literal["auto"] = "auto") -> list[tuple[Cell, ...]]:
+    """The cells in packs of at most `most_trials` trials (auto: what memory holds); a cell is never divided.
+
+    A pack takes as long as its longest cell, so cells much shorter go elsewhere.
+    """
+    planner = shared_planner()
+
+    def steps(cell: Cell) -> int:
+        return steps_of(planner.plan(cell))
+
+    alike: dict[str, list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault(shared(cell.loaded), []).append(cell)
+    found = []
+    for group in alike.values():
+        pack: list[Cell] = []
+        most = planner.trials_that_fit(group[0]) if most_trials == "auto" else most_trials
+        for cell in sorted(group, key=steps):
+            full = sum(one.trials for one in pack) + cell.trials > most
+            if pack and (full or steps(cell) > LONGER * steps(pack[0])):
+                found.append(tuple(pack))
+                pack = []
+            pack.append(cell)
+        found.append(tuple(pack))
+    return found
+
+
+def _remove(content: dict[str, Any], path: Sequence[str]) -> None:
+    here: Any = content
+    for key in path[:-1]:
+        here = here.get(key) if isinstance(here, dict) else None
+    if isinstance(here, dict):
+        here.pop(path[-1], None)

@@ -8,7 +8,7 @@ random stopping The number of runs is random and each run is a cell drawn unifor
                 Theorem 13). The theorem on the best run is that of `privacy/selection.py`. What it covers is the output
                 of ONE run: its settings, its weights, and its score, which costs nothing because it is measured on test
                 records that every cell leaves out. How many runs there were, which cells were drawn, what the others
-                found, and which of them the best is, are no part of it: `released.py` keeps and says none of that.
+                found, and which of them the best is, are no part of it: `choosing.py` keeps and says none of that.
                 Where the number or any noise comes from a seed, the sweep is an experiment: whoever knows the seed
                 knows the number, or can take the noise away.
 exponential     All cells compose, and the exponential mechanism's epsilon on top; a count of correctly classified
@@ -179,7 +179,7 @@ class BestOfCells(BestOfTrials):
         """Epsilon at `delta` of publishing the best run, `cells` holding the releases of one run of each cell."""
         for releases in cells:
             self.check(releases)
-        divergence = self._divergence(_Worst(cells))
+        divergence = self.divergence(_Worst(cells))
         by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
         return max(0.0, min(by_order, max(self._pure(releases) for releases in cells)))
 

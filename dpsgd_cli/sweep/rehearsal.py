@@ -18,9 +18,8 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import Gradient
-from dpsgd_cli.sweep import grouping
+from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.planning import Planned, steps_of
 from dpsgd_cli.trials import Member, Trials, start
 
@@ -57,18 +56,15 @@ class Rehearsals:
             return None
         if not isinstance(recipe.method, Gradient) or recipe.method.kind == "private-selection":
             return None
-        key = (grouping.shared(first.cell.loaded), trials)
+        key = (planning.shared(first.cell.loaded), trials)
         if key not in self._known:
             self._known[key] = _pace(first, outline, trials)
         pace = self._known[key]
-        epochs = -(-steps // max(1, _steps_per_epoch(recipe, outline)))
+        per_epoch = -(-outline.train_records // (recipe.method.batch_size or outline.train_records))
+        epochs = -(-steps // max(1, per_epoch))
         looks = -(-epochs // recipe.runtime.evaluate_every)
         rows = looks * outline.test_records + outline.train_records
         return steps * pace.step + rows * pace.row
-
-
-def _steps_per_epoch(recipe: Recipe, outline: data.Outline) -> int:
-    return -(-outline.train_records // (recipe.method.batch_size or outline.train_records))
 
 
 def _pace(planned: Planned, outline: data.Outline, trials: int) -> Pace:

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from dpsgd_cli.data.evaluated import run_of
-from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.ledger import read_ledgers
 from dpsgd_cli.privacy.mechanism import Release
-from dpsgd_cli.results import reading, store
+from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.rounding import epsilon_text, metric_text
@@ -45,9 +44,9 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
         "privacy": pricing.statement(priced, sweep, planned_spending(every)),
         "chosen": choosing.choose(sweep, place, cells, _records),
     }
-    store.write_whole(place.file(".table.csv"), store.to_csv(rows))
-    store.write_whole(place.file(".table.md"), to_markdown(rows))
-    store.write_whole(place.file(".result.json"), store.to_json(result))
+    files.write_whole(place.file(".table.csv"), files.to_csv(rows))
+    files.write_whole(place.file(".table.md"), to_markdown(rows))
+    files.write_whole(place.file(".result.json"), files.to_json(result))
     return result
 
 
@@ -65,7 +64,7 @@ def row_of(cell: Cell, place: Folder) -> Row:
         failure = folder.failure_place(cell, place.path)
         if not failure.exists():
             return {**row, "status": "missing"}
-        return {**row, "status": "failed", "error": store.read_json(failure)["error"].splitlines()[0]}
+        return {**row, "status": "failed", "error": files.read_json(failure)["error"].splitlines()[0]}
     document = store.read_document(directory)
     row |= {"status": "done", "trials": len(document["trials"])}
     for name, metric in document["metrics"].items():
@@ -128,7 +127,8 @@ def privacy_lines(privacy: dict[str, Any]) -> list[str]:
     """The three statements in words."""
     seeded = EXPERIMENT if privacy["noise_source"] != "secure" else ""
     lines = [
-        f"{'each trial':<25} epsilon {_epsilon(one)} at delta {one['delta']:g}"
+        f"{'each trial':<25} epsilon {'none' if one['epsilon'] is None else epsilon_text(one['epsilon'])}"
+        f" at delta {one['delta']:g}"
         f" ({one['adjacency']}, {one['bound']}{seeded})"
         for one in privacy["each_trial"]
     ]
@@ -160,12 +160,3 @@ def chosen_line(chosen: dict[str, Any]) -> str:
     measured = {name: value for name, value in chosen["metrics"].items() if value is not None}
     metrics = ", ".join(f"{name} {metric_text(value)}" for name, value in measured.items())
     return f"{settings} ({metrics}; {chosen['directory']})"
-
-
-def _epsilon(one: dict[str, Any]) -> str:
-    return "none" if one["epsilon"] is None else epsilon_text(one["epsilon"])
-
-
-def problems(planned: Sequence[Planned]) -> list[tuple[Cell, DpsgdError]]:
-    """Cells that cannot run, and why."""
-    return [(one.cell, one.error) for one in planned if one.error is not None]

@@ -1,11 +1,12 @@
 """One pack of a sweep from beginning to end: what is finished is left, what fails is cut in halves until it is found.
 
 A pack is independent of every other, so any process of any machine that sees the same folder may run it. Not here:
-which packs there are (`grouping.py`), where they run (`launchers/`).
+which packs there are (`planning.py`), where they run (`launchers/`).
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import traceback
@@ -37,7 +38,8 @@ class Job:
 
     @property
     def say(self) -> Callable[[str], None]:
-        return _keep_silent if self.quiet else _tell
+        # stderr is the log of a pack on a cluster
+        return (lambda text: None) if self.quiet else functools.partial(print, file=sys.stderr, flush=True)
 
     @property
     def trials(self) -> int:
@@ -109,15 +111,6 @@ def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: 
         folder.failure_place(cell, job.out).unlink(missing_ok=True)
         outcome.done.append(cell.directory)
         outcome.trials += cell.trials
-
-
-def _tell(text: str) -> None:
-    """What a pack says goes to stderr, which on a cluster is its log."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def _keep_silent(text: str) -> None:
-    del text
 
 
 def _fail(job: Job, cell: Cell, error: Exception, outcome: Outcome) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.errors import DpsgdError, UsageError
-from dpsgd_cli.results import leftovers, store
+from dpsgd_cli.results import files, store
 from dpsgd_cli.rounding import epsilon_text
-from dpsgd_cli.sweep import choosing, expansion, folder, grouping, planning, pricing, released, report
+from dpsgd_cli.sweep import choosing, expansion, folder, planning, pricing, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.loading import load_sweep
@@ -26,7 +26,7 @@ from dpsgd_cli.wording import count
 
 
 @dataclass(frozen=True)
-class Session:
+class SweepSession:
     """`every` has all cells of the file, `running` those that run in any shard, `cells` those of this shard."""
 
     sweep: Sweep
@@ -36,7 +36,7 @@ class Session:
     out: Path
 
     @classmethod
-    def open(cls, source: str, overrides: Sequence[str], out: Path, shard: str | None = None) -> Session:
+    def open(cls, source: str, overrides: Sequence[str], out: Path, shard: str | None = None) -> SweepSession:
         """Read and check a sweep; raises RecipeError with everything that is wrong in any cell."""
         part = expansion.parse_shard(shard)
         loaded = load_sweep(source, overrides)
@@ -50,7 +50,7 @@ class Session:
         select = self.sweep.select
         if not isinstance(select, RandomStopping):
             return self.every
-        if self.secret and released.read(self.folder) is not None:
+        if self.secret and choosing.published(self.folder) is not None:
             return []
         kept = choosing.kept(self.place, self.every) if select.seed is None else choosing.draw(select, len(self.every))
         return None if kept is None else choosing.repeated(self.every, kept)
@@ -74,36 +74,21 @@ class Session:
 
     @cached_property
     def secret(self) -> bool:
-        """Whether only the best run may be seen (`released.py`)."""
-        return released.is_secret(self.sweep, self.every)
+        """Whether only the best run may be seen (`choosing.py`)."""
+        return choosing.is_secret(self.sweep, self.every)
 
     @cached_property
     def place(self) -> Folder:
         """Where runs lie."""
-        return released.private_folder(self.folder) if self.secret else self.folder
-
-    @cached_property
-    def planner(self) -> planning.Planner:
-        return planning.shared_planner()
-
-    def packs(self, cells: Sequence[Cell]) -> list[grouping.CellPack]:
-        """Cells, finished or not, as they train together."""
-        return grouping.packs(cells, self._most_trials, self._steps)
-
-    def _most_trials(self, cell: Cell) -> int:
-        most = self.sweep.most_trials
-        return self.planner.trials_that_fit(cell) if most == "auto" else most
-
-    def _steps(self, cell: Cell) -> int:
-        return planning.steps_of(self.planner.plan(cell))
+        return choosing.private_folder(self.folder) if self.secret else self.folder
 
     def begin(self) -> None:
         """See that the folder can be written, and say there what the sweep consists of."""
         store.prepare_place(self.folder.file(store.INDEX).with_suffix(".probe"))
         if self.secret:
-            released.open_private(self.place)
+            choosing.open_private(self.place)
             folder.write_index(self.folder, self.source, [], secret=True)
-            leftovers.sweep_up(self.out)
+            files.sweep_up(self.out)
         select = self.sweep.select
         if isinstance(select, RandomStopping) and self.drawn is None:
             if self.part[0] > 1:
@@ -115,13 +100,13 @@ class Session:
             choosing.draw_and_keep(self.place, select, self.every)
         folder.write_index(self.place, self.source, self.running)
         store.roll_forward(self.place.path)
-        leftovers.sweep_up(self.place.path)
+        files.sweep_up(self.place.path)
 
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[Job]:
         """What is left to run. Packs are made of all cells, so that a pack that was stopped finds its checkpoint."""
         found = []
-        for pack in self.packs(self.cells):
-            left = tuple(cell for cell in pack.cells if is_open(cell, self.place.path, retry_failed))
+        for pack in planning.packs(self.cells, self.sweep.most_trials):
+            left = tuple(cell for cell in pack if is_open(cell, self.place.path, retry_failed))
             if left:
                 found.append(Job(left, self.place.path, retry_failed, fail_fast, self.secret))
         return found
@@ -136,24 +121,29 @@ class Session:
 
     def finish(self) -> dict[str, Any] | None:
         """Write the tables over all shards, as far as they are; of a secret sweep the best, or None before its end."""
-        every = [self.planner.plan(cell) for cell in self._planned_at_the_end()]
+        # random stopping is priced for all cells; otherwise ledgers say everything
+        drawn = self.every if isinstance(self.sweep.select, RandomStopping) else []
+        every = [planning.shared_planner().plan(cell) for cell in drawn]
         if self.secret:
-            return released.publish(self.folder, self.sweep, self.running, report.planned_spending(every))
+            return choosing.publish(self.folder, self.sweep, self.running, report.planned_spending(every))
         return report.write(self.folder, self.sweep, self.running, every)
 
-    def _planned_at_the_end(self) -> Sequence[Cell]:
-        """Random stopping is priced for all cells; otherwise ledgers say everything."""
-        return self.every if isinstance(self.sweep.select, RandomStopping) else []
+    def told(self, result: dict[str, Any]) -> list[str]:
+        """What `finish` wrote, in words."""
+        chosen = [] if result["chosen"] is None else [f"{'chosen':<25} {report.chosen_line(result['chosen'])}"]
+        tables = "" if self.secret else ".table.csv, .table.md and "
+        written = f"results in {self.out}: {self.folder.stem}{tables}.result.json"
+        return [*report.privacy_lines(result["privacy"]), *chosen, written]
 
-    def planned_privacy(self) -> dict[str, Any]:
+    def _planned_privacy(self) -> dict[str, Any]:
         """The three statements, from plans alone; nothing of all trials where their number is secret."""
-        every = [self.planner.plan(cell) for cell in self.every]
+        every = [planning.shared_planner().plan(cell) for cell in self.every]
         planned = report.planned_spending(every)
         told = pricing.statement(planned, self.sweep, planned)
         return told | ({"all_trials": None} if isinstance(self.sweep.select, RandomStopping) else {})
 
     def dry_run(self) -> tuple[list[str], list[str]]:
-        """Lines about packs and cells of this shard, and what is wrong with any of them.
+        """Lines about packs and cells of this shard and, unless something is wrong with any of them, their price.
 
         For random stopping, every cell with one run: the numbers that are drawn are secret.
         """
@@ -161,10 +151,10 @@ class Session:
         if isinstance(select, RandomStopping):
             cells = choosing.repeated(self.every, [1] * len(self.every))
         cells = expansion.shard_of(cells, self.part)
-        planned = {cell.directory: self.planner.plan(cell) for cell in cells}
+        planned = {cell.directory: planning.shared_planner().plan(cell) for cell in cells}
         lines, total, unknown, rehearsals = list[str](), 0.0, False, Rehearsals()
-        for number, pack in enumerate(self.packs(cells), start=1):
-            members = [planned[cell.directory] for cell in pack.cells]
+        for number, pack in enumerate(planning.packs(cells, self.sweep.most_trials), start=1):
+            members = [planned[cell.directory] for cell in pack]
             left = [one for one in members if one.error is None and not self._is_done(one.cell)]
             try:
                 seconds = rehearsals.seconds(left) if left else 0.0
@@ -173,15 +163,17 @@ class Session:
                 planned[left[0].cell.directory] = Planned(left[0].cell, error=error)
             total, unknown = total + (seconds or 0.0), unknown or seconds is None
             about = "time unknown" if seconds is None else f"about {seconds:.1f} s"
-            lines.append(f"pack {number}: {count(len(pack.cells), 'cell')}, {count(pack.trials, 'trial')}, {about}")
+            trials = sum(cell.trials for cell in pack)
+            lines.append(f"pack {number}: {count(len(pack), 'cell')}, {count(trials, 'trial')}, {about}")
             lines += [f"  {self._described(one)}" for one in members]
         trials = sum(cell.trials for cell in cells)
         time = "" if unknown else f", about {total:.0f} s of training and evaluation on this machine"
         lines.append(f"{self.sweep.name}: {count(len(cells), 'cell')}, {count(trials, 'trial')}{time}")
         if isinstance(select, RandomStopping):
             lines.append(f"{self.sweep.name}: runs of cells are drawn when it begins, {select.mean:g} on average")
-        problems = [f"{self.source}: {cell.label}: {error}" for cell, error in report.problems(list(planned.values()))]
-        return lines, problems
+        wrong = [one for one in planned.values() if one.error is not None]
+        problems = [f"{self.source}: {one.cell.label}: {one.error}" for one in wrong]
+        return lines + ([] if problems else report.privacy_lines(self._planned_privacy())), problems
 
     def _is_done(self, cell: Cell) -> bool:
         return not self.secret and store.is_complete(self.out / cell.directory)

@@ -2,70 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from dpsgd_cli.main import main
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results import store
 from dpsgd_cli.results.summary import result_text
+from tests.commands.accounting import SCHEDULES, recipe, rows, run, table
 from tests.conftest import Train, WriteRecipe, toy_result, write_result
 
 ABADI = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "10000"]
 SHUFFLED = ["--batching", "shuffle", "--noise-multiplier", "6", "--epochs", "400"]
-
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(main, ["account", *args])
-
-
-def rows(*args: str) -> dict[str, dict[str, Any]]:
-    """The JSON answer by accountant."""
-    result = run(*args, "--format", "json")
-    assert result.exit_code == 0, result.stderr
-    return {row["accountant"]: row for row in json.loads(result.stdout)}
-
-
-def table(*args: str) -> list[dict[str, str]]:
-    """A CSV answer."""
-    result = run(*args)
-    assert result.exit_code == 0, result.stderr
-    return list(csv.DictReader(io.StringIO(result.stdout)))
-
-
-def recipe(tmp_path: Path, schedule: str, extra: str = "") -> str:
-    """A recipe on MNIST's public sizes; nothing of the data is read."""
-    path = tmp_path / "recipe.yaml"
-    path.write_text(f"""\
-name: shuffled
-data: {{name: mnist}}
-model: {{kind: mlp, hidden: [10]}}
-method: {{kind: dp-sgd, batching: shuffle, batch_size: 600}}
-privacy:
-  schedule: {schedule}
-  budget: {{rho: 0.78125}}
-  delta: 1e-5
-{extra}""")
-    return str(path)
-
-
-SCHEDULES = {
-    "time": "{kind: time, initial: 10, decay: 0.05}",
-    "step": "{kind: step, initial: 10, decay: 0.6, period: 10}",
-    "exponential": "{kind: exponential, initial: 10, decay: 0.01}",
-    "polynomial": "{kind: polynomial, initial: 10, final: 2, decay: 3, period: 100}",
-    "uniform": "{kind: uniform, initial: 8}",
-}
 
 
 def test_every_usual_accountant_answers_or_says_why_not() -> None:
@@ -89,14 +41,6 @@ def test_the_table_is_sorted_and_ends_with_the_refusals() -> None:
     assert names == ["pld", "rdp", "moments", "strong-composition", "basic-composition", "zcdp-rs"]
     assert "zcdp: poisson batches" in refused
     assert "0.9470" in priced
-
-
-def test_shuffled_batches() -> None:
-    found = rows(*SHUFFLED)
-    assert found["zcdp"]["epsilon"] == pytest.approx(21.5506, abs=5e-5)
-    assert found["zcdp"]["adjacency"] == "zero-out"
-    assert found["zcdp"]["rho"] == pytest.approx(400 / 72)
-    assert "not Poisson sampling" in found["moments"]["note"]
 
 
 def test_shuffled_steps_are_counted_as_whole_epochs() -> None:
@@ -129,67 +73,18 @@ def test_csv_has_a_line_per_accountant() -> None:
     assert found[1]["epsilon"] == ""
 
 
-@pytest.mark.parametrize("name", ["rdp", "pld", "moments"])
-def test_least_noise_for_an_epsilon(name: str) -> None:
-    target = ["--sampling-rate", "0.01", "--epochs", "60", "--accountant", name]
-    solved = rows(*target, "--target-epsilon", "3")[name]
-    assert solved["epsilon"] <= 3
-    assert solved["epsilon"] == pytest.approx(3, abs=1e-4)
-    quieter = rows(*target, "--noise-multiplier", repr(solved["noise-multiplier"] * 0.999))[name]
-    assert quieter["epsilon"] > 3
-
-
-def test_most_steps_for_an_epsilon() -> None:
-    flags = ["--sampling-rate", "0.01", "--noise-multiplier", "1", "--accountant", "rdp"]
-    steps = rows(*flags, "--target-epsilon", "3")["rdp"]["steps"]
-    assert rows(*flags, "--steps", str(int(steps)))["rdp"]["epsilon"] <= 3
-    assert rows(*flags, "--steps", str(int(steps) + 1))["rdp"]["epsilon"] > 3
-
-
 def test_noise_for_a_rho_is_exact() -> None:
     found = rows("--batching", "shuffle", "--epochs", "100", "--target-rho", "0.78125")
     assert found["zcdp"]["noise-multiplier"] == 8
     assert found["gaussian"]["epsilon"] == pytest.approx(5.68, abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("kind", "epochs"), [("uniform", 100), ("time", 38), ("step", 31), ("exponential", 71), ("polynomial", 44)]
-)
-def test_table_two(tmp_path: Path, kind: str, epochs: int) -> None:
-    result = run(recipe(tmp_path, SCHEDULES[kind]), "--accountant", "zcdp")
-    assert f"shuffled: {epochs} epochs of 100 steps" in result.stdout
-    free = rows(recipe(tmp_path, SCHEDULES[kind]), "--solve", "epochs", "--accountant", "zcdp")
-    assert free["zcdp"]["epochs"] == epochs
-
-
-@pytest.mark.parametrize(
-    ("kind", "published"),
-    [
-        ("time", {30: 0.0760, 60: 0.0190, 100: 0.0048}),
-        ("step", {40: 0.7008, 70: 0.8910, 100: 0.9560}),
-        ("exponential", {30: 0.0442, 60: 0.0138, 90: 0.0056}),
-        ("polynomial", {30: 6.2077, 60: 1.4317, 80: 0.6382, 100: 0.1626}),
-    ],
-)
-def test_table_three(tmp_path: Path, kind: str, published: dict[int, float]) -> None:
-    path = recipe(tmp_path, SCHEDULES[kind])
-    for epochs, decay in published.items():
-        stated = rows(path, "--solve", "epochs", f"privacy.schedule.decay={decay}", "--accountant", "zcdp")
-        assert stated["zcdp"]["epochs"] == epochs
-        solved = rows(path, "--solve", "decay", "--epochs", str(epochs), "--accountant", "zcdp")["zcdp"]
-        assert 0.78125 * (1 - 1e-5) < solved["rho"] <= 0.78125
-        again = rows(path, "--solve", "epochs", f"privacy.schedule.decay={solved['decay']!r}", "--accountant", "zcdp")
-        assert again["zcdp"]["epochs"] == epochs
-
-
-def test_other_numbers_of_a_schedule(tmp_path: Path) -> None:
-    path = recipe(tmp_path, SCHEDULES["polynomial"])
-    for name in ("initial", "final"):
-        solved = rows(path, "--solve", name, "--epochs", "50", "--accountant", "zcdp")["zcdp"]
-        assert 0.78125 * (1 - 1e-5) < solved["rho"] <= 0.78125
-    result = run(path, "--solve", "rate", "--epochs", "50")
-    assert result.exit_code == 2
-    assert "one of: initial, final, decay, period, epochs" in result.stderr
+def test_table_two(tmp_path: Path) -> None:
+    path = recipe(tmp_path, SCHEDULES["exponential"])
+    assert "shuffled: 71 epochs of 100 steps" in run(path, "--accountant", "zcdp").stdout
+    assert rows(path, "--solve", "epochs", "--accountant", "zcdp")["zcdp"]["epochs"] == 71
+    told = run(path, "--solve", "rate", "--epochs", "50")
+    assert (told.exit_code, "one of: initial, decay, epochs" in told.stderr) == (2, True)
 
 
 def test_epsilon_targets_go_by_each_accountant(tmp_path: Path) -> None:
@@ -382,45 +277,27 @@ def test_a_ledger_cannot_be_changed(tmp_path: Path) -> None:
         assert run(str(path), *change).exit_code == 2
 
 
-def test_infinite_epsilons_are_null_in_json() -> None:
-    result = run("--batching", "full", "--noise-multiplier", "1e-90", "--steps", "1", "--accountant", "zcdp",
-                 "--accountant", "gaussian", "--format", "json")  # fmt: skip
-    found = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert all(row["epsilon"] is None or row["epsilon"] > 1e80 for row in found)
-
-
-def test_help_shows_examples() -> None:
-    result = run("--help")
-    assert result.exit_code == 0
-    for words in ("What can I afford?", "--solve decay --epochs 60", "--max-epsilon"):
-        assert words in result.stdout
-
-
-def test_plain_numbers_load_neither_torch_nor_numpy_nor_pydantic() -> None:
+@pytest.mark.parametrize(
+    ("args", "heavy", "answer"),
+    [
+        (
+            [*ABADI, "--accountant", "moments", "--accountant", "rdp"],
+            {"torch", "numpy", "scipy", "pandas", "pydantic", "sklearn", "matplotlib", "dp_accounting"},
+            "1.2586",
+        ),
+        (["quickstart"], {"torch"}, "pld"),
+    ],
+)
+def test_answers_load_no_more_than_they_need(args: list[str], heavy: set[str], answer: str) -> None:
     script = (
-        "import sys; from dpsgd_cli.main import main\n"
-        f"sys.argv = ['dpsgd', 'account', *{ABADI!r}, *'--accountant moments --accountant rdp'.split()]\n"
+        f"import sys; from dpsgd_cli.main import main; sys.argv = ['dpsgd', 'account', *{args!r}]\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'scipy', 'pandas', 'pydantic', 'sklearn', 'matplotlib', 'dp_accounting'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+        f"print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "1.2586" in done.stdout
+    assert answer in done.stdout
     assert done.stderr.strip() == "[]"
-
-
-def test_recipes_and_loss_distributions_do_not_load_torch() -> None:
-    script = (
-        "import sys; from dpsgd_cli.main import main\n"
-        "sys.argv = ['dpsgd', 'account', 'quickstart']\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print('torch' in sys.modules, file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "pld" in done.stdout
-    assert done.stderr.strip() == "False"
 
 
 def test_what_a_free_number_needs_is_said_where_it_stands(tmp_path: Path) -> None:

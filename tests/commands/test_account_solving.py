@@ -4,51 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from dpsgd_cli.main import main
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.loading import load_recipe
+from tests.commands.accounting import SCHEDULES, recipe, rows, run
 
-
-def run(*args: str) -> Result:
-    return CliRunner().invoke(main, ["account", *args])
-
-
-def rows(*args: str) -> dict[str, dict[str, Any]]:
-    """The JSON answer by accountant."""
-    result = run(*args, "--format", "json")
-    assert result.exit_code == 0, result.stderr
-    return {row["accountant"]: row for row in json.loads(result.stdout)}
-
-
-def recipe(tmp_path: Path, schedule: str, extra: str = "") -> str:
-    """A recipe on MNIST's public sizes; nothing of the data is read."""
-    path = tmp_path / "recipe.yaml"
-    path.write_text(f"""\
-name: shuffled
-data: {{name: mnist}}
-model: {{kind: mlp, hidden: [10]}}
-method: {{kind: dp-sgd, batching: shuffle, batch_size: 600}}
-privacy:
-  schedule: {schedule}
-  budget: {{rho: 0.78125}}
-  delta: 1e-5
-{extra}""")
-    return str(path)
-
-
-SCHEDULES = {
-    "time": "{kind: time, initial: 10, decay: 0.05}",
-    "step": "{kind: step, initial: 10, decay: 0.6, period: 10}",
-    "exponential": "{kind: exponential, initial: 10, decay: 0.01}",
-    "polynomial": "{kind: polynomial, initial: 10, final: 2, decay: 3, period: 100}",
-    "uniform": "{kind: uniform, initial: 8}",
-}
 POISSON = ["method.batching=poisson", "privacy.adjacency=add-remove", "method.batch_size=600"]
 RHO = {"rho": 0.78125}
 AGREE: dict[str, tuple[str, str, dict[str, float], int]] = {

@@ -1,4 +1,4 @@
-"""`dpsgd recipe list | show | validate | schema`."""
+"""`dpsgd recipe list | show | validate | schema | batching`, and what is said of what a recipe leaves open."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from dpsgd_cli.commands.recipe import draw, unsaid
+from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.main import main
-from dpsgd_cli.recipe.loading import load_recipe, question, shipped_recipes
+from dpsgd_cli.recipe.batching import BATCHINGS
+from dpsgd_cli.recipe.loading import load_recipe, question, recipe_hash, shipped_recipes
 
 GOOD = """\
 name: x
@@ -71,10 +74,6 @@ def test_validate_reports_every_problem_of_every_file(folder: Path) -> None:
     assert "missing.yaml: no such file" in result.stderr
 
 
-def test_validate_needs_a_recipe() -> None:
-    assert run("validate").exit_code == 2
-
-
 def test_schema_is_json_that_describes_every_key_of_a_recipe() -> None:
     result = run("schema")
     assert result.exit_code == 0
@@ -83,3 +82,77 @@ def test_schema_is_json_that_describes_every_key_of_a_recipe() -> None:
     assert {"name", "data", "model", "method", "privacy", "runtime"} <= set(schema["properties"])
     assert schema["additionalProperties"] is False
     assert "description" in schema["$defs"]["Privacy"]["properties"]["budget"]
+
+
+@pytest.mark.parametrize(("records", "size"), [(10, 1), (12, 3), (7, 2)])
+def test_shuffled_batches_hold_each_record_once_and_poisson_batches_do_not(records: int, size: int) -> None:
+    found = draw(records, size, 0)
+    assert sorted(n for batch in found["shuffle"] for n in batch) == list(range(records))
+    assert {len(batch) for batch in found["fixed"]} == {size}
+    steps = len(found["shuffle"])
+    assert [len(batches) for batches in found.values()] == [steps] * 3
+    assert len({len(batch) for batch in found["poisson"]}) > 1
+    assert set(found) < set(BATCHINGS)
+
+
+def test_the_command_shows_all_three() -> None:
+    result = run("batching", "--seed", "3")
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert [line.split()[0] for line in lines[::2]] == ["shuffle", "poisson", "fixed"]
+    assert lines[0].count("[") == lines[2].count("[") == lines[4].count("[") == 10
+    assert lines[1].startswith("         0 records in no batch, 0 in several; an epoch is one Gaussian")
+    again = run("batching", "--seed", "3")
+    assert again.output == result.output
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    result = run("batching", "--batch-size", "11")
+    assert result.exit_code == 2
+    assert "more than the 10 records" in result.output
+
+
+OWN = """\
+name: x
+data: {path: x.csv, target: y}
+model: {kind: linear}
+method: {kind: dp-sgd, batching: shuffle, batch_size: 10}
+privacy: {schedule: {kind: uniform, initial: 3}, delta: 1e-5}
+epochs: 3
+"""
+
+
+def of(tmp_path: Path, *overrides: str) -> list[str]:
+    (tmp_path / "own.yaml").write_text(OWN)
+    return unsaid(load_recipe(str(tmp_path / "own.yaml"), overrides).recipe)
+
+
+def test_a_recipe_that_leaves_everything_open(tmp_path: Path) -> None:
+    assert of(tmp_path) == [
+        "# data.preprocess: [{scale: {by: bounds, to: [0.0, 1.0]}}, {one-hot: {}}] (a file of your own)",
+        "# seed: none (the operating system's entropy; no run can be repeated)",
+        "# privacy.noise_source: secure (no seed)",
+    ]
+
+
+def test_a_recipe_that_leaves_nothing_open(tmp_path: Path) -> None:
+    said = ["privacy.noise_source=seeded", "data.preprocess=[]"]
+    assert of(tmp_path, "seed=1", *said) == []
+    assert of(tmp_path, "seed=1", *said[1:]) == ["# privacy.noise_source: seeded (there is a seed)"]
+
+
+def test_the_steps_that_are_told_are_those_that_are_taken() -> None:
+    """Written into the recipe, they come to the same input."""
+    (said,) = (text for text in unsaid(load_recipe("lee2018/dp-agd").recipe) if "data.preprocess" in text)
+    steps = said.removeprefix("# data.preprocess: ").removesuffix(" (the card of adult)")
+    told, left = (load_recipe("lee2018/dp-agd", change) for change in ([f"data.preprocess={steps}"], []))
+    assert told.recipe.data.preprocess is not None and left.recipe.data.preprocess is None
+    assert outline(told.recipe.data, told.base) == outline(left.recipe.data, left.base)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_what_is_said_changes_no_recipe(name: str, tmp_path: Path) -> None:
+    shown = run("show", name)
+    assert shown.exit_code == 0
+    (tmp_path / "shown.yaml").write_text(shown.stdout)
+    assert recipe_hash(load_recipe(str(tmp_path / "shown.yaml")).recipe) == recipe_hash(load_recipe(name).recipe)

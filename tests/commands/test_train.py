@@ -17,11 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpsgd_cli.main import main
+from tests.conftest import GRADIENT, OWN, WriteRecipe
 
-WriteRecipe = Callable[..., Path]
 ROOT = Path(__file__).resolve().parents[2]
-OWN = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}
-GRADIENT = {"kind": "dp-sgd", "batch_size": 12, "learning_rate": 0.5}
 POISSON = GRADIENT | {"batching": "poisson"}
 
 
@@ -66,18 +64,6 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(write_recipe: WriteRecipe,
     assert (plain.exit_code, plain.stdout) == (0, "tiny: 3 epochs without any privacy; nothing to price\n")
 
 
-def test_a_diverged_training_is_done_and_says_so_on_stderr(write_recipe: WriteRecipe, tmp_path: Path) -> None:
-    method = {"kind": "sgd", "batching": "full", "learning_rate": 1e38, "weight_decay": 1}
-    result = run(write_recipe(method=method, privacy=None, epochs=10), "--out", tmp_path / "out")
-    assert result.exit_code == 0
-    assert "warning: 2 of 2 trials diverged (trial 0, 1): weights or losses are not finite" in result.stderr
-    assert "test_accuracy             none: not every trial stayed finite" in result.stdout
-
-
-def poison(tmp_path: Path, **arrays: Any) -> None:
-    np.savez(tmp_path / "tiny.npz", **{**np.load(tmp_path / "tiny.npz"), **arrays})
-
-
 def missing(tmp_path: Path) -> None:
     (tmp_path / "tiny.npz").unlink()
 
@@ -87,9 +73,9 @@ def damaged(tmp_path: Path) -> None:
 
 
 def not_a_number(tmp_path: Path) -> None:
-    x = np.load(tmp_path / "tiny.npz")["x"]
-    x[3, 1] = np.nan
-    poison(tmp_path, x=x)
+    arrays = dict(np.load(tmp_path / "tiny.npz"))
+    arrays["x"][3, 1] = np.nan
+    np.savez(tmp_path / "tiny.npz", **arrays)
 
 
 MODELS = """
@@ -319,27 +305,6 @@ def test_a_recipe_that_cannot_be_read(tmp_path: Path, text: str | None, says: st
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ") and says in result.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_result_of_other_data_is_not_shown_as_this_ones(write_recipe: WriteRecipe, tmp_path: Path) -> None:
-    recipe = write_recipe()
-    assert run(recipe, "--out", tmp_path / "out").exit_code == 0
-    poison(tmp_path, y=np.arange(48) % 2)
-    result = run(recipe, "--out", tmp_path / "out")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "this result was made from another content of tiny.npz; remove the directory" in result.stderr
-
-
-def test_a_damaged_checkpoint_is_one_message(write_recipe: WriteRecipe, tmp_path: Path) -> None:
-    recipe = write_recipe()
-    done = run(recipe, "--out", tmp_path / "out")
-    directory = Path(done.stdout.splitlines()[-1].removeprefix("  results in "))
-    for file in directory.iterdir():
-        file.unlink()
-    (directory.parent / f".{directory.name}.checkpoint").write_text("not a checkpoint")
-    result = run(recipe, "--out", tmp_path / "out", "--resume")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert ".checkpoint: damaged checkpoint (" in result.stderr
 
 
 METHOD = """

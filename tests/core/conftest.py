@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
 
 Build = Callable[[], nn.Module]
@@ -25,6 +27,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class Of(nn.Module):
+    """Layers by their names, and what is computed of them and the input: `run(model, x)`."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.run = run
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
 
 
 def weighted_output(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -132,12 +147,6 @@ def by_module(names: dict[str, Tensor]) -> list[list[str]]:
     return list(groups.values())
 
 
-@pytest.fixture(scope="session")
-def case() -> Callable[..., Case]:
-    """Builds a `Case`; a fixture because test files cannot import one another."""
-    return Case
-
-
 def parameters_of(pack: Pack, trial: int) -> dict[str, Tensor]:
     """One trial's trained tensors under the names of the original module."""
     spans = pack.spans.items()
@@ -149,42 +158,44 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.fixture(scope="session")
-def random_numbers() -> Callable[..., Tensor]:
-    return numbers
-
-
-@pytest.fixture(scope="session")
-def compare() -> Callable[..., dict[str, Tensor]]:
-    """Compares fast and slow on a batch that Hypothesis picks: `compare(data, build, shape of one input, tokens)`.
+def compare(
+    data: st.DataObject, build: Build, shape: tuple[int, ...], tokens: int = 0, groups: list[list[str]] | None = None
+) -> dict[str, Tensor]:
+    """Compares fast and slow on a batch that Hypothesis picks, of inputs of `shape`; returns the sums.
 
     1 or 3 trials, 0 to 3 rows, an input for each trial or one that all share, a mask or none, flat or per-layer
     clipping, bounds that bite always, sometimes or never. `tokens` > 0 makes inputs integers below it.
     """
+    trials, rows = data.draw(st.sampled_from([1, 3])), data.draw(st.integers(0, 3))
+    shared, seed = data.draw(st.booleans()), data.draw(st.integers(0, 2**20))
+    x = numbers(1 if shared else trials, rows, *shape, seed=seed)
+    if tokens:
+        x = (x.abs() * 1e6).long() % tokens
+    made = Case(
+        build,
+        x,
+        torch.arange(trials * rows).view(trials, rows) % 3,
+        norms=(data.draw(st.sampled_from([0.01, 1.0, 1e6])),),
+        mask=(numbers(trials, rows, seed=seed + 1) > -0.5) if data.draw(st.booleans()) else None,
+        flat=data.draw(st.booleans()),
+        shares_input=shared and data.draw(st.booleans()),
+        seeds=list(range(trials)),
+        groups=groups,
+    )
+    return made.check()
 
-    def check(
-        data: st.DataObject,
-        build: Build,
-        shape: tuple[int, ...],
-        tokens: int = 0,
-        groups: list[list[str]] | None = None,
-    ) -> dict[str, Tensor]:
-        trials, rows = data.draw(st.sampled_from([1, 3])), data.draw(st.integers(0, 3))
-        shared, seed = data.draw(st.booleans()), data.draw(st.integers(0, 2**20))
-        x = numbers(1 if shared else trials, rows, *shape, seed=seed)
-        if tokens:
-            x = (x.abs() * 1e6).long() % tokens
-        made = Case(
-            build,
-            x,
-            torch.arange(trials * rows).view(trials, rows) % 3,
-            norms=(data.draw(st.sampled_from([0.01, 1.0, 1e6])),),
-            mask=(numbers(trials, rows, seed=seed + 1) > -0.5) if data.draw(st.booleans()) else None,
-            flat=data.draw(st.booleans()),
-            shares_input=shared and data.draw(st.booleans()),
-            seeds=list(range(trials)),
-            groups=groups,
-        )
-        return made.check()
 
-    return check
+def spread(module: nn.Module) -> nn.Module:
+    """Gains and biases as after some training, not as at the start."""
+    for layer in module.modules():
+        if isinstance(layer, WeightStandardisedConv2d):
+            nn.init.normal_(layer.gain)
+            assert layer.bias is not None
+            nn.init.normal_(layer.bias)
+    return module
+
+
+def linear_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Has the gradient (1, 2, 3, ...) + label whatever the output is."""
+    weights = torch.arange(1, outputs.shape[-1] + 1).to(outputs)
+    return (outputs * (weights + labels.unsqueeze(-1))).sum(dim=-1)

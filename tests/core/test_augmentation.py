@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.augmentation import Augmentation
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
+from dpsgd_cli.core.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe.schema.data import Augment
+from tests.core.conftest import numbers
 
 CPU = torch.device("cpu")
 SHAPE = (2, 5, 4)
@@ -39,11 +39,9 @@ def crops(image: Tensor, crop: int, mode: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("padding", ["reflect", "zero"])
-def test_every_copy_is_a_crop_of_its_own_image_and_every_crop_occurs(
-    padding: Any, random_numbers: Callable[..., Tensor]
-) -> None:
+def test_every_copy_is_a_crop_of_its_own_image_and_every_crop_occurs(padding: Any) -> None:
     """18 crops of one pixel, 900 copies each: a crop is missing by chance with probability below 1e-20."""
-    x, augment = random_numbers(2, 3, *SHAPE), make([0, 1], copies=900, crop=1, padding=padding)
+    x, augment = numbers(2, 3, *SHAPE), make([0, 1], copies=900, crop=1, padding=padding)
     found = augment(x, torch.tensor([[4, 0, 9]]), step=3).view(2, 900, 3, *SHAPE)
     for trial in range(2):
         for row in range(3):
@@ -56,18 +54,16 @@ def test_every_copy_is_a_crop_of_its_own_image_and_every_crop_occurs(
     assert not torch.equal(found[:, :, 0] == x[:, None, 0], found[:, :, 1] == x[:, None, 1])
 
 
-def test_crop_and_flip_can_be_left_out(random_numbers: Callable[..., Tensor]) -> None:
-    x = random_numbers(1, 2, *SHAPE)
+def test_crop_and_flip_can_be_left_out() -> None:
+    x = numbers(1, 2, *SHAPE)
     assert torch.equal(make([0], copies=2, crop=0, flip=False)(x, torch.arange(2)[None], 0), x.repeat(1, 2, 1, 1, 1))
     unflipped = make([0], copies=200, crop=1, flip=False)(x[:, :1], torch.zeros(1, 1).long(), 0)[0]
     options = torch.stack(crops(x[0, 0], 1, "reflect"))
     assert (unflipped[:, None] == options).flatten(2).all(dim=2).nonzero()[:, 1].max() < 9
 
 
-def test_a_trial_sees_the_same_alone_in_any_batch_and_nothing_else_is_the_same(
-    random_numbers: Callable[..., Tensor],
-) -> None:
-    x = random_numbers(1, 6, *SHAPE)
+def test_a_trial_sees_the_same_alone_in_any_batch_and_nothing_else_is_the_same() -> None:
+    x = numbers(1, 6, *SHAPE)
     records = torch.tensor([[3, 8, 1, 7, 100, 2]])
     both = make([5, 9], copies=4)(x, records, 7).view(2, 4, 6, *SHAPE)
     assert torch.equal(make([9], copies=4)(x, records, 7).view(4, 6, *SHAPE), both[1])
@@ -78,9 +74,9 @@ def test_a_trial_sees_the_same_alone_in_any_batch_and_nothing_else_is_the_same(
     assert not torch.equal(make([5, 9], copies=4)(x, records + 1, 7).view_as(both), both)
 
 
-def test_unseeded_trials_differ(random_numbers: Callable[..., Tensor]) -> None:
+def test_unseeded_trials_differ() -> None:
     """Two equal sets of 24 crops out of 50 have probability 50^-24."""
-    x = random_numbers(1, 6, *SHAPE)
+    x = numbers(1, 6, *SHAPE)
     augment = Augmentation(Augment(copies=4, crop=2), [SecureStreams(), SecureStreams()], SHAPE)
     one, other = augment(x, torch.arange(6)[None], 0)
     assert not torch.equal(one, other)
@@ -130,8 +126,8 @@ def slow(x: Tensor, y: Tensor, mask: Tensor, bound: float) -> Tensor:
 
 @pytest.mark.parametrize("bound", [0.03, 1e6])
 @pytest.mark.parametrize("copies", [1, 3])
-def test_the_mean_over_copies_is_clipped(bound: float, copies: int, random_numbers: Callable[..., Tensor]) -> None:
-    images, y = random_numbers(2, 4, *SHAPE), torch.tensor([[0, 1, 2, 0], [2, 1, 0, 1]])
+def test_the_mean_over_copies_is_clipped(bound: float, copies: int) -> None:
+    images, y = numbers(2, 4, *SHAPE), torch.tensor([[0, 1, 2, 0], [2, 1, 0, 1]])
     mask = torch.tensor([[True, True, False, True], [True] * 4])
     x = make([0, 1], copies=copies, crop=2)(images, torch.arange(4)[None], 0)
     pack = Pack(network, [0, 1], Placement(CPU, torch.float64))
@@ -143,8 +139,8 @@ def test_the_mean_over_copies_is_clipped(bound: float, copies: int, random_numbe
     assert seen.sums()["examples"] == [3, 4]
 
 
-def test_an_example_with_one_bad_copy_adds_nothing(random_numbers: Callable[..., Tensor]) -> None:
-    x, y = random_numbers(2, 6, *SHAPE), torch.zeros(2, 2).long()
+def test_an_example_with_one_bad_copy_adds_nothing() -> None:
+    x, y = numbers(2, 6, *SHAPE), torch.zeros(2, 2).long()
     x[0, 3, 0, 0, 0] = math.inf  # the second copy of the first trial's second example
     pack = Pack(network, [0, 1], Placement(CPU, torch.float64))
     clipping = Clipping(torch.ones(1, 2, dtype=torch.float64))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +12,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.clipping import Clipping
 from dpsgd_cli.core.losses import cross_entropy
-
-Case = Callable[..., Any]
-Numbers = Callable[..., Tensor]
+from tests.core.conftest import Case, numbers
 
 
 def mlp() -> nn.Module:
@@ -42,10 +38,10 @@ def total_norm(sums: dict[str, Tensor], trial: int = 0) -> float:
     return math.sqrt(sum(float(value[trial].double().square().sum()) for value in sums.values()))
 
 
-def test_each_layer_has_its_own_bound(case: Case, random_numbers: Numbers) -> None:
-    made = case(mlp, random_numbers(2, 4, 3), torch.zeros(2, 4), norms=(0.01, 0.3), flat=False, seeds=(0, 1))
+def test_each_layer_has_its_own_bound() -> None:
+    made = Case(mlp, numbers(2, 4, 3), torch.zeros(2, 4), norms=(0.01, 0.3), flat=False, seeds=(0, 1))
     made.check()
-    one = case(mlp, random_numbers(2, 1, 3), torch.zeros(2, 1), norms=(0.01, 0.3), flat=False, seeds=(0, 1)).fast()
+    one = Case(mlp, numbers(2, 1, 3), torch.zeros(2, 1), norms=(0.01, 0.3), flat=False, seeds=(0, 1)).fast()
     for trial in range(2):
         for name, bound in (("0", 0.01), ("2", 0.3)):
             own = {key: value for key, value in one.items() if key.startswith(name)}
@@ -61,24 +57,22 @@ def test_sensitivities_are_those_of_the_stacked_layers() -> None:
 
 @settings(max_examples=20)
 @given(rows=st.integers(0, 7), most=st.integers(1, 8), masked=st.booleans(), flat=st.booleans())
-def test_pieces_of_a_batch_give_the_same_sums(
-    case: Case, random_numbers: Numbers, rows: int, most: int, masked: bool, flat: bool
-) -> None:
-    mask = random_numbers(2, rows, seed=1) > 0 if masked else None
+def test_pieces_of_a_batch_give_the_same_sums(rows: int, most: int, masked: bool, flat: bool) -> None:
+    mask = numbers(2, rows, seed=1) > 0 if masked else None
     y = torch.arange(2 * rows).view(2, rows)
-    made = case(mlp, random_numbers(2, rows, 3), y, mask=mask, flat=flat, norms=(0.5,), seeds=(0, 1))
+    made = Case(mlp, numbers(2, rows, 3), y, mask=mask, flat=flat, norms=(0.5,), seeds=(0, 1))
     whole, pieces = made.fast(), made.fast(most=most)
     for name in whole:
         torch.testing.assert_close(pieces[name], whole[name], rtol=1e-10, atol=1e-12)
 
 
-def test_without_clipping_gradients_are_summed_as_they_are(case: Case, random_numbers: Numbers) -> None:
+def test_without_clipping_gradients_are_summed_as_they_are() -> None:
     mask = torch.tensor([[True, False, True]])
-    case(mlp, 100 * random_numbers(1, 3, 3), torch.ones(1, 3), mask=mask, clips=False).check()
+    Case(mlp, 100 * numbers(1, 3, 3), torch.ones(1, 3), mask=mask, clips=False).check()
 
 
-def test_sums_are_added_to_what_is_there(case: Case, random_numbers: Numbers) -> None:
-    made = case(mlp, random_numbers(1, 4, 3), torch.zeros(1, 4), norms=(0.5,))
+def test_sums_are_added_to_what_is_there() -> None:
+    made = Case(mlp, numbers(1, 4, 3), torch.zeros(1, 4), norms=(0.5,))
     pack = made.pack()
     once = made.fast(pack)
     made.x, made.y = made.x[:, :0], made.y[:, :0]
@@ -96,15 +90,13 @@ FEATURES = st.sampled_from([0.0, 1e-30, -1.0, 3.0, 1e10, -1e19, 1e25, 3e38, math
     flat=st.booleans(),
     seed=st.integers(0, 3),
 )
-def test_no_record_moves_the_sum_beyond_its_bound(
-    case: Case, random_numbers: Numbers, record: list[float], label: float, flat: bool, seed: int
-) -> None:
+def test_no_record_moves_the_sum_beyond_its_bound(record: list[float], label: float, flat: bool, seed: int) -> None:
     """In float32, whatever its features and label are; and it never makes the sum infinite or undefined."""
-    others = random_numbers(1, 3, 1, 6, seed=seed).float()
+    others = numbers(1, 3, 1, 6, seed=seed).float()
     joined = torch.cat([others, torch.tensor(record).view(1, 1, 1, 6)], dim=1)
     labels = torch.tensor([[1.0, 0.0, 2.0, label]])
     bound = 0.7 * (1.0 if flat else math.sqrt(6))
-    made = case(Both, joined, labels, dtype=torch.float32, norms=(0.7,), flat=flat, seeds=(seed,))
+    made = Case(Both, joined, labels, dtype=torch.float32, norms=(0.7,), flat=flat, seeds=(seed,))
     pack = made.pack()
     with_record = made.fast(pack)
     made.x, made.y = others, labels[:, :3]
@@ -115,29 +107,27 @@ def test_no_record_moves_the_sum_beyond_its_bound(
 
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e200])
-def test_an_example_that_is_not_finite_adds_exactly_zero(
-    case: Case, random_numbers: Numbers, bad: float, flat: bool
-) -> None:
+def test_an_example_that_is_not_finite_adds_exactly_zero(bad: float, flat: bool) -> None:
     """It is as if it were masked, for its own trial and for the others, bit by bit."""
-    x = random_numbers(3, 4, 1, 6)
+    x = numbers(3, 4, 1, 6)
     x[1, 2, 0, 3] = bad
     present = torch.ones(3, 4, dtype=torch.bool)
     present[1, 2] = False
-    made = case(Both, x, torch.zeros(3, 4), norms=(0.5,), seeds=(0, 1, 2), flat=flat)
+    made = Case(Both, x, torch.zeros(3, 4), norms=(0.5,), seeds=(0, 1, 2), flat=flat)
     found = made.fast()
     assert made.seen.sums()["nonfinite"] == [0, 1, 0]
     x[1, 2] = 0.0
-    masked = case(Both, x, torch.zeros(3, 4), norms=(0.5,), seeds=(0, 1, 2), flat=flat, mask=present).fast()
+    masked = Case(Both, x, torch.zeros(3, 4), norms=(0.5,), seeds=(0, 1, 2), flat=flat, mask=present).fast()
     for name in found:
         torch.testing.assert_close(found[name], masked[name], rtol=0, atol=1e-15)
 
 
-def test_a_masked_row_that_is_not_finite_adds_zero_and_is_not_counted(case: Case, random_numbers: Numbers) -> None:
+def test_a_masked_row_that_is_not_finite_adds_zero_and_is_not_counted() -> None:
     """The padding of a Poisson batch is a record of the data, which this batch did not draw."""
-    x = random_numbers(2, 3, 1, 6)
+    x = numbers(2, 3, 1, 6)
     x[0, 0] = math.nan
     mask = torch.tensor([[False, True, True], [True, True, True]])
-    made = case(Both, x, torch.zeros(2, 3), norms=(0.5,), seeds=(0, 1), mask=mask)
+    made = Case(Both, x, torch.zeros(2, 3), norms=(0.5,), seeds=(0, 1), mask=mask)
     found = made.check()
     assert all(bool(value.isfinite().all()) for value in found.values())
     assert made.seen.sums()["nonfinite"] == [0, 0]
@@ -145,7 +135,7 @@ def test_a_masked_row_that_is_not_finite_adds_zero_and_is_not_counted(case: Case
 
 
 @pytest.mark.parametrize("label", [math.inf, math.nan])
-def test_an_infinite_loss_adds_zero(case: Case, random_numbers: Numbers, label: float) -> None:
+def test_an_infinite_loss_adds_zero(label: float) -> None:
     """Even in front of layers whose inputs are finite; tokens, which cannot be erased, included."""
     labels = torch.tensor([[0.0, label, 1.0]])
 
@@ -153,18 +143,16 @@ def test_an_infinite_loss_adds_zero(case: Case, random_numbers: Numbers, label: 
         return nn.Sequential(nn.Embedding(3, 2, padding_idx=0), nn.Flatten(), nn.Linear(4, 2))
 
     x = torch.tensor([[[1, 1], [0, 2], [2, 1]]])
-    for build, inputs in ((tokens, x), (Both, random_numbers(1, 3, 1, 6))):
-        found = case(build, inputs, labels, norms=(0.5,)).fast()
-        rest = case(build, inputs[:, [0, 2]], labels[:, [0, 2]], norms=(0.5,)).fast()
+    for build, inputs in ((tokens, x), (Both, numbers(1, 3, 1, 6))):
+        found = Case(build, inputs, labels, norms=(0.5,)).fast()
+        rest = Case(build, inputs[:, [0, 2]], labels[:, [0, 2]], norms=(0.5,)).fast()
         for name in rest:
             torch.testing.assert_close(found[name], rest[name], rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("shares_input", [True, False])
-def test_a_trial_that_diverged_does_not_disturb_the_others(
-    case: Case, random_numbers: Numbers, shares_input: bool
-) -> None:
-    made = case(mlp, random_numbers(1, 3, 3), torch.zeros(3, 3), seeds=(0, 1, 2), shares_input=shares_input)
+def test_a_trial_that_diverged_does_not_disturb_the_others(shares_input: bool) -> None:
+    made = Case(mlp, numbers(1, 3, 3), torch.zeros(3, 3), seeds=(0, 1, 2), shares_input=shares_input)
     pack = made.pack()
     before = made.fast(pack)
     pack.values[1] = math.inf
@@ -174,18 +162,18 @@ def test_a_trial_that_diverged_does_not_disturb_the_others(
         assert not after[name][1].any()
 
 
-def test_a_shared_record_that_is_not_finite_is_zero_in_every_trial(case: Case, random_numbers: Numbers) -> None:
-    x = random_numbers(1, 3, 3)
+def test_a_shared_record_that_is_not_finite_is_zero_in_every_trial() -> None:
+    x = numbers(1, 3, 3)
     x[0, 1, 2] = math.nan
-    case(mlp, x, torch.zeros(3, 3), seeds=(0, 1, 2), shares_input=True, norms=(0.2,)).check()
+    Case(mlp, x, torch.zeros(3, 3), seeds=(0, 1, 2), shares_input=True, norms=(0.2,)).check()
 
 
-def test_float32_rounding_of_the_factors_stays_below_one_in_100000(case: Case, random_numbers: Numbers) -> None:
+def test_float32_rounding_of_the_factors_stays_below_one_in_100000() -> None:
     """500 trials of one example each: the norm of what each adds."""
     scale = torch.logspace(-3, 6, 500, dtype=torch.float64).view(500, 1, 1)
-    x = (random_numbers(500, 1, 3) * scale).float()
+    x = (numbers(500, 1, 3) * scale).float()
     y = torch.arange(500).view(500, 1) % 2
-    made = case(mlp, x, y, dtype=torch.float32, seeds=[0] * 500, loss=cross_entropy)
+    made = Case(mlp, x, y, dtype=torch.float32, seeds=[0] * 500, loss=cross_entropy)
     pack = made.pack()
     made.fast(pack)
     bounds = torch.arange(1, 501, dtype=torch.float64)
@@ -194,11 +182,11 @@ def test_float32_rounding_of_the_factors_stays_below_one_in_100000(case: Case, r
     assert float(norms.max()) >= 1 - 1e-5, "some are clipped"
 
 
-def test_diagnostics_count_what_the_slow_way_counts(case: Case, random_numbers: Numbers) -> None:
-    x = random_numbers(2, 5, 3)
+def test_diagnostics_count_what_the_slow_way_counts() -> None:
+    x = numbers(2, 5, 3)
     x[0, 0, 0] = math.nan
     mask = torch.tensor([[True, True, False, True, True], [True, True, True, True, False]])
-    made = case(mlp, x, torch.ones(2, 5), mask=mask, norms=(5.0,), seeds=(0, 1))
+    made = Case(mlp, x, torch.ones(2, 5), mask=mask, norms=(5.0,), seeds=(0, 1))
     made.fast(most=2)
     seen = made.seen.sums()
     norms: list[list[float]] = [[], []]
@@ -207,7 +195,7 @@ def test_diagnostics_count_what_the_slow_way_counts(case: Case, random_numbers: 
             if mask[trial, row] and bool(x[trial, row].isfinite().all()):
                 alone = torch.zeros(2, 5, dtype=torch.bool)
                 alone[trial, row] = True
-                sums = case(mlp, x, torch.ones(2, 5), mask=alone, seeds=(0, 1), clips=False).slow()
+                sums = Case(mlp, x, torch.ones(2, 5), mask=alone, seeds=(0, 1), clips=False).slow()
                 norms[trial].append(total_norm(sums, trial))
     assert seen["examples"] == [4, 4]
     assert seen["nonfinite"] == [1, 0]

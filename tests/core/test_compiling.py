@@ -19,8 +19,8 @@ from dpsgd_cli import experiment
 from dpsgd_cli.core import compiling, models
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.compiling import Compiled
+from dpsgd_cli.core.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams
@@ -29,9 +29,9 @@ from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel, VitModel
 from dpsgd_cli.results import store
+from tests.core.conftest import Build, Of
 
 CPU = torch.device("cpu")
-Build = Callable[[], nn.Module]
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler, as runtime.compile does"
@@ -42,19 +42,14 @@ def built(settings: Any, shape: tuple[int, ...]) -> Build:
     return lambda: models.builder(settings, shape, 3, Path())()
 
 
-class Residual(nn.Module):
+def residual() -> nn.Module:
     """A block of a wide residual network, whose two layers see the same input."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(2, channels)
-        self.conv = WeightStandardisedConv2d(channels, channels, 3, padding=1)
-        self.skip = WeightStandardisedConv2d(channels, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x).relu()
-        out: Tensor = self.skip(y) + self.conv(y)
-        return out
+    block = Of(
+        lambda m, x: m.skip(y := m.norm(x).relu()) + m.conv(y),
+        norm=nn.GroupNorm(2, 4), conv=WeightStandardisedConv2d(4, 4, 3, padding=1),
+        skip=WeightStandardisedConv2d(4, 4, 1),
+    )  # fmt: skip
+    return nn.Sequential(block, nn.Flatten(), nn.Linear(64, 3))
 
 
 NETWORKS: dict[str, tuple[Build, tuple[int, ...]]] = {
@@ -62,7 +57,7 @@ NETWORKS: dict[str, tuple[Build, tuple[int, ...]]] = {
     "cnn": (built(CnnModel(), (1, 14, 14)), (1, 14, 14)),
     "pools": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, 1), nn.ReLU(inplace=True), nn.Flatten(),
                                     nn.Linear(27, 3)), (2, 6, 6)),
-    "residual": (lambda: nn.Sequential(Residual(4), nn.Flatten(), nn.Linear(64, 3)), (4, 4, 4)),
+    "residual": (residual, (4, 4, 4)),
     "vit": (built(VitModel(patch=2, dim=6, depth=1, heads=3), (2, 4, 6)), (2, 4, 6)),
     "sequence": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Flatten(), nn.Linear(20, 3)),
                  (5, 3)),
@@ -163,26 +158,24 @@ def test_noise_is_new_at_every_step() -> None:
     assert len({float(value) for value in drawn.flatten()}) == drawn.numel()
 
 
-class Repeated(nn.Module):
+def repeated(layer: nn.Module) -> nn.Module:
     """One layer called on two halves of the input, whose outputs are subtracted: the gradients nearly cancel."""
 
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
+    def run(model: Any, x: Tensor) -> Tensor:
         one, two = x.tanh().chunk(2, dim=1)
-        y: Tensor = self.layer(one * 1e4) - self.layer(two * 1e4)
+        y: Tensor = model.layer(one * 1e4) - model.layer(two * 1e4)
         return y
+
+    return Of(run, layer=layer)
 
 
 @needs_compiler
 @pytest.mark.parametrize(
     ("build", "shape"),
     [
-        (lambda: Repeated(nn.Conv2d(4, 12, 3)), (4, 6, 6)),
-        (lambda: Repeated(WeightStandardisedConv2d(4, 8, 3)), (4, 6, 6)),
-        (lambda: Repeated(Shift(4, 8)), (4, 8)),
+        (lambda: repeated(nn.Conv2d(4, 12, 3)), (4, 6, 6)),
+        (lambda: repeated(WeightStandardisedConv2d(4, 8, 3)), (4, 6, 6)),
+        (lambda: repeated(Shift(4, 8)), (4, 8)),
     ],
     ids=["conv2d", "standardised", "offset"],
 )
@@ -201,11 +194,6 @@ def test_what_is_added_keeps_the_bound_where_terms_cancel(build: Build, shape: t
         assert float(pack.sums.double().norm()) <= 1 + 1e-4
 
 
-class Sine(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sin()
-
-
 @needs_compiler
 def test_norms_and_sums_are_of_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sine and its derivative are computed once, and read where norms are taken and where sums are.
@@ -216,7 +204,9 @@ def test_norms_and_sums_are_of_the_same_numbers(monkeypatch: pytest.MonkeyPatch)
     from torch._inductor.utils import run_and_get_code
 
     def kernels() -> list[int]:
-        pack = Pack(lambda: nn.Sequential(nn.Linear(20, 33), Sine(), nn.Linear(33, 3)), [0], Placement(CPU))
+        pack = Pack(
+            lambda: nn.Sequential(nn.Linear(20, 33), Of(lambda m, x: x.sin()), nn.Linear(33, 3)), [0], Placement(CPU)
+        )
         x, y, _ = batch_of((20,), 9, 0)
         rows = (x[:1].float(), y[:1], None)
         torch._dynamo.reset()
@@ -254,38 +244,22 @@ def test_shapes_beyond_the_most_run_as_they_are(monkeypatch: pytest.MonkeyPatch)
     assert len(compiled._programs) == 2
 
 
-class Asks(nn.Module):
-    """Decides by a number of the batch: no flat list of operations does the same."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if float(x.detach().abs().max()) > 1e-9 else 2 * x
-
-
-class Lists(nn.Module):
-    """Scales each example by its largest number, by way of Python: nothing that an operation could be seen in."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([row * max(values) for row, values in zip(x, x.tolist(), strict=True)])
+ASKS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "decides by a number of the batch": lambda m, x: x if float(x.detach().abs().max()) > 1e-9 else 2 * x,
+    "scales by the largest number, by way of Python": lambda m, x: torch.stack(
+        [row * max(values) for row, values in zip(x, x.tolist(), strict=True)]
+    ),
+    "scales by how many numbers are positive": lambda m, x: torch.stack([r * len(torch.nonzero(r > 0)) for r in x]),
+    "scales by the largest number, by way of NumPy": lambda m, x: (
+        x * torch.from_numpy(x.detach().numpy().max(axis=1, keepdims=True).copy())
+    ),
+}
 
 
-class Counts(nn.Module):
-    """Scales each example by how many of its numbers are positive."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([row * len(torch.nonzero(row > 0)) for row in x])
-
-
-class Arrays(nn.Module):
-    """Scales each example by its largest number, by way of NumPy."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.from_numpy(x.detach().numpy().max(axis=1, keepdims=True).copy())
-
-
-@pytest.mark.parametrize("asks", [Asks, Lists, Counts, Arrays])
-def test_what_cannot_be_compiled_is_refused_and_nothing_is_added(asks: type[nn.Module]) -> None:
+@pytest.mark.parametrize("asks", ASKS.values(), ids=ASKS)
+def test_what_cannot_be_compiled_is_refused_and_nothing_is_added(asks: Callable[[Any, Tensor], Tensor]) -> None:
     """Were it not, numbers of the first batch would decide how later ones are treated, and no bound would hold."""
-    build, shape = (lambda: nn.Sequential(nn.Linear(4, 3), asks())), (4,)
+    build, shape = (lambda: nn.Sequential(nn.Linear(4, 3), Of(asks))), (4,)
     pack = pack_of(build)
     with pytest.raises(ModelError, match=r"set runtime\.compile to false"):
         Compiled("eager")(pack, batch_of(shape, 2, 0), cross_entropy, None)
@@ -308,21 +282,14 @@ def test_one_program_serves_pieces_of_batches_of_any_width(trials: int) -> None:
     torch.testing.assert_close(pack.sums, other.sums)
 
 
-class Keeps(nn.Module):
-    """Makes what it needs for a shape when it first meets it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: dict[int, Tensor] = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) not in self.kept:
-            self.kept[len(x)] = torch.arange(x.shape[1], dtype=x.dtype)
-        return x + self.kept[len(x)]
-
-
 def test_what_a_model_keeps_is_there_afterwards() -> None:
-    pack = pack_of(lambda: nn.Sequential(nn.Linear(4, 3), Keeps()))
+    """What it needs for a shape is made when it first meets it."""
+    kept: dict[int, Tensor] = {}
+
+    def run(model: Any, x: Tensor) -> Tensor:
+        return x + kept.setdefault(len(x), torch.arange(x.shape[1], dtype=x.dtype))
+
+    pack = pack_of(lambda: nn.Sequential(nn.Linear(4, 3), Of(run)))
     batch = batch_of((4,), 5, 0)
     Compiled("eager")(pack, batch, cross_entropy, None)
     assert bool(pack(batch[0]).isfinite().all())

@@ -12,8 +12,8 @@ from dpsgd_cli import experiment
 from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.compiling import Compiled
+from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.sampling import AheadSampler, PoissonSampler

@@ -16,12 +16,17 @@ from dpsgd_cli.errors import ModelError
 PLACE = Placement(torch.device("cpu"))
 
 
-class Model(nn.Module):
-    """Two dense layers; subclasses do something to the rows before, between or after them."""
+Build = Callable[[], nn.Module]
 
-    def __init__(self) -> None:
+
+class Model(nn.Module):
+    """Two dense layers; `before` and `between`, methods or given functions, do something to the rows."""
+
+    def __init__(self, **parts: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+        for name, part in parts.items():
+            setattr(self, name, part)
 
     def before(self, x: Tensor) -> Tensor:
         return x
@@ -34,32 +39,16 @@ class Model(nn.Module):
         return y
 
 
-class Centred(Model):
-    def before(self, x: Tensor) -> Tensor:
-        return x - x.mean(0)
+def made(**parts: Any) -> Build:
+    return lambda: Model(**parts)
 
 
 class CentredLate(Model):
     """Centres what a layer gives, in front of a layer that starts at zero."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(between=lambda x: x - x.mean(0))
         nn.init.zeros_(self.last.weight)
-
-    def between(self, x: Tensor) -> Tensor:
-        return x - x.mean(0)
-
-
-class SlightlyCentred(Model):
-    def between(self, x: Tensor) -> Tensor:
-        return x - 1e-6 * x.mean(0)
-
-
-class Recurrent(Model):
-    """Sums from the first row on: the first example sees nobody."""
-
-    def between(self, x: Tensor) -> Tensor:
-        return x.cumsum(0)
 
 
 class FrozenRecurrent(Model):
@@ -69,21 +58,15 @@ class FrozenRecurrent(Model):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.core = nn.GRU(6, 6)
-        for parameter in self.core.parameters():
-            parameter.requires_grad_(False)
+            self.core = nn.GRU(6, 6).requires_grad_(False)
 
     def between(self, x: Tensor) -> Tensor:
         y: Tensor = self.core(x)[0]
         return y
 
 
-class SortedByLength(nn.Module):
+class SortedByLength(Model):
     """Sorts rows by their sum, runs a layer, and puts them back: every output is right, every layer's rows are not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         order = x.sum(1).argsort(descending=True)
@@ -91,48 +74,14 @@ class SortedByLength(nn.Module):
         return y
 
 
-class Reversed(SortedByLength):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(torch.tanh(self.first(x.flip(0))).flip(0))
-        return y
-
-
-class Ranked(Model):
-    """Steps at the median of the batch: there is no gradient to find."""
-
-    def between(self, x: Tensor) -> Tensor:
-        return x + (x > x.median(0)[0]).to(x)
-
-
 class Remembering(Model):
     """Subtracts a running mean of everything it saw."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = torch.zeros(())
+    mean: Any = 0.0
 
     def between(self, x: Tensor) -> Tensor:
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
         return x - self.mean
-
-
-class Scaled(Model):
-    """Divides by the number of rows."""
-
-    def before(self, x: Tensor) -> Tensor:
-        return x / len(x)
-
-
-class Softened(Model):
-    """A softmax over examples, as an unnamed axis gives."""
-
-    def between(self, x: Tensor) -> Tensor:
-        return torch.softmax(x, dim=0)
-
-
-class Random(Model):
-    def between(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(x)
 
 
 class OtherCalls(Model):
@@ -142,70 +91,32 @@ class OtherCalls(Model):
         return self.first(x) if len(x) > 3 else x
 
 
-MIXING = [Centred, CentredLate, SlightlyCentred, Recurrent, FrozenRecurrent, SortedByLength, Reversed, Ranked]
-MIXING += [Remembering, Scaled, Softened, Random, OtherCalls]
+MIXING: dict[str, Build] = {
+    "centred": made(before=lambda x: x - x.mean(0)),
+    "centred late": CentredLate,
+    "slightly centred": made(between=lambda x: x - 1e-6 * x.mean(0)),
+    "sums from the first row on": made(between=lambda x: x.cumsum(0)),
+    "recurrent": FrozenRecurrent,
+    "sorted": SortedByLength,
+    "reversed": made(before=lambda x: x.flip(0), between=lambda x: x.flip(0)),
+    "steps at the median": made(between=lambda x: x + (x > x.median(0)[0]).to(x)),
+    "remembering": Remembering,
+    "divided by the number of rows": made(before=lambda x: x / len(x)),
+    "softmax over examples": made(between=lambda x: torch.softmax(x, dim=0)),
+    "random": made(between=nn.functional.dropout),
+    "other calls": OtherCalls,
+}
 
 
-@pytest.mark.parametrize("model", MIXING)
+@pytest.mark.parametrize("model", MIXING.values(), ids=MIXING)
 @pytest.mark.parametrize("seeds", [[0], [0, 1, 2]])
-def test_models_that_mix_examples_are_refused(model: type[nn.Module], seeds: list[int]) -> None:
+def test_models_that_mix_examples_are_refused(model: Build, seeds: list[int]) -> None:
     pack = Pack(model, seeds, PLACE)
     before = pack.values.clone()
     with pytest.raises(ModelError, match=r"mixes examples.*over the batch axis"):
         independence.check_examples_stay_apart(pack, independence.stand_in_rows((6,), pack.values))
     assert torch.equal(pack.values, before), "the weights are put back"
     assert not pack.session.recording and not any(layer.inputs for layer in pack.layers)
-
-
-class ByLargest(Model):
-    def before(self, x: Tensor) -> Tensor:
-        return x / (x.abs().max() + 1e-8)
-
-
-class ByLargestOfColumns(Model):
-    def before(self, x: Tensor) -> Tensor:
-        return x / x.amax(0)
-
-
-class ByRange(Model):
-    def before(self, x: Tensor) -> Tensor:
-        return (x - x.min()) / (x.max() - x.min())
-
-
-class WithoutOutliers(Model):
-    def before(self, x: Tensor) -> Tensor:
-        return x.clamp(max=x.quantile(0.9))
-
-
-class Quantised(Model):
-    def before(self, x: Tensor) -> Tensor:
-        return (x / x.abs().max() * 127).round()
-
-
-class Pixels(Model):
-    """Numbers up to 255 or fractions, as the batch looks."""
-
-    def before(self, x: Tensor) -> Tensor:
-        return torch.where(x.max() > 1.5, x / 255, x)
-
-
-class OnlyFractions(ByRange):
-    """Takes nothing outside of [0, 1]: the table has as many rows."""
-
-    def before(self, x: Tensor) -> Tensor:
-        return x / x.max() + torch.zeros(2).index_select(0, x.flatten().ceil().long())[0]
-
-
-class ScaledWhereFar(Model):
-    def before(self, x: Tensor) -> Tensor:
-        return torch.where(x.abs().max() > 1000, x / 1000, x)
-
-
-class Repaired(Model):
-    """Puts the mean of a column where a number is missing."""
-
-    def before(self, x: Tensor) -> Tensor:
-        return torch.where(x.isnan(), x.nanmean(0), x)
 
 
 class GradientsByNorm(Model):
@@ -240,8 +151,22 @@ class Averaging(Observed):
         return x
 
 
-FURTHER = [ScaledWhereFar, Repaired, GradientsByNorm, Observed, Averaging]
-BY_SIZE = [ByLargest, ByLargestOfColumns, ByRange, WithoutOutliers, Quantised, Pixels, OnlyFractions, *FURTHER]
+BY_SIZE: dict[str, Build] = {
+    "by the largest": made(before=lambda x: x / (x.abs().max() + 1e-8)),
+    "by the largest of columns": made(before=lambda x: x / x.amax(0)),
+    "by the range": made(before=lambda x: (x - x.min()) / (x.max() - x.min())),
+    "without outliers": made(before=lambda x: x.clamp(max=x.quantile(0.9))),
+    "quantised": made(before=lambda x: (x / x.abs().max() * 127).round()),
+    "numbers up to 255 or fractions, as the batch looks": made(before=lambda x: torch.where(x.max() > 1.5, x / 255, x)),
+    "nothing outside of [0, 1]: the table has as many rows": made(
+        before=lambda x: x / x.max() + torch.zeros(2).index_select(0, x.flatten().ceil().long())[0]
+    ),
+    "scaled where far": made(before=lambda x: torch.where(x.abs().max() > 1000, x / 1000, x)),
+    "the mean where a number is missing": made(before=lambda x: torch.where(x.isnan(), x.nanmean(0), x)),
+    "gradients by their norm": GradientsByNorm,
+    "observed": Observed,
+    "averaging": Averaging,
+}
 
 
 def check_all(pack: Pack, shape: tuple[int, ...]) -> None:
@@ -255,69 +180,36 @@ def check_all(pack: Pack, shape: tuple[int, ...]) -> None:
             independence.check_batches(pack, rows, 64)
 
 
-@pytest.mark.parametrize("model", BY_SIZE)
-def test_models_that_look_at_sizes_across_a_batch_are_refused(model: type[nn.Module]) -> None:
+@pytest.mark.parametrize("model", BY_SIZE.values(), ids=BY_SIZE)
+def test_models_that_look_at_sizes_across_a_batch_are_refused(model: Build) -> None:
     """Zeros and ones alone do not show it: all their rows have one largest number."""
     with pytest.raises(ModelError, match="mixes examples"):
         check_all(Pack(model, [0, 1], PLACE), (6,))
 
 
-class Ghost(Model):
-    """Normalises whole groups of eight examples, as ghost normalisation does; what is left over is let through."""
+def ghost(group: int, part: float = 1.0) -> Build:
+    """Normalises whole groups of examples, as ghost normalisation does; what is left over is let through."""
 
-    def __init__(self, group: int = 8) -> None:
-        super().__init__()
-        self.group = group
+    def between(x: Tensor) -> Tensor:
+        whole = x[: len(x) // group * group].view(-1, group, 6)
+        return torch.cat([(whole - part * whole.mean(1, keepdim=True)).view(-1, 6), x[whole.shape[0] * group :]])
 
-    def between(self, x: Tensor) -> Tensor:
-        whole = x[: len(x) // self.group * self.group].view(-1, self.group, 6)
-        return torch.cat([(whole - whole.mean(1, keepdim=True)).view(-1, 6), x[whole.shape[0] * self.group :]])
+    return made(between=between)
 
 
-class SlightGhost(Model):
-    """Less of it than rounding: only the gradient tells."""
-
-    def between(self, x: Tensor) -> Tensor:
-        whole = x[: len(x) // 8 * 8].view(-1, 8, 6)
-        return torch.cat([(whole - 1e-6 * whole.mean(1, keepdim=True)).view(-1, 6), x[whole.shape[0] * 8 :]])
-
-
-class OnlyInTheRecipesBatch(Model):
-    """Centres batches of 600 and leaves others alone."""
-
-    def before(self, x: Tensor) -> Tensor:
-        return x - x.mean(0) if len(x) == 600 else x
+GROUPS: dict[str, Build] = {
+    **{f"groups of {size}": ghost(size) for size in (8, 16, 61, 128)},
+    "groups of 8, less than rounding: only the gradient tells": ghost(8, 1e-6),
+    "only in the recipe's batch": made(before=lambda x: x - x.mean(0) if len(x) == 600 else x),
+    "by place among four": made(before=lambda x: x * (1 + (torch.arange(len(x)) % 4 == 3).to(x)).unsqueeze(1)),
+    "the last of at least 30 reaches the first, without a gradient": made(
+        between=lambda x: torch.cat([x[:1] + x.detach()[-1:] * 1e-3 * (len(x) >= 30), x[1:]])
+    ),
+}
 
 
-class ByPlace(Model):
-    """Treats an example by its place among four."""
-
-    def before(self, x: Tensor) -> Tensor:
-        return x * (1 + (torch.arange(len(x)) % 4 == 3).to(x)).unsqueeze(1)
-
-
-class FarPair(Model):
-    """The last of at least 30 reaches the first: a number without a gradient."""
-
-    def between(self, x: Tensor) -> Tensor:
-        last = x.detach()[-1:] * 1e-3 * (len(x) >= 30)
-        return torch.cat([x[:1] + last, x[1:]])
-
-
-GROUPS = [
-    Ghost,
-    SlightGhost,
-    lambda: Ghost(16),
-    lambda: Ghost(61),
-    lambda: Ghost(128),
-    OnlyInTheRecipesBatch,
-    ByPlace,
-    FarPair,
-]
-
-
-@pytest.mark.parametrize("model", GROUPS)
-def test_models_that_mix_groups_of_a_batch_are_refused(model: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("model", GROUPS.values(), ids=GROUPS)
+def test_models_that_mix_groups_of_a_batch_are_refused(model: Build) -> None:
     pack = Pack(model, [0], PLACE)
     before = pack.values.clone()
     with pytest.raises(ModelError, match="mixes examples"):
@@ -332,65 +224,40 @@ def test_every_two_places_of_a_small_batch_are_separated_either_way() -> None:
         assert apart.sum() == 60 and not apart[one]
 
 
-class Branching(Model):
-    """Decides in Python by what is in the batch; on all of these rows it decides the same."""
-
-    def before(self, x: Tensor) -> Tensor:
-        return x / 255 if x.max() > 1e6 else x
-
-
-class Comparing(Model):
-    def between(self, x: Tensor) -> Tensor:
-        return x if torch.equal(x, x.sort(0)[0]) else 2 * x
-
-
 class Constant(Model):
     """Decides in Python by a number of its own."""
 
     limit: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(before=lambda x: x / 2 if self.limit > 1 else x)
         self.register_buffer("limit", torch.tensor(2.0))
 
-    def before(self, x: Tensor) -> Tensor:
-        return x / 2 if self.limit > 1 else x
+
+ASKING: dict[str, Build] = {
+    "if": made(before=lambda x: x / 255 if x.max() > 1e6 else x),
+    "equal": made(between=lambda x: x if torch.equal(x, x.sort(0)[0]) else 2 * x),
+    "array": made(before=lambda x: x / 255 if x.detach().cpu().numpy().max() > 1e6 else x),
+    "data": made(before=lambda x: x / 255 if x.data.max() > 1e6 else x),
+    "allclose": made(between=lambda x: 2 * x if torch.allclose(x, torch.zeros_like(x)) else x),
+    "as many classes": made(between=lambda x: x * nn.functional.one_hot(x.argmax(-1)).shape[-1]),
+}
 
 
-class AsArray(Model):
-    def before(self, x: Tensor) -> Tensor:
-        return x / 255 if x.detach().cpu().numpy().max() > 1e6 else x
+@pytest.mark.parametrize("model", ASKING.values(), ids=ASKING)
+def test_a_model_that_asks_for_a_number_of_its_input_is_refused(model: Build) -> None:
+    """On all of these rows it decides the same."""
+    pack = Pack(model, [0], PLACE)
+    with pytest.raises(ModelError, match=r"asks for a number of its input.*torch\.where"):
+        independence.check_nothing_is_asked(pack, independence.stand_in_rows((6,), pack.values))
 
 
-class AskingData(Model):
-    def before(self, x: Tensor) -> Tensor:
-        return x / 255 if x.data.max() > 1e6 else x
+ONE_HOT = made(between=lambda x: nn.functional.one_hot(x.argmax(-1), 6).to(x))
 
 
-class AllClose(Model):
-    def between(self, x: Tensor) -> Tensor:
-        return 2 * x if torch.allclose(x, torch.zeros_like(x)) else x
-
-
-class OneHot(Model):
-    """Has a number of classes of its own."""
-
-    def between(self, x: Tensor) -> Tensor:
-        return torch.nn.functional.one_hot(x.argmax(-1), 6).to(x)
-
-
-class AsManyClasses(Model):
-    def between(self, x: Tensor) -> Tensor:
-        return x * torch.nn.functional.one_hot(x.argmax(-1)).shape[-1]
-
-
-def test_a_model_may_ask_for_its_own_numbers_but_for_none_of_its_input() -> None:
-    for model in (Branching, Comparing, AsArray, AskingData, AllClose, AsManyClasses):
-        pack = Pack(model, [0], PLACE)
-        with pytest.raises(ModelError, match=r"asks for a number of its input.*torch\.where"):
-            independence.check_nothing_is_asked(pack, independence.stand_in_rows((6,), pack.values))
-    for right in (Constant, OneHot):
-        check_all(Pack(right, [0], PLACE), (6,))
+@pytest.mark.parametrize("model", [Constant, ONE_HOT])
+def test_a_model_may_ask_for_its_own_numbers(model: Build) -> None:
+    check_all(Pack(model, [0], PLACE), (6,))
 
 
 def test_whole_numbers_are_not_spread() -> None:
@@ -439,18 +306,18 @@ def test_a_wide_deep_network_passes_in_float32() -> None:
     check_all(pack, (200,))
 
 
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(2, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.table(x.long()).mean(1))
+        return y
+
+
 def test_a_model_of_tokens_passes() -> None:
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.head = nn.Embedding(2, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.head(self.table(x.long()).mean(1))
-            return y
-
-    pack = Pack(Tokens, [0, 1], PLACE)
-    check_all(pack, (5,))
+    check_all(Pack(Tokens, [0, 1], PLACE), (5,))
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3,), (60,), (3, 32, 32)])
@@ -460,9 +327,6 @@ def test_stand_in_rows_are_zeros_and_ones_that_differ(shape: tuple[int, ...]) ->
     assert set(rows.unique().tolist()) == {0.0, 1.0}
     sums = rows.flatten(1).sum(1).tolist()
     assert sums == sorted(sums) and len(set(sums)) >= min(4, 1 + rows[0].numel())
-
-
-Build = Callable[[], nn.Module]
 
 
 @pytest.mark.parametrize(
@@ -492,15 +356,11 @@ class Positions(Model):
         return x + self.place(torch.arange(4)).mean(0)
 
 
-class TimeFirst(nn.Module):
+class TimeFirst(Model):
     """Puts time before the batch, so that a layer's first axis is no longer the examples."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(2, 4), nn.Linear(4, 2)
-
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(self.first(x.view(len(x), -1, 2).transpose(0, 1)).mean(0))
+        y: Tensor = self.last(self.first(x.view(len(x), -1, 6).transpose(0, 1)).mean(0))
         return y
 
 
@@ -509,6 +369,6 @@ class TimeFirst(nn.Module):
 def test_a_layer_whose_first_axis_is_not_the_batch_is_refused(build: Build, trials: int) -> None:
     """Also where that axis happens to be as long as the batch: 4 positions, 4 rows."""
     pack = Pack(build, list(range(trials)), PLACE)
-    size = 8 if build is TimeFirst else 6
+    size = 24 if build is TimeFirst else 6
     with pytest.raises(ModelError):
         independence.check_examples_stay_apart(pack, independence.stand_in_rows((size,), pack.values))

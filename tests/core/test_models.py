@@ -72,37 +72,11 @@ def test_mlp_has_its_activation_between_its_layers(activation: Any) -> None:
 OWN = """
 from torch import nn
 
-def build(shape, outputs, width=3):
-    return nn.Sequential(nn.Linear(shape[0], width), nn.Linear(width, outputs))
-
-def wrong(shape, outputs):
-    return shape
-"""
-
-
-def test_an_own_model_gets_shape_outputs_and_arguments(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    settings = PythonModel(kind="python", file="own.py", arguments={"width": 8})
-    assert sizes(build(settings, (5,), 2, tmp_path)) == [(8, 5), (8,), (2, 8), (2,)]
-
-
-def test_an_own_model_that_is_no_module_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    settings = PythonModel(kind="python", file="own.py", factory="wrong")
-    with pytest.raises(ModelError, match=r"own.py: wrong\(...\) returned tuple, not a torch.nn.Module"):
-        build(settings, (5,), 2, tmp_path)
-
-
-def test_an_own_model_in_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="no such Python file"):
-        build(PythonModel(kind="python", file="none.py"), (5,), 2, tmp_path)
-
-
-ASKING = """
-from torch import nn
-
 def build(input_shape, outputs, width):
-    return nn.Linear(input_shape[0], outputs)
+    return nn.Sequential(nn.Linear(input_shape[0], width), nn.Linear(width, outputs))
+
+def wrong(input_shape, outputs):
+    return input_shape
 
 def noargs():
     return nn.Linear(1, 1)
@@ -114,28 +88,34 @@ number = 3
 """
 
 
+def own(folder: Path, factory: str, arguments: dict[str, int]) -> nn.Module:
+    (folder / "own.py").write_text(OWN)
+    settings = PythonModel(kind="python", file="own.py", factory=factory, arguments=arguments)
+    return build(settings, (5,), 2, folder)
+
+
+def test_an_own_model_gets_shape_outputs_and_arguments(tmp_path: Path) -> None:
+    assert sizes(own(tmp_path, "build", {"width": 8})) == [(8, 5), (8,), (2, 8), (2,)]
+    assert sizes(own(tmp_path, "anything", {"wdth": 3})) == [(2, 5), (2,)]
+
+
+def test_an_own_model_in_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no such Python file"):
+        build(PythonModel(kind="python", file="none.py"), (5,), 2, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("factory", "arguments", "message"),
     [
-        (
-            "build",
-            {"wdth": 3},
-            r"own.py: build\(input_shape, outputs, width\) does not take wdth; did you mean width\?",
-        ),
-        ("build", {}, r"own.py: build\(.*\) is called with input_shape, outputs: missing a required argument: 'width'"),
-        ("noargs", {}, r"own.py: noargs\(\) is called with input_shape, outputs: too many positional arguments"),
-        ("number", {}, "own.py: number is int, not a function"),
+        ("wrong", {}, r"wrong\(...\) returned tuple, not a torch.nn.Module"),
+        ("build", {"wdth": 3}, r"build\(input_shape, outputs, width\) does not take wdth; did you mean width\?"),
+        ("build", {}, r"build\(.*\) is called with input_shape, outputs: missing a required argument: 'width'"),
+        ("noargs", {}, r"noargs\(\) is called with input_shape, outputs: too many positional arguments"),
+        ("number", {}, "number is int, not a function"),
     ],
 )
-def test_a_factory_that_cannot_be_called_is_refused(
+def test_a_factory_that_makes_no_model_is_refused(
     tmp_path: Path, factory: str, arguments: dict[str, int], message: str
 ) -> None:
-    (tmp_path / "own.py").write_text(ASKING)
-    with pytest.raises(ModelError, match=message):
-        build(PythonModel(kind="python", file="own.py", factory=factory, arguments=arguments), (5,), 2, tmp_path)
-
-
-def test_a_factory_may_take_any_argument(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(ASKING)
-    settings = PythonModel(kind="python", file="own.py", factory="anything", arguments={"wdth": 3})
-    assert sizes(build(settings, (5,), 2, tmp_path)) == [(2, 5), (2,)]
+    with pytest.raises(ModelError, match="own.py: " + message):
+        own(tmp_path, factory, arguments)

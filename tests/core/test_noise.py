@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpsgd_cli.core.noise import NoiseSource, TrialNoise, add_noise, noise_precision
+from dpsgd_cli.core.noise import NoiseSource, TrialNoise, add_noise
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 
 CPU = torch.device("cpu")
@@ -114,8 +114,6 @@ def test_noise_meets_the_sum_before_it_is_rounded() -> None:
     assert float(sums.float()) == 2.0**24 + 2
     add_noise(sums, torch.full((1, 1), 0.5), torch.full((1, 1), -1.0))
     assert float(sums) == 2.0**24 + 0.5 + 2.0**-25
-    assert noise_precision([SeededStreams(0)], torch.float32) == torch.float32
-    assert noise_precision([SeededStreams(0), SecureStreams()], torch.float32) == torch.float64
 
 
 def paced(seeds: list[int]) -> TrialNoise:

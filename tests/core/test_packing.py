@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from dpsgd_cli.core.packing import Pack, Placement, elements_per_row
 from dpsgd_cli.errors import ModelError
-from tests.core.conftest import parameters_of
+from tests.core.conftest import numbers, parameters_of
 
 PLACE = Placement(torch.device("cpu"), torch.float64)
-Numbers = Callable[..., Tensor]
 
 
 def mlp() -> nn.Module:
@@ -27,11 +26,11 @@ def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         return build().double()
 
 
-def test_every_trial_is_the_module_of_its_seed(random_numbers: Numbers) -> None:
+def test_every_trial_is_the_module_of_its_seed() -> None:
     before = torch.random.get_rng_state()
     pack = Pack(mlp, [5, 9, 5], PLACE)
     assert torch.equal(torch.random.get_rng_state(), before), "the caller's stream is left alone"
-    x = random_numbers(3, 4, 3)
+    x = numbers(3, 4, 3)
     for trial, seed in enumerate([5, 9, 5]):
         module = seeded(mlp, seed)
         torch.testing.assert_close(pack(x)[trial], module(x[trial]))
@@ -41,8 +40,8 @@ def test_every_trial_is_the_module_of_its_seed(random_numbers: Numbers) -> None:
             assert torch.equal(own[name], parameter)
 
 
-def test_one_input_serves_all_trials(random_numbers: Numbers) -> None:
-    x = random_numbers(1, 4, 3)
+def test_one_input_serves_all_trials() -> None:
+    x = numbers(1, 4, 3)
     wanted = torch.stack([seeded(mlp, seed)(x[0]) for seed in range(3)])
     for shares_input in (True, False):
         torch.testing.assert_close(Pack(mlp, [0, 1, 2], PLACE, shares_input)(x), wanted)
@@ -140,14 +139,14 @@ def test_what_cannot_be_trained_privately_is_refused(name: str) -> None:
         Pack(build, [0, 1], PLACE)
 
 
-def test_constants_that_are_the_same_in_every_trial_are_shared(random_numbers: Numbers) -> None:
+def test_constants_that_are_the_same_in_every_trial_are_shared() -> None:
     def build() -> nn.Module:
         model = nn.Sequential(frozen(nn.Linear(3, 3)), nn.Linear(3, 2))
         nn.init.eye_(model[0].weight)  # type: ignore[arg-type]
         nn.init.zeros_(model[0].bias)  # type: ignore[arg-type]
         return model
 
-    pack, x = Pack(build, [0, 1], PLACE), random_numbers(2, 4, 3)
+    pack, x = Pack(build, [0, 1], PLACE), numbers(2, 4, 3)
     torch.testing.assert_close(pack(x), torch.stack([seeded(build, seed)(x[seed]) for seed in range(2)]))
     assert list(parameters_of(pack, 0)) == ["1.weight", "1.bias"]
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from dpsgd_cli import experiment
 from dpsgd_cli.core import precision
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.modules import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.methods.dp_sgd import DpSgd
@@ -119,12 +119,6 @@ def test_products_are_rounded_inside_the_passes_only() -> None:
     assert not torch.backends.cudnn.allow_tf32
     with precision.rounded_products(False):
         assert not torch.backends.cuda.matmul.allow_tf32
-
-
-@pytest.mark.parametrize("name", precision.NAMES)
-def test_parameters_are_single_or_double(name: str) -> None:
-    assert precision.of_parameters(name) == (torch.float64 if name == "float64" else torch.float32)
-    assert precision.of_passes(name) == (torch.bfloat16 if name == "bfloat16" else None)
 
 
 def equal_records(count: int, width: int | None) -> Tensor:

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from dpsgd_cli import experiment
-from dpsgd_cli.core.processes import Processes, SharedStreams, Team, started_by_a_launcher
+from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.sampling import FullSampler, PartSampler, Sampler
+from dpsgd_cli.core.streams import SharedStreams
 from dpsgd_cli.core.tensors import Batch
 from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.recipe.loading import load_recipe
@@ -227,14 +228,14 @@ def test_what_process_0_says_no_other_repeats() -> None:
     """An error that all have is said once; one of process 1 alone is said with its name."""
     distributed: Any = torch.distributed
     board = distributed.HashStore()
-    first, second = (Processes(rank, 2, board) for rank in range(2))
+    first, second = (Team(rank, 2, board) for rank in range(2))
     assert str(first.say_of(DataError("no such file"))) == "no such file"
     with pytest.raises(SystemExit) as silent:
         second.say_of(DataError("no such file"))
     assert silent.value.code == 1
     assert str(second.say_of(DataError("another"))) == "process 1 of 2: another"
     assert first._lost("closed") == "process 1 of 2 failed (another)"
-    assert Processes(0, 2, distributed.HashStore())._lost("closed").endswith("(closed)")
+    assert Team(0, 2, distributed.HashStore())._lost("closed").endswith("(closed)")
 
 
 def test_other_commands_refuse_to_run_in_several_processes(
@@ -248,13 +249,6 @@ def test_other_commands_refuse_to_run_in_several_processes(
         experiment.run(loaded, experiment.Options())
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert not started_by_a_launcher()
-
-
-class OneOf(Team):
-    """A team's arithmetic without processes."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
 
 
 class Fixed(Sampler):
@@ -274,11 +268,11 @@ def test_the_parts_of_a_batch_are_the_batch(size: int, columns: int, trials: int
     rng = np.random.default_rng(columns)
     rows = rng.integers(0, 100, (trials, columns))
     mask = rng.random((trials, columns)) < 0.5 if padded else None
-    parts = [PartSampler(Fixed(rows, mask), OneOf(rank, size).part, 100).batch(0) for rank in range(size)]
+    parts = [PartSampler(Fixed(rows, mask), Team(rank, size).part, 100).batch(0) for rank in range(size)]
     assert np.array_equal(np.concatenate([part.rows for part in parts if part.rows is not None], axis=1), rows)
     if mask is not None:
         assert np.array_equal(np.concatenate([part.mask for part in parts if part.mask is not None], axis=1), mask)
-    spans = [PartSampler(FullSampler(), OneOf(rank, size).part, columns).batch(0).span for rank in range(size)]
+    spans = [PartSampler(FullSampler(), Team(rank, size).part, columns).batch(0).span for rank in range(size)]
     assert [row for span in spans if span for row in range(*span)] == list(range(columns))
 
 

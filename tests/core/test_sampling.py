@@ -197,18 +197,13 @@ def test_shuffled_batches_can_be_asked_for_again_when_seeded() -> None:
         assert np.array_equal(again.batch(step).rows, wanted[step])  # type: ignore[arg-type]
 
 
-def test_full_batches_are_everything() -> None:
-    sampler = FullSampler()
-    assert sampler.steps_per_epoch == 1
-    assert sampler.batch(0).rows is None and sampler.batch(7).mask is None
-
-
 def test_single_records_are_uniform_and_independent(make: MakeStreams) -> None:
     """6000 steps of 7 records: one record, two steps in a row, two trials; one that stands for two is found."""
     sampler = SingleSampler(make(2), 7)
     assert sampler.steps_per_epoch == 7
     drawn = np.concatenate([sampler.batch(step).rows for step in range(6000)], axis=1)
     assert drawn.shape == (2, 6000) and drawn.dtype == np.int64
+    assert not np.array_equal(drawn[:, : 6000 - 4096], drawn[:, 4096:]), "another block of 4096 is drawn anew"
     for rows in (drawn[0], drawn[1], 7 * drawn[0, 0::2] + drawn[0, 1::2], 7 * drawn[0] + drawn[1]):
         cells = 7 if rows.max() < 7 else 49
         assert stats.chisquare(np.bincount(rows, minlength=cells)).pvalue > LEAST

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpsgd_cli.core.sampling import FullSampler, PoissonSampler, Sampler, ShuffleSampler
-from dpsgd_cli.core.streamed import StreamedTable
+from dpsgd_cli.core.streamed import ReadAhead, StreamedTable
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Batch, Table
 from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored, TrialRows
@@ -62,7 +62,7 @@ def test_batches_are_those_of_a_table_in_memory(tables: tuple[Table, StreamedTab
             return PoissonSampler(streams, 40, 7)
         return ShuffleSampler(streams, 40, 7) if kind == "shuffle" else FullSampler()
 
-    plain, ahead = sampler(), disk.ahead(sampler())
+    plain, ahead = sampler(), ReadAhead(sampler(), disk)
     assert (ahead.steps_per_epoch, ahead.varies) == (plain.steps_per_epoch, plain.varies)
     for step in (0, 1, 2, 3, 7, 2):
         batch, read = plain.batch(step), ahead.batch(step)
@@ -90,7 +90,7 @@ def test_the_next_batch_is_read_meanwhile(tables: tuple[Table, StreamedTable]) -
                 arrived.set()
             return Batch(np.full((2, 3), step))
 
-    ahead = disk.ahead(Noted())
+    ahead = ReadAhead(Noted(), disk)
     ahead.batch(0)
     assert arrived.wait(timeout=60)
     ahead.batch(1)
@@ -107,7 +107,7 @@ def test_an_error_while_reading_ahead_is_that_of_the_step(tables: tuple[Table, S
                 raise DataError("the disk is gone")
             return Batch(np.zeros((2, 3), dtype=np.int64))
 
-    ahead = tables[1].ahead(Fails())
+    ahead = ReadAhead(Fails(), tables[1])
     ahead.batch(0)
     with pytest.raises(DataError, match="the disk is gone"):
         ahead.batch(1)
@@ -127,14 +127,8 @@ def on_disk(path: Path) -> dict[str, Any]:
 
 CASES: dict[str, dict[str, Any]] = {
     "poisson": {},
-    "shuffle": {
-        "method": GRADIENT | {"batching": "shuffle"},
-        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}},
-    },
-    "full": {
-        "method": {"kind": "dp-sgd", "batching": "full"},
-        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}},
-    },
+    "shuffle": {"method": GRADIENT | {"batching": "shuffle"}, "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},
+    "full": {"method": {"kind": "dp-sgd", "batching": "full"}, "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},
     "without privacy": {"method": GRADIENT | {"kind": "sgd"}, "privacy": None},
 }
 

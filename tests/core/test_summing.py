@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,10 +9,10 @@ from torch import Tensor, nn
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.noise import add_noise
 from dpsgd_cli.core.packing import Pack, Placement
+from dpsgd_cli.core.precision import MOST_FLOAT32, MOST_ROWS, excess
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Logistic, Squared
 from dpsgd_cli.core.problems.rows import SignedRows
-from dpsgd_cli.core.summing import MOST_FLOAT32, MOST_ROWS, excess
 
 CPU = torch.device("cpu")
 BOUND = 0.58
@@ -86,20 +84,13 @@ def test_one_record_moves_the_losses_along_a_line_by_no_more_than_its_bound(peri
     assert float((moved - 1).abs().max()) <= 1e-6, "the record in front reaches the bound of 1"
 
 
-class Scaled(nn.Module):
+def scaled() -> nn.Module:
     """One weight; the sum of outputs as a loss has a gradient that is the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.only = nn.Linear(1, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.only(x)
-        return y
+    return nn.Linear(1, 1, bias=False)
 
 
-def network_sum(inputs: Tensor, build: Callable[[], nn.Module] = Scaled) -> float:
-    pack = Pack(build, [0], Placement(CPU))
+def network_sum(inputs: Tensor) -> float:
+    pack = Pack(scaled, [0], Placement(CPU))
     pack.expect(len(inputs))
     for part in inputs.split(MOST_ROWS):
         batch = (part.view(1, -1, 1), torch.zeros(1, len(part)), None)
@@ -118,7 +109,7 @@ def test_one_record_moves_a_networks_sum_in_pieces_by_no_more_than_its_bound() -
 
 
 def test_large_steps_are_products_in_float64() -> None:
-    pack = Pack(Scaled, [0], Placement(CPU))
+    pack = Pack(scaled, [0], Placement(CPU))
     found = []
     for records in (MOST_FLOAT32, MOST_FLOAT32 + 1):
         pack.expect(records)
@@ -129,7 +120,7 @@ def test_large_steps_are_products_in_float64() -> None:
 
 
 def test_more_rows_at_once_than_the_proof_counts_are_refused() -> None:
-    pack = Pack(Scaled, [0], Placement(CPU))
+    pack = Pack(scaled, [0], Placement(CPU))
     batch = (torch.zeros(1, MOST_ROWS + 1, 1), torch.zeros(1, MOST_ROWS + 1), None)
     with pytest.raises(ValueError, match="16385 rows in one piece"):
         add_clipped_sums(pack, batch, lambda y, _: y.flatten(2).sum(2), None, Diagnostics(1, CPU))

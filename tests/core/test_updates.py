@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.updates import (
-    EmaAverage,
-    StartAverage,
-    TailAverage,
-    first_of_tail,
-    make_average,
-    make_update,
-    project_to_ball,
+from dpsgd_cli.core.updates import make_average, make_update, project_to_ball
+from dpsgd_cli.recipe.schema.method import (
+    AdamSettings,
+    AllIterates,
+    Averaging,
+    EmaSettings,
+    Optimizer,
+    SgdSettings,
+    TailIterates,
 )
-from dpsgd_cli.recipe.schema.method import AdamSettings, AllIterates, EmaSettings, Optimizer, SgdSettings, TailIterates
 
 RATES = torch.tensor([[0.1], [0.7]], dtype=torch.float64)
 
@@ -79,19 +79,6 @@ def test_the_state_is_all_that_continuing_needs(settings: Optimizer) -> None:
     torch.testing.assert_close(values, wanted)
 
 
-def test_the_moving_average_is_its_definition() -> None:
-    """a = d a + (1 - d) w with d = min(decay, (1 + t) / (10 + t)), from the initial weights on."""
-    start, iterates = torch.ones(2, 5).double(), gradients()
-    average = EmaAverage(0.3, start)
-    slow = [float(value) for value in start.flatten()]
-    for step, values in enumerate(iterates):
-        average.add(values, step)
-        decay = min(0.3, (1 + step) / (10 + step))
-        slow = [decay * a + (1 - decay) * float(w) for a, w in zip(slow, values.flatten(), strict=True)]
-    assert average.average.flatten().tolist() == pytest.approx(slow)
-    assert torch.equal(start, torch.ones(2, 5).double()), "the weights themselves are left alone"
-
-
 def test_projection_gives_the_nearest_point_of_the_ball() -> None:
     values = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [30.0, 40.0]])
     radii = torch.tensor([[1.0], [1.0], [1.0], [math.inf]])
@@ -99,49 +86,45 @@ def test_projection_gives_the_nearest_point_of_the_ball() -> None:
     assert torch.allclose(project_to_ball(values.clone(), radii), expected)
 
 
-def test_a_tail_average_is_the_mean_of_the_last_iterates_of_each_trial() -> None:
-    iterates = torch.arange(20, dtype=torch.float64).reshape(10, 2, 1) ** 2
-    average = TailAverage(torch.zeros(2, 1, dtype=torch.float64), torch.tensor([[0.0], [6.0]], dtype=torch.float64))
+def averaged(settings: Averaging, iterates: Tensor, start: Tensor, steps: Sequence[int]) -> list[Tensor]:
+    """What the average is after each iterate; the weights themselves are left alone."""
+    average, found, before = make_average(settings, start, steps), [], start.clone()
+    assert average is not None
     for step, values in enumerate(iterates):
         average.add(values, step)
-        if step == 3:
-            assert float(average.average[1]) == float(values[1])
-    assert torch.allclose(average.average[0], iterates[:, 0].mean(dim=0))
-    assert torch.allclose(average.average[1], iterates[6:, 1].mean(dim=0))
+        found.append(average.average.clone())
+    assert torch.equal(start, before)
+    return found
+
+
+def test_a_tail_average_is_the_mean_of_the_last_iterates_of_each_trial() -> None:
+    """Half of 10 and of 8 steps; until they begin, the latest. Of one step, that one."""
+    iterates = torch.arange(20, dtype=torch.float64).reshape(10, 2, 1) ** 2
+    found = averaged(TailIterates(fraction=0.5), iterates, torch.zeros(2, 1, dtype=torch.float64), [10, 8])
+    assert torch.equal(found[3], iterates[3])
+    assert torch.allclose(found[-1][0], iterates[5:, 0].mean(dim=0))
+    assert torch.allclose(found[-1][1], iterates[4:, 1].mean(dim=0))
+    assert torch.equal(
+        averaged(TailIterates(fraction=0.5), iterates[:1], torch.zeros(2, 1).double(), [1, 1])[0], iterates[0]
+    )
 
 
 def test_the_lectures_average_what_steps_started_from() -> None:
-    iterates = torch.arange(5.0).reshape(5, 1, 1) + 1
-    average = StartAverage(torch.zeros(1, 1))
-    for step, values in enumerate(iterates):
-        average.add(values, step)
-    assert average.average.item() == (0 + 1 + 2 + 3 + 4) / 5
+    found = averaged(AllIterates(), torch.arange(5.0).reshape(5, 1, 1) + 1, torch.zeros(1, 1), [5])
+    assert found[-1].item() == (0 + 1 + 2 + 3 + 4) / 5
 
 
 def test_a_moving_average_weighs_iterates_as_defined() -> None:
     """Iterate s counts (1 - d_s) times the product of all later decays; the start, the product of all of them."""
     start, iterates = torch.full((2, 3), 5.0), torch.arange(240.0).sin().view(40, 2, 3)
-    average = make_average(EmaSettings(decay=0.7), start, [40, 40])
-    assert average is not None
-    for step, values in enumerate(iterates):
-        average.add(values, step)
+    found = averaged(EmaSettings(decay=0.7), iterates, start, [40, 40])
     decays = [min(0.7, (1 + step) / (10 + step)) for step in range(40)]
     expected = start * math.prod(decays)
     for step, values in enumerate(iterates):
         expected = expected + (1 - decays[step]) * math.prod(decays[step + 1 :]) * values
-    torch.testing.assert_close(average.average, expected)
+    torch.testing.assert_close(found[-1], expected)
     assert decays[0] == 0.1 and decays[-1] == 0.7
 
 
-def test_averages_by_name() -> None:
-    values = torch.zeros(2, 3)
-    assert make_average(None, values, [4, 4]) is None
-    assert isinstance(make_average(EmaSettings(), values, [4, 4]), EmaAverage)
-    every, tail = (
-        make_average(AllIterates(), values, [4, 8]),
-        make_average(TailIterates(), values, [4, 8]),
-    )
-    assert isinstance(every, StartAverage)
-    assert isinstance(tail, TailAverage)
-    assert tail.first.tolist() == [[2.0], [4.0]]
-    assert first_of_tail(0.5, 1) == 0
+def test_no_average_is_the_last_iterate() -> None:
+    assert make_average(None, torch.zeros(2, 3), [4, 4]) is None

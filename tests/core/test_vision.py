@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpsgd_cli.core import models
 from dpsgd_cli.core.independence import check_examples_stay_apart, stand_in_rows
@@ -16,6 +15,7 @@ from dpsgd_cli.core.layers import Fallback
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.recipe.schema.model import CnnModel, VitModel, WrnModel
+from tests.core.conftest import Case, numbers
 
 SMALL: dict[str, tuple[Any, tuple[int, ...]]] = {
     "wrn": (WrnModel(depth=10, width=1, groups=4), (2, 8, 8)),
@@ -36,14 +36,12 @@ def parameters(settings: Any, shape: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_clipped_sums_of_a_whole_model(
-    name: str, case: Callable[..., Any], random_numbers: Callable[..., Tensor]
-) -> None:
+def test_clipped_sums_of_a_whole_model(name: str) -> None:
     settings, shape = SMALL[name]
-    x, y = random_numbers(2, 3, *shape), torch.tensor([[0, 1, 2], [2, 1, 0]])
+    x, y = numbers(2, 3, *shape), torch.tensor([[0, 1, 2], [2, 1, 0]])
     for norm in (0.05, 1e6):
-        case(lambda: build(settings, shape), x, y, norms=(norm,), seeds=(3, 5)).check()
-    case(lambda: build(settings, shape), x[:1], y, norms=(0.05,), seeds=(3, 5), shares_input=True, flat=False).check()
+        Case(lambda: build(settings, shape), x, y, norms=(norm,), seeds=(3, 5)).check()
+    Case(lambda: build(settings, shape), x[:1], y, norms=(0.05,), seeds=(3, 5), shares_input=True, flat=False).check()
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -15,6 +15,7 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import held_out_by_folds
 from dpsgd_cli.methods import Context
 from dpsgd_cli.methods.problem import output_loss
+from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.model import ConvexModel
@@ -63,7 +64,7 @@ def context(
     pack = Pack(models.builder(made.model, table.input_shape, 1, Path()), [0] * len(streams), place, True)
     bound = float(np.sqrt(x.shape[1] + made.model.bias))
     plan = None if made.privacy is None else plan_for(made, Facts(len(table), feature_bound=bound))
-    ledgers = tuple(plan.ledger() if plan is not None else _free() for _ in streams)
+    ledgers = tuple(plan.ledger() if plan is not None else Ledger() for _ in streams)
     return Context(
         recipes=(made,) * len(streams),
         plans=(plan,) * len(streams),
@@ -76,12 +77,6 @@ def context(
         base=Path(),
         feature_bound=bound,
     )
-
-
-def _free() -> Any:
-    from dpsgd_cli.privacy.ledger import Ledger
-
-    return Ledger()
 
 
 def signed(made: Recipe, data: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.trials import Member, start
-
-Train = Callable[..., Path]
-WriteRecipe = Callable[..., Path]
+from tests.conftest import Train, WriteRecipe
 
 OWN: dict[str, Any] = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2]}
 ADAPTIVE: dict[str, Any] = {

@@ -15,19 +15,19 @@ from scipy.stats import norm
 from sklearn.svm import LinearSVC
 
 from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.problems import newton
+from dpsgd_cli.core.problems import optimum
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import Logistic
 from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods import create
-from dpsgd_cli.methods.objective_perturbation import ObjectivePerturbation, noise_of
+from dpsgd_cli.methods.perturbations import ObjectivePerturbation, noise_of
 from dpsgd_cli.methods.privgene import PrivGene
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan
-from dpsgd_cli.privacy.lipschitz import Constants, moved_by_one, problem_constants, rate_of_descent
+from dpsgd_cli.privacy.convex import Constants, moved_by_one, problem_constants, rate_of_descent
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
@@ -177,7 +177,7 @@ def test_rounding_is_far_below_where_the_search_ends() -> None:
     rows = SignedRows.load(x, (torch.rand(200_000, generator=generator) < 0.5).long(), residual=False, bias=True)
     w = torch.randn(1, 5, generator=generator, dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
-    found = newton.Tilted(rows, Logistic(), one, 0 * w).gradient(rows.z, rows.z @ w.T, w)[0].numpy()
+    found = optimum.Tilted(rows, Logistic(), one, 0 * w).gradient(rows.z, rows.z @ w.T, w)[0].numpy()
     z = rows.z.numpy().astype(np.longdouble)
     exact = -(z / (1 + np.exp(z @ w[0].numpy()))[:, None]).sum(axis=0) + w[0].numpy()
     assert np.linalg.norm((found - exact).astype(float)) < 0.01 * 1e-6 * math.sqrt(5)
@@ -187,7 +187,7 @@ def test_a_search_that_newton_leaves_unfinished_is_finished(monkeypatch: pytest.
     """Whether something is released is no function of the records: another method ends what Newton's does not."""
     whole, cut = (create(context(made("objective-perturbation", repeats=2))) for _ in range(2))
     run(whole)
-    monkeypatch.setattr(newton, "_NEWTON_STEPS", 1)
+    monkeypatch.setattr(optimum, "_NEWTON_STEPS", 1)
     run(cut)
     assert torch.allclose(cut.output, whole.output, atol=1e-5)
     assert not torch.equal(cut.output, whole.output)
@@ -195,10 +195,7 @@ def test_a_search_that_newton_leaves_unfinished_is_finished(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("kind", "model", "message"),
-    [
-        ("objective-perturbation", {"loss": "hinge"}, "smooth"),
-        ("output-perturbation", {"loss": "hinge"}, "smooth"),
-    ],
+    [("objective-perturbation", {"loss": "hinge"}, "smooth"), ("output-perturbation", {"loss": "hinge"}, "smooth")],
 )
 def test_conditions_are_checked(kind: str, model: dict[str, Any], message: str) -> None:
     with pytest.raises(PrivacyError, match=message):

@@ -20,12 +20,9 @@ from dpsgd_cli.methods.dp_sgd import GradientMethod
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import METHODS
-from tests.conftest import WAYS
+from tests.conftest import WAYS, StopAt, Train, WriteRecipe
 from tests.methods import small_network, small_problem
 
-Train = Callable[..., Path]
-WriteRecipe = Callable[..., Path]
-StopAt = Callable[[int, BaseException], Callable[[int, int], None]]
 CHOICE = {
     "kind": "private-selection", "batching": "shuffle", "batch_size": 4, "learning_rate": 0.5,
     "candidates": [{"kind": "uniform", "initial": 4}, {"kind": "uniform", "initial": 8}],
@@ -52,8 +49,8 @@ CONVEX: dict[str, dict[str, Any]] = {
 class Closed(SecureStreams):
     """Secure streams that nothing may be drawn from yet."""
 
-    def _words(self, count: int) -> np.ndarray:
-        raise AssertionError(f"{count} numbers were drawn in a constructor, which a resume would draw anew")
+    def _source(self, *place: object) -> Callable[[int], np.ndarray]:
+        raise AssertionError(f"{place} was drawn in a constructor, which a resume would draw anew")
 
 
 def selection_context() -> Context:
@@ -97,7 +94,7 @@ class Fresh(SeededStreams):
 
     reproducible = False
 
-    def __init__(self, trial: int, asked: dict[tuple[int, str, str, int], int]) -> None:
+    def __init__(self, trial: int, asked: dict[tuple[object, ...], int]) -> None:
         super().__init__(trial)
         self.asked = asked
 
@@ -142,7 +139,7 @@ def test_a_run_without_a_seed_goes_on_as_if_it_had_not_been_stopped(
     def trained(out: str, **options: Any) -> Path:
         return train(recipe, out=recipe.parent / out, **options)
 
-    asked: dict[tuple[int, str, str, int], int] = {}
+    asked: dict[tuple[object, ...], int] = {}
     monkeypatch.setattr(trials, "_streams", lambda made: tuple(Fresh(i, asked) for i in range(made.trials)))
     whole = load_file(trained("whole") / "model.safetensors")
     asked.clear()

@@ -99,12 +99,7 @@ def test_a_single_record_that_is_not_there_adds_nothing() -> None:
 
 
 def test_a_sample_leaves_out_what_is_not_there() -> None:
-    method = {
-        "kind": "dp-agd",
-        "sample": 46,
-        "gradient_clip": 0.4,
-        "objective_clip": 3.0,
-    }
+    method = {"kind": "dp-agd", "sample": 46, "gradient_clip": 0.4, "objective_clip": 3.0}
     own = context(made(method, privacy={"clipping": {"kind": "flat", "norm": 1.0}}), data=points(RECORDS))
     trained: Any = create(own)
     own.pack.values.zero_()

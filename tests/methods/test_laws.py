@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +29,9 @@ from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.trials import Member, start
+from tests.conftest import WriteRecipe
 from tests.methods.small_problem import Silent, context, points, recipe, run
 
-WriteRecipe = Callable[..., Path]
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
 SELECTION: dict[str, Any] = {
     "kind": "private-selection",
@@ -190,16 +188,12 @@ def test_noise_of_the_operating_system_is_drawn_in_double_precision() -> None:
     assert noise_precision([SeededStreams(0)], torch.float32) == torch.float32
 
 
-class _Two(Team):
-    size = 2
-
-
 @pytest.mark.parametrize("kind", sorted({*METHODS} - {"python"}))
 def test_only_methods_that_look_at_the_data_through_one_sum_run_in_several_processes(kind: str) -> None:
     """Each process would release by itself what the ledger is charged for once, and see only a part or everything."""
     together = {"sgd", "dp-sgd", "sgd-ma", "sgd-adv"}
     method = METHODS[kind].model_construct(batching="full")
-    one = SimpleNamespace(recipes=(SimpleNamespace(method=method, privacy=None),), team=_Two(), table=None)
+    one = SimpleNamespace(recipes=(SimpleNamespace(method=method, privacy=None),), team=Team(0, 2), table=None)
     if kind in together:
         _refuse(one)  # type: ignore[arg-type]
         return

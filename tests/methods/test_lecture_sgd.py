@@ -75,16 +75,6 @@ def test_other_adjacencies_are_refused() -> None:
         context(made(privacy={"adjacency": "add-remove"}))
 
 
-def test_single_draws_are_uniform() -> None:
-    """Chi-square over 10 records, 40,960 draws; fixed seed, fails falsely once in a million."""
-    from scipy.stats import chisquare
-
-    sampler = SingleSampler([SeededStreams(3)], 10)
-    counts = np.bincount([picked(sampler, t) for t in range(40960)], minlength=10)
-    assert chisquare(counts).pvalue > 1e-6
-    assert chisquare(counts, np.array([1.2] + [8.8 / 9] * 9) * 4096).pvalue < 1e-12
-
-
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e30])
 def test_one_record_is_clipped_to_half_of_the_sensitivity_that_the_ledger_records(scale: float) -> None:
     """By hand: -y x / (1 + e^(y w.x)), shortened to C = 0.2, of the record that was drawn; noise is scaled by 2 C."""

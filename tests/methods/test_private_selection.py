@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.trials import Member, start
+from tests.conftest import Train, WriteRecipe
 from tests.core.conftest import parameters_of
 
-WriteRecipe = Callable[..., Path]
-Train = Callable[..., Path]
 METHOD: dict[str, Any] = {
     "kind": "private-selection",
     "batching": "shuffle",
@@ -78,28 +76,6 @@ def test_wrong_predictions_are_counted_on_the_last_part_only(write_recipe: Write
             weights = parameters_of(method.inner.context.pack, index)
             outputs = table.x[judges].flatten(1) @ weights["1.weight"].T + weights["1.bias"]
             assert found[index] == (outputs.argmax(dim=1) != table.y[judges]).sum()
-
-
-def test_the_least_wrong_is_chosen_by_the_exponential_mechanism(write_recipe: WriteRecipe) -> None:
-    """P(i) is proportional to exp(-eps z_i): frequencies over 3000 trials, 4 standard errors, P(fail) < 1e-3.
-
-    A choice at twice or half of epsilon must not pass.
-    """
-    wrong = torch.tensor([0.0, 2.0, 5.0], dtype=torch.float64)
-    from dpsgd_cli.core.selection import select_least
-
-    generator = torch.Generator().manual_seed(0)
-    normals = torch.randn(3000, 3, 2, dtype=torch.float64, generator=generator)
-    epsilon, one = torch.full((3000,), 0.4, dtype=torch.float64), torch.ones(3000, dtype=torch.float64)
-    chosen = select_least(wrong.repeat(3000, 1), epsilon, one, "exponential", normals)
-    shares = torch.bincount(chosen, minlength=3) / 3000
-
-    def fits(rate: float) -> bool:
-        law = torch.softmax(-rate * wrong, 0)
-        return bool(((shares - law).abs() < 4 * (law * (1 - law) / 3000).sqrt()).all())
-
-    assert fits(0.4)
-    assert not fits(0.8) and not fits(0.2)
 
 
 def test_the_published_weights_are_a_candidates(write_recipe: WriteRecipe) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.privacy.dominating_pairs import LossMasses
-from dpsgd_cli.privacy.loss_composition import Aim, Composer, _fast_length, _shortfalls
+from dpsgd_cli.privacy.loss_composition import Composer, _fast_length, _shortfalls
 
 WIDTH = 0.1
 COIN = LossMasses(np.array([-4, 5]), np.array([0.4, 0.6]), 0.0)
@@ -40,8 +40,7 @@ def test_delta_of_the_sum(tilt: float, counts: list[int]) -> None:
         slow = slow_delta(kinds, counts, epsilon)
         if not 1e-14 < slow < 0.3:  # a tilt is chosen for small deltas, and the window for its tilt
             continue
-        aim = Aim(tilt, float(np.log(slow)))
-        fast = Composer(kinds, WIDTH, np.array(counts, dtype=float), aim).compose().delta(epsilon)
+        fast = Composer(kinds, WIDTH, np.array(counts, dtype=float), tilt, float(np.log(slow))).compose().delta(epsilon)
         assert fast >= slow * (1 - 1e-9)
         # A tilt for a larger epsilon than the one asked for leaves a true, but looser bound.
         assert fast <= slow * (1 + 1e-5) + 1e-12 or tilt == 3.0
@@ -49,7 +48,7 @@ def test_delta_of_the_sum(tilt: float, counts: list[int]) -> None:
 
 def test_epsilon_is_where_delta_falls_to_it() -> None:
     counts = [30, 20]
-    composed = Composer([COIN, SKEW], WIDTH, np.array(counts, dtype=float), Aim(1.0, np.log(1e-6))).compose()
+    composed = Composer([COIN, SKEW], WIDTH, np.array(counts, dtype=float), 1.0, np.log(1e-6)).compose()
     epsilon = composed.epsilon(1e-6)
     assert slow_delta([COIN, SKEW], counts, epsilon) <= 1e-6
     assert slow_delta([COIN, SKEW], counts, epsilon - 1e-4) > 1e-6
@@ -58,7 +57,7 @@ def test_epsilon_is_where_delta_falls_to_it() -> None:
 
 def test_each_prefix_of_a_history() -> None:
     history = np.array([[1.0, 0.0], [1.0, 2.0], [9.0, 2.0], [9.0, 2.0]])
-    composer = Composer([COIN, SKEW], WIDTH, history[-1], Aim(1.0, np.log(1e-4)), shorter_too=True)
+    composer = Composer([COIN, SKEW], WIDTH, history[-1], 1.0, np.log(1e-4), shorter_too=True)
     for row, composed in zip(history, composer.compose_each(history), strict=True):
         counts = [int(count) for count in row]
         assert composed.delta(1.5) == pytest.approx(slow_delta([COIN, SKEW], counts, 1.5), rel=1e-5)

@@ -32,12 +32,8 @@ RELEASES = st.builds(Release, GAUSSIANS | SAMPLED | PURE | APPROXIMATE, st.integ
 
 @given(RELEASES)
 def test_a_release_survives_its_json_line(release: Release) -> None:
-    assert from_record(json.loads(json.dumps(to_record(release)))) == release
-
-
-@given(RELEASES)
-def test_keys_of_the_ledger_are_not_part_of_the_release(release: Release) -> None:
-    assert from_record({"trial": 3, "epoch": None, **to_record(release)}) == release
+    record = json.loads(json.dumps(to_record(release)))
+    assert from_record(record) == from_record({"trial": 3, "epoch": None, **record}) == release
 
 
 @pytest.mark.parametrize(
@@ -54,19 +50,18 @@ def test_keys_of_the_ledger_are_not_part_of_the_release(release: Release) -> Non
         (PureDP, {"epsilon": 1.0, "source": "gaussian"}, "source is 'gaussian'"),
         (ApproximateDP, {"epsilon": 1.0, "delta": 1.0}, "delta is 1.0"),
         (ApproximateDP, {"epsilon": math.nan, "delta": 0.0}, "epsilon is nan"),
+        (
+            GaussianSum,
+            {"noise_multiplier": 1.0, "adjacency": "nobody"},
+            "adjacency is 'nobody', but must be one of",
+        ),
+        (PureDP, {"epsilon": 1.0, "adjacency": "nobody"}, "adjacency is 'nobody'"),
+        (ApproximateDP, {"epsilon": 1.0, "delta": 0.0, "adjacency": "nobody"}, "adjacency is 'nobody'"),
     ],
 )
 def test_impossible_values_are_refused_by_name(kind: Any, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(PrivacyError, match=named):
-        kind(adjacency="zero-out", **settings)
-
-
-@pytest.mark.parametrize("kind", [GaussianSum, PureDP, ApproximateDP])
-def test_an_unknown_adjacency_is_refused(kind: Any) -> None:
-    numbers = {"delta": 0.0} if kind is ApproximateDP else {}
-    first = "noise_multiplier" if kind is GaussianSum else "epsilon"
-    with pytest.raises(PrivacyError, match="adjacency is 'nobody', but must be one of add-remove, replace-one, zero-o"):
-        kind(adjacency="nobody", **{first: 1.0}, **numbers)
+        kind(**{"adjacency": "zero-out", **settings})
 
 
 @pytest.mark.parametrize("count", [-1, 1.5])

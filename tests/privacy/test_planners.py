@@ -72,12 +72,6 @@ def test_adaptive_methods_get_a_filter_of_the_whole_budget(kind: str, accountant
         ledger.spend(half)
 
 
-def test_a_rho_budget_is_the_filter() -> None:
-    plan = plan_for(recipe("dp-agd", {"budget": {"rho": 0.01}, "delta": 1e-6}), FACTS)
-    assert isinstance(plan, AdaptivePlan)
-    assert plan.rho_total == 0.01
-
-
 @pytest.mark.parametrize(
     ("kind", "privacy", "message"),
     [

@@ -13,8 +13,9 @@ from dpsgd_cli.account.cases import FlagCase
 from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.rdp import Rdp
+from dpsgd_cli.privacy.conversions import gaussian_epsilon
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
-from dpsgd_cli.privacy.statement import Least, warnings_of
+from dpsgd_cli.privacy.statement import Least, epsilon_at_least, warnings_of
 
 CASE = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
 
@@ -98,3 +99,16 @@ def test_a_statement_that_says_little_is_called_so(
     found = warnings_of(epsilon, delta, records)
     assert len(found) == len(says)
     assert all(text.startswith(begin) for text, begin in zip(found, says, strict=True))
+
+
+@pytest.mark.parametrize("noise", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("batches", [1, 10, 1000])
+@pytest.mark.parametrize("delta", [1e-2, 1e-6])
+def test_the_lower_bound_of_shuffling_is_never_above_the_upper_one(noise: float, batches: int, delta: float) -> None:
+    assert epsilon_at_least(noise, batches, delta) <= gaussian_epsilon(1 / noise, delta) * (1 + 1e-9)
+
+
+def test_more_batches_hide_the_record_better() -> None:
+    values = [epsilon_at_least(1.0, batches, 1e-5) for batches in (1, 10, 100, 10_000)]
+    assert values == sorted(values, reverse=True)
+    assert values[-1] > 0

@@ -91,7 +91,7 @@ def test_a_released_record_leads_to_no_training_row(
 
 
 def test_what_makes_public_fields_is_given_nothing_else() -> None:
-    makers = (assemble._privacy, assemble._warnings, assemble._trials, assemble._spendings, assemble._cautions)
+    makers = (assemble._privacy, assemble._warnings, assemble._trials, assemble._spendings)
     for maker in makers:
         said = " ".join(str(one.annotation) for one in inspect.signature(maker).parameters.values())
         assert "Unreleased" not in said and "Any" not in said and "Row" not in said, maker

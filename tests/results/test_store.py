@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from dpsgd_cli.errors import DataError, RunError
-from dpsgd_cli.results import store
+from dpsgd_cli.results import files, store
 from dpsgd_cli.results.result import Result
 from tests.conftest import toy_result, write_result
 
@@ -40,7 +41,7 @@ def test_a_result_is_read_back(tmp_path: Path) -> None:
 
 def test_other_readers_of_json_are_served(tmp_path: Path) -> None:
     """JSON has no infinity: it becomes null, and nothing else changes."""
-    text = store.to_json({"epsilon": math.inf, "rho": math.nan, "rows": [(1, 2.5), "é"], "whole": 3})
+    text = files.to_json({"epsilon": math.inf, "rho": math.nan, "rows": [(1, 2.5), "é"], "whole": 3})
 
     def refuse(name: str) -> None:
         raise AssertionError(name)
@@ -55,14 +56,14 @@ def test_other_readers_of_json_are_served(tmp_path: Path) -> None:
 
 
 def test_tables_have_every_column_and_empty_cells() -> None:
-    text = store.to_csv([{"a": 1, "b": 0.1}, {"a": 2, "c": 'quoted, "so"'}, {"b": None}])
+    text = files.to_csv([{"a": 1, "b": 0.1}, {"a": 2, "c": 'quoted, "so"'}, {"b": None}])
     assert text.startswith("a,b,c\n1,0.1,\n")
     assert list(csv.DictReader(text.splitlines())) == [
         {"a": "1", "b": "0.1", "c": ""},
         {"a": "2", "b": "", "c": 'quoted, "so"'},
         {"a": "", "b": "", "c": ""},
     ]
-    assert store.to_csv([]) == "\n"
+    assert files.to_csv([]) == "\n"
 
 
 @pytest.mark.parametrize("broken", range(6))
@@ -82,12 +83,15 @@ def test_a_failure_at_any_file_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_a_disk_refuses_is_an_error_with_the_files_name(tmp_path: Path) -> None:
-    """/dev/full takes no byte: the error comes from the system, not from a patched function."""
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    with pytest.raises(OSError, match="No space left on device") as failure:
-        store._write(Path("/dev/full"), b"text")
-    assert failure.value.filename == "/dev/full"
+    """No file may grow: the error comes from the system, not from a patched function."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as failure:
+            write(tmp_path / "toy-1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (Path(str(failure.value.filename)).name, list(tmp_path.iterdir())) == ("recipe.yaml", [])
 
 
 def test_the_first_of_two_results_stays(tmp_path: Path) -> None:
@@ -123,5 +127,5 @@ def test_cells_that_a_sweep_lists_and_nobody_has_are_missing(tmp_path: Path) -> 
         (place / "done" / "result.json").write_text("{}")
         (place / "failed.failed.json").write_text("{}")
         cells = [{"directory": name} for name in ("done", "failed", "gone")]
-        (place / "a.sweep.json").write_text(store.to_json({"cells": cells}))
+        (place / "a.sweep.json").write_text(files.to_json({"cells": cells}))
     assert store.missing_cells(tmp_path) == [tmp_path / "sweeps" / "gone"]

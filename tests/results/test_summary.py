@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 from dpsgd_cli.experiment import plan_recipe
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results.summary import plan_text, result_text
+from tests.conftest import OWN, PCA, WriteRecipe
 
-WriteRecipe = Callable[..., Path]
 PRIVACY: dict[str, Any] = {
     "epsilon": 2.99999,
     "delta": 1e-5,
@@ -76,8 +75,7 @@ def test_diverged_trials_and_different_lengths() -> None:
 
 def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
     privacy = {"schedule": {"kind": "step", "initial": 8, "decay": 0.5, "period": 3}, "delta": 1e-3}
-    pca = [{"scale": {}}, {"pca": {"components": 2, "noise_multiplier": 5}}]
-    section = {"path": "tiny.npz", "bounds": [0, 1], "classes": [0, 1, 2], "preprocess": pca}
+    section = OWN | {"preprocess": PCA}
     loaded = load_recipe(str(write_recipe(data=section, privacy=privacy, epochs=7)))
     plan, outline = plan_recipe(loaded)
     assert plan is not None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,7 +17,26 @@ FAST = """\
   - {epochs: 1, repeats: 1, privacy.budget: null, privacy.delta: 1.0e-5, privacy.schedule: {kind: uniform, initial: 4}}
 """
 
+GRID = "grid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
+SECURE = ("seed=null", "privacy.noise_source=secure")
 Sweep = Callable[..., Result]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def table(out: Path) -> list[dict[str, str]]:
+    (file,) = out.glob("*.table.csv")
+    with file.open(newline="") as content:
+        return list(csv.DictReader(content))
+
+
+def result(out: Path) -> dict[str, Any]:
+    (file,) = out.glob("*.result.json")
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
 
 
 @pytest.fixture

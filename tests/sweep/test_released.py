@@ -18,22 +18,15 @@ from dpsgd_cli.main import main
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results import store
-from dpsgd_cli.sweep import choosing, released
+from dpsgd_cli.sweep import choosing
 from dpsgd_cli.sweep.running import Job
-from dpsgd_cli.sweep.session import Session
+from dpsgd_cli.sweep.session import SweepSession
 from tests.conftest import toy_result, write_result
-from tests.sweep.conftest import Sweep
+from tests.sweep import conftest
+from tests.sweep.conftest import GRID, Sweep
 
-STOPPING = (
-    "grid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
-    "select: {kind: random-stopping, law: poisson, mean: 3}\n"
-)
-SECURE = ("seed=null", "privacy.noise_source=secure", "save_model=true")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
+STOPPING = GRID + "select: {kind: random-stopping, law: poisson, mean: 3}\n"
+SECURE = (*conftest.SECURE, "save_model=true")
 
 
 def everything(out: Path) -> dict[str, str]:
@@ -75,7 +68,7 @@ def test_the_best_is_released_and_the_others_are_removed(
 ) -> None:
     draws(monkeypatch, [2, 0, 3, 0])
     runs: dict[str, Any] = {}
-    remove = released._published
+    remove = choosing._publish
 
     def watched(public: Any, private: Any, sweep: Any, cells: Any, every: Any) -> Any:
         assert stat.S_IMODE(private.path.stat().st_mode) == 0o700
@@ -86,7 +79,7 @@ def test_the_best_is_released_and_the_others_are_removed(
                 runs[f"{cell.label}/{row['trial']}"] = row["test_accuracy"], cell.settings, row["trial"], weights
         return remove(public, private, sweep, cells, every)
 
-    monkeypatch.setattr(released, "_published", watched)
+    monkeypatch.setattr(choosing, "_publish", watched)
     assert sweep(STOPPING, *SECURE).exit_code == 0
     assert len(runs) == 5
     accuracy, settings, trial, weights = max(runs.values(), key=lambda one: one[0])
@@ -183,14 +176,14 @@ def test_a_process_that_comes_second_reads_what_was_published(
     """It has opened the sweep, and finds the runs gone when it would choose."""
     draws(monkeypatch, [1, 1, 0, 0])
     assert sweep(STOPPING, *SECURE, "--dry-run").exit_code == 0
-    late = Session.open(str(out.parent / "sweep.yaml"), SECURE, out)
+    late = SweepSession.open(str(out.parent / "sweep.yaml"), SECURE, out)
     late.begin()
     assert len(late.running) == 2
     assert sweep(STOPPING, *SECURE).exit_code == 0
     told = json.loads(next(out.glob("*.result.json")).read_text())
     assert late.finish() == told
     seen = iter([None, told])  # it looks before it chooses, and again when the runs are gone
-    monkeypatch.setattr(released, "read", lambda place: next(seen))
+    monkeypatch.setattr(choosing, "published", lambda place: next(seen))
     assert late.finish() == told
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,29 +25,9 @@ from dpsgd_cli.sweep.launchers import LAUNCHERS, local
 from dpsgd_cli.sweep.rehearsal import Pace
 from dpsgd_cli.sweep.running import Job, Outcome
 from dpsgd_cli.sweep.schema import Resources
-from tests.sweep.conftest import FAST, Sweep
-
-GRID = "grid: {method.learning_rate: [1, 2], privacy.clipping.norm: [0.5, 1]}\n"
-
+from tests.sweep.conftest import FAST, GRID, Sweep, result, table
 
 DRAWN = 2  # runs that a Poisson number of mean 6 gives at seed 1
-
-
-def table(out: Path) -> list[dict[str, str]]:
-    (file,) = out.glob("*.table.csv")
-    with file.open(newline="") as content:
-        return list(csv.DictReader(content))
-
-
-def result(out: Path) -> dict[str, Any]:
-    (file,) = out.glob("*.result.json")
-    content: dict[str, Any] = json.loads(file.read_text())
-    return content
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
 
 
 def test_a_sweep_writes_every_cell_a_table_and_what_it_cost(sweep: Sweep, out: Path) -> None:
@@ -194,10 +172,6 @@ def test_status_says_what_is_done_failed_and_missing(
 ) -> None:
     break_cells(monkeypatch, 2.0)
     sweep(GRID, "--shard", "1/2")
-    from click.testing import CliRunner
-
-    from dpsgd_cli.main import main
-
     done = CliRunner().invoke(main, ["sweep", "status", str(tmp_path / "out")])
     assert "1 of 4 cells done (1 of 4 trials), 1 failed, 2 missing" in done.stdout
     assert "broken for this test" in done.stdout
@@ -244,23 +218,6 @@ def test_a_full_disk_is_told_and_nothing_half_written_stays(
     assert "No space left on device" in done.stderr and "free some space" in done.stderr
     assert "Traceback" not in done.output
     assert [path.name for path in out.iterdir() if path.is_dir() or ".failed" in path.name] == []
-
-
-def test_a_read_only_folder_is_told(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may write everywhere, so the refusal is the file system's, by its number."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    done = sweep(GRID)
-    assert (done.exit_code, "results cannot be written here (Read-only file system)" in done.stderr) == (1, True)
-
-
-def test_a_place_that_is_no_folder_is_told(sweep: Sweep, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = sweep(GRID, out="file/out")
-    assert (done.exit_code, "results cannot be written here (Not a directory)" in done.stderr) == (1, True)
 
 
 def test_two_sweeps_at_once_agree(sweep: Sweep, tmp_path: Path) -> None:
@@ -324,9 +281,9 @@ def test_counts_are_of_the_records_that_a_cell_trains_on(sweep: Sweep, out: Path
     blocks = "grid: {method.learning_rate: [1, 2]}\nselect: {kind: exponential, epsilon: 1}\n"
     assert sweep(blocks, "data.validation={records: 400, public: true}").exit_code == 0
     from dpsgd_cli.sweep.report import _records
-    from dpsgd_cli.sweep.session import Session
+    from dpsgd_cli.sweep.session import SweepSession
 
-    session = Session.open(str(out.parent / "sweep.yaml"), ["data.validation={records: 400, public: true}"], out)
+    session = SweepSession.open(str(out.parent / "sweep.yaml"), ["data.validation={records: 400, public: true}"], out)
     cell = session.cells[0]
     counts = [store.read_document(out / c.directory)["trials"][0]["nonprivate_train_accuracy"] for c in session.cells]
     assert _records(cell) == 1438 - 400
@@ -334,16 +291,7 @@ def test_counts_are_of_the_records_that_a_cell_trains_on(sweep: Sweep, out: Path
         assert accuracy * _records(cell) == pytest.approx(round(accuracy * _records(cell)), abs=1e-3)
 
 
-def test_a_sweep_over_lists_is_made_of_what_they_say(sweep: Sweep, out: Path) -> None:
-    assert sweep(f"list:\n{FAST}{FAST.replace('epochs: 1', 'epochs: 2')}").exit_code == 0
-    assert [row["epochs"] for row in table(out)] == ["1", "2"]
-
-
 def test_a_command_that_is_misspelt_is_no_sweep() -> None:
-    from click.testing import CliRunner
-
-    from dpsgd_cli.main import main
-
     result = CliRunner().invoke(main, ["sweep", "staus", "results"])
     assert result.exit_code == 2
     assert "no sweep and no command 'staus'; did you mean status?" in result.stderr

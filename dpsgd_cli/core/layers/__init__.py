@@ -1,13 +1,16 @@
 """One file per layer rule; `RULES` is the registry, asked in order, and `Fallback` takes the rest."""
 
-from dpsgd_cli.core.layers.affine import Affine, Offset
+from dpsgd_cli.core.layers.affine import Affine, Offset, Shift
 from dpsgd_cli.core.layers.base import Layer, Session
 from dpsgd_cli.core.layers.conv import Conv
 from dpsgd_cli.core.layers.embedding import Embedding
 from dpsgd_cli.core.layers.fallback import Fallback
 from dpsgd_cli.core.layers.linear import Linear
-from dpsgd_cli.core.layers.standardised import Standardised
+from dpsgd_cli.core.layers.standardised import Standardised, WeightStandardisedConv2d
 
 RULES: tuple[type[Layer], ...] = (Linear, Conv, Embedding, Affine, Standardised, Offset)
 
-__all__ = ["RULES", "Affine", "Conv", "Embedding", "Fallback", "Layer", "Linear", "Offset", "Session", "Standardised"]
+__all__ = [
+    "RULES", "Affine", "Conv", "Embedding", "Fallback", "Layer", "Linear", "Offset", "Session", "Shift", "Standardised",
+    "WeightStandardisedConv2d",
+]  # fmt: skip

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core import modules
-from dpsgd_cli.core.layers.base import Layer, Session
+from dpsgd_cli.core.layers.base import Instantiated, Session
 
 
-class Affine(Layer):
+class Affine(Instantiated):
     """Rule for LayerNorm, RMSNorm, GroupNorm and InstanceNorm without running statistics.
 
     Weight and bias are (R, *shape), where shape is the normalised trailing shape or the channels (axis 1).
@@ -53,8 +52,7 @@ class Affine(Layer):
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
         return d * self._spread(self.values["weight"], d)
 
-    def _per_example(self) -> dict[str, Tensor]:
-        """(R, B, *shape) of every parameter."""
+    def per_example(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for a, d in self.recorded():
             found["weight"] = self._reduce(a * d) + found.get("weight", 0.0)
@@ -68,21 +66,25 @@ class Affine(Layer):
             return x.reshape(x.shape[0], x.shape[1], -1, *shape).sum(dim=2)
         return x.flatten(3).sum(dim=3) if x.dim() > 3 else x
 
-    def square_norms(self) -> Tensor:
-        return torch.stack([g.flatten(2).square().sum(dim=2) for g in self._per_example().values()]).sum(dim=0)
 
-    def add_clipped_sums(self, factors: Tensor) -> None:
-        for name, g in self._per_example().items():
-            self.sums[name] += torch.bmm(factors.unsqueeze(1), g.flatten(2)).view(self.sums[name].shape)
+class Shift(nn.Module):
+    """Adds one learned tensor of `shape` to every example: y = x + value."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.randn(shape) * 0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.value
 
 
-class Offset(Layer):
-    """Rule for `modules.Shift`, as positions and class tokens are. Value (R, *shape), the shape of one example.
+class Offset(Instantiated):
+    """Rule for `Shift`, as positions and class tokens are. Value (R, *shape), the shape of one example.
 
     One example's gradient is the gradient d by its output, summed over calls.
     """
 
-    kinds = (modules.Shift,)
+    kinds = (Shift,)
     rounds = True
 
     def compute(self, a: Tensor) -> Tensor:
@@ -92,16 +94,8 @@ class Offset(Layer):
         del a
         return d
 
-    def _per_example(self) -> Tensor:
-        """(R, B, P)."""
+    def per_example(self) -> dict[str, Tensor]:
         (_, total), *others = self.recorded()
         for _, d in others:
             total = total + d
-        return total.flatten(2)
-
-    def square_norms(self) -> Tensor:
-        return self._per_example().square().sum(dim=2)
-
-    def add_clipped_sums(self, factors: Tensor) -> None:
-        total = factors.unsqueeze(1) @ self._per_example()
-        self.sums["value"] += total.view(self.sums["value"].shape)
+        return {"value": total}

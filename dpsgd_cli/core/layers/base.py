@@ -96,7 +96,7 @@ class Layer(nn.Module, ABC):
         x = self.prepare(x)
         if self.session.recording:
             return _Recorded.apply(x, self.session.anchor, self)
-        return self.fold(self.compute(self.unfold(x)))
+        return self.compute(self.unfold(x)).flatten(0, 1)
 
     def prepare(self, x: Tensor) -> Tensor:
         """Parameterless work that autograd may do itself, before the recorded part."""
@@ -108,10 +108,6 @@ class Layer(nn.Module, ABC):
         if x.shape[0] == rows:
             return x.unsqueeze(0)
         return x.reshape(trials, rows, *x.shape[1:])
-
-    @staticmethod
-    def fold(y: Tensor) -> Tensor:
-        return y.reshape(y.shape[0] * y.shape[1], *y.shape[2:])
 
     @abstractmethod
     def compute(self, a: Tensor) -> Tensor:
@@ -136,17 +132,22 @@ class Layer(nn.Module, ABC):
 
     def recorded(self) -> list[tuple[Tensor, Tensor]]:
         """(a, d) of every call that took part in the loss; B rows each, one call for each copy of the examples."""
-        pairs = zip(self.inputs, self.gradients, strict=True)
-        used = [(self.by_copy(self._exact(a)), self.by_copy(self._exact(d))) for a, d in pairs if d is not None]
-        return [pair for copies in used for pair in zip(*copies, strict=True)]
-
-    def _exact(self, x: Tensor) -> Tensor:
-        """As precise as what is computed of it, which rounded passes are not; tokens stay as they are."""
-        return x.to(self.session.exact) if x.is_floating_point() else x
+        found: list[tuple[Tensor, Tensor]] = []
+        for a, d in zip(self.inputs, self.gradients, strict=True):
+            if d is not None:
+                # as precise as what is computed of them, which rounded passes are not; tokens stay as they are
+                a = a.to(self.session.exact) if a.is_floating_point() else a
+                found += zip(self.by_copy(a), self.by_copy(d.to(self.session.exact)), strict=True)
+        return found
 
     def by_copy(self, x: Tensor) -> tuple[Tensor, ...]:
         """(R or 1, K B, ...), K copies of B examples one after the other -> K times (R or 1, B, ...)."""
         return (x,) if x.shape[1] == self.session.rows else x.split(self.session.rows, dim=1)
+
+    def add(self, name: str, factors: Tensor, gradients: Tensor) -> None:
+        """Add sum_b factors[r, b] gradients[r, b] to the sums of one parameter: gradients (R, B, *shape)."""
+        total = torch.bmm(factors.unsqueeze(1), gradients.flatten(2).to(factors.dtype))
+        self.sums[name] += total.view(self.sums[name].shape)
 
     def erase(self, bad: Tensor) -> None:
         """Zero the recorded rows of examples whose gradient is not finite; `bad` is bool (R, B)."""
@@ -154,19 +155,29 @@ class Layer(nn.Module, ABC):
             if d is None:
                 continue
             every = bad if d.shape[1] == bad.shape[1] else bad.repeat(1, d.shape[1] // bad.shape[1])
-            self.gradients[index] = d.masked_fill(_stretch(every, d), 0.0)
+            self.gradients[index] = d.masked_fill(aligned(every, d), 0.0)
             if a.is_floating_point():
                 rows = every if a.shape[0] == every.shape[0] else every.any(dim=0, keepdim=True)
                 # a shared row is bad in one trial only if its own values or that trial's weights are:
                 # zero it only where it is itself not finite
                 if a.shape[0] != every.shape[0]:
                     rows = rows & ~torch.isfinite(a.flatten(2)).all(dim=2)
-                self.inputs[index] = a.masked_fill(_stretch(rows, a), 0.0)
+                self.inputs[index] = a.masked_fill(aligned(rows, a), 0.0)
 
 
-def least_square(x: Tensor) -> float:
-    """What underflow can have hidden of a sum of squares over the last axis of `x`: one least number a term."""
-    return x.shape[-1] * torch.finfo(x.dtype).tiny
+class Instantiated(Layer):
+    """A rule for parameters so few that every example's gradient is simply computed."""
+
+    @abstractmethod
+    def per_example(self) -> dict[str, Tensor]:
+        """Each example's gradient (R, B, *shape) by every parameter, over all recorded calls."""
+
+    def square_norms(self) -> Tensor:
+        return torch.stack([g.flatten(2).square().sum(dim=2) for g in self.per_example().values()]).sum(dim=0)
+
+    def add_clipped_sums(self, factors: Tensor) -> None:
+        for name, g in self.per_example().items():
+            self.add(name, factors, g)
 
 
 def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
@@ -207,8 +218,9 @@ def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
     return (inputs * outputs).sum(dim=(-1, -2)).clamp_min_(0.0) + margin + hidden
 
 
-def _stretch(flags: Tensor, like: Tensor) -> Tensor:
-    return flags.reshape(*flags.shape, *[1] * (like.dim() - 2))
+def aligned(numbers: Tensor, like: Tensor) -> Tensor:
+    """One number an example, (R, B), as it is broadcast over `like` (R, B, ...)."""
+    return numbers.reshape(*numbers.shape, *[1] * (like.dim() - 2))
 
 
 class _Recorded(torch.autograd.Function):
@@ -221,7 +233,7 @@ class _Recorded(torch.autograd.Function):
         ctx.layer, ctx.call, ctx.shape, ctx.version = layer, len(layer.inputs), x.shape, a._version
         layer.inputs.append(a)
         layer.gradients.append(None)
-        y = layer.fold(layer.compute(a))
+        y = layer.compute(a).flatten(0, 1)
         # a view returned from a Function may not be modified in place, as nn.ReLU(inplace=True) would:
         # hand out the same storage as a tensor of its own
         if layer.session.tracing:

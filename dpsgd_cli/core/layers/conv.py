@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin
+from dpsgd_cli.core.layers.base import Layer, Session, aligned, gram_is_cheaper, gram_squares, instantiated_margin
 
 # Patches are made for a few rows at a time. A copy that stays in a core's cache is several times cheaper than one that
 # does not; a GPU wants work for all of its processors, and 256 MiB are little of its memory.
@@ -122,17 +122,13 @@ class Conv(Layer):
         d = torch.cat([g[:, start:stop].reshape(split) for _, g in calls], dim=-1)
         inputs, outputs, positions = u.shape[-2], d.shape[-2], d.shape[-1]
 
-        def gram() -> tuple[Tensor, Tensor | None]:
+        if gram_is_cheaper(positions, inputs, outputs):
             width = max(inputs, outputs)
             return gram_squares(u.transpose(-1, -2) @ u, d.transpose(-1, -2) @ d, width).sum(dim=-1), None
-
-        def instantiated() -> tuple[Tensor, Tensor | None]:
-            gradients = torch.matmul(d, u.transpose(-1, -2))
-            norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
-            norms += self._margin([(a[:, start:stop], g[:, start:stop]) for a, g in calls])
-            return norms, gradients if gradients.numel() <= u.numel() else None
-
-        return gram() if gram_is_cheaper(positions, inputs, outputs) else instantiated()
+        gradients = torch.matmul(d, u.transpose(-1, -2))
+        norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
+        norms += self._margin([(a[:, start:stop], g[:, start:stop]) for a, g in calls])
+        return norms, gradients if gradients.numel() <= u.numel() else None
 
     def erase(self, bad: Tensor) -> None:
         super().erase(bad)
@@ -143,14 +139,12 @@ class Conv(Layer):
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         if self.has_bias:
-            shifts = self._shifts(self.recorded()) if self.shifts is None else self.shifts
-            self.sums["bias"] += torch.bmm(factors.unsqueeze(1), shifts.to(factors.dtype)).squeeze(1)
+            self.add("bias", factors, self._shifts(self.recorded()) if self.shifts is None else self.shifts)
         if self.kept is not None:
-            total = torch.bmm(factors.unsqueeze(1), self.kept.flatten(2).to(factors.dtype))
-            self.sums["weight"] += total.view(self.sums["weight"].shape)
+            self.add("weight", factors, self.kept)
             return
-        weighted = [(a, d * factors.reshape(*factors.shape, *[1] * (d.dim() - 2))) for a, d in self.recorded()]
-        for a, d in weighted:
+        for a, gradient in self.recorded():
+            d = gradient * aligned(factors, gradient)
             for r in range(self.session.trials):
                 x, weight = a[min(r, a.shape[0] - 1)], self.values["weight"][r].to(d.dtype)
                 self.sums["weight"][r] += self._backward(weight, x, d[r], [False, True, False])[1]

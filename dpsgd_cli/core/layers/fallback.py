@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from dpsgd_cli.core.layers.base import Layer, Session
+from dpsgd_cli.core.layers.base import Instantiated, Session, aligned
 from dpsgd_cli.errors import ModelError
 
 
-class Fallback(Layer):
+class Fallback(Instantiated):
     """Rule for everything that has none of its own. Parameters (R, *shape) of the module and its children."""
 
     def __init__(self, source: nn.Module, session: Session) -> None:
@@ -68,25 +68,19 @@ class Fallback(Layer):
 
         return torch.stack(self._each(pull, a, d))
 
-    def square_norms(self) -> Tensor:
+    def per_example(self) -> dict[str, Tensor]:
         def pull(values: dict[str, Tensor], x: Tensor, g: Tensor) -> dict[str, Tensor]:
             return vjp(lambda v: self._one(v, x), values)[1](g)[0]
 
-        calls = [self._each(pull, a, d) for a, d in self.recorded()]
-        self.found = {
-            name: torch.stack([torch.stack([own[name] for own in call]) for call in calls]).sum(dim=0)
-            for name in self.names
-        }
-        return torch.stack([g.flatten(2).square().sum(dim=2) for g in self.found.values()]).sum(dim=0)
+        if not self.found:
+            calls = [self._each(pull, a, d) for a, d in self.recorded()]
+            self.found = {
+                name: torch.stack([torch.stack([own[name] for own in call]) for call in calls]).sum(dim=0)
+                for name in self.names
+            }
+        return self.found
 
     def erase(self, bad: Tensor) -> None:
         super().erase(bad)
         for name, g in self.found.items():
-            self.found[name] = g.masked_fill(bad.reshape(*bad.shape, *[1] * (g.dim() - 2)), 0.0)
-
-    def add_clipped_sums(self, factors: Tensor) -> None:
-        if not self.found:
-            self.square_norms()
-        for name, g in self.found.items():
-            total = torch.bmm(factors.unsqueeze(1), g.flatten(2).to(factors.dtype))
-            self.sums[name] += total.view(self.sums[name].shape)
+            self.found[name] = g.masked_fill(aligned(bad, g), 0.0)

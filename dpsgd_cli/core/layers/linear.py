@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin, least_square
+from dpsgd_cli.core.layers.base import Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin
 
 # A CPU multiplies matrices of few columns and not too many terms faster when they are transposed (`_product`).
 _LONG, _SHALLOW = 16, 64
@@ -57,17 +57,13 @@ class Linear(Layer):
         a, d = self._sequence(pairs)
         positions, inputs = a.shape[-2:]
 
-        def gram() -> Tensor:
+        if gram_is_cheaper(positions, inputs, self.outputs):
             products = torch.matmul(a, a.transpose(-1, -2)) + float(self.has_bias)
             return gram_squares(products, torch.matmul(d, d.transpose(-1, -2)), max(inputs + 1, self.outputs))
-
-        def instantiated() -> Tensor:
-            norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
-            norms = norms + _square(d.sum(dim=-2)) if self.has_bias else norms
-            ones = positions * float(self.has_bias)
-            return norms + instantiated_margin(a.square().sum(dim=(-1, -2)) + ones, d.square().sum(dim=(-1, -2)))
-
-        return gram() if gram_is_cheaper(positions, inputs, self.outputs) else instantiated()
+        norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
+        norms = norms + _square(d.sum(dim=-2)) if self.has_bias else norms
+        ones = positions * float(self.has_bias)
+        return norms + instantiated_margin(a.square().sum(dim=(-1, -2)) + ones, d.square().sum(dim=(-1, -2)))
 
     def _sequence(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """All calls side by side as (R or 1, B, T, I) and (R, B, T, O): the same weights saw them all."""
@@ -82,16 +78,12 @@ class Linear(Layer):
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         for a, d in self.recorded():
-            if d.dim() == 3:
-                self._add_rows(a, d, factors)
-            else:
-                between = d.shape[2:-1].numel()
-                flat = d.reshape(d.shape[0], -1, self.outputs)
-                self._add_rows(a.reshape(a.shape[0], -1, a.shape[-1]), flat, factors.repeat_interleave(between, dim=1))
+            between = d.shape[2:-1].numel()
+            rows = factors if between == 1 else factors.repeat_interleave(between, dim=1)
+            self._add_rows(a.flatten(1, -2), d.flatten(1, -2), rows)
 
     def _add_rows(self, a: Tensor, d: Tensor, factors: Tensor) -> None:
-        shared = a.shape[0] == 1 and self.session.trials > 1
-        if shared:
+        if a.shape[0] == 1 and self.session.trials > 1:
             scaled = (d * factors.unsqueeze(-1)).transpose(1, 2)
             product = scaled.reshape(-1, a.shape[1]) @ a[0]
             self.sums["weight"] += product.view(self.session.trials, self.outputs, -1)
@@ -131,4 +123,5 @@ def _square(x: Tensor) -> Tensor:
         squares = x.square() @ x.new_ones(x.shape[-1])
     else:
         squares = torch.linalg.vector_norm(x, dim=-1).square_()
-    return squares.add_(least_square(x))
+    # one least number a term is what underflow can have hidden
+    return squares.add_(x.shape[-1] * torch.finfo(x.dtype).tiny)

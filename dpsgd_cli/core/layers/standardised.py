@@ -27,7 +27,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core import modules
 from dpsgd_cli.core.layers.base import Layer, Session
 from dpsgd_cli.core.layers.conv import Conv
 
@@ -35,20 +34,50 @@ from dpsgd_cli.core.layers.conv import Conv
 _LEAST_GAIN = 1e-4
 
 
+def centred(weight: Tensor, axes: int) -> Tensor:
+    """`weight` less its mean over the last `axes` axes."""
+    over = tuple(range(-axes, 0))
+    return weight - weight.mean(dim=over, keepdim=True)
+
+
+class WeightStandardisedConv2d(nn.Conv2d):
+    """A convolution whose filters have mean 0 and L2 norm `gain`, whatever the stored weights are.
+
+    Filter o is gain_o * (W_o - mean W_o) / sqrt(max(K var W_o, floor)), K being the numbers in a filter (Qiao et al.
+    2019, "Micro-batch training with batch-channel normalization and weight standardization"; with gain and floor as
+    in De et al. 2022). Weights are (O, C, *kernel), gain and bias (O,). Gains start at 1, biases at 0.
+    """
+
+    floor = 1e-4
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> None:
+        super().__init__(inputs, outputs, kernel, stride, padding)
+        self.gain = nn.Parameter(torch.ones(outputs))
+        nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
+        assert self.bias is not None
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        centre = centred(self.weight, 3)
+        squares = centre.square().sum(dim=(1, 2, 3), keepdim=True)
+        weight = centre * squares.clamp_min(self.floor).rsqrt() * self.gain.view(-1, 1, 1, 1)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
 class Standardised(Layer):
-    """Rule for `modules.WeightStandardisedConv2d`. Weight (R, O, C, *kernel), bias and gain (R, O).
+    """Rule for `WeightStandardisedConv2d`. Weight (R, O, C, *kernel), bias and gain (R, O).
 
     Guarantee: norms are no less than the true ones. Subtracted terms leave rounding errors of the size of what they
     were subtracted from, at most (sum_l |d_l| |u_l|)^2 over positions l with patches u_l, of which 16 machine epsilons
     are added. Filters with a gain below 1e-4 count as if it were 1e-4.
     """
 
-    kinds = (modules.WeightStandardisedConv2d,)
+    kinds = (WeightStandardisedConv2d,)
     rounds = True
 
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)
-        assert isinstance(source, modules.WeightStandardisedConv2d)
+        assert isinstance(source, WeightStandardisedConv2d)
         # in a list: it is no clipping group of its own
         self.plain = [Conv(_plain(source), session)]
         self.box = (source.stride, source.padding, source.dilation)
@@ -78,7 +107,7 @@ class Standardised(Layer):
 
     def _filters(self) -> tuple[Tensor, Tensor, Tensor]:
         """s c (R, O, K), s (R, O) and q (R, O), bool, of the weights as they are."""
-        centre = modules.centred(self.exact["weight"].flatten(2), 1)
+        centre = centred(self.exact["weight"].flatten(2), 1)
         squares = centre.square().sum(dim=2)
         scale = squares.clamp_min(self.floor).rsqrt()
         return centre * scale.unsqueeze(-1), scale, squares > self.floor
@@ -165,14 +194,14 @@ class Standardised(Layer):
         strength = self._strengths(scale)
         sums = total.flatten(2) / strength.unsqueeze(-1)
         gains = (sums * filters).sum(dim=2)
-        part = modules.centred(sums, 1) - (above * gains).unsqueeze(-1) * filters
+        part = centred(sums, 1) - (above * gains).unsqueeze(-1) * filters
         part *= (self.exact["gain"] * scale).unsqueeze(-1)
         self.sums["weight"] += part.view_as(total)
         if self.kept is None:
             self.square_norms()
         assert self.kept is not None
         for name, each in zip(("gain", "bias"), self.kept, strict=True):
-            self.sums[name] += torch.bmm(factors.unsqueeze(1), each.to(factors.dtype)).squeeze(1)
+            self.add(name, factors, each)
 
     def erase(self, bad: Tensor) -> None:
         self.plain[0].erase(bad)
@@ -182,7 +211,7 @@ class Standardised(Layer):
             super().erase(bad)
 
 
-def _plain(source: modules.WeightStandardisedConv2d) -> nn.Conv2d:
+def _plain(source: WeightStandardisedConv2d) -> nn.Conv2d:
     """A convolution of the same shape without bias; it holds no weights."""
     sizes = (source.in_channels, source.out_channels, source.kernel_size)
     moves = (source.stride, source.padding, source.dilation)

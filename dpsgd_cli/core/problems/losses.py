@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class MarginLoss(ABC):
-    """phi(t) with its derivatives (their bounds: `privacy/lipschitz.py`). `residual`: t is w.x - y, not y w.x."""
+    """phi(t) with its derivatives (their bounds: `privacy/convex.py`). `residual`: t is w.x - y, not y w.x."""
 
     name: str
     residual: bool = False

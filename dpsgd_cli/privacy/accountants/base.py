@@ -13,8 +13,8 @@ from typing import ClassVar, Literal
 
 from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated, merge
-from dpsgd_cli.privacy.search import smallest
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
+from dpsgd_cli.search import ExactSum, smallest
 
 Bound = Literal["upper", "estimate"]
 
@@ -91,6 +91,69 @@ ONLY_ZCDP = (
 )
 
 
+class WithoutLeaks(Accountant):
+    """An accountant of releases that leak nothing: what (epsilon, delta)-DP ones leak is taken off delta beforehand.
+
+    Guarantee: see `without_leaks`. A leak of delta or more leaves no finite epsilon.
+    """
+
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        self.check(releases)
+        kept, leak = without_leaks(releases)
+        return self._epsilon(kept, delta - leak) if leak < delta else math.inf
+
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        self.check(releases)
+        kept, leak = without_leaks(releases)
+        return min(1.0, leak + self._delta(kept, epsilon)) if kept else 0.0
+
+    @abstractmethod
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        """`epsilon` of releases that were all used, and leak nothing."""
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        """`delta` of the same, and of one at least; for formulas that give epsilon only."""
+        return smallest_delta(lambda delta: self._epsilon(kept, delta), epsilon)
+
+
+class Additive(WithoutLeaks):
+    """An accountant to whom each release is a number, and all of them the sum of those."""
+
+    @abstractmethod
+    def cost(self, mechanism: Mechanism) -> float:
+        """What one use adds; inf where it has no bound."""
+
+    @abstractmethod
+    def epsilon_of(self, total: float, delta: float) -> float:
+        """Epsilon at `delta` of whatever adds up to `total`."""
+
+    @abstractmethod
+    def delta_of(self, total: float, epsilon: float) -> float:
+        """Delta at `epsilon` of the same."""
+
+    def total(self, releases: Sequence[Release]) -> float:
+        """What releases that were checked add up to."""
+        return math.fsum(r.count * self.cost(r.mechanism) for r in releases if r.count)
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        return self.epsilon_of(self.total(kept), delta)
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        return self.delta_of(self.total(kept), epsilon)
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        flat = [release for releases in epochs for release in releases]
+        self.check(flat)
+        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
+            return super().curve(epochs, delta)
+        spent, result = ExactSum(), []
+        for releases in epochs:
+            for release in releases:
+                spent.add(release.count * self.cost(release.mechanism) if release.count else 0.0)
+            result.append(self.epsilon_of(spent.total(), delta))
+        return result
+
+
 def number(accountant: Accountant, ask: Callable[[], float]) -> float:
     """What `ask` answers for `accountant`, if that is a number.
 
@@ -132,7 +195,7 @@ def unsound_sampling(mechanism: GaussianSum) -> str | None:
 
 
 def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
-    """Replace every (epsilon, delta)-DP release by the pure part of it, and bound the rest.
+    """Replace every (epsilon, delta)-DP release by the pure part of it, and bound the rest. What was not used goes.
 
     Returns the releases and the probability `leak` such that a guarantee (epsilon, delta) of what is returned is
     (epsilon, delta + leak) of what was given. Source: Kairouz, Oh and Viswanath 2017 (an (epsilon, delta)-DP
@@ -142,6 +205,8 @@ def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
     log_safe = 0.0
     for release in releases:
         mechanism = release.mechanism
+        if not release.count:
+            continue
         if isinstance(mechanism, ApproximateDP):
             log_safe += release.count * math.log1p(-mechanism.delta)
             kept.append(Release(PureDP(mechanism.epsilon, mechanism.adjacency, "pure", mechanism.label), release.count))

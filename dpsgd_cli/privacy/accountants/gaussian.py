@@ -9,10 +9,8 @@ import math
 from collections.abc import Sequence
 
 from dpsgd_cli.privacy import conversions
-from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
-from dpsgd_cli.privacy.exact_sum import ExactSum
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
-from dpsgd_cli.privacy.normal import normal_quantile
+from dpsgd_cli.privacy.accountants.base import Additive, unsound_sampling
+from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, PureDP, Release
 
 
 def mechanism_mu(mechanism: Mechanism) -> float:
@@ -27,12 +25,14 @@ def mechanism_mu(mechanism: Mechanism) -> float:
     if isinstance(mechanism, PureDP):
         if mechanism.epsilon == 0:
             return 0.0
+        from statistics import NormalDist  # takes longer to load than most queries to answer
+
         tail = 1 / (1 + math.exp(mechanism.epsilon)) if mechanism.epsilon < 700 else 0.0
-        return -2 * normal_quantile(tail) if tail > 0 else math.inf
+        return -2 * NormalDist().inv_cdf(tail) if tail > 0 else math.inf
     return math.inf
 
 
-class Gaussian(Accountant):
+class Gaussian(Additive):
     """mu^2 adds up; epsilon and delta follow from Phi.
 
     Guarantee: equality for Gaussians, an upper bound where pure releases take part. Holds for noise multipliers that
@@ -52,30 +52,18 @@ class Gaussian(Accountant):
             )
         return unsound_sampling(mechanism)
 
-    def mu(self, releases: Sequence[Release]) -> float:
-        """The Gaussian-DP parameter of all releases together."""
-        return math.sqrt(math.fsum(r.count * mechanism_mu(r.mechanism) ** 2 for r in releases if r.count))
+    def cost(self, mechanism: Mechanism) -> float:
+        return mechanism_mu(mechanism) ** 2
 
-    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
-        if leak >= delta:
-            return math.inf
-        return conversions.gaussian_epsilon(self.mu(kept), delta - leak)
+    def epsilon_of(self, total: float, delta: float) -> float:
+        return conversions.gaussian_epsilon(math.sqrt(total), delta)
 
-    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
-        flat = [release for releases in epochs for release in releases]
-        self.check(flat)
-        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
-            return super().curve(epochs, delta)
-        spent, result = ExactSum(), []
-        for releases in epochs:
-            for release in releases:
-                spent.add(release.count * mechanism_mu(release.mechanism) ** 2 if release.count else 0.0)
-            result.append(conversions.gaussian_epsilon(math.sqrt(spent.total()), delta))
-        return result
+    def delta_of(self, total: float, epsilon: float) -> float:
+        return conversions.gaussian_delta(math.sqrt(total), epsilon)
 
-    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
-        return min(1.0, leak + conversions.gaussian_delta(self.mu(kept), epsilon))
+
+def total_mu_squared(releases: Sequence[Release]) -> float:
+    """mu^2 of all releases together; UnsupportedMechanism for sampled batches."""
+    gaussian = Gaussian()
+    gaussian.check(releases)
+    return gaussian.total(releases)

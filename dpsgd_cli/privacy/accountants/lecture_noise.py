@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.privacy.accountants.base import Accountant, smallest_delta, unsound_sampling
+from dpsgd_cli.privacy.accountants.base import WithoutLeaks, smallest_delta, unsound_sampling
+from dpsgd_cli.privacy.accountants.composition import amplified
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release
-from dpsgd_cli.privacy.single_use import amplified
 
 
-class LectureNoise(Accountant):
+class LectureNoise(WithoutLeaks):
     """T uses of Gaussians: the least noise multiplier z and the largest sampling rate q among them stand for all."""
 
     batching = "full"
@@ -33,13 +32,10 @@ class LectureNoise(Accountant):
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
         """Epsilon by the lecture's formula; its region is checked by the caller."""
 
-    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        self.check(releases)
-        used = [(r.count, m) for r in releases if r.count and isinstance(m := r.mechanism, GaussianSum)]
-        if not used:
-            return 0.0
-        noise = min(mechanism.noise_multiplier for _, mechanism in used)
-        rate = max(mechanism.sampling_rate for _, mechanism in used)
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        used = [(r.count, m) for r in kept if isinstance(m := r.mechanism, GaussianSum)]
+        noise = min((mechanism.noise_multiplier for _, mechanism in used), default=math.inf)
+        rate = max((mechanism.sampling_rate for _, mechanism in used), default=0.0)
         if rate == 0:
             return 0.0
         epsilon = self.stated(sum(n for n, _ in used), noise, rate, delta) if noise > 0 else math.inf
@@ -50,13 +46,10 @@ class LectureNoise(Accountant):
             )
         return epsilon
 
-    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        self.check(releases)
-        if not any(r.count for r in releases):
-            return 0.0
-        return smallest_delta(lambda delta: self.epsilon(releases, delta), epsilon, self.largest_delta(releases))
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        return smallest_delta(lambda delta: self._epsilon(kept, delta), epsilon, self.largest_delta(kept))
 
-    def largest_delta(self, releases: Sequence[Release]) -> float:
+    def largest_delta(self, kept: list[Release]) -> float:
         """Below which delta the formula is stated at all."""
         return 1.0
 
@@ -86,9 +79,9 @@ class Lemma155(LectureNoise):
     note = "Lecture 15, for epsilon < 1"
     batching = "fixed"
 
-    def largest_delta(self, releases: Sequence[Release]) -> float:
-        rates = [r.mechanism.sampling_rate for r in releases if r.count and isinstance(r.mechanism, GaussianSum)]
-        return 2 * sum(r.count for r in releases) * max(rates, default=0.0) or 1.0
+    def largest_delta(self, kept: list[Release]) -> float:
+        rates = [r.mechanism.sampling_rate for r in kept if isinstance(r.mechanism, GaussianSum)]
+        return 2 * sum(r.count for r in kept) * max(rates, default=0.0) or 1.0
 
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
         before = delta / (2 * steps * sampling_rate)

@@ -1,7 +1,8 @@
 """Privacy-loss distributions: the tightest bound for Poisson-sampled Gaussians and whatever is composed with them.
 
-Not for fixed-size batches, for which no dominating pair is built in. Discretisation and composition are in
-`privacy/loss_*.py`; here they are put together, in both directions of the adjacency. SciPy loads on the first query.
+Not for fixed-size batches, for which no dominating pair is built in. Discretisation is in `dominating_pairs.py`,
+composition in `loss_composition.py`; here they are put together, in both directions of the adjacency. SciPy loads on
+the first query.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, P
 from dpsgd_cli.recipe.batching import Adjacency
 
 if TYPE_CHECKING:
-    from dpsgd_cli.privacy.loss_composition import Aim, Composer
+    from dpsgd_cli.privacy.loss_composition import Composer
 
 _RELATIVE_WIDTH = 0.02
 """Cell width over the standard deviation of an average step: inflates the total's by about width^2/12, 3e-5 of it."""
@@ -88,7 +89,7 @@ class Pld(Accountant):
 
         self.check([release for releases in epochs for release in releases])
         rows = [_exact_gaussians(releases) for releases in epochs]
-        if any(row is None for row in rows) or not any(_needs_sampling(row or []) for row in rows):
+        if any(row is None for row in rows) or not any(_samples(row or []) for row in rows):
             return super().curve(epochs, delta)
         total = merge([release for row in rows for release in row or []])
         columns = {release.mechanism: i for i, release in enumerate(total)}
@@ -146,21 +147,25 @@ def _largest_loss(kept: Sequence[Release]) -> float:
     return sum(r.count * r.mechanism.epsilon for r in kept if isinstance(r.mechanism, PureDP))
 
 
-def _needs_sampling(releases: Sequence[Release]) -> bool:
+def _samples(releases: Sequence[Release]) -> bool:
     return any(isinstance(r.mechanism, GaussianSum) and r.mechanism.batching == "poisson" for r in releases)
+
+
+@dataclasses.dataclass(frozen=True)
+class Aim:
+    """The exponential tilt (>= 0, per unit of loss) and the log of the delta where answers shall be sharp."""
+
+    tilt: float
+    log_delta: float
 
 
 def _aim_at_delta(releases: Sequence[Release], delta: float) -> Aim:
     """Tilt by the best Renyi order (an order of alpha weighs losses by e^((alpha - 1) loss))."""
-    from dpsgd_cli.privacy.loss_composition import Aim
-
     return Aim(Rdp().best_order_for_delta(releases, delta) - 1, math.log(delta))
 
 
 def _aim_at_epsilon(releases: Sequence[Release], epsilon: float) -> Aim:
     """The same, some way below the delta that Renyi orders prove."""
-    from dpsgd_cli.privacy.loss_composition import Aim
-
     rdp = Rdp()
     proved = rdp.delta(releases, epsilon)
     log_delta = math.log(max(proved, 1e-200)) - _BELOW
@@ -179,11 +184,12 @@ def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False)
     if not variance < _MOST_VARIANCE:
         raise FailedAccountant(f"{Pld.name}: a loss of variance {variance:.2g} is too large to discretise; use rdp")
     width = min(max(math.sqrt(variance / float(counts.sum())) * _RELATIVE_WIDTH, _LEAST_WIDTH), _GREATEST_WIDTH)
-    directions = ("remove", "add") if _needs_sampling(releases) else ("remove",)
+    directions = ("remove", "add") if _samples(releases) else ("remove",)
     while True:
         pairs = [discretise(release.mechanism, width) for release in releases]
         composers = [
-            Composer([getattr(pair, side) for pair in pairs], width, counts, aim, shorter_too) for side in directions
+            Composer([getattr(pair, side) for pair in pairs], width, counts, aim.tilt, aim.log_delta, shorter_too)
+            for side in directions
         ]
         excess = max(composer.size for composer in composers) / _MOST_CELLS
         if excess <= 1:

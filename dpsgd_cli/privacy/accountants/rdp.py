@@ -1,4 +1,4 @@
-"""Renyi DP over all useful orders, with the improved conversion. Full, shuffled, Poisson and fixed-size batches.
+"""Renyi DP over all useful orders, with the improved conversion; and as published: Markov's, and integer moments.
 
 Not for privacy-loss distributions, which are tighter and slower (`pld.py`). The order is found by a search that uses
 the fact that the set of orders proving a given epsilon is an interval; every order is a valid bound by itself.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.privacy import conversions, renyi
-from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
+from dpsgd_cli.privacy.accountants.base import WithoutLeaks, unsound_sampling, without_leaks
 from dpsgd_cli.privacy.mechanism import (
     ApproximateDP,
     GaussianSum,
@@ -37,9 +37,10 @@ _ONE_START = (16.0,)
 _MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
 """Where a divergence is the least of several bounds, the best order need not be the only local one."""
 _ARRAYS_FROM = 8
+_MOMENTS = range(1, 33)
 
 
-class Rdp(Accountant):
+class Rdp(WithoutLeaks):
     """Sum of Renyi divergences order by order, then the best order."""
 
     by_divergence = True
@@ -52,24 +53,15 @@ class Rdp(Accountant):
     def refusal(self, mechanism: Mechanism) -> str | None:
         return unsound_sampling(mechanism) if isinstance(mechanism, GaussianSum) else None
 
-    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
-        if leak >= delta:
-            return math.inf
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
         profile = Profile(kept)
-        return self._best_epsilon(profile.total, delta - leak, profile.starts) if profile.mechanisms else 0.0
+        return self._best_epsilon(profile.total, delta, profile.starts) if kept else 0.0
 
-    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
         profile = Profile(kept)
-        if not profile.mechanisms:
-            return leak
-        log_delta = self._least(lambda order: self._log_delta_at(order, profile.total(order), epsilon), profile.starts)
-        smallest = self.orders[0]
-        by_kl = math.sqrt(-math.expm1(-profile.total(smallest)))
-        return min(1.0, leak + min(by_kl, math.exp(min(log_delta, 0.0))))
+        log_delta = self._least(lambda order: self.log_delta_at(order, profile.total(order), epsilon), profile.starts)
+        by_kl = math.sqrt(-math.expm1(-profile.total(self.orders[0])))
+        return min(by_kl, math.exp(min(log_delta, 0.0)))
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         import numpy as np
@@ -103,24 +95,21 @@ class Rdp(Accountant):
     def best_order_for_delta(self, releases: Sequence[Release], delta: float) -> float:
         """The order at which epsilon at `delta` is least (leaks left out)."""
         profile = Profile(without_leaks(releases)[0])
-        return self._argmin(lambda order: self._epsilon_at(order, profile.total(order), delta))
+        return self._argmin(lambda order: self.epsilon_at(order, profile.total(order), delta))
 
     def best_order_for_epsilon(self, releases: Sequence[Release], epsilon: float) -> float:
         """The order at which delta at `epsilon` is least (leaks left out)."""
         profile = Profile(without_leaks(releases)[0])
-        return self._argmin(lambda order: self._log_delta_at(order, profile.total(order), epsilon))
+        return self._argmin(lambda order: self.log_delta_at(order, profile.total(order), epsilon))
 
     def _best_epsilon(self, total: Callable[[float], float], delta: float, starts: Sequence[float]) -> float:
         # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
         if -math.expm1(-total(self.orders[0])) <= delta * delta:
             return 0.0
-        return max(0.0, self._least(lambda order: self._epsilon_at(order, total(order), delta), starts))
+        return max(0.0, self._least(lambda order: self.epsilon_at(order, total(order), delta), starts))
 
-    def _epsilon_at(self, order: float, divergence: float, delta: float) -> float:
-        return conversions.renyi_epsilon(order, divergence, delta)
-
-    def _log_delta_at(self, order: float, divergence: float, epsilon: float) -> float:
-        return conversions.renyi_log_delta(order, divergence, epsilon)
+    epsilon_at = staticmethod(conversions.renyi_epsilon)
+    log_delta_at = staticmethod(conversions.renyi_log_delta)
 
     def _least(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
         return objective(self._argmin(objective, starts))
@@ -156,11 +145,49 @@ class MarkovRdp(Rdp):
     name = "rdp-markov"
     note = "Markov conversion, fractional orders"
 
-    def _epsilon_at(self, order: float, divergence: float, delta: float) -> float:
+    @staticmethod
+    def epsilon_at(order: float, divergence: float, delta: float) -> float:
         return divergence - math.log(delta) / (order - 1)
 
-    def _log_delta_at(self, order: float, divergence: float, epsilon: float) -> float:
+    @staticmethod
+    def log_delta_at(order: float, divergence: float, epsilon: float) -> float:
         return (order - 1) * (divergence - epsilon)
+
+
+class Moments(WithoutLeaks):
+    """The moments accountant as published, for Poisson and full batches: not the best use of the same moments.
+
+    epsilon = min over lambda of (alpha(lambda) + log(1/delta)) / lambda, lambda = 1, ..., 32.
+
+    alpha(lambda) = lambda D_{lambda+1} is the log moment of the privacy loss, the larger of both directions, and
+    adds up.
+    Source: Abadi et al. 2016, Theorem 2; the direction by Mironov, Talwar and Zhang 2019, Theorem 5.
+    """
+
+    name = "moments"
+    note = "integer moments to 32, Markov conversion"
+
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        if not isinstance(mechanism, GaussianSum):
+            return None
+        if mechanism.batching == "shuffle":
+            return (
+                "shuffled batches: its moments are those of Poisson sampling, and shuffling is not Poisson sampling"
+                " (its epsilon can be several times larger: Chua et al. 2024); use zcdp, gaussian, rdp or pld, which"
+                " charge an epoch as one Gaussian"
+            )
+        if mechanism.batching == "fixed":
+            return "batches of fixed size: its moments are those of independent sampling; use rdp"
+        return unsound_sampling(mechanism)
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        profile, log_budget = Profile(kept), math.log(1 / delta)
+        return min(profile.total(moment + 1.0) + log_budget / moment for moment in _MOMENTS) if kept else 0.0
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        profile = Profile(kept)
+        best = min(moment * (profile.total(moment + 1.0) - epsilon) for moment in _MOMENTS)
+        return math.exp(min(best, 0.0))
 
 
 def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, int]:

@@ -2,6 +2,10 @@
 
 Not for sampled batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2). `zcdp` states epsilon by the
 published conversion of Bun and Steinke, `zcdp-tight` by the best Renyi order; both are theorems.
+
+zCDP(RS) is Yu et al.'s closed-form ESTIMATE for Poisson batches, inside the region where they conjecture it. The bound
+alpha q^2 / z^2 on the Renyi divergence is a conjecture that is false in places (`python -m benchmarks.sampled_bound`
+shows where), so `zcdp-rs` guarantees nothing. For a guarantee, use `rdp` or `pld`.
 """
 
 from __future__ import annotations
@@ -10,9 +14,8 @@ import math
 from collections.abc import Sequence
 
 from dpsgd_cli.privacy import conversions
-from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling, without_leaks
-from dpsgd_cli.privacy.exact_sum import ExactSum
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
+from dpsgd_cli.privacy.accountants.base import Additive, WithoutLeaks, unsound_sampling
+from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
 
 
 def mechanism_rho(mechanism: Mechanism) -> float:
@@ -42,11 +45,19 @@ def total_rho(releases: Sequence[Release]) -> float:
     (Feldman and Zrnic 2021, Theorem 4.3); the sum that one run came to is not. Raises UnsupportedMechanism for what
     `Zcdp` refuses and for (epsilon, delta)-DP releases, which have no rho.
     """
-    Zcdp().check(releases)
-    return math.fsum(r.count * mechanism_rho(r.mechanism) for r in releases if r.count)
+    zcdp = Zcdp()
+    zcdp.check(releases)
+    return zcdp.total(releases)
 
 
-class Zcdp(Accountant):
+def rho_of(releases: Sequence[Release]) -> float | None:
+    """`total_rho`, inf where nothing bounds it; None where there is no such thing (sampled batches)."""
+    if any(Zcdp().refusal(release.mechanism) for release in releases):
+        return None
+    return total_rho(releases)
+
+
+class Zcdp(Additive):
     """rho + 2 sqrt(rho log(1/delta))."""
 
     by_divergence = True
@@ -63,40 +74,14 @@ class Zcdp(Accountant):
             )
         return unsound_sampling(mechanism)
 
-    def rho(self, releases: Sequence[Release]) -> float:
-        """`total_rho`, for callers that hold the accountant."""
-        return total_rho(releases)
+    def cost(self, mechanism: Mechanism) -> float:
+        return mechanism_rho(mechanism)
 
-    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
-        if leak >= delta:
-            return math.inf
-        return self.epsilon_of_rho(total_rho(kept), delta - leak)
+    def epsilon_of(self, total: float, delta: float) -> float:
+        return conversions.bun_steinke_epsilon(total, delta)
 
-    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
-        flat = [release for releases in epochs for release in releases]
-        self.check(flat)
-        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
-            return super().curve(epochs, delta)
-        spent, result = ExactSum(), []
-        for releases in epochs:
-            for release in releases:
-                spent.add(release.count * mechanism_rho(release.mechanism) if release.count else 0.0)
-            result.append(self.epsilon_of_rho(spent.total(), delta))
-        return result
-
-    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        self.check(releases)
-        kept, leak = without_leaks(releases)
-        return min(1.0, leak + self._delta(total_rho(kept), epsilon))
-
-    def epsilon_of_rho(self, rho: float, delta: float) -> float:
-        """Epsilon at `delta` of whatever is rho-zCDP."""
-        return conversions.bun_steinke_epsilon(rho, delta)
-
-    def _delta(self, rho: float, epsilon: float) -> float:
-        return conversions.bun_steinke_delta(rho, epsilon)
+    def delta_of(self, total: float, epsilon: float) -> float:
+        return conversions.bun_steinke_delta(total, epsilon)
 
 
 class TightZcdp(Zcdp):
@@ -105,8 +90,77 @@ class TightZcdp(Zcdp):
     name = "zcdp-tight"
     note = "best Renyi order"
 
-    def epsilon_of_rho(self, rho: float, delta: float) -> float:
-        return conversions.tight_zcdp_epsilon(rho, delta)
+    def epsilon_of(self, total: float, delta: float) -> float:
+        return conversions.tight_zcdp_epsilon(total, delta)
 
-    def _delta(self, rho: float, epsilon: float) -> float:
-        return conversions.tight_zcdp_delta(rho, epsilon)
+    def delta_of(self, total: float, epsilon: float) -> float:
+        return conversions.tight_zcdp_delta(total, epsilon)
+
+
+def sampled_rho(mechanism: Mechanism) -> float:
+    """P(q, z) = q^2 / z^2 of a Poisson batch (Yu et al. 2019, section IV-B2); `mechanism_rho` of all others."""
+    if isinstance(mechanism, GaussianSum) and mechanism.batching == "poisson" and mechanism.sampling_rate < 1:
+        return (mechanism.sampling_rate / mechanism.noise_multiplier) ** 2 if mechanism.sampling_rate else 0.0
+    return mechanism_rho(mechanism)
+
+
+def largest_order(mechanism: Mechanism) -> float:
+    """U_alpha(q, z) = z^2 log(1 / (q z)) + 1, the largest Renyi order covered; inf for what is not sampled."""
+    if not isinstance(mechanism, GaussianSum) or mechanism.batching != "poisson" or mechanism.sampling_rate in (0, 1):
+        return math.inf
+    return mechanism.noise_multiplier**2 * math.log(1 / (mechanism.sampling_rate * mechanism.noise_multiplier)) + 1
+
+
+class ZcdpRs(WithoutLeaks):
+    """Theorem 3: rho_hat = sum P_i for orders up to the smallest U_alpha, and the best of these orders."""
+
+    name = "zcdp-rs"
+    bound = "estimate"
+    note = "conjectured divergence bound q^2/z^2"
+
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        if not isinstance(mechanism, GaussianSum):
+            return None
+        rate, noise = mechanism.sampling_rate, mechanism.noise_multiplier
+        if mechanism.batching == "shuffle":
+            return (
+                "shuffled batches: its estimate is for Poisson sampling, and shuffling is not Poisson sampling (its"
+                " epsilon can be several times larger: Chua et al. 2024); use zcdp, which charges an epoch as one"
+                " Gaussian"
+            )
+        if mechanism.batching == "fixed":
+            return "batches of fixed size: its estimate is for independent sampling; use rdp"
+        if mechanism.batching == "poisson" and 0 < rate < 1:
+            if noise < 1:
+                return f"noise multiplier {noise:g}: the estimate is only stated from 1 on; use rdp or pld"
+            if rate > 1 / (16 * noise):
+                return (
+                    f"sampling rate {rate:g} at noise multiplier {noise:g}: the estimate is only stated for rates up to"
+                    f" 1 / (16 * noise multiplier) = {1 / (16 * noise):.4g}; use rdp or pld"
+                )
+        return unsound_sampling(mechanism)
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        rho, order = _rho_and_order(kept)
+        if rho == 0:
+            return 0.0
+        # Yu et al. 2019, Theorem 3: the unconstrained best order 1 + sqrt(log(1/delta) / rho) may lie beyond.
+        if delta >= math.exp(-rho * (order - 1) ** 2):
+            return conversions.bun_steinke_epsilon(rho, delta)
+        return rho * order - math.log(delta) / (order - 1)
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        rho, order = _rho_and_order(kept)
+        if rho == 0:
+            return 0.0
+        if epsilon <= rho:
+            return 1.0
+        if (epsilon + rho) / (2 * rho) <= order:
+            return conversions.bun_steinke_delta(rho, epsilon)
+        return math.exp(min(0.0, (order - 1) * (rho * order - epsilon)))
+
+
+def _rho_and_order(kept: list[Release]) -> tuple[float, float]:
+    """The estimated rho of all together, and the largest order that it is stated for."""
+    rho = math.fsum(r.count * sampled_rho(r.mechanism) for r in kept)
+    return rho, min((largest_order(r.mechanism) for r in kept), default=math.inf)

@@ -69,8 +69,8 @@ class ObjectivePerturbationMethod(FullBatch):
     """Kifer, Smith and Thakurta 2012 with Gaussian noise; what the search leaves is paid for (Iyengar et al. 2019)."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.objective_perturbation:ObjectivePerturbation",
-        "dpsgd_cli.privacy.single_release:objective_perturbation",
+        "dpsgd_cli.methods.perturbations:ObjectivePerturbation",
+        "dpsgd_cli.privacy.convex:objective_perturbation",
         may_differ=ITS_BUDGET,
     )
     kind: Literal["objective-perturbation"] = "objective-perturbation"
@@ -80,8 +80,8 @@ class OutputPerturbationMethod(FullBatch):
     """Noise on the last iterate of full-batch gradient descent, by its stability."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.output_perturbation:OutputPerturbation",
-        "dpsgd_cli.privacy.gradient_plan:output_perturbation",
+        "dpsgd_cli.methods.perturbations:OutputPerturbation",
+        "dpsgd_cli.privacy.convex:output_perturbation",
         may_differ=ITS_BUDGET,
     )
     kind: Literal["output-perturbation"] = "output-perturbation"
@@ -120,7 +120,7 @@ class MajorityMethod(FullBatch):
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.baselines:Majority",
-        "dpsgd_cli.privacy.single_release:majority",
+        "dpsgd_cli.privacy.convex:majority",
         privacy="optional",
         may_differ=ITS_BUDGET,
     )

@@ -3,7 +3,7 @@
 A kind of schedule is one class here, and its name in the union `Schedule` (in `Decay`, where it can be a part of
 another one). The class owns its noise at epoch t (epochs count from 0), what becomes of it when all noise is scaled,
 and, in the type of each number that may be `auto`, where that is searched and in which direction it costs more.
-Not here: how much of a budget that spends (`privacy/schedule_solver.py`), what an epoch costs (`privacy/accountants/`).
+Not here: how much of a budget that spends (`privacy/budget.py`), what an epoch costs (`privacy/accountants/`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.recipe.schema.base import Count, Fraction, NonNegative, Positive, Section
-from dpsgd_cli.span import NOISE, Span
+from dpsgd_cli.search import NOISE, Span
 
 LEAST = 1e-6
 """Less noise than this protects nothing (rho is 5e11), and its square soon leaves the range of floats."""

@@ -9,23 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
-from dpsgd_cli.core.modules import Shift, WeightStandardisedConv2d
+from dpsgd_cli.core.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
+from tests.core.conftest import Build, Of
 
-Build = Callable[[], nn.Module]
 
-
-class Repeated(nn.Module):
+def repeated(layer: nn.Module) -> nn.Module:
     """One layer called on two halves of the input, whose outputs are subtracted: the gradients nearly cancel."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        one, two = x.chunk(2, dim=1)
-        y: Tensor = self.layer(one) - self.layer(two)
-        return y
+    return Of(lambda m, x: m.layer(x.chunk(2, dim=1)[0]) - m.layer(x.chunk(2, dim=1)[1]), layer=layer)
 
 
 def added_norm(build: Build, x: Tensor, change: Callable[[Pack], None] | None = None) -> float:
@@ -49,11 +40,11 @@ def near(shape: tuple[int, ...], size: float, seed: int) -> Tensor:
 @pytest.mark.parametrize(
     ("build", "shape"),
     [
-        (lambda: Repeated(nn.Conv2d(4, 12, 3)), (4, 6, 6)),
-        (lambda: Repeated(nn.Conv1d(8, 16, 2, groups=2)), (8, 9)),
-        (lambda: Repeated(nn.Linear(8, 8)), (4, 8)),
-        (lambda: Repeated(WeightStandardisedConv2d(4, 8, 3)), (4, 6, 6)),
-        (lambda: Repeated(Shift(4, 8)), (4, 8)),
+        (lambda: repeated(nn.Conv2d(4, 12, 3)), (4, 6, 6)),
+        (lambda: repeated(nn.Conv1d(8, 16, 2, groups=2)), (8, 9)),
+        (lambda: repeated(nn.Linear(8, 8)), (4, 8)),
+        (lambda: repeated(WeightStandardisedConv2d(4, 8, 3)), (4, 6, 6)),
+        (lambda: repeated(Shift(4, 8)), (4, 8)),
     ],
     ids=["conv2d", "conv1d", "linear", "standardised", "offset"],
 )

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-Compare = Callable[..., dict[str, Tensor]]
+from tests.core.conftest import Case, Of, compare, linear_loss, numbers
 
 
 @settings(max_examples=60)
 @given(data=st.data(), axes=st.integers(1, 2), groups=st.integers(1, 3), bias=st.booleans())
-def test_sums_equal_one_example_at_a_time(
-    compare: Compare, data: st.DataObject, axes: int, groups: int, bias: bool
-) -> None:
+def test_sums_equal_one_example_at_a_time(data: st.DataObject, axes: int, groups: int, bias: bool) -> None:
     def each(least: int, most: int) -> tuple[int, ...]:
         return tuple(data.draw(st.lists(st.integers(least, most), min_size=axes, max_size=axes)))
 
@@ -33,9 +30,7 @@ def test_sums_equal_one_example_at_a_time(
 
 @pytest.mark.parametrize("side", [2, 12], ids=["gram", "instantiated"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_both_forms_of_the_norm(
-    case: Callable[..., Any], random_numbers: Callable[..., Tensor], side: int, shared: bool
-) -> None:
+def test_both_forms_of_the_norm(side: int, shared: bool) -> None:
     positions, patch, channels = side**2, 4 * 9, 6
     assert (positions * (patch + channels) <= patch * channels) == (side == 2)
 
@@ -44,68 +39,32 @@ def test_both_forms_of_the_norm(
             nn.Conv2d(4, channels, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(channels * positions, 2)
         )
 
-    x = random_numbers(1 if shared else 2, 3, 4, side, side)
-    case(build, x, torch.zeros(2, 3), seeds=(0, 1), norms=(0.5,), shares_input=shared).check()
+    x = numbers(1 if shared else 2, 3, 4, side, side)
+    Case(build, x, torch.zeros(2, 3), seeds=(0, 1), norms=(0.5,), shares_input=shared).check()
 
 
-def test_many_rows_are_taken_in_pieces(case: Callable[..., Any], random_numbers: Callable[..., Tensor]) -> None:
+def test_many_rows_are_taken_in_pieces() -> None:
     """2 trials x 30 rows of 81 x 900 numbers in patches: more than are made at once."""
 
     def build() -> nn.Module:
         return nn.Sequential(nn.Conv2d(9, 1, 3, padding=1), nn.AvgPool2d(30), nn.Flatten())
 
-    case(build, random_numbers(2, 30, 9, 30, 30), torch.zeros(2, 30), seeds=(0, 1), norms=(0.01,)).check()
-
-
-class Twice(nn.Module):
-    """One convolution at two places, of different sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(2, 2, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(torch.nn.functional.avg_pool2d(torch.tanh(self.layer(x)), 2))
-        return y.flatten(1)
-
-
-@settings(max_examples=15)
-@given(data=st.data(), side=st.sampled_from([2, 4, 6]))
-def test_a_layer_that_is_used_twice_has_one_gradient(compare: Compare, data: st.DataObject, side: int) -> None:
-    compare(data, Twice, (2, side, side))
+    Case(build, numbers(2, 30, 9, 30, 30), torch.zeros(2, 30), seeds=(0, 1), norms=(0.01,)).check()
 
 
 @pytest.mark.parametrize("options", [{"padding": "same"}, {"padding": 1, "padding_mode": "circular"}])
-def test_other_paddings_take_the_general_way(
-    case: Callable[..., Any], random_numbers: Callable[..., Tensor], options: dict[str, Any]
-) -> None:
-    case(lambda: nn.Conv1d(2, 3, 3, **options), random_numbers(1, 2, 2, 5), torch.zeros(1, 2), norms=(0.5,)).check()
+def test_other_paddings_take_the_general_way(options: dict[str, Any]) -> None:
+    Case(lambda: nn.Conv1d(2, 3, 3, **options), numbers(1, 2, 2, 5), torch.zeros(1, 2), norms=(0.5,)).check()
 
 
-class Differences(nn.Module):
+def differences() -> nn.Module:
     """Magnified differences of a convolution's outputs: equal patches cancel in the gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv1d(64, 64, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        difference: Tensor = 100.0 * (y[:, :, 0] - y[:, :, 1])
-        return difference
-
-
-def linear_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Has the gradient (1, 2, 3, ...) + label whatever the output is."""
-    weights = torch.arange(1, outputs.shape[-1] + 1).to(outputs)
-    return (outputs * (weights + labels.unsqueeze(-1))).sum(dim=-1)
+    return Of(lambda m, x: -100.0 * m.layer(x).diff(dim=2)[:, :, 0], layer=nn.Conv1d(64, 64, 1, bias=False))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rounding_in_a_gram_form_never_lets_an_example_pass_its_bound(
-    case: Callable[..., Any], random_numbers: Callable[..., Tensor], seed: int
-) -> None:
-    patch = 100.0 * random_numbers(1, 1, 64, 1, seed=seed)
-    x = torch.cat([patch, patch + 1e-3 * random_numbers(1, 1, 64, 1, seed=seed + 100)], dim=3).float()
-    made = case(Differences, x, torch.zeros(1, 1), loss=linear_loss, dtype=torch.float32, norms=(1.0,))
+def test_rounding_in_a_gram_form_never_lets_an_example_pass_its_bound(seed: int) -> None:
+    patch = 100.0 * numbers(1, 1, 64, 1, seed=seed)
+    x = torch.cat([patch, patch + 1e-3 * numbers(1, 1, 64, 1, seed=seed + 100)], dim=3).float()
+    made = Case(differences, x, torch.zeros(1, 1), loss=linear_loss, dtype=torch.float32, norms=(1.0,))
     assert float(made.fast()["layer.weight"].norm()) <= 1.01

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpsgd_cli.errors import ModelError
-
-Compare = Callable[..., dict[str, Tensor]]
+from tests.core.conftest import Case, Of, compare
 
 
 @settings(max_examples=40)
@@ -25,49 +23,24 @@ Compare = Callable[..., dict[str, Tensor]]
     padding=st.sampled_from([None, 0, -1]),
 )
 def test_sums_equal_one_example_at_a_time(
-    compare: Compare, data: st.DataObject, shape: list[int], tokens: int, width: int, padding: int | None
+    data: st.DataObject, shape: list[int], tokens: int, width: int, padding: int | None
 ) -> None:
     """Few different tokens, so that most of them repeat."""
     compare(data, lambda: nn.Sequential(nn.Embedding(tokens, width, padding_idx=padding)), tuple(shape), tokens)
 
 
-class Twice(nn.Module):
-    """One table looked up for tokens and for the tokens in reverse of a part, then a dense layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(3, 2, padding_idx=1)
-        self.head = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(torch.tanh(self.table(x).sum(1)) * self.table(x[:, :2].flip(1)).mean(1))
-        return y
-
-
-@settings(max_examples=20)
-@given(data=st.data())
-def test_a_table_that_is_used_twice_has_one_gradient(compare: Compare, data: st.DataObject) -> None:
-    compare(data, Twice, (4,), 3)
-
-
-def test_tokens_that_arrive_as_numbers(case: Callable[..., Any]) -> None:
+def test_tokens_that_arrive_as_numbers() -> None:
     """Data tables hold floats; a model turns them into tokens itself."""
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.table(x.long()).flatten(1)
-            return y
+    def model() -> nn.Module:
+        return Of(lambda m, x: m.table(x.long()).flatten(1), table=nn.Embedding(3, 2))
 
     x = torch.tensor([[[0, 1, 1], [2, 2, 2]]], dtype=torch.float64)
-    case(Model, x, torch.zeros(2, 2), seeds=(0, 1), norms=(0.3,)).check()
+    Case(model, x, torch.zeros(2, 2), seeds=(0, 1), norms=(0.3,)).check()
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rounding_never_lets_an_example_pass_its_bound(case: Callable[..., Any], seed: int) -> None:
+def test_rounding_never_lets_an_example_pass_its_bound(seed: int) -> None:
     """A token at two places whose gradients nearly cancel."""
     weights = 1e4 * torch.randn(64, generator=torch.Generator().manual_seed(seed))
     rest = 0.3 * torch.randn(64, generator=torch.Generator().manual_seed(seed + 100))
@@ -79,11 +52,11 @@ def test_rounding_never_lets_an_example_pass_its_bound(case: Callable[..., Any],
     def build() -> nn.Module:
         return nn.Sequential(nn.Embedding(2, 64), nn.Flatten())
 
-    made = case(build, torch.ones(1, 1, 2).long(), torch.zeros(1, 1), loss=loss, dtype=torch.float32, norms=(1.0,))
+    made = Case(build, torch.ones(1, 1, 2).long(), torch.zeros(1, 1), loss=loss, dtype=torch.float32, norms=(1.0,))
     assert float(made.fast()["0.weight"].norm()) <= 1.01
 
 
 @pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
-def test_options_that_tie_a_row_to_the_batch_are_refused(case: Callable[..., Any], option: dict[str, Any]) -> None:
+def test_options_that_tie_a_row_to_the_batch_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=f"{next(iter(option))}.*leave all off"):
-        case(lambda: nn.Embedding(3, 2, **option), torch.zeros(1, 1, 2).long(), torch.zeros(1, 1)).pack()
+        Case(lambda: nn.Embedding(3, 2, **option), torch.zeros(1, 1, 2).long(), torch.zeros(1, 1)).pack()

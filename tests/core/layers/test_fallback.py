@@ -14,9 +14,7 @@ from torch.nn.utils import parametrizations
 
 from dpsgd_cli.core.layers import Fallback
 from dpsgd_cli.errors import ModelError
-
-Compare = Callable[..., dict[str, Tensor]]
-Case = Callable[..., Any]
+from tests.core.conftest import Case, Of, compare, numbers
 
 
 class Gate(nn.Module):
@@ -59,7 +57,7 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", BUILDS)
 @settings(max_examples=6)
 @given(data=st.data())
-def test_sums_equal_one_example_at_a_time(compare: Compare, name: str, data: st.DataObject) -> None:
+def test_sums_equal_one_example_at_a_time(name: str, data: st.DataObject) -> None:
     whole = {"own parameter and child": ["scale", "child.weight", "child.bias"]}
     halves = {"frozen own parameter": ["child.weight", "child.bias"], "frozen child": ["scale"]}
     weight_norm = {
@@ -71,69 +69,37 @@ def test_sums_equal_one_example_at_a_time(compare: Compare, name: str, data: st.
 
 @settings(max_examples=10)
 @given(data=st.data(), sides=st.lists(st.integers(2, 4), min_size=3, max_size=3))
-def test_three_dimensional_convolution(compare: Compare, data: st.DataObject, sides: list[int]) -> None:
+def test_three_dimensional_convolution(data: st.DataObject, sides: list[int]) -> None:
     compare(data, lambda: nn.Sequential(nn.Conv3d(1, 2, 2)), (1, *sides))
 
 
-@settings(max_examples=6)
-@given(data=st.data())
-def test_a_module_that_is_used_twice_has_one_gradient(compare: Compare, data: st.DataObject) -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate = nn.PReLU(3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.gate(self.gate(x) - 1)
-            return y
-
-    compare(data, Twice, (3,))
-
-
-def test_hooks_of_a_dense_layer_are_kept(case: Case, random_numbers: Callable[..., Tensor]) -> None:
+def test_hooks_of_a_dense_layer_are_kept() -> None:
     def build() -> nn.Module:
         layer = nn.Linear(3, 2)
         layer.register_forward_hook(lambda module, inputs, output: output * 3)
         return nn.Sequential(layer)
 
-    made = case(build, random_numbers(1, 4, 3), torch.zeros(1, 4), clips=False)
+    made = Case(build, numbers(1, 4, 3), torch.zeros(1, 4), clips=False)
     assert isinstance(made.pack().layers[0], Fallback)
     made.check()
 
 
-def test_a_module_runs_on_one_example_at_a_time(case: Case, random_numbers: Callable[..., Tensor]) -> None:
+def test_a_module_runs_on_one_example_at_a_time() -> None:
     """Batch statistics inside such a module are those of one example: nothing is mixed."""
 
-    class Centre(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.rand(3))
+    def centred() -> nn.Module:
+        return Of(lambda m, x: (x - 0.5 * x.mean(0)) * m.scale, scale=nn.Parameter(torch.rand(3)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return (x - 0.5 * x.mean(0)) * self.scale
-
-    case(Centre, random_numbers(1, 4, 3), torch.zeros(1, 4), norms=(0.5,)).check()
+    Case(centred, numbers(1, 4, 3), torch.zeros(1, 4), norms=(0.5,)).check()
 
 
-class Pair(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.GRU(3, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x)[0]
-        return y
+def pair() -> nn.Module:
+    return Of(lambda m, x: m.layer(x)[0], layer=nn.GRU(3, 2, batch_first=True))
 
 
-class Branch(nn.Module):
+def branch() -> nn.Module:
     """Looks at a value to decide what to compute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale if x.sum() > 0 else x
+    return Of(lambda m, x: x * m.scale if x.sum() > 0 else x, scale=nn.Parameter(torch.ones(3)))
 
 
 class Counting(nn.Module):
@@ -154,12 +120,12 @@ class Counting(nn.Module):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (Pair, "GRU (returns tuple|cannot be trained privately)"),
-        (Branch, "Branch cannot be trained privately: running it one example at a time failed"),
+        (pair, "GRU (returns tuple|cannot be trained privately)"),
+        (branch, "Of cannot be trained privately: running it one example at a time failed"),
         (Counting, "Counting cannot be trained privately"),
     ],
 )
-def test_what_cannot_run_example_by_example_is_refused(case: Case, build: Any, message: str) -> None:
-    x = torch.ones(1, 2, 4, 3) if build is Pair else torch.ones(1, 2, 3)
+def test_what_cannot_run_example_by_example_is_refused(build: Any, message: str) -> None:
+    x = torch.ones(1, 2, 4, 3) if build is pair else torch.ones(1, 2, 3)
     with pytest.raises(ModelError, match=message):
-        case(build, x.double(), torch.zeros(1, 2)).fast()
+        Case(build, x.double(), torch.zeros(1, 2)).fast()

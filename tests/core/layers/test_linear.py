@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from dpsgd_cli.core.layers import Linear, Session
 from dpsgd_cli.core.layers.linear import _product
-
-Compare = Callable[..., dict[str, Tensor]]
+from tests.core.conftest import Case, Of, compare, linear_loss, numbers
 
 
 @settings(max_examples=40)
@@ -26,76 +22,35 @@ Compare = Callable[..., dict[str, Tensor]]
     bias=st.booleans(),
 )
 def test_sums_equal_one_example_at_a_time(
-    compare: Compare, data: st.DataObject, middle: list[int], inputs: int, outputs: int, bias: bool
+    data: st.DataObject, middle: list[int], inputs: int, outputs: int, bias: bool
 ) -> None:
     compare(data, lambda: nn.Sequential(nn.Linear(inputs, outputs, bias=bias)), (*middle, inputs))
 
 
-class Twice(nn.Module):
-    """One layer used at two places, on rows and then on sequences."""
-
-    def __init__(self, bias: bool, sequence: bool) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4, bias=bias)
-        self.sequence = sequence
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = torch.tanh(self.layer(x))
-        second = torch.stack([first, first.flip(-1)], dim=1) if self.sequence else first
-        summed: Tensor = self.layer(second).flatten(1)
-        return summed
-
-
-@settings(max_examples=25)
-@given(data=st.data(), bias=st.booleans(), sequence=st.booleans())
-def test_a_layer_that_is_used_twice_has_one_gradient(
-    compare: Compare, data: st.DataObject, bias: bool, sequence: bool
-) -> None:
-    compare(data, lambda: Twice(bias, sequence), (4,))
-
-
 @pytest.mark.parametrize(("positions", "width"), [(2, 16), (9, 4)], ids=["gram", "instantiated"])
-def test_both_forms_of_the_norm_of_a_sequence(
-    case: Callable[..., Any], random_numbers: Callable[..., Tensor], positions: int, width: int
-) -> None:
+def test_both_forms_of_the_norm_of_a_sequence(positions: int, width: int) -> None:
     assert (positions * 2 * width <= width * width) == (width == 16)
-    x = random_numbers(2, 3, positions, width)
+    x = numbers(2, 3, positions, width)
 
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Flatten(), nn.Linear(positions * width, 2))
 
-    case(build, x, torch.zeros(2, 3), seeds=(0, 1), norms=(0.5,)).check()
+    Case(build, x, torch.zeros(2, 3), seeds=(0, 1), norms=(0.5,)).check()
 
 
-class Difference(nn.Module):
+def difference() -> nn.Module:
     """The difference of a layer's outputs at two positions, magnified: equal tokens cancel in the gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        difference: Tensor = 100.0 * (y[:, 0] - y[:, 1])
-        return difference
-
-
-def linear_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Has the gradient (1, 2, 3, ...) + label whatever the output is."""
-    weights = torch.arange(1, outputs.shape[-1] + 1).to(outputs)
-    return (outputs * (weights + labels.unsqueeze(-1))).sum(dim=-1)
+    return Of(lambda m, x: -100.0 * m.layer(x).diff(dim=1)[:, 0], layer=nn.Linear(64, 64, bias=False))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rounding_in_a_gram_form_never_lets_an_example_pass_its_bound(
-    case: Callable[..., Any], random_numbers: Callable[..., Tensor], seed: int
-) -> None:
+def test_rounding_in_a_gram_form_never_lets_an_example_pass_its_bound(seed: int) -> None:
     """Two tokens that are nearly equal and gradients that are opposite: the sum is small, the rounding is not."""
-    token = 100.0 * random_numbers(1, 1, 1, 64, seed=seed)
-    x = torch.cat([token, token + 1e-3 * random_numbers(1, 1, 1, 64, seed=seed + 100)], dim=2).float()
-    made = case(Difference, x, torch.zeros(1, 1), loss=linear_loss, dtype=torch.float32, norms=(1.0,))
+    token = 100.0 * numbers(1, 1, 1, 64, seed=seed)
+    x = torch.cat([token, token + 1e-3 * numbers(1, 1, 1, 64, seed=seed + 100)], dim=2).float()
+    made = Case(difference, x, torch.zeros(1, 1), loss=linear_loss, dtype=torch.float32, norms=(1.0,))
     assert float(made.fast()["layer.weight"].norm()) <= 1.01
-    unclipped = case(Difference, x.double(), torch.zeros(1, 1), loss=linear_loss, clips=False).slow()
+    unclipped = Case(difference, x.double(), torch.zeros(1, 1), loss=linear_loss, clips=False).slow()
     assert float(unclipped["layer.weight"].norm()) > 1.01
 
 

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpsgd_cli.core.modules import WeightStandardisedConv2d
+from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
-from tests.core.conftest import parameters_of
-
-Compare = Callable[..., dict[str, Tensor]]
-
-
-def spread(module: nn.Module) -> nn.Module:
-    """Gains and biases as after some training, not as at the start."""
-    for layer in module.modules():
-        if isinstance(layer, WeightStandardisedConv2d):
-            nn.init.normal_(layer.gain)
-            assert layer.bias is not None
-            nn.init.normal_(layer.bias)
-    return module
+from tests.core.conftest import Case, compare, numbers, parameters_of, spread
 
 
 @settings(max_examples=60)
@@ -38,7 +23,7 @@ def spread(module: nn.Module) -> nn.Module:
     side=st.integers(3, 6),
 )
 def test_one_layer(
-    compare: Compare, data: st.DataObject, channels: tuple[int, int], kernel: int, stride: int, padding: int, side: int
+    data: st.DataObject, channels: tuple[int, int], kernel: int, stride: int, padding: int, side: int
 ) -> None:
     inputs, outputs = channels
     # a filter of one number is always 0 after centring: what is found of its gradient is the margin for rounding alone
@@ -52,7 +37,7 @@ def test_one_layer(
 
 @settings(max_examples=20)
 @given(data=st.data())
-def test_filters_below_the_floor(compare: Compare, data: st.DataObject) -> None:
+def test_filters_below_the_floor(data: st.DataObject) -> None:
     """There the scale is constant, and only the mean is taken out of a gradient."""
 
     def build() -> nn.Module:
@@ -66,37 +51,16 @@ def test_filters_below_the_floor(compare: Compare, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("bound", [0.01, 1e6])
-def test_a_filter_of_one_number_never_moves(
-    bound: float, case: Callable[..., Any], random_numbers: Callable[..., Tensor]
-) -> None:
+def test_a_filter_of_one_number_never_moves(bound: float) -> None:
     """Its true gradient is 0, and the margin in its norm takes next to nothing from the others."""
-    made = case(
-        lambda: spread(nn.Sequential(WeightStandardisedConv2d(1, 2, 1))), random_numbers(1, 3, 1, 3, 3),
+    made = Case(
+        lambda: spread(nn.Sequential(WeightStandardisedConv2d(1, 2, 1))), numbers(1, 3, 1, 3, 3),
         torch.tensor([[0, 1, 2]]), norms=(bound,),
     )  # fmt: skip
     fast, slow = made.fast(), made.slow()
     assert not fast["0.weight"].any()
     for name in ("0.gain", "0.bias"):
         torch.testing.assert_close(fast[name], slow[name], rtol=1e-6, atol=1e-9)
-
-
-class Twice(nn.Module):
-    """One layer at two places, whose output feeds it again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = spread(WeightStandardisedConv2d(2, 2, 3, 1, 1))
-        self.last = nn.Linear(2 * 16, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(self.layer(self.layer(x).tanh()).flatten(1))
-        return y
-
-
-@settings(max_examples=10)
-@given(data=st.data())
-def test_a_layer_that_is_used_twice_has_one_gradient(compare: Compare, data: st.DataObject) -> None:
-    compare(data, Twice, (2, 4, 4))
 
 
 def lopsided(outputs: Tensor) -> Tensor:
@@ -107,11 +71,9 @@ def lopsided(outputs: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("gain", [1.0, 1e-3, 1e-6, 0.0])
 @pytest.mark.parametrize("offset", [0.0, 1.0, 1e3])
-def test_norms_are_no_less_than_the_true_ones(
-    gain: float, offset: float, random_numbers: Callable[..., Tensor]
-) -> None:
+def test_norms_are_no_less_than_the_true_ones(gain: float, offset: float) -> None:
     """Inputs that are nearly constant have gradients nearly along 1, of which the projection leaves almost nothing."""
-    x = offset + random_numbers(6, 3, 8, 8)
+    x = offset + numbers(6, 3, 8, 8)
 
     def build() -> nn.Module:
         layer = WeightStandardisedConv2d(3, 4, 3, 1, 1)

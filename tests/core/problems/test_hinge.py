@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linprog
 from sklearn.svm import LinearSVC
 
-from dpsgd_cli.core.problems.hinge import minimise_hinge
+from dpsgd_cli.core.problems.optimum import minimise_hinge
 from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.data.splits import held_out_by_folds
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, HuberHinge, MarginLoss, margin_loss
-from dpsgd_cli.privacy.lipschitz import constants_of
+from dpsgd_cli.privacy.convex import constants_of
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 GRID = torch.linspace(-6, 6, 4001, dtype=torch.float64)

@@ -103,7 +103,7 @@ def test_a_record_that_is_not_finite_adds_nothing() -> None:
 
 
 def test_targets_are_no_larger_than_their_public_bound() -> None:
-    """On which the slope of a squared loss inside a ball counts: |w.x - y| <= R B + Y (`privacy/lipschitz.py`)."""
+    """On which the slope of a squared loss inside a ball counts: |w.x - y| <= R B + Y (`privacy/convex.py`)."""
     x, y = torch.zeros(4, 2, dtype=torch.float64), torch.tensor([-9.0, -1.0, 2.0, 1e30], dtype=torch.float64)
     model = ConvexModel(loss="squared", radius=1.0, target_bound=3.0)
     offset = rows_of(model, Table(x, y, False)).offset

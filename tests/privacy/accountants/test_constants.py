@@ -6,12 +6,11 @@ import math
 
 import pytest
 
-from dpsgd_cli.privacy import accountants, conversions, renyi
+from dpsgd_cli.privacy import accountants, conversions
+from dpsgd_cli.privacy.accountants.composition import amplified, classical_gaussian
 from dpsgd_cli.privacy.accountants.gaussian import mechanism_mu
-from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho
-from dpsgd_cli.privacy.accountants.zcdp_rs import largest_order, sampled_rho
+from dpsgd_cli.privacy.accountants.zcdp import largest_order, mechanism_rho, sampled_rho
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
-from dpsgd_cli.privacy.single_use import amplified, classical_gaussian
 
 STEPS, N, EPSILON, DELTA, LIPSCHITZ = 400, 200, 0.5, 1e-6, 3.0
 
@@ -84,14 +83,6 @@ def test_amplification_by_sampling_is_exact_for_randomised_response(epsilon: flo
     unlikely = 1 / (1 + math.exp(epsilon))
     mixed = 0.9 * unlikely + 0.1 * (1 - unlikely)
     assert amplified(epsilon, 0.1) == pytest.approx(math.log(mixed / unlikely), rel=1e-9)
-
-
-def test_divergences_of_pure_releases_are_their_two_point_sums() -> None:
-    for epsilon, order in ((0.1, 3.0), (1.0, 7.5), (5.0, 2.0)):
-        p = math.exp(epsilon) / (1 + math.exp(epsilon))
-        moment = p**order * (1 - p) ** (1 - order) + (1 - p) ** order * p ** (1 - order)
-        assert renyi.pure_divergence(epsilon, order) == pytest.approx(math.log(moment) / (order - 1), rel=1e-9)
-    assert renyi.pure_divergence(0.1, 3.0, bounded_range=True) == pytest.approx(3 * 0.01 / 8, rel=1e-9)
 
 
 def test_zcdp_rs_is_yu_et_als_p_and_u() -> None:

@@ -22,22 +22,10 @@ from dpsgd_cli.privacy.accountants.pld import Pld
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
 from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.batching import Adjacency
+from tests.privacy.releases import full, poisson, pure
 
 UPPER = [name for name in accountants.NAMES if accountants.get(name).bound == "upper"]
 INTERVAL = 2e-4
-PASSING = 0.6976276956978756
-
-
-def full(noise: float, count: int = 1) -> Release:
-    return Release(GaussianSum(noise, "add-remove"), count)
-
-
-def poisson(rate: float, noise: float, count: int = 1) -> Release:
-    return Release(GaussianSum(noise, "add-remove", "poisson", rate), count)
-
-
-def pure(epsilon: float, count: int = 1, source: str = "pure") -> Release:
-    return Release(PureDP(epsilon, "add-remove", source), count)  # type: ignore[arg-type]
 
 
 def drawn(seed: int) -> tuple[list[Release], float]:

@@ -6,16 +6,14 @@ import math
 
 import mpmath as mp
 import pytest
+from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as oracle
 
 from dpsgd_cli.privacy.accountants.gaussian import Gaussian
 from dpsgd_cli.privacy.accountants.pld import Pld
 from dpsgd_cli.privacy.accountants.rdp import Rdp
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP, Release
-
-
-def poisson(rate: float, noise: float, steps: int) -> Release:
-    return Release(GaussianSum(noise, "add-remove", "poisson", rate), steps)
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Release
+from tests.privacy.releases import full, poisson, pure, shuffled
 
 
 def one_step_delta(rate: float, noise: float, epsilon: float) -> float:
@@ -63,7 +61,7 @@ def test_composition_agrees_with_dp_accounting(rate: float, noise: float, steps:
 
 
 def test_unlike_mechanisms_agree_with_dp_accounting() -> None:
-    releases = [poisson(0.02, 2.0, 300), poisson(0.05, 3.0, 100), Release(GaussianSum(10.0, "add-remove"), 2)]
+    releases = [poisson(0.02, 2.0, 300), poisson(0.05, 3.0, 100), full(10.0, 2)]
     first, second, third = (
         oracle.from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=1e-4)
         for noise, rate in ((2.0, 0.02), (3.0, 0.05), (10 / math.sqrt(2), 1.0))
@@ -73,28 +71,26 @@ def test_unlike_mechanisms_agree_with_dp_accounting() -> None:
 
 
 def test_pure_and_approximate_releases_agree_with_dp_accounting() -> None:
-    releases = [Release(PureDP(0.2, "add-remove"), 20), Release(ApproximateDP(0.1, 1e-7, "add-remove"), 2)]
-    pure = oracle.from_privacy_parameters(_parameters(0.2, 0.0), value_discretization_interval=1e-4).self_compose(20)
-    leaky = oracle.from_privacy_parameters(_parameters(0.1, 1e-7), value_discretization_interval=1e-4).self_compose(2)
-    composed = pure.compose(leaky).get_epsilon_for_delta(1e-5)
+    releases = [pure(0.2, 20), Release(ApproximateDP(0.1, 1e-7, "add-remove"), 2)]
+    loss, leaky = (
+        oracle.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(epsilon, delta), value_discretization_interval=1e-4
+        ).self_compose(count)
+        for epsilon, delta, count in ((0.2, 0.0, 20), (0.1, 1e-7, 2))
+    )
+    composed = loss.compose(leaky).get_epsilon_for_delta(1e-5)
     assert Pld().epsilon(releases, 1e-5) == pytest.approx(composed, rel=1e-3)
-
-
-def _parameters(epsilon: float, delta: float) -> object:
-    from dp_accounting.pld import common
-
-    return common.DifferentialPrivacyParameters(epsilon, delta)
 
 
 @pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-12])
 def test_full_batches_are_the_exact_gaussian(delta: float) -> None:
-    releases = [Release(GaussianSum(3.0, "zero-out", "shuffle"), 20), Release(GaussianSum(8.0, "zero-out", "full"), 1)]
+    releases = [shuffled(3.0, 20), Release(GaussianSum(8.0, "zero-out", "full"), 1)]
     assert Pld().epsilon(releases, delta) == pytest.approx(Gaussian().epsilon(releases, delta), rel=1e-9)
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-12, 1e-20])
 def test_a_sampled_step_beside_a_gaussian_costs_little_more_than_the_gaussian(delta: float) -> None:
-    gaussian = Release(GaussianSum(2.0, "add-remove"), 1)
+    gaussian = full(2.0)
     alone = Gaussian().epsilon([gaussian], delta)
     together = Pld().epsilon([gaussian, poisson(1e-6, 4.0, 1)], delta)
     assert alone * (1 - 1e-9) <= together <= alone * 1.002
@@ -121,7 +117,7 @@ def test_deltas_far_below_rounding_keep_their_precision() -> None:
 
 def test_curve_is_the_epsilon_of_every_prefix() -> None:
     plan = [[poisson(0.01, 4 * 0.95**i, 100)] for i in range(12)]
-    plan[0].insert(0, Release(GaussianSum(16.0, "add-remove"), 1))
+    plan[0].insert(0, full(16.0))
     slow = [Pld().epsilon([r for epoch in plan[: i + 1] for r in epoch], 1e-5) for i in range(12)]
     assert Pld().curve(plan, 1e-5) == pytest.approx(slow, rel=2e-3)
 

@@ -1,21 +1,19 @@
-"""The Renyi accountant against dp-accounting and an exhaustive search over orders, and epoch by epoch."""
+"""Renyi accountants against dp-accounting and an exhaustive search over orders; the moments as direct integrals."""
 
 from __future__ import annotations
 
 import math
 
+import mpmath as mp
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as oracle
 
 from dpsgd_cli.privacy import conversions
-from dpsgd_cli.privacy.accountants.rdp import ORDERS, MarkovRdp, Profile, Rdp
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP, Release
+from dpsgd_cli.privacy.accountants.rdp import ORDERS, MarkovRdp, Moments, Profile, Rdp
+from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release
+from tests.privacy.releases import full, poisson
 
 INTEGERS = [2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256]
-
-
-def poisson(rate: float, noise: float, steps: int) -> Release:
-    return Release(GaussianSum(noise, "add-remove", "poisson", rate), steps)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-4, 0.01, 0.3, 1.0])
@@ -76,14 +74,43 @@ def test_curve_is_the_epsilon_of_every_prefix(epochs: int) -> None:
     assert Rdp().curve(plan, 1e-5) == pytest.approx(slow, rel=1e-9)
 
 
-def test_approximate_releases_take_their_delta_off() -> None:
-    leak = Release(ApproximateDP(0.1, 1e-6, "add-remove"), 3)
-    pure = Release(PureDP(0.1, "add-remove"), 3)
-    left = 1e-5 - (1 - (1 - 1e-6) ** 3)
-    assert Rdp().epsilon([leak], 1e-5) == pytest.approx(Rdp().epsilon([pure], left), rel=1e-9)
-    assert Rdp().epsilon([leak], 2e-6) == math.inf
-
-
 def test_improved_conversion_beats_markovs() -> None:
     releases = [poisson(0.01, 4, 10**4)]
     assert Rdp().epsilon(releases, 1e-5) < MarkovRdp().epsilon(releases, 1e-5)
+
+
+def log_moment(rate: float, noise: float, moment: int) -> mp.mpf:
+    """max of log E_mix (mix/p0)^lambda and log E_p0 (p0/mix)^lambda (Abadi et al. 2016, equations 3 and 4)."""
+    with mp.workdps(25):
+        q, z = mp.mpf(rate), mp.mpf(noise)
+
+        def ratio(x: mp.mpf) -> mp.mpf:
+            return 1 - q + q * mp.exp(x / z - 1 / (2 * z * z))
+
+        high = (moment + 1) / noise + 12
+        cuts = [-12 + i * (high + 12) / 12 for i in range(13)]
+        first = mp.quad(lambda x: mp.npdf(x) * ratio(x) ** (moment + 1), cuts)
+        second = mp.quad(lambda x: mp.npdf(x) * ratio(x) ** -moment, cuts)
+        return mp.log(max(first, second))
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps", "near"),
+    [(0.01, 4.0, 10**4, range(17, 21)), (0.06, 1.0, 100, range(3, 7)), (0.5, 3.0, 20, range(4, 8))],
+)
+def test_epsilon_is_the_best_integer_moment(rate: float, noise: float, steps: int, near: range) -> None:
+    releases = [poisson(rate, noise, steps)]
+    direct = min((steps * log_moment(rate, noise, moment) + mp.log(10**5)) / moment for moment in near)
+    assert Moments().epsilon(releases, 1e-5) == pytest.approx(float(direct), rel=1e-9)
+
+
+def test_every_moment_is_its_integral() -> None:
+    profile = Profile([poisson(0.03, 1.5)])
+    for moment in (1, 3, 10, 32):
+        assert moment * profile.total(moment + 1.0) == pytest.approx(float(log_moment(0.03, 1.5, moment)), rel=1e-9)
+
+
+def test_moments_end_at_32() -> None:
+    """With so much noise a larger moment would be better, and the published accountant may not take it."""
+    releases = [full(100.0)]
+    assert Moments().epsilon(releases, 1e-5) == pytest.approx(33 / (2 * 100**2) + mp.log(10**5) / 32)

@@ -6,9 +6,14 @@ import math
 
 import pytest
 
+from dpsgd_cli.privacy.accountants.composition import (
+    amplified,
+    checked_classical_gaussian,
+    classical_gaussian,
+    use_epsilon,
+)
 from dpsgd_cli.privacy.conversions import gaussian_delta
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP
-from dpsgd_cli.privacy.single_use import amplified, checked_classical_gaussian, classical_gaussian, use_epsilon
 
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0, 20.0])

@@ -6,7 +6,7 @@ import pytest
 
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.sweep.expansion import Cell
-from dpsgd_cli.sweep.grouping import packs, shared
+from dpsgd_cli.sweep.planning import packs, shared
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_packs_are_full_but_not_overfull_and_of_like_length() -> None:
     cells = [
         Cell(i, load_recipe("quickstart", [f"epochs={n}", f"seed={i}", "repeats=2"])) for i, n in enumerate(epochs)
     ]
-    found = packs(cells, lambda _: 6, lambda cell: int(cell.loaded.recipe.epochs))
-    assert [[cell.loaded.recipe.epochs for cell in pack.cells] for pack in found] == [[10, 10, 11], [12], [38, 39, 40]]
-    assert [pack.trials for pack in found] == [6, 2, 6]
+    found = packs(cells, 6)
+    assert [[cell.loaded.recipe.epochs for cell in pack] for pack in found] == [[10, 10, 11], [12], [38, 39, 40]]
+    assert [sum(cell.trials for cell in pack) for pack in found] == [6, 2, 6]
 
 
 def test_a_cell_with_more_trials_than_a_pack_is_a_pack() -> None:
-    (pack,) = packs([Cell(0, load_recipe("quickstart", ["repeats=9"]))], lambda _: 4, lambda cell: 1)
-    assert pack.trials == 9
+    (pack,) = packs([Cell(0, load_recipe("quickstart", ["repeats=9"]))], 4)
+    assert [cell.trials for cell in pack] == [9]
 
 
 @pytest.mark.parametrize("kind", ["dp-agd", "objective-perturbation", "privgene"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd_cli.account.demand import demand_of
+from dpsgd_cli.account.recipes import demand_of
 from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.errors import PrivacyError, UsageError
 from dpsgd_cli.joint import feature_bound, training_records

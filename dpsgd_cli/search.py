@@ -1,19 +1,42 @@
 """The one search of this package: how far a number may go before a budget, or another monotone question, says no.
 
 By doubling and bisection. Everything that is solved for (`auto` in a recipe, `--solve`, a factor of all noise, the rho
-behind an epsilon, a delta) is found here, so that two places which ask the same question give the same number.
-Not here: what is asked (`budget.py`, `accountants/`), least values of functions (`conversions.minimise`).
+behind an epsilon, a delta) is found here, so that two places which ask the same question give the same number. Sums
+are held to a limit exactly, not after rounding.
+Not here: what is asked (`privacy/budget.py`, `privacy/accountants/`), least values of functions
+(`privacy/conversions.minimise`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.privacy.exact_sum import exceeds
-from dpsgd_cli.span import Span
+
+PRECISION = 1e-7
+"""Relative, where an accountant must be asked for each price; where prices are exact sums it is 0, the last bit."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a number may lie, from its `cheap` end to its `expensive` end, either of which may be the larger.
+
+    `start` is where the search begins: among the cheap ones, since an accountant may not know what next to no noise
+    costs. `precision` is relative; 0 is the last bit. Both ends are positive.
+    """
+
+    name: str
+    cheap: float
+    expensive: float
+    start: float
+    precision: float = 0.0
+    whole: bool = False
+
+
+NOISE = Span("noise multiplier", cheap=1e12, expensive=1e-6, start=1.0, precision=PRECISION)
 
 Gap = Callable[[float], float]
 """How far beyond the limit a value is, log(spent / limit): <= 0 where it fits, inf where nobody can say how far."""
@@ -138,3 +161,46 @@ def gap_of_sum(terms: list[float], limit: float) -> float:
 def _signed(gap: float, beyond: bool) -> float:
     """`gap`, whose rounding must not say otherwise than `beyond`."""
     return max(gap, math.ulp(1.0)) if beyond else min(gap, 0.0)
+
+
+class ExactSum:
+    """Terms added one at a time; `total` is what `math.fsum` gives for all of them, correctly rounded.
+
+    The exact value is held as a few floats whose digits do not overlap (Shewchuk 1997, "Adaptive precision
+    floating-point arithmetic", Grow-Expansion). Terms are >= 0, possibly inf.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[float] = []
+
+    def add(self, term: float) -> None:
+        parts = []
+        for part in self._parts:
+            large, small = (term, part) if abs(term) >= abs(part) else (part, term)
+            term = large + small
+            lost = small - (term - large)
+            if lost and math.isfinite(term):
+                parts.append(lost)
+        self._parts = [*parts, term] if math.isfinite(term) else [term]
+
+    def passes(self, limit: float, extra: float) -> bool:
+        """Whether the sum with `extra` on top is above `limit`."""
+        return exceeds([*self._parts, extra], limit)
+
+    def total(self, extra: float = 0.0) -> float:
+        """The sum, with `extra` on top that is not kept; inf where it passes the range of floats."""
+        try:
+            return math.fsum([*self._parts, extra])
+        except OverflowError:
+            return math.inf
+
+
+def exceeds(terms: Sequence[float], limit: float) -> bool:
+    """Whether the sum of `terms` is above `limit`: exactly, not after rounding, so that nothing slips below an ulp.
+
+    What is no number is above every limit.
+    """
+    try:
+        return not math.fsum([*terms, -limit]) <= 0
+    except OverflowError:
+        return True

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
-from dpsgd_cli.privacy.adaptive_schedule import AdaptiveNoise, AdaptiveSchedulePlan
+from dpsgd_cli.privacy.adaptive import AdaptiveNoise, AdaptiveSchedulePlan
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.schedule import Validation
@@ -97,13 +97,3 @@ def test_the_ledger_stops_a_pace_before_the_budget_is_passed() -> None:
 def test_what_no_filter_can_police_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(PrivacyError, match=said):
         plan(**changes)
-
-
-def test_admits_counts_nothing() -> None:
-    made = plan()
-    ledger = made.ledger()
-    release = made.releases_of(made.noise(), 0)
-    assert ledger.admits([*release] * 20)
-    assert not ledger.admits([*release] * 21)
-    assert ledger.admits([*release] * 20)
-    assert ledger.entries == []

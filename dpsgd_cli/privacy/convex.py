@@ -1,9 +1,9 @@
-"""Lipschitz and smoothness constants of a convex problem, and how far they let one record move a descent on it.
+"""Convex problems: constants from public bounds, how far one record moves a descent, and plans that rest on them.
 
-From public bounds only: settings that a theorem needs are computed before any data are read, and theory-driven runs
-need no clipping. Notation: B bounds the norm of one record's features (constant column included), R the norm of w, Y
-the size of a regression target. Not here: where B comes from (`data/preprocess.py`), the descent and the noise on its
-result (`methods/output_perturbation.py`).
+Settings that a theorem needs are computed before any data are read, and theory-driven runs need no clipping. Plans here
+spend their whole budget in a single release; each method's docstring says what it releases and which theorem prices it.
+Notation: B bounds the norm of one record's features (constant column included), R the norm of w, Y the size of a
+regression target. Not here: where B comes from (`data/preprocess.py`), methods (`methods/`), prices (`accountants/`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,18 @@ import math
 from dataclasses import dataclass
 
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.privacy.gradient_plan import gradient
+from dpsgd_cli.privacy.mechanism import ApproximateDP, PureDP, Release
+from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, delta_of, privacy_of
+from dpsgd_cli.privacy.statement import Least
+from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.convex import OutputPerturbationMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, FlatClipping
+from dpsgd_cli.recipe.schema.schedule import Uniform
+
+_BELOW = 1 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,49 @@ def moved_by_one(constants: Constants, records: int, steps: int) -> float:
     return push * -math.expm1(steps * math.log1p(-eta * pull)) / (eta * pull)
 
 
-def sensitivity_of_descent(recipe: Recipe, records: int, feature_bound: float | None) -> float:
-    """`moved_by_one` of a recipe for output perturbation."""
+def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
+    """One Gaussian on the last iterate, of the sensitivity `moved_by_one` of the problem's public constants."""
     assert isinstance(recipe.method, OutputPerturbationMethod)
-    return moved_by_one(problem_constants(recipe, feature_bound), records, recipe.method.steps)
+    constants = problem_constants(recipe, facts.feature_bound)
+    clipping = FlatClipping(norm=moved_by_one(constants, facts.records, recipe.method.steps))
+    whole = privacy_of(recipe).model_copy(update={"clipping": clipping, "schedule": Uniform()})
+    return gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
+
+
+def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
+    """One (epsilon, delta)-DP release of the whole budget."""
+    epsilon, delta = _epsilon_delta(recipe)
+    problem_constants(recipe, facts.feature_bound, in_ball=False)
+    return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, _add_remove(recipe))))
+
+
+def majority(recipe: Recipe, facts: Facts) -> Plan:
+    """One Laplace count."""
+    epsilon, _ = _epsilon_delta(recipe)
+    return _one_release(recipe, facts, Release(PureDP(epsilon, _add_remove(recipe), "laplace", "count")))
+
+
+def _one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
+    """A plan of a single (epsilon, delta)-DP release that spends the whole budget."""
+    privacy = privacy_of(recipe)
+    if facts.before:
+        raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")
+    sampling = Sampling("full", facts.records, facts.records, release.mechanism.adjacency)
+    delta = delta_of(privacy)
+    _, accountant = Least().best([release], delta)
+    return Plan(sampling, (), 1.0, 1, (), ((release,),), accountant, delta, privacy.budget, True)
+
+
+def _epsilon_delta(recipe: Recipe) -> tuple[float, float]:
+    budget = privacy_of(recipe).budget
+    if not isinstance(budget, EpsilonBudget):
+        raise PrivacyError(f"method {recipe.method.kind} is (epsilon, delta)-DP: give privacy.budget with both")
+    return budget.epsilon, budget.delta
+
+
+def _add_remove(recipe: Recipe) -> Adjacency:
+    """Methods that are proved for one record more or less."""
+    stated = privacy_of(recipe).adjacency or "add-remove"
+    if stated != "add-remove":
+        raise PrivacyError(f"method {recipe.method.kind} is proved for privacy.adjacency: add-remove, not {stated}")
+    return "add-remove"

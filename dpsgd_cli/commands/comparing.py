@@ -1,0 +1,88 @@
+"""What `dpsgd compare` does and says. Torch is loaded only where there is something to train.
+
+Not here: training at matched budgets (`sweep/comparing.py`), statistics, tables and pages (`results/`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dpsgd_cli.errors import UsageError
+from dpsgd_cli.results import comparison as comparisons
+from dpsgd_cli.results import files, tables
+from dpsgd_cli.results.comparison import Comparison, Entry
+from dpsgd_cli.results.page import page
+from dpsgd_cli.results.pictures import draw
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is written besides the tables."""
+
+    plot: bool
+    report: Path | None
+    with_nonprivate: bool
+
+    def check(self, metric: str | None) -> None:
+        """A page is there to be shared, so what is not to be published needs a word."""
+        nonprivate = metric is not None and metric.startswith("nonprivate_")
+        if nonprivate and self.report is not None and not self.with_nonprivate:
+            raise UsageError(
+                f"{metric} is computed on training records without noise; --with-nonprivate puts it on the page,"
+                " which is then not to be published, or choose another --metric"
+            )
+
+    def write(self, found: Comparison, place: Path) -> None:
+        """Tables, pictures and the page; says where they are."""
+        written = tables.write(found, place)
+        pictures: dict[str, Path] = {}
+        if self.plot or self.report is not None:
+            pictures = draw(found, place, self.with_nonprivate)
+        if self.report is not None:
+            self.report.parent.mkdir(parents=True, exist_ok=True)
+            files.write_whole(self.report, page(found, pictures))
+        names = ", ".join(file.name for file in [*written, *pictures.values()])
+        told = "" if self.report is None else f"; the page is {self.report}"
+        click.echo(f"written to {place}: {names}{told}", err=True)
+
+
+def compare(
+    sources: Sequence[str], terms: dict[str, Any], by: tuple[str | None, str | None], shown: Shown, out: Path | None
+) -> None:
+    """Print and write the comparison of recipes, which are trained first, and results. `by`: metric and baseline."""
+    shown.check(by[0])
+    overrides = tuple(source for source in sources if "=" in source and not Path(source).exists())
+    places = [Path(source) for source in sources if source not in overrides and Path(source).is_dir()]
+    recipes = [source for source in sources if source not in overrides and not Path(source).is_dir()]
+    if (overrides or terms["epsilons"] or terms["folds"] or terms["repeats"]) and not recipes:
+        raise UsageError("budgets, folds, repeats and KEY=VALUE are for recipes; results are compared as they are")
+    results = Path("results") if out is None else out
+    entries: list[Entry] = []
+    if recipes:
+        from dpsgd_cli.sweep.comparing import trained
+
+        entries += trained(recipes, {**terms, "overrides": overrides}, results, lambda said: click.echo(said, err=True))
+    # `results/*` names what earlier comparisons wrote, too
+    places = [p for p in places if not (p.name.startswith("comparison-") and (p / "comparison.json").is_file())]
+    entries += [entry for place in places for entry in comparisons.read_entries(place)]
+    if not entries:
+        raise UsageError("nothing to compare; give recipes or result directories")
+    found = comparisons.compare(_distinct(entries), *by)
+    shown.check(found.metric)
+    click.echo(tables.to_markdown(found), nl=False)
+    shown.write(found, results / found.folder if out is None else out)
+
+
+def _distinct(entries: list[Entry]) -> list[Entry]:
+    """Results of the same name told apart by their directory."""
+    counts = Counter((entry.method, entry.target) for entry in entries)
+    return [
+        replace(entry, method=entry.directory.name) if counts[(entry.method, entry.target)] > 1 else entry
+        for entry in entries
+    ]

@@ -1,0 +1,89 @@
+"""What `dpsgd train` does and says once its recipe was read. Not here: the run itself (`experiment.py`)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from dpsgd_cli import experiment
+from dpsgd_cli.core import processes
+from dpsgd_cli.errors import DpsgdError, UsageError
+from dpsgd_cli.failures import kill_is_interrupt
+from dpsgd_cli.joint import declarations
+from dpsgd_cli.privacy.statement import warnings_of
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.results import store, summary
+from dpsgd_cli.wording import count
+
+
+def rehearse(loaded: LoadedRecipe) -> None:
+    """Print the plan and its price, once the model was built."""
+    if processes.started_by_a_launcher():
+        raise UsageError("--dry-run is for one process; start it without torchrun")
+    plan, outline = experiment.rehearse(loaded)
+    if plan is None:
+        length = loaded.recipe.epochs
+        trained = count(length, "epoch") if isinstance(length, int) else length
+        click.echo(f"{loaded.recipe.name}: {trained} without any privacy; nothing to price")
+        return
+    for warning in warnings_of(plan.guarantee().epsilon, plan.delta, plan.sampling.records):
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(summary.plan_text(plan, loaded.recipe.name, declarations(loaded.recipe, outline)))
+
+
+def train(loaded: LoadedRecipe, out: Path, resume: bool) -> None:
+    """Train what has no result yet, alone or as one of a team of processes, and print the result."""
+    directory = experiment.result_directory(loaded, out)
+    told: set[str] = set()
+    with (
+        processes.join() as team,
+        kill_is_interrupt(once=team.size > 1),
+        _Bar(loaded.recipe.name, told, silent=not team.first) as bar,
+    ):
+        try:
+            if team.tell(lambda: experiment.is_finished(loaded, directory, bar.say)):
+                bar.say("This recipe has been trained already; remove the directory to train it again.")
+            else:
+                experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say, team))
+        except DpsgdError as error:
+            raise team.say_of(error) from error.__cause__
+    if not team.first:
+        return
+    document = store.read_document(directory)
+    for warning in document["warnings"]:
+        if f"warning: {warning}" not in told:
+            click.echo(f"warning: {warning}", err=True)
+    for warning in document["nonprivate_warnings"]:
+        click.echo(f"nonprivate warning: {warning}", err=True)
+    click.echo(summary.result_text(document, directory))
+
+
+class _Bar:
+    """Epochs on stderr, only where a person watches; messages go beside it."""
+
+    def __init__(self, name: str, told: set[str], silent: bool) -> None:
+        self._name = name
+        self._silent = silent
+        self._told = told
+        self._bar: Any = None
+
+    def __enter__(self) -> _Bar:
+        hidden = self._silent or not sys.stderr.isatty()
+        self._bar = tqdm(total=None, desc=self._name, unit="epoch", file=sys.stderr, disable=hidden, leave=False)
+        return self
+
+    def update(self, done: int, total: int) -> None:
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def say(self, text: str) -> None:
+        self._told.add(text)
+        if not self._silent:
+            self._bar.write(text, file=sys.stderr)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

@@ -1,0 +1,141 @@
+"""Files that appear whole or not at all, as JSON and CSV too, and what killed processes left in the making.
+
+A file or folder in the making has a hidden name that tells later whether its maker was killed.
+Not here: what is written (`store.py`, `checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.results.result import Row
+
+_MARK = re.compile(r"\.writing-(?P<host>[A-Za-z0-9-]*)_(?P<pid>\d+)_[0-9a-f]{8}$")
+_A_DAY = 86_400.0
+
+
+def hidden_name(path: Path) -> Path:
+    """A name beside `path` that no other writer has; it says which process on which machine it belongs to."""
+    return path.with_name(f".{path.name.lstrip('.')}.writing-{_host()}_{os.getpid()}_{secrets.token_hex(4)}")
+
+
+def write_whole(path: Path, content: str | bytes, owner_only: bool = False, replace: bool = True) -> None:
+    """Write a file at once, for its owner only if wanted. An OSError names it and leaves what was there.
+
+    FileExistsError where it is not to be replaced and somebody was faster: of several processes, one writes.
+    """
+    temporary, mode = hidden_name(path), 0o600 if owner_only else 0o666
+    try:
+        # the process's own mask takes away from the usual mode, as for any file
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        (os.replace if replace else os.link)(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; DataError when it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: not what a sweep writes; remove it")
+    return content
+
+
+def to_json(value: Any) -> str:
+    """JSON with numbers that are not finite as null (JSON has no others)."""
+    return json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """The same with None for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Rows with the columns of the first row that has each; missing cells stay empty."""
+    layouts = dict.fromkeys(map(tuple, rows))  # most rows have the same keys
+    columns = list(dict.fromkeys(key for layout in layouts for key in layout))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(column) for column in columns] for row in rows)
+    return text.getvalue()
+
+
+def sweep_up(folder: Path) -> None:
+    """Remove what killed processes left in the making: theirs of this machine at once, others' after a day."""
+    for left in folder.glob(".*.writing-*"):
+        if _is_abandoned(left):
+            _remove(left)
+
+
+def remove(path: Path) -> bool:
+    """Remove what this process and killed ones named by `hidden_name(path)`; returns whether there was any."""
+    names = path.parent.glob(f".{path.name.lstrip('.')}.writing-*")
+    found = [left for left in names if _is_ours(left) or _is_abandoned(left)]
+    for left in found:
+        _remove(left)
+    return bool(found)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    mark = _MARK.search(path.name)
+    return mark is not None and (mark["host"], int(mark["pid"])) == (_host(), os.getpid())
+
+
+def _is_abandoned(path: Path) -> bool:
+    mark = _MARK.search(path.name)
+    if mark is None:
+        return False
+    if mark["host"] == _host():
+        return not _is_alive(int(mark["pid"]))
+    try:
+        return time.time() - path.stat().st_mtime > _A_DAY
+    except FileNotFoundError:
+        return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())

@@ -1,0 +1,45 @@
+"""Recipes at equal budgets, trained where they have no result yet, packed like a sweep.
+
+Not here: which budgets are equal (`account/matching.py`), what is then compared (`results/comparison.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.account.matching import Terms, matched
+from dpsgd_cli.errors import RecipeError, RunError
+from dpsgd_cli.failures import kill_is_interrupt
+from dpsgd_cli.results import store
+from dpsgd_cli.results.comparison import Entry
+from dpsgd_cli.sweep import planning
+from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.sweep.running import Job, is_open, run_job
+from dpsgd_cli.wording import count
+
+
+def trained(recipes: Sequence[str], terms: dict[str, Any], out: Path, say: Callable[[str], None]) -> list[Entry]:
+    """Every recipe at every budget as an entry. All that cannot be run is raised together, as a RecipeError."""
+    asked = matched(recipes, Terms(**terms))
+    cells = [Cell(number, loaded, {}) for number, (_, _, loaded) in enumerate(asked)]
+    problems = [
+        f"{label}{'' if epsilon is None else f' at epsilon {epsilon:g}'}: {error}"
+        for (label, epsilon, _), cell in zip(asked, cells, strict=True)
+        if (error := planning.shared_planner().plan(cell).error) is not None
+    ]
+    if problems:
+        raise RecipeError(problems)
+    with kill_is_interrupt():
+        left = [pack for pack in planning.packs(cells) if any(is_open(cell, out, True) for cell in pack)]
+        store.prepare_place(out / "comparison.probe")
+        for number, pack in enumerate(left, start=1):
+            outcome = run_job(Job(pack, out, retry_failed=True))
+            say(f"pack {number}/{len(left)}: {count(outcome.trials, 'trial')} in {outcome.seconds:.1f} s")
+            if outcome.failed:
+                raise RunError("\n".join(f"{name}: {error}" for name, error in outcome.failed.items()))
+    return [
+        Entry(label, epsilon, out / cell.directory, store.read_whole(out / cell.directory))
+        for (label, epsilon, _), cell in zip(asked, cells, strict=True)
+    ]
