@@ -29,7 +29,7 @@ from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.joint import plan_and_outline
-from dpsgd_cli.methods.base import Theory
+from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Runtime
@@ -316,7 +316,7 @@ class _Final:
 
     metrics: dict[str, list[float]] = field(default_factory=dict)
     on_train: dict[str, list[float]] = field(default_factory=dict)
-    theory: Theory | None = None
+    findings: Findings | None = None
 
 
 def _final(trials: Trials) -> _Final:
@@ -328,12 +328,12 @@ def _final(trials: Trials) -> _Final:
         l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
         pairs = zip(on_train["loss"], l2, squares, strict=True)
         on_train["objective"] = [loss + c / 2 * square for loss, c, square in pairs]
-    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, trials.method.theory())
+    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, trials.method.findings())
 
 
 def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tuple[Released, Unreleased]:
     """What one member of the pack leaves, told apart: this is where the training rows are left behind."""
-    context, dataset, theory = trials.context, trials.dataset, final.theory
+    context, dataset, findings = trials.context, trials.dataset, final.findings
     wanted = member.loaded.recipe.epochs
     length = wanted if member.plan is None and isinstance(wanted, int) else len(trials.history)
     history = [record.of(span) for record in trials.history[:length]]
@@ -353,14 +353,14 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
         metrics={name: values[span] for name, values in final.metrics.items()},
         finite=torch.isfinite(trials.method.output[span]).all(dim=1).tolist(),
         timing=counted,
-        theory=None if theory is None else theory.claimed[span],
+        findings=None if findings is None else findings.claimed[span],
     )
     unreleased = Unreleased(
         epochs=[record.counts for record in history],
         metrics={name: values[span] for name, values in final.on_train.items()},
         data_sha256=own,
         timing=measured,
-        theory=None if theory is None else theory.measured[span],
+        findings=None if findings is None else findings.measured[span],
     )
     return released, unreleased
 

@@ -233,9 +233,23 @@ def start(
     pack.work_in(precision.PASSES.get(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
     bound = feature_bound(recipe, dataset)
-    held = _validation(dataset, place)
     loss = loss_of(recipe)
-    context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base, bound, held, team)
+    context = Context(
+        recipes,
+        plans,
+        ledgers,
+        streams,
+        pack,
+        train,
+        loss,
+        rows,
+        loaded.base,
+        bound,
+        validation=_held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
+        public=_held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
+        places=None if dataset.places is None else dataset.places[: len(dataset.train_y)],
+        team=team,
+    )
     return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
 
 
@@ -306,11 +320,9 @@ def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Tab
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 
 
-def _validation(dataset: data.Dataset, place: Placement) -> Table | None:
-    """The rows that a schedule may look at."""
-    if dataset.validation_x is None or dataset.validation_y is None:
-        return None
-    return _table(dataset.validation_x, dataset.validation_y, dataset.per_trial, place)
+def _held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
+    """Validation or public rows, where there are any."""
+    return None if x is None or y is None else _table(x, y, per_trial, place)
 
 
 def _with_fold_sizes(dataset: data.Dataset, folds: int) -> data.Dataset:

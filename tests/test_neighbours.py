@@ -209,7 +209,7 @@ def write(path: Path, rows: Rows) -> None:
     path.write_text("\n".join(["a,b,y", *map(",".join, rows)]) + "\n")
 
 
-NOISED = r"\.metrics\.test_|\.trials\[\d+\]\.test_|\.theory\[|\.files\.model\."
+NOISED = r"\.metrics\.test_|\.trials\[\d+\]\.test_|\.files\.model\."
 CHOSEN = NOISED + r"|\.privacy\.spent\.|\.timing\.steps$|\.trials\[\d+\]\.(spent_|epochs$)|\.files\.ledger\."
 
 

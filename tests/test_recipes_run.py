@@ -19,7 +19,7 @@ from dpsgd_cli.data.card import Card
 from dpsgd_cli.data.dataset import Part, Source
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.method import Gradient
+from dpsgd_cli.recipe.schema.gradient import Gradient
 
 RECIPES = shipped_recipes()
 RECORDS = 24

@@ -27,7 +27,8 @@ from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.together import why_apart
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.method import Gradient, PrivateSelectionMethod
+from dpsgd_cli.recipe.schema.gradient import Gradient
+from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule
@@ -75,7 +76,8 @@ class RecipeCase(Case):
     def plan(self) -> Plan:
         """What would be released. Raises as planning does."""
         privacy = self._privacy
-        if privacy.budget is None and self.recipe.epochs == "until-budget":
+        endless = isinstance(self.recipe.method, Gradient) and self.recipe.epochs == "until-budget"
+        if privacy.budget is None and endless:
             raise UsageError(f"{self.label}: without a budget its length is open; give --epochs")
         return self._planned()
 

@@ -20,7 +20,7 @@ from dpsgd_cli.data.splits import SECOND_FILE, held_out
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import Split, ValidationSet
+from dpsgd_cli.recipe.schema.data import Cut
 
 if TYPE_CHECKING:
     from dpsgd_cli.data.on_disk import DiskPart, DiskRows, TrialRows
@@ -95,7 +95,7 @@ class Part:
     def __len__(self) -> int:
         return len(self.y)
 
-    def cut(self, cut: Split | ValidationSet) -> tuple[Part, Part]:
+    def cut(self, cut: Cut) -> tuple[Part, Part]:
         """The rows that stay, and those that `cut` holds out, each in the order of their places."""
         held = np.isin(self.places, held_out(self.places, cut), assume_unique=True)
         rest, chosen = (Part(self.x[one], self.y[one], self.places[one]) for one in (~held, held))
@@ -145,6 +145,7 @@ class Outline:
     outputs: int
     declarations: tuple[str, ...]
     norm_bound: float | None = None
+    public_records: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ class Dataset:
     `declarations` says what is taken to be public, `nonprivate` which steps read the training rows without
     noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
     released, by "trial/step": noisy already, so keeping it costs nothing. `validation_x` and `validation_y` are rows
-    cut from the training part, laid out as `test_x`; None where the recipe asks for none. `places` are those of the
+    cut from the training part, laid out as `test_x`; None where the recipe asks for none; `public_x` and `public_y`
+    likewise, of records that are public without their labels. `places` are those of the
     training rows, then of the test rows; None where rows stay on disk. `norm_bound` is that of the outline.
     All rows are arrays, or where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
     """
@@ -175,6 +177,8 @@ class Dataset:
     released: dict[str, np.ndarray] = field(default_factory=dict)
     validation_x: Any = None
     validation_y: Any = None
+    public_x: Any = None
+    public_y: Any = None
     places: np.ndarray | None = None
     norm_bound: float | None = None
 
@@ -188,13 +192,15 @@ class Step(ABC):
     """One preprocessing step with its settings.
 
     `release` is the mechanism that the step is (its draws are standard normal, of the trial's own stream);
-    `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public.
+    `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public;
+    `of_public` that it is fitted on public records instead.
     """
 
     settings: Any
     release: GaussianSum | None = None
     nonprivate: str | None = None
     declaration: str | None = None
+    of_public: bool = False
 
     def __init__(self, settings: Any, adjacency: Adjacency) -> None:
         """A private step is stated for `adjacency`."""

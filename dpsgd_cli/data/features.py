@@ -11,11 +11,7 @@ Not here: the scattering transform itself (`core/scattering.py`).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-import secrets
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from dpsgd_cli import kept
 from dpsgd_cli.core import models
 from dpsgd_cli.core.scattering import Scattering
 from dpsgd_cli.data.dataset import Layout, Step, Transform
@@ -39,7 +36,6 @@ from dpsgd_cli.recipe.schema.data import (
 )
 
 ROWS_AT_ONCE = 16
-MOST_KEPT_BYTES = 2_000_000_000
 VERSION = 1
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -80,13 +76,13 @@ class Extract(Step):
         network: list[Network] = []
 
         def transform(x: np.ndarray) -> np.ndarray:
-            kept = self._place(x)
-            if kept.is_file():
-                return np.asarray(np.load(kept))
-            if not network:
-                network.append(self.network(layout.shape))
-            out = self._extract(network[0], x)
-            _keep(kept, out)
+            place = kept.place("features", [VERSION, self.settings.model_dump(), self.made_from, x.shape], [x])
+            out = kept.load(place)
+            if out is None:
+                if not network:
+                    network.append(self.network(layout.shape))
+                out = self._extract(network[0], x)
+                kept.keep(place, out)
             return out
 
         return transform
@@ -109,14 +105,6 @@ class Extract(Step):
                     f"data.features: the network does not take inputs of shape {tuple(block.shape[1:])}: {error}"
                 ) from error
             return _normalised(_pooled(maps, self.settings.pool), self.settings.groups)
-
-    def _place(self, x: np.ndarray) -> Path:
-        import pooch
-
-        told = json.dumps([VERSION, self.settings.model_dump(), self.made_from, x.shape], sort_keys=True, default=str)
-        name = hashlib.sha256(told.encode())
-        name.update(np.ascontiguousarray(x).data)
-        return Path(pooch.os_cache("dpsgd")) / "features" / f"{name.hexdigest()[:32]}.npy"
 
 
 class Scatter(Extract):
@@ -251,19 +239,6 @@ def _normalised(maps: torch.Tensor, groups: int | None) -> torch.Tensor:
     grouped = maps.reshape(len(maps), groups, math.prod(maps.shape[1:]) // groups)
     grouped = grouped - grouped.mean(dim=2, keepdim=True)
     return (grouped / (grouped.square().mean(dim=2, keepdim=True) + 1e-5).sqrt()).reshape(maps.shape)
-
-
-def _keep(path: Path, out: np.ndarray) -> None:
-    """Keep features for the next run; a cache that cannot be written is no error."""
-    if out.nbytes > MOST_KEPT_BYTES:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{secrets.token_hex(8)}.npy")
-        np.save(temporary, out)
-        os.replace(temporary, path)
-    except OSError:
-        return
 
 
 def _sha256(path: Path) -> str:

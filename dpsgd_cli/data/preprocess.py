@@ -184,7 +184,10 @@ class Project(PrivateStep):
         super().__init__(settings, adjacency)
         self.components = settings.components
         self.whiten = settings.whiten
-        if settings.noise_multiplier is None:
+        self.of_public = settings.of == "public"
+        if self.of_public:
+            self.declaration = f"The principal directions (pca, {self.components} components) are of public records."
+        elif settings.noise_multiplier is None:
             self.declaration = f"The principal directions (pca, {self.components} components) are declared public."
         else:
             bound = pca.sensitivity(adjacency)
@@ -207,7 +210,9 @@ class Project(PrivateStep):
                 scale = self.release.noise_multiplier * self.release.sensitivity
                 matrix = pca.add_noise(exact, scale, draw((len(exact) * (len(exact) + 1) // 2,)))
             axes = pca.directions(matrix, self.components)
-            return (axes * pca.whitening(matrix, axes) if self.whiten else axes).astype(np.float32)
+            if self.whiten:
+                axes = axes * pca.whitening(matrix, axes) ** float(self.whiten)
+            return axes.astype(np.float32)
 
         return with_noise
 

@@ -26,7 +26,15 @@ from scipy.special import erfc, erfcinv
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.mechanism import ApproximateDP
-from dpsgd_cli.privacy.voting import ConfidentMax, GaussianMax, _by_theorem, _theorem_holds, max_log_q, max_renyi
+from dpsgd_cli.privacy.voting import (
+    ConfidentMax,
+    GaussianMax,
+    by_theorem,
+    max_log_q,
+    max_renyi,
+    theorem_holds,
+    threshold_renyi,
+)
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.pate import Sanitised
 
@@ -84,9 +92,7 @@ def of_votes(
     value = max_renyi(max_log_q(votes[answered], rule.noise), rule.noise, at).sum()
     local = _of_answers(curve, votes[answered], teachers)
     if isinstance(rule, ConfidentMax):
-        every = np.zeros((teachers + 1, 1), int)
-        every[:, 0] = np.arange(teachers + 1)
-        by_count = rule.threshold_renyi(every, at)[:, 0]
+        by_count = threshold_renyi(np.arange(teachers + 1), rule.test.threshold, rule.test.threshold_noise, at)[:, 0]
         largest = votes.max(axis=1)
         value += by_count[largest].sum()
         local = local + _of_thresholds(by_count, largest)
@@ -109,7 +115,7 @@ class Curve:
         return np.where(log_q < self.log_q0, self._theorem(inside), free)
 
     def _theorem(self, log_q: np.ndarray) -> np.ndarray:
-        return _by_theorem(np.atleast_1d(log_q), self.noise, np.array([self.order]))[:, 0].reshape(np.shape(log_q))
+        return by_theorem(np.atleast_1d(log_q), self.noise, np.array([self.order]))[:, 0].reshape(np.shape(log_q))
 
     @property
     def log_q0(self) -> float:
@@ -125,7 +131,7 @@ class Curve:
             while beyond(low) > 0:
                 low *= 1.5
             low = brentq(beyond, low, high)
-        if not _theorem_holds(np.array([low]), noise, np.array([order]))[0, 0]:
+        if not theorem_holds(np.array([low]), noise, np.array([order]))[0, 0]:
             raise PrivacyError(f"method.sanitised: Theorem 6 does not hold at order {order:g} and noise {noise:g}")
         return float(low)
 

@@ -40,6 +40,7 @@ GAP = 2.0
 ORDERS = np.concatenate([np.arange(1.5, 100, 0.5), np.logspace(2, 3, 40)])
 """Renyi orders at which what depends on the votes is added up."""
 
+
 class Aggregation(ABC):
     """One rule, made of its settings. `votes` are counts (K,), or (Q, K) for Q queries; K >= 2."""
 
@@ -139,11 +140,8 @@ class ConfidentMax(GaussianMax):
         return noisy >= self.test.threshold
 
     def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
-        return super().renyi(votes, answered) + self.threshold_renyi(votes).sum(axis=0)
-
-    def threshold_renyi(self, votes: np.ndarray) -> np.ndarray:
-        """NON-PRIVATE: the divergence (Q, orders) of the noisy comparisons alone."""
-        return threshold_renyi(votes.max(axis=1), self.test.threshold, self.test.threshold_noise)
+        compared = threshold_renyi(votes.max(axis=1), self.test.threshold, self.test.threshold_noise)
+        return super().renyi(votes, answered) + compared.sum(axis=0)
 
 
 class StableMode(Aggregation):
@@ -214,10 +212,10 @@ def max_renyi(log_q: np.ndarray, noise: float, orders: np.ndarray = ORDERS) -> n
     q B^(lambda - 1)) / (lambda - 1).
     """
     free = np.broadcast_to(orders / noise**2, (len(log_q), len(orders)))
-    return np.where(_theorem_holds(log_q, noise, orders), np.minimum(free, _by_theorem(log_q, noise, orders)), free)
+    return np.where(theorem_holds(log_q, noise, orders), np.minimum(free, by_theorem(log_q, noise, orders)), free)
 
 
-def _theorem_holds(log_q: np.ndarray, noise: float, orders: np.ndarray) -> np.ndarray:
+def theorem_holds(log_q: np.ndarray, noise: float, orders: np.ndarray) -> np.ndarray:
     """Where the conditions of Theorem 6 hold (Q, orders)."""
     second, epsilon2 = _of_theorem(log_q, noise)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -226,7 +224,7 @@ def _theorem_holds(log_q: np.ndarray, noise: float, orders: np.ndarray) -> np.nd
     return by_query[:, None] & (orders <= second[:, None] + 1)
 
 
-def _by_theorem(log_q: np.ndarray, noise: float, orders: np.ndarray) -> np.ndarray:
+def by_theorem(log_q: np.ndarray, noise: float, orders: np.ndarray) -> np.ndarray:
     """The bound of Theorem 6 (Q, orders), whether its conditions hold or not."""
     second, epsilon2 = _of_theorem(log_q, noise)
     epsilon1 = (second + 1) / noise**2

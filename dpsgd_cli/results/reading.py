@@ -122,7 +122,6 @@ class _Document(BaseModel):
     nonprivate_warnings: list[str]
     provenance: _Provenance
     trials: Annotated[list[_Trial], Field(min_length=1)]
-    theory: list[dict[str, Cell]] | None = None
     files: dict[str, _File]
     nonprivate_files: dict[str, _File]
     nonprivate_sha256: Sha256

@@ -21,7 +21,8 @@ def result_text(document: Row, directory: Path) -> str:
     document = public(document)
     lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
     metrics = document["metrics"]
-    lines += [f"  {name:<26}{_metric(metrics[name])}" for name in _SHOWN if name in metrics]
+    shown = [name for name in _SHOWN if name in metrics] + [name for name in metrics if name in document["trials"][0]]
+    lines += [f"  {name:<26}{_metric(metrics[name])}" for name in dict.fromkeys(shown)]
     lines += _privacy_lines(document["privacy"])
     lines.append(f"  results in {directory}")
     return "\n".join(lines)
