@@ -346,7 +346,7 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
         reproducible=all(stream.reproducible for stream in context.streams[span]),
         declarations=dataset.declarations,
         uncovered_steps=dataset.nonprivate,
-        warnings=dataset.warnings,
+        warnings=(*dataset.warnings, *(() if findings is None else findings.warnings)),
         data_sha256=fetched,
         device=str(context.pack.values.device),
         epochs=[record.metrics for record in history],

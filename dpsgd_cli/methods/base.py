@@ -74,11 +74,12 @@ class Context:
 class Findings:
     """A row a trial of what is claimed (a function of public numbers and releases) and one of what was measured.
 
-    NON-PRIVATE: what is measured, without noise, on training rows.
+    NON-PRIVATE: what is measured, without noise, on training rows. `warnings` are public, of what is claimed.
     """
 
     claimed: list[dict[str, Any]]
     measured: list[dict[str, Any]]
+    warnings: tuple[str, ...] = ()
 
 
 class Method(ABC):

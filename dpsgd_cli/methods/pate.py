@@ -45,7 +45,7 @@ from dpsgd_cli.methods.students import lessons_of
 from dpsgd_cli.privacy import vote_sensitivity
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import Mechanism, Release
-from dpsgd_cli.privacy.voting import Aggregation, GaussianMax, epsilon_at
+from dpsgd_cli.privacy.voting import Aggregation, epsilon_at
 from dpsgd_cli.privacy.voting_plan import VotingPlan
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import SgdMethod
@@ -70,6 +70,9 @@ class Pate(Method):
         self.settings = settings
         self.public = context.public
         self.plans = [_planned(plan) for plan in context.plans]
+        if settings.sanitised is not None:
+            for plan in self.plans:
+                vote_sensitivity.check(_rule(plan), _classes(context), settings.sanitised)
         self.order = [own.permutation("queries", 0, len(self.public)) for own in context.lasting]
         self.votes: list[np.ndarray] = []
         self.answers: list[np.ndarray] = []
@@ -147,7 +150,7 @@ class Pate(Method):
     def _sanitise(self, trial: int, plan: VotingPlan) -> float:
         """The price that the votes show, with noise; charged when the trial began (`vote_sensitivity.py`)."""
         settings, rule = self.settings.sanitised, _rule(plan)
-        assert settings is not None and isinstance(rule, GaussianMax)
+        assert settings is not None
         answered = self.answers[trial] >= 0
         asked = self.answers[trial] > NOT_ASKED
         found = vote_sensitivity.of_votes(
@@ -206,7 +209,9 @@ class Pate(Method):
                     "teachers_right": self.predicted_right[trial],
                 }
             )
-        return Findings(claimed, measured)
+        empty = [str(trial) for trial, row in enumerate(claimed) if not row["answered"]]
+        told = f"no query was answered (trial {', '.join(empty)}), so the student is untrained; lower the threshold"
+        return Findings(claimed, measured, (told,) if empty else ())
 
     def charged_for(self, done: int) -> bool:
         if done == 0:

@@ -12,6 +12,8 @@ chooses sigma by the smooth sensitivity itself, which its theorem does not cover
 
 Local sensitivity of `gnmax`: Algorithms 3 to 5 (Proposition 13), which need conditions C5 (the bound grows with q) and
 C6 (so do its differences); where they do not hold there is no proof and it is refused. Of the threshold: enumeration.
+LS_d is taken over everything at distance d or less: the published script takes what is at exactly d of each query, and
+a sum over queries of that is not smooth.
 Not here: the bounds (`voting.py`), plans.
 """
 
@@ -27,6 +29,7 @@ from scipy.special import erfc, erfcinv
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.mechanism import ApproximateDP
 from dpsgd_cli.privacy.voting import (
+    Aggregation,
     ConfidentMax,
     GaussianMax,
     by_theorem,
@@ -76,20 +79,26 @@ class Sensitivity:
     smooth: float
 
 
-def of_votes(
-    rule: GaussianMax, votes: np.ndarray, answered: np.ndarray, teachers: int, settings: Sanitised
-) -> Sensitivity:
-    """f and SS_beta of the counts (Q, K), of which some were `answered`. Raises PrivacyError where C5 or C6 fail."""
-    order, classes = settings.order, votes.shape[1]
-    curve = Curve(rule.noise, classes, order)
+def check(rule: Aggregation, classes: int, settings: Sanitised) -> Curve:
+    """The curve that the release is about. Raises PrivacyError where nothing is proved of it."""
+    if not isinstance(rule, GaussianMax):
+        raise PrivacyError("method.sanitised: its theorem is about gnmax and confident-gnmax; leave it out")
+    curve = Curve(rule.noise, classes, settings.order)
     held = curve.conditions()
     if held != (True, True):
         raise PrivacyError(
             f"method.sanitised: conditions C5 and C6 are {held} at noise {rule.noise:g}, {classes} classes and order"
-            f" {order:g}, so nothing is proved; raise the noise or lower the order"
+            f" {settings.order:g}, so nothing is proved; raise the noise or lower the order"
         )
-    at = np.array([order])
-    value = max_renyi(max_log_q(votes[answered], rule.noise), rule.noise, at).sum()
+    return curve
+
+
+def of_votes(
+    rule: Aggregation, votes: np.ndarray, answered: np.ndarray, teachers: int, settings: Sanitised
+) -> Sensitivity:
+    """f and SS_beta of the counts (Q, K), of which some were `answered`. Raises as `check` does."""
+    curve, at = check(rule, votes.shape[1], settings), np.array([settings.order])
+    value = max_renyi(max_log_q(votes[answered], curve.noise), curve.noise, at).sum()
     local = _of_answers(curve, votes[answered], teachers)
     if isinstance(rule, ConfidentMax):
         by_count = threshold_renyi(np.arange(teachers + 1), rule.test.threshold, rule.test.threshold_noise, at)[:, 0]
@@ -174,27 +183,23 @@ def _of_answers(curve: Curve, votes: np.ndarray, teachers: int) -> np.ndarray:
     first = curve.log_q0
     second = float(curve.fewer(np.array(first)))
     plateau = float(curve.moves(np.array([second]))[0])
-    total = np.zeros(teachers)
     ordered = np.sort(votes, axis=1)[:, ::-1].copy()
     log_q = max_log_q(ordered, curve.noise)
-    widens = log_q > first
+    largest = curve.moves(log_q)
+    widens, there = log_q > first, (log_q >= second) & (log_q <= first)
+    total = np.zeros(teachers)
     for distance in range(teachers):
-        walking = np.where(widens, (log_q > first) & (ordered[:, 1] > 0), log_q < second)
-        if distance == 0:
-            walking = (log_q > first) | (log_q < second)
-        total[distance] += plateau * (len(ordered) - walking.sum()) + curve.moves(log_q[walking]).sum()
-        ordered, log_q, widens = ordered[walking], log_q[walking], widens[walking]
-        if not len(ordered):
-            total[distance + 1 :] += plateau * len(votes)
+        largest = np.where(there, np.maximum(largest, plateau), np.maximum(largest, curve.moves(log_q)))
+        total[distance] = largest.sum()
+        if there.all():
+            total[distance:] = total[distance]
             break
-        total_done = len(votes) - len(ordered)
-        if distance + 1 < teachers:
-            total[distance + 1] += plateau * total_done
-        step = np.where(widens, 1, -1)
+        step = np.where(widens, 1, -1) * ~there
         ordered[:, 0] += step
         ordered[:, 1] -= step
         ordered = np.sort(ordered, axis=1)[:, ::-1].copy()
         log_q = max_log_q(ordered, curve.noise)
+        there |= np.where(widens, (log_q <= first) | (ordered[:, 1] == 0), log_q >= second)
     return total
 
 
@@ -206,4 +211,4 @@ def _of_thresholds(by_count: np.ndarray, largest: np.ndarray) -> np.ndarray:
     up, down = largest[:, None] + distances, largest[:, None] - distances
     above = np.where(up < len(by_count), local[np.minimum(up, len(local) - 1)], 0.0)
     below = np.where(down >= 0, local[np.maximum(down, 0)], 0.0)
-    return np.maximum(above, below).sum(axis=0)
+    return np.maximum.accumulate(np.maximum(above, below), axis=1).sum(axis=0)

@@ -86,7 +86,7 @@ class LaplaceMax(Aggregation):
     def __init__(self, settings: LnMax) -> None:
         self.scale = solved(settings.noise)
 
-    def answered(self, adjacency: Adjacency) -> Mechanism:
+    def answered(self, adjacency: Adjacency) -> PureDP:
         return PureDP(ALL_COUNTS_L1 / self.scale, adjacency, "pure", "vote")
 
     def label(self, votes: np.ndarray, draw: Draw) -> int:
@@ -110,7 +110,7 @@ class GaussianMax(Aggregation):
     def __init__(self, settings: GnMax | ConfidentGnMax) -> None:
         self.noise = solved(settings.noise)
 
-    def answered(self, adjacency: Adjacency) -> Mechanism:
+    def answered(self, adjacency: Adjacency) -> GaussianSum:
         return gaussian(self.noise, ALL_COUNTS_L2, adjacency, "vote")
 
     def label(self, votes: np.ndarray, draw: Draw) -> int:
@@ -132,7 +132,7 @@ class ConfidentMax(GaussianMax):
         super().__init__(settings)
         self.test = settings
 
-    def asked(self, adjacency: Adjacency) -> Mechanism:
+    def asked(self, adjacency: Adjacency) -> GaussianSum:
         return gaussian(self.test.threshold_noise, LARGEST_COUNT, adjacency, "threshold")
 
     def accepts(self, votes: np.ndarray, draw: Draw) -> bool:
@@ -157,7 +157,7 @@ class StableMode(Aggregation):
     def __init__(self, settings: ProposeTestRelease) -> None:
         self.settings = settings
 
-    def asked(self, adjacency: Adjacency) -> Mechanism:
+    def asked(self, adjacency: Adjacency) -> ApproximateDP:
         return ApproximateDP(self.settings.epsilon, self.settings.delta, adjacency, "gap")
 
     def accepts(self, votes: np.ndarray, draw: Draw) -> bool:

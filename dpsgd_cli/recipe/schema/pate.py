@@ -93,7 +93,7 @@ class Training(Gradient):
 class Teachers(Training):
     """Descent of every teacher on its part."""
 
-    count: Annotated[Count, Field(ge=2)] = Field(description="n: teachers, and parts of the training records.")
+    count: Annotated[int, Field(ge=2)] = Field(description="n: teachers, and parts of the training records.")
     model: Model | None = Field(None, description="Left out, the student's (`model`).")
 
 
