@@ -78,6 +78,15 @@ def best_attacker(releases: Sequence[Release]) -> Attacker:
     raise UnsupportedMechanism("\n".join(dict.fromkeys(reasons)))
 
 
+def strongest(attackers: Sequence[Attacker]) -> Attacker:
+    """What nobody surpasses of any of several; exact only where all are alike."""
+    if all(one == attackers[0] for one in attackers):
+        return attackers[0]
+    rates = {rate: max(one.true_positives[rate] for one in attackers) for rate in RATES}
+    names = ", ".join(dict.fromkeys(one.proved_by for one in attackers))
+    return Attacker(rates, max(one.right for one in attackers), names)
+
+
 def power(profile: Callable[[float], float], false_positive_rate: float) -> float:
     """The largest true-positive rate that a privacy profile, epsilon >= 0 to delta, allows; see the derivation above.
 
