@@ -237,7 +237,8 @@ def series_of(asked: Asked, cases: list[Case]) -> answers.Series:
     """The curve that --curve or --over asks for."""
     questions = [(case, _accountants(asked, case)) for case in cases]
     if asked.over is None:
-        return answers.epoch_curve(questions, with_rho=not asked.accountant or asked.accountant == ("zcdp",))
+        with_rho = not asked.accountant or asked.accountant == ("zcdp",)
+        return answers.epoch_curve(questions, with_rho, named_by_user=bool(asked.accountant))
     axis, points = _axis(asked.over)
     if axis == "order":
         if asked.sampling_rate is None or asked.noise_multiplier is None:
@@ -245,7 +246,7 @@ def series_of(asked: Asked, cases: list[Case]) -> answers.Series:
         if points[0] <= 1:
             raise UsageError(f"--over {asked.over}: Renyi orders are above 1")
         return answers.divergence_curve(asked.sampling_rate, asked.noise_multiplier, points)
-    return answers.parameter_curve(questions, axis, points)
+    return answers.parameter_curve(questions, axis, points, named_by_user=bool(asked.accountant))
 
 
 def _axis(text: str) -> tuple[str, list[float]]:

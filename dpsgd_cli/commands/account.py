@@ -72,7 +72,9 @@ class Rate(click.ParamType):
 @click.option("--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), default="geometric", help="Of K.")
 @click.option("--curve", is_flag=True, help="Epsilon epoch by epoch, as CSV.")
 @click.option("--over", metavar="NAME=FROM:TO:STEP", help="Epsilon over a parameter; `order` shows Renyi divergences.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Also draw the curve to this file.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False), help="Also draw it: the accountants asked for, else the least bound."
+)
 @click.option("--format", type=click.Choice(["table", "json", "csv"]), help="Of the result on stdout.")
 def command(**given: Any) -> None:
     """State what a training costs in privacy, or what a budget affords, before anyone trains.
@@ -104,7 +106,9 @@ def command(**given: Any) -> None:
     if asked.curve or asked.over is not None:
         series = series_of(asked, cases)
         if asked.plot is not None:
-            report.plot(series, asked.plot)
+            from dpsgd_cli.account.picture import draw  # matplotlib
+
+            draw(series, asked.plot)
             click.echo(f"drawn to {asked.plot}", err=True)
         click.echo(report.series_json(series) if asked.format == "json" else report.series_csv(series))
         return

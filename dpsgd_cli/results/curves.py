@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from dpsgd_cli.results.result import summarise
 
-_COLOUR = "#0072B2"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+"""Okabe and Ito's, distinguishable without colour vision."""
+DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)))
 
 
 def draw(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
@@ -32,11 +34,11 @@ def draw(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
             points = {epoch: one for epoch, one in found.items() if one["mean"] is not None}
             means = [one["mean"] for one in points.values()]
             spreads = [one["ci95"] or 0.0 for one in points.values()]
-            axes.plot(list(points), means, color=_COLOUR, marker="o" if len(points) < 13 else "", markersize=3)
+            axes.plot(list(points), means, color=COLOURS[0], marker="o" if len(points) < 13 else "", markersize=3)
             if any(spreads):
                 low = [mean - half for mean, half in zip(means, spreads, strict=True)]
                 high = [mean + half for mean, half in zip(means, spreads, strict=True)]
-                axes.fill_between(list(points), low, high, color=_COLOUR, alpha=0.15, linewidth=0)
+                axes.fill_between(list(points), low, high, color=COLOURS[0], alpha=0.15, linewidth=0)
             axes.set(xlabel="epoch", ylabel=title)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(alpha=0.3)

@@ -1,6 +1,6 @@
 """Pictures of a comparison, as PNG and SVG: accuracy (and the objective) by budget, and three things by epoch.
 
-Colours are Okabe and Ito's (distinguishable without colour vision). Markers and dashes differ too, and later curves are
+Colours differ, and so do markers and dashes, and later curves are
 thinner than earlier ones, so that those which coincide are all seen. Curves by epoch are means over trials with 95%
 intervals. Not here: what is compared (`comparison.py`).
 """
@@ -15,14 +15,13 @@ from typing import Any
 
 from dpsgd_cli.metrics import in_words
 from dpsgd_cli.results.comparison import Comparison, Entry
+from dpsgd_cli.results.curves import COLOURS, DASHES
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.history import by_epoch, read
 from dpsgd_cli.results.result import summarise
 from dpsgd_cli.rounding import epsilon_text
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)))
 OBJECTIVES = {"nonprivate_train_objective": "training objective", "nonprivate_train_loss": "training loss"}
 MOST_PANELS = 4
 MOST_NAMES = 60
