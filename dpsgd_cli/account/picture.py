@@ -27,8 +27,8 @@ def draw(series: Series, path: str) -> None:
     for number, name in enumerate(series.shown):
         values = [math.nan if value is None else value for value in series.columns[name]]
         ends += [value for value in values if value > 0 and math.isfinite(value)][-1:]
-        style = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
-        axes.plot(series.points, values, label=name, **style)
+        colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        axes.plot(series.points, values, label=name, color=colour, linestyle=dashes)
     if ends and max(ends) > _FAR_APART * min(ends):
         axes.set_yscale("log")
     axes.set_xlabel(series.axis)

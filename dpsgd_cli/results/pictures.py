@@ -1,8 +1,7 @@
 """Pictures of a comparison, as PNG and SVG: accuracy (and the objective) by budget, and three things by epoch.
 
-Colours differ, and so do markers and dashes, and later curves are
-thinner than earlier ones, so that those which coincide are all seen. Curves by epoch are means over trials with 95%
-intervals. Not here: what is compared (`comparison.py`).
+Colours, markers and dashes differ, and later curves are thinner than earlier ones, so that those which coincide are all
+seen. Curves by epoch are means over trials with 95% intervals. Not here: what is compared (`comparison.py`).
 """
 
 from __future__ import annotations
