@@ -23,10 +23,11 @@ from dpsgd_cli.results import curves, history, store
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.prose import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.result import MARK, Row, public, summarise
-from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
+from dpsgd_cli.rounding import epsilon_text, interval_text
 
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11
+_CONSTANT = "constant_"
 _NOT_HIDDEN = (
     "What the data say of people in general is not hidden, and is what a model is for. It may tell something of"
     " somebody who was not in the data as well."
@@ -208,26 +209,24 @@ def _up(mu: float) -> str:
 
 def _metrics(found: _Read) -> list[Block]:
     metrics = found.document["metrics"]
-    if not metrics:
+    names = [name for name in metrics if not name.startswith(_CONSTANT)]
+    if not names:
         return []
     trials = len(found.document["trials"])
     several = f"Means over {trials} trials with 95% intervals. " if trials > 1 else ""
-    baselines = found.document.get("baselines", {})
-    header = ["metric", "of the model", *(["of a constant answer"] if baselines else [])]
-    rows = [
-        [in_words(name), _metric(metric), *([_baseline(baselines.get(name))] if baselines else [])]
-        for name, metric in metrics.items()
-    ]
+    beside = any(name.startswith(_CONSTANT) for name in metrics)
+    rows = []
+    for name in names:
+        constant = metrics.get(_CONSTANT + name.partition("_")[2])
+        best = "" if constant is None else _metric(constant)
+        rows.append([in_words(name), _metric(metrics[name]), *([best] if beside else [])])
     told = f"{several}Measured without noise on records that are declared public."
+    header = ("metric", "of the model", *(["of the best constant answer"] if beside else []))
     return [Heading("How good the model is"), Text(told), Table(header, rows)]
 
 
 def _metric(metric: Row) -> str:
     return "none: not every trial stayed finite" if metric["mean"] is None else _interval(metric)
-
-
-def _baseline(value: float | None) -> str:
-    return "" if value is None else metric_text(value)
 
 
 def _interval(metric: Row) -> str:
