@@ -52,7 +52,7 @@ def test_the_readme_is_a_page_that_begins_with_two_commands_and_leads_to_every_o
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert all(re.search(rf"^{name}: ", makefile, re.MULTILINE) for name in ("train", "test"))
     assert [page for page in PAGES if page.startswith("docs/") and f"({page})" not in README] == []
-    assert f"pip install -c constraints.txt ." in README
+    assert "pip install -c constraints.txt ." in README
 
 
 def test_from_the_table_to_the_prediction_is_one_screen() -> None:
