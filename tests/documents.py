@@ -17,14 +17,13 @@ import re
 import shlex
 import subprocess
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 INSTALLERS = ("make ", "pip install ", "git clone ", "cd dpsgd")
-"""They make virtual environments or install packages: `make check` itself, and tests/test_packaging.py, are their tests."""
+"""They make environments or install packages: `make check` itself, and tests/test_packaging.py, are their tests."""
 ELSEWHERE = ("torchrun ", "sbatch ", "--launcher slurm", "--launcher ray", "tensorboard ")
 """They need more than one machine or process: tests/core/test_processes.py and tests/sweep/ are their tests."""
 
@@ -117,8 +116,6 @@ def _dpsgd(arguments: Sequence[str]) -> tuple[Any, str]:
             code: Any = 0
         except SystemExit as stop:
             code = stop.code or 0
-        except Exception:
-            code = traceback.format_exc()
     return code, said.getvalue()
 
 

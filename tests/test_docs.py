@@ -1,5 +1,5 @@
-"""Every command and snippet of the README and of `docs/` is run, in order, in an empty folder, as a new user would; what
-they and the map of the house point to exists."""
+"""Every command and snippet of the README and of `docs/` is run, in order, in an empty folder, as a new user would;
+what they and the map of the house point to exists."""
 
 from __future__ import annotations
 

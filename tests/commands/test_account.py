@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,7 +140,12 @@ def test_a_picture_shows_what_was_asked_and_its_legend_hides_nothing(
 
     seen: list[Figure] = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **given: (seen.append(self), save(self, *args, **given)))
+
+    def watched(figure: Figure, *args: Any, **given: Any) -> None:
+        seen.append(figure)
+        save(figure, *args, **given)
+
+    monkeypatch.setattr(Figure, "savefig", watched)
     numbers = ["--noise-multiplier", "4", "--sampling-rate", "0.01"]
     length = [] if "order=2:4:1" in asked else ["--epochs", "3"]
     assert run(*numbers, *length, *asked, "--plot", str(tmp_path / "x.png")).exit_code == 0
