@@ -16,7 +16,7 @@ from dpsgd_cli.failures import kill_is_interrupt
 from dpsgd_cli.joint import declarations
 from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.results import store, summary
+from dpsgd_cli.results import report, store, summary
 from dpsgd_cli.wording import count
 
 
@@ -60,6 +60,8 @@ def train(loaded: LoadedRecipe, out: Path, resume: bool) -> None:
     for warning in document["nonprivate_warnings"]:
         click.echo(f"nonprivate warning: {warning}", err=True)
     click.echo(summary.result_text(document, directory))
+    if not report.is_written(directory):
+        report.write(directory)  # after the numbers are there to be read: drawing takes half a second
 
 
 class _Bar:

@@ -14,6 +14,7 @@ from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.pate import PateMethod
 from dpsgd_cli.recipe.schema.privacy import FlatClipping
 from dpsgd_cli.recipe.schema.schedule import Uniform
+from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -119,6 +120,9 @@ def _privacy(recipe: Recipe) -> list[str]:
         return [f"privacy: method {kind} has no privacy; leave this section out or use {private}"]
     if privacy is None:
         return [f"method: {kind} needs a privacy section"] if wanted == "needed" else []
+    length = privacy.schedule.length
+    if length is not None and isinstance(recipe.epochs, int) and recipe.epochs > length:
+        return [f"privacy.schedule: lists noise for {count(length, 'epoch')}, but epochs is {recipe.epochs}; list more"]
     if not isinstance(recipe.method, FullBatch):
         return []
     unused = [
