@@ -10,7 +10,7 @@ Not here: charging what is released (the caller does, before it calls `prepare`)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -150,6 +150,9 @@ def prepare(
         sha256=source.sha256 | {name: found for step in steps for name, found in step.made_from.items()},
         warnings=(*source.warnings, *nonprivate),
         released=pipeline.released,
+        fitted=pipeline.kept(noiselessly=False),
+        unreleased=pipeline.kept(noiselessly=True),
+        layout=source.layout,
         validation_x=others[0] if others else None,
         validation_y=None if validation is None else _own(validation.y),
         places=None if on_disk else np.concatenate([part.places for part in (train, test) if isinstance(part, Part)]),
@@ -157,14 +160,53 @@ def prepare(
     )
 
 
+def held_out_of(data: Data, base: Path, folds: bool) -> Part:
+    """The records that a recipe tests on, before preprocessing; with `folds` all of them, training rows first.
+
+    Raises DataError as `prepare` does, and where rows stay on disk.
+    """
+    train, test, _ = _parts(open_source(data, base), data)
+    if not isinstance(train, Part) or not isinstance(test, Part):
+        raise DataError("records that stay on disk are not read as a whole; save some of them as a npz file")
+    return train.pooled(test) if folds else test
+
+
+def steps_of(data: Data) -> list[PreprocessStep]:
+    """The preprocessing that `data` asks for, or that its card, or any own file, has by default."""
+    if data.preprocess is not None:
+        return data.preprocess
+    return list(OWN_FILE_STEPS if data.name is None else catalog.load_card(data.name).preprocess)
+
+
+def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipeline:
+    """The preprocessing of records in `layout` by what training `kept`, by "step" or "trial/step"; it reads no data.
+
+    Raises DataError where `kept` lacks what a step needs.
+    """
+    steps = _steps(data, "add-remove", base)
+    known = {int(key.rpartition("/")[2]) for key in kept}
+    for index, step in enumerate(steps):
+        if (isinstance(step, PrivateStep) or step.nonprivate is not None) and index not in known:
+            raise DataError(f"the model's file lacks what step {index} of preprocessing kept of the training rows")
+    return Pipeline(steps, _plan(steps, layout), kept, _no_noise, dict(kept))
+
+
+def _no_noise(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+    raise AssertionError(f"{purpose} of trial {trial} was released, and is not drawn again")
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """Steps with the layout before each of them, what private ones released, and where their draws come from."""
+    """Steps with the layout before each of them, what private ones released, and where their draws come from.
+
+    `fitted` is what other steps kept of the training rows: what is there is used, what is not is found and put there.
+    """
 
     steps: Sequence[Step]
     layouts: Sequence[Layout]
     released: Released
     normal: Normal
+    fitted: Released = field(default_factory=dict)
 
     def run(self, parts: Sequence[Rows], trials: int) -> tuple[list[Rows], bool]:
         """Transform all parts, the first being the training rows; the last value says whether each trial has its own.
@@ -174,7 +216,7 @@ class Pipeline:
         private = [index for index, step in enumerate(self.steps) if step.release is not None]
         first = private[0] if private else len(self.steps)
         for index in range(first):
-            parts = self._public(index, parts)
+            parts = self._public(index, parts, f"{index}")
         if not private:
             return [_through(_float32, part) for part in parts], False
         learn_shared = cache(lambda: self._learn(first, parts[0]))
@@ -186,7 +228,7 @@ class Pipeline:
             own = list(parts)
             for index in range(first, len(self.steps)):
                 if self.steps[index].release is None:
-                    own = self._public(index, own)
+                    own = self._public(index, own, f"{trial}/{index}")
                     continue
                 learn = learn_shared if index == first else partial(self._learn, index, own[0])
                 transform = self._private(learn, trial, index)
@@ -199,10 +241,22 @@ class Pipeline:
         pairs = zip(parts, rooms, strict=True)
         return [TrialRows(part, room) if isinstance(part, DiskRows) else room for part, room in pairs], True
 
-    def _public(self, index: int, parts: Sequence[Rows]) -> list[Rows]:
+    def kept(self, noiselessly: bool) -> Released:
+        """What steps without a release kept of rows that are declared public, or of others `noiselessly`."""
+        return {
+            key: held
+            for key, held in self.fitted.items()
+            if (self.steps[int(key.rpartition("/")[2])].nonprivate is not None) == noiselessly
+        }
+
+    def _public(self, index: int, parts: Sequence[Rows], key: str) -> list[Rows]:
         """All parts after a step that draws nothing, fitted on the training rows."""
-        # rows on disk are as much of an array as steps that `_opened` lets pass need
-        transform = self.steps[index].fit(cast(np.ndarray, parts[0]), self.layouts[index])
+        step, layout = self.steps[index], self.layouts[index]
+        if key not in self.fitted:
+            # rows on disk are as much of an array as steps that `_opened` lets pass need
+            kept = step.kept(cast(np.ndarray, parts[0]), layout)
+            self.fitted.update({} if kept is None else {key: kept})
+        transform = step.transform(layout, self.fitted.get(key))
         return [_through(transform, part) for part in parts]
 
     def _learn(self, index: int, rows: Rows) -> Callable[[Draw], np.ndarray]:
@@ -219,7 +273,7 @@ class Pipeline:
         assert isinstance(step, PrivateStep)
         if key not in self.released:
             self.released[key] = learn()(partial(self.normal, trial, f"preprocess-{index}"))
-        return step.apply(self.released[key])
+        return step.transform(self.layouts[index], self.released[key])
 
 
 def _through(transform: Transform, rows: Rows) -> Any:
@@ -236,10 +290,7 @@ def _own(labels: Rows) -> Rows:
 
 
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
-    chosen: Sequence[PreprocessStep] | None = data.preprocess
-    if chosen is None:
-        chosen = OWN_FILE_STEPS if data.name is None else catalog.load_card(data.name).preprocess
-    steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in chosen]
+    steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in steps_of(data)]
     if data.features is None:
         return steps
     from dpsgd_cli.data.features import EXTRACTORS

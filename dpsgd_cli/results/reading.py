@@ -28,13 +28,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.files import MODEL
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.tree import CoreLoader
 from dpsgd_cli.results.result import MARK, Row, marked
 
 RESULT = "result.json"
 WITH_EVERY_RESULT = ("recipe.yaml", "trials.csv", "history.csv", "ledger.jsonl")
-MODEL = "model.safetensors"
 OWN_HASH = f"{MARK}sha256"
 WITH_UNRELEASED = ("trials.csv", "history.csv")
 _MOST_PROBLEMS = 3
