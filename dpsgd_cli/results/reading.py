@@ -139,8 +139,10 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
             name: {"sha256": hashlib.sha256(held).hexdigest(), "lines": None if name == MODEL else held.count(b"\n")}
             for name, held in files.items()
         }
-        content["files"] = {name: one for name, one in told.items() if name not in WITH_UNRELEASED}
-        content |= marked({"files": {name: one for name, one in told.items() if name in WITH_UNRELEASED}})
+        # beside the weights, a model's file holds what such steps kept of training rows without noise
+        secret = {*WITH_UNRELEASED, *([MODEL] if document["privacy"].get("uncovered_steps") else [])}
+        content["files"] = {name: one for name, one in told.items() if name not in secret}
+        content |= marked({"files": {name: one for name, one in told.items() if name in secret}})
     return {**content, OWN_HASH: _content_hash(content)}
 
 
@@ -228,7 +230,7 @@ def check_files(directory: Path, document: Row) -> None:
     """See that every file beside `document` is there and as it was written, and that there is no other of the kind."""
     for name in dict.fromkeys((*WITH_EVERY_RESULT, *_files(document))):
         checked(directory, document, name)
-    if MODEL not in document["files"] and (directory / MODEL).exists():
+    if MODEL not in _files(document) and (directory / MODEL).exists():
         checked(directory, document, MODEL)
 
 
