@@ -30,7 +30,7 @@ from dpsgd_cli.core.precision import MOST_ROWS
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.dataset import UNTOLD, Layout, Part
-from dpsgd_cli.data.opening import new_rows, open_labelled, open_unlabelled
+from dpsgd_cli.data.opening import open_labelled, open_unlabelled
 from dpsgd_cli.data.preparation import Pipeline, held_out_of, pipeline_of, steps_of
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
@@ -133,9 +133,8 @@ class Trained:
 
     def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:
         """Records of a table, an array or a file in the layout of the training records, before preprocessing."""
-        if isinstance(records, str | Path):
-            return open_unlabelled(Path(records), self.data, self.layout)
-        return new_rows(records, self.data, self.layout)
+        where = Path(records) if isinstance(records, str) else records
+        return open_unlabelled(where, self.data, self.layout)
 
     def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
         """What the model of `trial` is given for `rows` (N, ...): float32 (N, *input_shape)."""
@@ -221,9 +220,10 @@ class Trained:
         loss = loss_of(self.loaded.recipe, raw=True)
         return told(evaluate(pack, pack.values, table, self.data.task, most, loss), pack.values)
 
-    def labelled(self, records: str | Path) -> Part:
-        """Labelled records of a file."""
-        return open_labelled(Path(records), self.data, self.layout, self.classes)
+    def labelled(self, records: pd.DataFrame | str | Path) -> Part:
+        """Labelled records of a table or a file."""
+        where = Path(records) if isinstance(records, str) else records
+        return open_labelled(where, self.data, self.layout, self.classes)
 
     def own_metrics(self) -> dict[str, list[float]]:
         """Metrics on the records that the recipe tests on, read anew: those that the result states."""

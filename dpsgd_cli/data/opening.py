@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from dpsgd_cli.wording import listed
 if TYPE_CHECKING:
     import pandas as pd
 
+Records: TypeAlias = "Path | pd.DataFrame | np.ndarray"
 ARRAYS = ".npz"
 ROWS = ".npy"
 MOST_KEPT_BYTES = 1 << 28
@@ -69,17 +70,17 @@ def open_source(data: Data, base: Path) -> Source:
 
 
 @np.errstate(**UNTOLD)
-def open_unlabelled(path: Path, data: Data, layout: Layout) -> np.ndarray:
+def open_unlabelled(records: Records, data: Data, layout: Layout) -> np.ndarray:
     """New rows (N, *shape) in the `layout` of the records that `data` names, before any preprocessing.
 
-    A table has the layout's columns, by name and in any order; others (the labels, too) are left alone. A npz file
+    Of a file, or of a table or an array in memory. A table has the layout's columns, by name and in any order; others (the labels, too) are left alone. A npz file
     holds `x`, and a npy file is all of it. Raises DataError for what is missing, no number, or no listed category.
     """
-    return _new(path, data, layout, None)[0]
+    return _new(records, data, layout, None)[0]
 
 
 @np.errstate(**UNTOLD)
-def open_labelled(path: Path, data: Data, layout: Layout, classes: Sequence[Any] | None) -> Part:
+def open_labelled(records: Records, data: Data, layout: Layout, classes: Sequence[Any] | None) -> Part:
     """The same with labels: one of `classes` each, or targets where that is None.
 
     They stand where the training records have them: in the column or array `data.target`, of a card in the card's.
@@ -89,24 +90,28 @@ def open_labelled(path: Path, data: Data, layout: Layout, classes: Sequence[Any]
     card = None if data.name is None else catalog.card_of(data)
     named = data.target if card is None else card.target
     target = named if named and not named.endswith(ROWS) else "target" if layout.columns else "y"
-    x, labels = _new(path, data, layout, target)
+    x, labels = _new(records, data, layout, target)
     if card is not None and isinstance(card.classes, dict):
         return Part(x, readers.labels_of(card, labels))
     how = Data.model_construct(task=data.task, classes=None if classes is None else list(classes))
-    return Part(x, table.read_labels(how, [pd.Series(labels, name=target)], [path])[0][0])
+    where = records if isinstance(records, Path) else Path("the table")
+    return Part(x, table.read_labels(how, [pd.Series(labels, name=target)], [where])[0][0])
 
 
-def new_rows(given: pd.DataFrame | np.ndarray, data: Data, layout: Layout) -> np.ndarray:
-    """What `open_unlabelled` gives, of a table or an array in memory."""
-    if isinstance(given, np.ndarray) != (layout.columns is None):
-        raise DataError(f"the model predicts for {_wanted(layout)}, not for {type(given).__name__}")
-    if isinstance(given, np.ndarray):
-        return _in_units(own_arrays.rows_of(given, layout, "the array"), data)
-    return _in_units(own_table.rows_of(given, layout, "the table"), data)
-
-
-def _new(path: Path, data: Data, layout: Layout, target: str | None) -> tuple[np.ndarray, Any]:
+def _new(records: Records, data: Data, layout: Layout, target: str | None) -> tuple[np.ndarray, Any]:
     """Rows, and the labels called `target` as they stand there (None: none are asked for)."""
+    if isinstance(records, Path):
+        return _new_of_file(records, data, layout, target)
+    if isinstance(records, np.ndarray) != (layout.columns is None) or (isinstance(records, np.ndarray) and target):
+        wanted = "a npz file with labels" if layout.columns is None and target else _wanted(layout)
+        raise DataError(f"the model takes {wanted}, not {type(records).__name__}")
+    if isinstance(records, np.ndarray):
+        return _in_units(own_arrays.rows_of(records, layout, "the array"), data), None
+    x = own_table.rows_of(records, layout, target, "the table")
+    return _in_units(x, data), None if target is None else records[target]
+
+
+def _new_of_file(path: Path, data: Data, layout: Layout, target: str | None) -> tuple[np.ndarray, Any]:
     kind = _kind(_existing(path, "it is looked for in the current folder"))
     if (kind in own_table.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
         wanted = f"{ARRAYS} file with the labels {target!r}" if kind == ROWS else _wanted(layout)

@@ -73,9 +73,9 @@ def read_new(path: Path, kind: str, wanted: Wanted, layout: Layout) -> tuple[np.
     return table.to_matrix(frame, layout.columns or (), path.name), frame
 
 
-def rows_of(frame: pd.DataFrame, layout: Layout, where: str) -> np.ndarray:
-    """The same of a table in memory, which messages call `where`."""
-    problems = _unlike_layout(layout, None, [str(name) for name in frame.columns])
+def rows_of(frame: pd.DataFrame, layout: Layout, target: str | None, where: str) -> np.ndarray:
+    """The same of a table in memory, which messages call `where`, and which has the column `target` (None: no such)."""
+    problems = _unlike_layout(layout, target, [str(name) for name in frame.columns])
     if problems:
         raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
     if frame.empty:

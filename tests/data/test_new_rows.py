@@ -39,7 +39,7 @@ def test_tables_in_memory_and_parquet_are_read_alike(tmp_path: Path) -> None:
     frame = pd.DataFrame({"pay": [10.5, -2], "age": [30, 40], "job": ["nurse", "smith"]})
     frame.to_parquet(tmp_path / "new.parquet")
     assert opening.open_unlabelled(tmp_path / "new.parquet", DATA, LAYOUT).tolist() == ROWS
-    assert opening.new_rows(frame, DATA, LAYOUT).tolist() == ROWS
+    assert opening.open_unlabelled(frame, DATA, LAYOUT).tolist() == ROWS
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_arrays_are_of_the_models_shape(tmp_path: Path) -> None:
 def test_rows_for_a_card_are_in_the_units_of_its_files() -> None:
     digits = Data.model_validate({"name": "digits"})
     pixels = np.full((1, 1, 8, 8), 4, np.uint8)
-    assert np.unique(opening.new_rows(pixels, digits, card_of(digits).layout)).tolist() == [0.25]
+    assert np.unique(opening.open_unlabelled(pixels, digits, card_of(digits).layout)).tolist() == [0.25]
