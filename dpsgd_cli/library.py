@@ -112,10 +112,9 @@ class Result:
         A measurement without noise: the released models cost their training records nothing more, but whoever is in
         these records is not protected.
         """
-        found = (
-            self.trained.own_metrics() if labelled is None else self.trained.evaluate(self.trained.labelled(labelled))
-        )
-        return summarise_columns(found)
+        if labelled is None:
+            return summarise_columns(self.trained.own_metrics())
+        return summarise_columns(self.trained.evaluate(self.trained.labelled(labelled)))
 
     def inputs(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> Tensor:
         """What `module` takes for these records: preprocessed as for training."""

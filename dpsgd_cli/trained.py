@@ -38,7 +38,7 @@ from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.results import origin, reading, store
 from dpsgd_cli.trials import Trials, loss_of, make_pack, outputs_of, own_folds, placement
-from dpsgd_cli.wording import count
+from dpsgd_cli.wording import count, quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,6 +135,19 @@ class Trained:
         """Records of a table, an array or a file in the layout of the training records, before preprocessing."""
         where = Path(records) if isinstance(records, str) else records
         return open_unlabelled(where, self.data, self.layout)
+
+    def remarks(self, rows: np.ndarray) -> list[str]:
+        """What to say of `rows` (N, ...): in which columns values lie outside of the public bounds."""
+        by_bounds = any(step.scale is not None and step.scale.by == "bounds" for step in steps_of(self.data))
+        done = "taken for the nearer bound" if by_bounds else "used as they are"
+        told = []
+        for index, column in enumerate(self.layout.columns or ()):
+            if column.bounds is not None:
+                low, high = column.bounds
+                outside = int(((rows[:, index] < low) | (rows[:, index] > high)).sum())
+                found = f"{count(outside, 'value')} of {quoted(column.name)} outside of its bounds {low:g} to {high:g}"
+                told += [f"{found}: {done}, as in training"] if outside else []
+        return told
 
     def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
         """What the model of `trial` is given for `rows` (N, ...): float32 (N, *input_shape)."""

@@ -1,4 +1,4 @@
-"""`dpsgd account` as a function of Python. Not here: what flags mean together (`question.py`), prices (`answers.py`)."""
+"""`dpsgd account` as a function of Python. Not here: what flags mean together (`question.py`), rows (`answers.py`)."""
 
 from __future__ import annotations
 

@@ -73,8 +73,9 @@ def open_source(data: Data, base: Path) -> Source:
 def open_unlabelled(records: Records, data: Data, layout: Layout) -> np.ndarray:
     """New rows (N, *shape) in the `layout` of the records that `data` names, before any preprocessing.
 
-    Of a file, or of a table or an array in memory. A table has the layout's columns, by name and in any order; others (the labels, too) are left alone. A npz file
-    holds `x`, and a npy file is all of it. Raises DataError for what is missing, no number, or no listed category.
+    Of a file, or of a table or an array in memory. A table has the layout's columns, by name and in any order; others
+    (the labels, too) are left alone. A npz file holds `x`, and a npy file is all of it. Raises DataError for what is
+    missing, no number, or no listed category.
     """
     return _new(records, data, layout, None)[0]
 
