@@ -68,13 +68,18 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
 
 @dataclass(frozen=True)
 class Trained:
-    """The models of one result, one for each trial. `classes` is None for regression."""
+    """The models of one result, one for each trial. `classes` is None for regression.
+
+    `document` is its `result.json`; None where a model and its recipe were published without.
+    """
 
     loaded: LoadedRecipe
     bundle: Bundle
     layout: Layout
     classes: tuple[Any, ...] | None
     input_shape: tuple[int, ...]
+    directory: Path
+    document: dict[str, Any] | None = None
 
     @classmethod
     def load(cls, directory: Path) -> Trained:
@@ -83,6 +88,8 @@ class Trained:
         Raises DataError where there are none, and RunError where something that they were made from has changed.
         """
         path = directory / bundle.NAME
+        if not (directory / "recipe.yaml").is_file():
+            raise DataError(f"{directory}: not a result directory (it has no recipe.yaml)")
         if not path.is_file():
             raise DataError(
                 f"{directory}: holds no {bundle.NAME}, so nothing can be predicted; `dpsgd train` writes it, sweeps and"
@@ -100,12 +107,14 @@ class Trained:
             Layout.from_plain(found.about["layout"]),
             None if found.about["classes"] is None else tuple(found.about["classes"]),
             tuple(found.about["input_shape"]),
+            directory,
+            document,
         )
         if document is not None:
-            made._check_made_from(document["provenance"], directory)
+            made._check_made_from(document["provenance"])
         return made
 
-    def _check_made_from(self, provenance: dict[str, Any], directory: Path) -> None:
+    def _check_made_from(self, provenance: dict[str, Any]) -> None:
         """See that code and weights which the recipe names, and prediction runs, are those of the training."""
         here = {f: h for step in self.pipeline(0).steps for f, h in step.made_from.items()}
         here |= origin.code_sha256(self.loaded)
@@ -113,7 +122,7 @@ class Trained:
         changed = [name for name, found in here.items() if known.get(name) != found]
         if changed:
             raise RunError(
-                f"{directory}: was trained with another content of {' and '.join(changed)}; restore it, or train again"
+                f"{self.directory}: was trained with another content of {' and '.join(changed)}; restore it, or train again"
             )
 
     @property
@@ -226,7 +235,7 @@ class Trained:
                 pack.values[trial, at : at + shape.numel()] = weights[name].reshape(-1)
         with np.errstate(**UNTOLD):
             (x,), per_trial = self.pipeline().run([part.x], self.trials)
-        table = Table.load(np.asarray(x), part.y, per_trial, place.device, place.dtype)
+        table = Table.load(np.asarray(x), np.array(part.y), per_trial, place.device, place.dtype)
         table = table if folds is None else table.with_folds(~folds)
         rows = stand_in_rows(self.input_shape, table.x)
         most = min(self.loaded.recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
@@ -239,7 +248,12 @@ class Trained:
         return open_labelled(where, self.data, self.layout, self.classes)
 
     def own_metrics(self) -> dict[str, list[float]]:
-        """Metrics on the records that the recipe tests on, read anew: those that the result states."""
+        """Metrics on the records that the recipe tests on, read anew: those that the result states.
+
+        Raises RunError where their files are no longer what they were.
+        """
+        if self.document is not None:
+            origin.check_unchanged(self.document, self.loaded, self.directory)
         recipe = self.loaded.recipe
         part = held_out_of(recipe.data, self.loaded.base, recipe.folds is not None)
         return self.evaluate(part, None if recipe.folds is None else own_folds([recipe], part.places))

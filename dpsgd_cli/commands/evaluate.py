@@ -10,6 +10,7 @@ import click
 _WITHOUT_NOISE = (
     "measured without noise: the statement protects nobody in these records; publish it only where they are public"
 )
+_OF_PUBLIC = "measured without noise, on records that the result declares public"
 
 
 @click.command("evaluate")
@@ -36,11 +37,12 @@ def command(result: Path, labelled: Path | None, form: str) -> None:
     trained = Trained.load(result)
     found = trained.own_metrics() if labelled is None else trained.evaluate(trained.labelled(labelled))
     told = summarise_columns(found)
+    note = _OF_PUBLIC if labelled is None else _WITHOUT_NOISE
     if form == "json":
-        click.echo(json.dumps({"metrics": told, "trials": found, "note": _WITHOUT_NOISE}, indent=2))
+        click.echo(json.dumps({"metrics": told, "trials": found, "note": note}, indent=2))
         return
     click.echo(f"{result.name} on {labelled or 'its own test records'}")
     for name, metric in told.items():
         words = METRICS[name].words if name in METRICS else name
         click.echo(f"  {words:<26}{metric_over_trials(metric)}")
-    click.echo(f"  {_WITHOUT_NOISE}")
+    click.echo(f"  {note}")
