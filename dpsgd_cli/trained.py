@@ -122,7 +122,8 @@ class Trained:
         changed = [name for name, found in here.items() if known.get(name) != found]
         if changed:
             raise RunError(
-                f"{self.directory}: was trained with another content of {' and '.join(changed)}; restore it, or train again"
+                f"{self.directory}: was trained with another content of {' and '.join(changed)}; restore it, or train"
+                " again"
             )
 
     @property

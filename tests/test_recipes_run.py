@@ -89,6 +89,5 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert document["privacy"][spent] <= budget[spent]
     # its model, read back, is worth what the result says, to the digit
     again = Trained.load(directory).own_metrics()
-    assert {f"test_{name}": found for name, found in again.items()} == {
-        name: [metric["mean"]] for name, metric in document["metrics"].items() if name.startswith("test_")
-    }
+    assert again == {name: [trial[f"test_{name}"] for trial in document["trials"]] for name in again}
+    assert {f"test_{name}" for name in again} == {name for name in document["metrics"] if name.startswith("test_")}
