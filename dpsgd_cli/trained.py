@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core import bundle, models
+from dpsgd_cli.core import bundle, models, verdicts
 from dpsgd_cli.core.bundle import Bundle
 from dpsgd_cli.core.independence import stand_in_rows
 from dpsgd_cli.core.losses import evaluate, told
@@ -175,9 +175,7 @@ class Trained:
         """The model of `trial` as an ordinary module, for inputs (N, *input_shape) on the CPU."""
         self.check_trial(trial)
         outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            made = models.builder(self.loaded.recipe.model, self.input_shape, outputs, self.loaded.base)()
+        made = verdicts.built(models.builder(self.loaded.recipe.model, self.input_shape, outputs, self.loaded.base))
         weights = self.bundle.weights[trial]
         made = made.to(next(iter(weights.values())).dtype)
         missing, unexpected = made.load_state_dict(weights, strict=False)

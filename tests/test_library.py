@@ -87,3 +87,15 @@ def test_the_commands_predict_and_evaluate(write_recipe: WriteRecipe, tmp_path: 
     for args, said in (((tmp_path, "x.csv"), "not a result directory"), ((result.directory, "x.csv"), "no such file")):
         refused = run("predict", *args)
         assert refused.exit_code == 1 and said in refused.stderr
+
+
+def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "docs" / "first-evening.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 8 and not any(cell.get("outputs") for cell in notebook["cells"])
+    known: dict[str, Any] = {}
+    for number, cell in enumerate(cells):
+        exec(compile(cell, f"cell {number}", "exec"), known)
+    assert set(known["answers"]["predicted"]) == {"benign", "malignant"}
+    assert known["measured"]["accuracy"]["mean"] > 0.8

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from dpsgd_cli import failures, joint
+from dpsgd_cli import data, failures
 from dpsgd_cli.core import models, verdicts
 from dpsgd_cli.core.independence import stand_in_rows
 from dpsgd_cli.core.packing import Placement, elements_by_layer
@@ -19,7 +19,7 @@ from dpsgd_cli.wording import count
 
 def told(loaded: LoadedRecipe) -> Iterator[str]:
     """A line a layer; then ModelError with all that is refused, or what it takes to hold one record."""
-    _, outline = joint.plan_and_outline(loaded)
+    outline = data.outline(loaded.recipe.data, loaded.base)
     recipe, shape = loaded.recipe, outline.input_shape
     if shape is None:
         raise ModelError(f"{loaded.source}: the shape of one input is not known")

@@ -216,7 +216,7 @@ class Pack(nn.Module):
 
 
 def rule_for(module: nn.Module, name: str) -> type[Layer] | None:
-    """The rule that clips `module`, which stands under `name`; None where it has no parameters, or its parts have rules.
+    """The rule that clips `module`, called `name`; None where it has no parameters, or each of its parts has a rule.
 
     Raises ModelError for what cannot be trained privately.
     """

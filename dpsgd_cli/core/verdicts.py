@@ -5,6 +5,7 @@ Not here: rules (`core/layers/`), which one applies (`packing.py`), whether exam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -39,11 +40,8 @@ def verdicts(module: nn.Module, name: str = "") -> list[Verdict]:
     return [found for own, child in module.named_children() for found in verdicts(child, f"{name}.{own}".strip("."))]
 
 
-def built(build: object) -> nn.Module:
-    """One module of a builder, which leaves torch's own random numbers as they were."""
-    assert callable(build)
+def built(build: Callable[[], nn.Module]) -> nn.Module:
+    """One module of a builder; torch's own random numbers are left as they were."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = build()
-    assert isinstance(made, nn.Module)
-    return made
+        return build()
