@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from dpsgd_cli import data, failures
+from dpsgd_cli import data, failures, trained
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.losses import Loss, evaluate
+from dpsgd_cli.core.losses import Loss, evaluate, told
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import UsageError
@@ -50,7 +50,8 @@ def _silence(text: str) -> None:
 class Options:
     """How to run, as opposed to what: nothing here can change a result. `say` is told what a user should know.
 
-    `team` are the processes that train together; only the first of them speaks and writes.
+    `team` are the processes that train together; only the first of them speaks and writes. `save_models`: whether
+    models are kept where the recipe does not say.
     """
 
     out: Path = Path("results")
@@ -58,6 +59,7 @@ class Options:
     progress: Progress | None = None
     say: Say = _silence
     team: Team = field(default_factory=Team)
+    save_models: bool = False
 
 
 def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
@@ -136,7 +138,7 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
             for text in tensorboard.left_out(member.loaded.recipe.trials):
                 options.say(text)
         _train(trials, keeper, options.progress)
-        _write(trials, directories)
+        _write(trials, directories, options.save_models)
     forget(keeper.path)
     return directories
 
@@ -153,14 +155,14 @@ def _follow(members: Sequence[Member], team: Team) -> None:
             trials.method.run_epoch(epoch)
 
 
-def _write(trials: Trials, directories: Sequence[Path]) -> None:
+def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> None:
     """Write the results of all members, and let them appear together."""
     final = _final(trials)
     staged: list[store.Staged] = []
     try:
         for (member, span), directory in zip(trials.spans(), directories, strict=True):
-            model = _weights(trials, span) if member.loaded.recipe.save_model else None
-            loaded = member.loaded
+            loaded, wanted = member.loaded, member.loaded.recipe.save_model
+            model = trained.bundle_of(trials, span).to_bytes() if (save_models if wanted is None else wanted) else None
             result = assemble.result(*_finished(trials, member, span, final))
             result.provenance.update(origin.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
@@ -303,11 +305,11 @@ def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> asse
 
 
 def _evaluate(trials: Trials, table: Table, loss: Loss) -> dict[str, list[float]]:
-    """Metrics of what would be published now; not a number for a trial whose weights are not finite."""
-    context, output = trials.context, trials.method.output
-    diverged = ~torch.isfinite(output).all(dim=1)
-    found = evaluate(context.pack, output, table, trials.recipe.data.task, context.most_rows, loss)
-    return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
+    """Metrics of what would be published now."""
+    context, task = trials.context, trials.recipe.data.task
+    return told(
+        evaluate(context.pack, trials.method.output, table, task, context.most_rows, loss), trials.method.output
+    )
 
 
 @dataclass(frozen=True)
@@ -383,14 +385,3 @@ def _timing(trials: Trials, own: int, epochs: int) -> tuple[dict[str, Any], dict
     }
     measured = {"train_seconds": trials.train_seconds * own / trials.context.trials, "examples_per_second": rate}
     return counted, measured
-
-
-def _weights(trials: Trials, span: slice) -> dict[str, torch.Tensor]:
-    """Trained tensors of one member by name; those of its trial i under `trial-i/` when there are several."""
-    pack, output = trials.context.pack, trials.method.output[span]
-    several = len(output) > 1
-    return {
-        f"trial-{trial}/{name}" if several else name: output[trial, start:][: shape.numel()].view(shape).cpu().clone()
-        for trial in range(len(output))
-        for name, (start, shape) in pack.spans.items()
-    }

@@ -13,6 +13,7 @@ from dpsgd_cli import experiment
 from dpsgd_cli.core import processes
 from dpsgd_cli.errors import DpsgdError, UsageError
 from dpsgd_cli.failures import kill_is_interrupt
+from dpsgd_cli.files import MODEL
 from dpsgd_cli.joint import declarations
 from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
@@ -47,8 +48,10 @@ def train(loaded: LoadedRecipe, out: Path, resume: bool) -> None:
         try:
             if team.tell(lambda: experiment.is_finished(loaded, directory, bar.say)):
                 bar.say("This recipe has been trained already; remove the directory to train it again.")
+                if loaded.recipe.save_model is not False and not (directory / MODEL).is_file():
+                    bar.say("It holds no model, as results of sweeps and comparisons do not.")
             else:
-                experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say, team))
+                experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say, team, save_models=True))
         except DpsgdError as error:
             raise team.say_of(error) from error.__cause__
     if not team.first:

@@ -88,3 +88,9 @@ def evaluate(
         if kept is not None:
             pack.values.copy_(kept)
     return {name: total / table.counts for name, total in totals.items()}
+
+
+def told(metrics: dict[str, Tensor], values: Tensor) -> dict[str, list[float]]:
+    """What is said of `metrics` (R,): no number where a trial's weights, `values` (R, P), are not finite."""
+    diverged = ~torch.isfinite(values).all(dim=1)
+    return {name: found.masked_fill(diverged, torch.nan).tolist() for name, found in metrics.items()}

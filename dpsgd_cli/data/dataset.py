@@ -8,6 +8,7 @@ Not here: reading (`readers.py`, `opening.py`), transforming (`preprocess.py`), 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -75,6 +76,27 @@ class Layout:
     @property
     def categorical(self) -> list[str]:
         return [column.name for column in self.columns or () if column.values is not None]
+
+    def plain(self) -> dict[str, Any]:
+        """The same as plain data, for a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_plain(cls, found: dict[str, Any]) -> Layout:
+        """Inverse of `plain`, of what was read from JSON.
+
+        >>> layout = Layout((1,), (Column("age", bounds=(0, 99)),))
+        >>> Layout.from_plain({"shape": [1], "columns": [{"name": "age", "bounds": [0, 99]}]}) == layout
+        True
+        """
+        given, columns = _tuples(found), found.get("columns")
+        if columns is not None:
+            given["columns"] = tuple(Column(**_tuples(column)) for column in columns)
+        return cls(**given)
+
+
+def _tuples(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 @dataclass(frozen=True)
@@ -156,10 +178,12 @@ class Dataset:
     whose noise is each trial's own); `test_x` likewise. Labels are int64 class indices, or float32 targets.
     `declarations` says what is taken to be public, `nonprivate` which steps read the training rows without
     noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
-    released, by "trial/step": noisy already, so keeping it costs nothing. `validation_x` and `validation_y` are rows
-    cut from the training part, laid out as `test_x`; None where the recipe asks for none; `public_x` and `public_y`
-    likewise, of records that are public without their labels. `places` are those of the
-    training rows, then of the test rows; None where rows stay on disk. `norm_bound` is that of the outline.
+    released, by "trial/step": noisy already, so keeping it costs nothing; `fitted` what other steps kept of rows
+    that are declared public, by "step", or by "trial/step" after a private one, and `unreleased` what steps that are in
+    `nonprivate` kept of the training rows. `layout` is that of records as read. `validation_x` and `validation_y` are
+    rows cut from the training part, laid out as `test_x`; None where the recipe asks for none; `public_x` and
+    `public_y` likewise, of records that are public without their labels. `places` are those of the training rows, then
+    of the test rows; None where rows stay on disk. `norm_bound` is that of the outline.
     All rows are arrays, or where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
     """
 
@@ -175,6 +199,9 @@ class Dataset:
     sha256: dict[str, str]
     warnings: tuple[str, ...] = ()
     released: dict[str, np.ndarray] = field(default_factory=dict)
+    fitted: dict[str, np.ndarray] = field(default_factory=dict)
+    unreleased: dict[str, np.ndarray] = field(default_factory=dict)
+    layout: Layout | None = None
     validation_x: Any = None
     validation_y: Any = None
     public_x: Any = None
@@ -211,9 +238,18 @@ class Step(ABC):
     def plan(self, layout: Layout) -> Layout:
         """The layout after this step; raises DataError for what the step cannot do."""
 
+    def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
+        """What the step keeps of the training rows without a release; `layout` is theirs, before the step."""
+        del rows, layout
+        return None
+
     @abstractmethod
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
+        """What the step does to rows of `layout`, by what it kept, or released; reads no other."""
+
     def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
-        """Read the training rows as far as the step does without a release; `layout` is theirs, before the step."""
+        """The transform that follows from the training rows, without a release."""
+        return self.transform(layout, self.kept(rows, layout))
 
     @property
     def made_from(self) -> dict[str, str]:
@@ -231,15 +267,11 @@ class PrivateStep(Step):
     def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:
         """From noise draws to the array that is released."""
 
-    @abstractmethod
-    def apply(self, released: np.ndarray) -> Transform:
-        """The transform that follows from what was released; reads no data."""
-
-    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
+    def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray:
         def no_draw(shape: tuple[int, ...]) -> np.ndarray:
             raise AssertionError("a step without a release asked for noise")
 
-        return self.apply(self.learn(rows, layout)(no_draw))
+        return self.learn(rows, layout)(no_draw)
 
 
 def refuse_codes(step: str, layout: Layout) -> None:

@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
-from dpsgd_cli import kept
-from dpsgd_cli.core import models
+from dpsgd_cli.core import bundle, models
 from dpsgd_cli.core.scattering import Scattering
 from dpsgd_cli.data.dataset import Layout, Step, Transform
 from dpsgd_cli.data.fingerprint import sha256
@@ -71,18 +69,17 @@ class Extract(Step):
         probe = torch.zeros(1, *layout.shape)
         return Layout(tuple(self._run(self.network(layout.shape), probe).shape[1:]))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
-        del rows
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         network: list[Network] = []
 
         def transform(x: np.ndarray) -> np.ndarray:
-            place = kept.place("features", [VERSION, self.settings.model_dump(), self.made_from, x.shape], [x])
-            out = kept.load(place)
+            place = cache.place("features", [VERSION, self.settings.model_dump(), self.made_from, x.shape], [x])
+            out = cache.load(place)
             if out is None:
                 if not network:
                     network.append(self.network(layout.shape))
                 out = self._extract(network[0], x)
-                kept.keep(place, out)
+                cache.keep(place, out)
             return out
 
         return transform
@@ -190,19 +187,16 @@ class Pretrained(Extract):
         )
 
     def weights(self) -> Path:
-        return self.base / self.settings.result / "model.safetensors"
+        return self.base / self.settings.result / bundle.NAME
 
     def network(self, shape: tuple[int, ...]) -> Network:
         weights, folder = self.weights(), self.weights().parent
         if not weights.is_file():
             raise DataError(
-                f"data.features.result: {folder} holds no model.safetensors; train that recipe with"
-                " save_model: true first"
+                f"data.features.result: {folder} holds no {bundle.NAME}; train that recipe with save_model: true first"
             )
         loaded = load_recipe(str(folder / "recipe.yaml"))
-        state = load_file(weights)
-        first = {name: value for name, value in state.items() if name.startswith("trial-0/") or name[:6] != "trial-"}
-        own = {name.removeprefix("trial-0/"): value for name, value in first.items()}
+        own = bundle.read(weights).weights[0]
         outputs = len(list(own.values())[-1])
         whole = models.builder(loaded.recipe.model, shape, outputs, loaded.base)()
         try:

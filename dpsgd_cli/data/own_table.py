@@ -12,8 +12,12 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
 
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
@@ -30,7 +34,8 @@ SEPARATORS = (",", ";", "\t", "|")
 
 def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]) -> Source:
     """Read the table, and the test table if there is a second path; both have the same columns."""
-    frames = [KINDS[kind](path, data) for path, kind in zip(paths, kinds, strict=True)]
+    wanted = Wanted.by_recipe(data)
+    frames = [KINDS[kind](path, wanted) for path, kind in zip(paths, kinds, strict=True)]
     columns, told = _declare(data, frames, paths)
     layout = Layout((len(columns),), tuple(columns))
     matrices = [table.to_matrix(frame, columns, path.name) for frame, path in zip(frames, paths, strict=True)]
@@ -41,7 +46,44 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, tuple(told), hashes)
 
 
-def _read_csv(path: Path, data: Data) -> pd.DataFrame:
+@dataclass(frozen=True)
+class Wanted:
+    """What a table is read for: columns of `words`, those to `drop`, and what is wrong with its column names."""
+
+    words: frozenset[str]
+    drop: tuple[str, ...]
+    problems: Callable[[list[str]], list[str]]
+
+    @classmethod
+    def by_recipe(cls, data: Data) -> Wanted:
+        """A table to train on: it has every column that the recipe names."""
+        words = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
+        return cls(frozenset(words), tuple(data.drop), partial(_unlike_recipe, data))
+
+    @classmethod
+    def by_layout(cls, layout: Layout, target: str | None = None, words: bool = True) -> Wanted:
+        """New rows for a model: a table with every column of `layout`, and `target` (`words`: of classes) if given."""
+        read_as_text = {*layout.categorical, *([target] if target is not None and words else ())}
+        return cls(frozenset(read_as_text), (), partial(_unlike_layout, layout, target))
+
+
+def read_new(path: Path, kind: str, wanted: Wanted, layout: Layout) -> tuple[np.ndarray, pd.DataFrame]:
+    """Rows (N, D) of a table in the columns of `layout`, and the table; its other columns and their order are free."""
+    frame = KINDS[kind](path, wanted)
+    return table.to_matrix(frame, layout.columns or (), path.name), frame
+
+
+def rows_of(frame: pd.DataFrame, layout: Layout, target: str | None, where: str) -> np.ndarray:
+    """The same of a table in memory, which messages call `where`, and which has the column `target` (None: no such)."""
+    problems = _unlike_layout(layout, target, [str(name) for name in frame.columns])
+    if problems:
+        raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
+    if frame.empty:
+        raise DataError(f"{where} has no rows")
+    return table.to_matrix(frame, layout.columns or (), where)
+
+
+def _read_csv(path: Path, wanted: Wanted) -> pd.DataFrame:
     import pandas as pd
 
     with _as_data_errors(path), _open_text(path) as lines:
@@ -49,8 +91,7 @@ def _read_csv(path: Path, data: Data) -> pd.DataFrame:
     separator = max(SEPARATORS, key="".join(first.split('"')[::2]).count)
     with _as_data_errors(path):
         names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=True), [])
-    _check_header(path, names, data)
-    words = {*(data.categorical or ())} | ({data.target} if data.task == "classification" else set())
+    _check_header(path, names, wanted)
     with _as_data_errors(path):
         frame = pd.read_csv(
             path,
@@ -59,12 +100,12 @@ def _read_csv(path: Path, data: Data) -> pd.DataFrame:
             skipinitialspace=True,
             index_col=False,
             keep_default_na=False,
-            na_values={name: list(table.MISSING) for name in names if name not in words},
-            dtype=dict.fromkeys(words, "category"),
+            na_values={name: list(table.MISSING) for name in names if name not in wanted.words},
+            dtype=dict.fromkeys(wanted.words, "category"),
         )
     if frame.empty:
         raise DataError(f"{path} has a header but no rows")
-    return frame.drop(columns=data.drop)
+    return frame.drop(columns=list(wanted.drop))
 
 
 @contextlib.contextmanager
@@ -102,7 +143,7 @@ def _open_text(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _read_parquet(path: Path, data: Data) -> pd.DataFrame:
+def _read_parquet(path: Path, wanted: Wanted) -> pd.DataFrame:
     import pandas as pd
 
     try:
@@ -111,21 +152,38 @@ def _read_parquet(path: Path, data: Data) -> pd.DataFrame:
         raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from None
-    _check_header(path, [str(name) for name in frame.columns], data)
+    _check_header(path, [str(name) for name in frame.columns], wanted)
     if frame.empty:
         raise DataError(f"{path} has no rows")
-    return frame.drop(columns=data.drop)
+    return frame.drop(columns=list(wanted.drop))
 
 
-def _check_header(path: Path, names: list[str], data: Data) -> None:
-    """Every column that the recipe names must be there, and no name twice."""
+def _check_header(path: Path, names: list[str], wanted: Wanted) -> None:
+    """Every column that is wanted must be there, and no name twice."""
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
-    problems = [f"{path}: two columns are called {quoted(name)}" for name in twice]
+    problems = [f"two columns are called {quoted(name)}" for name in twice] + wanted.problems(names)
+    if problems:
+        raise DataError("\n".join(f"{path}: {problem}" for problem in problems))
+
+
+def _unlike_layout(layout: Layout, target: str | None, names: list[str]) -> list[str]:
+    """What columns called `names` lack of those that a model was trained on."""
+    wanted = [column.name for column in layout.columns or ()]
+    missing = [name for name in wanted if name not in names]
+    told = [f"there is no column {quoted(name)}, which the model needs{suggested(name, names)}" for name in missing]
+    if target is not None and target not in names:
+        told.append(f"there is no column {quoted(target)}, which holds the labels{suggested(target, names)}")
+    return told
+
+
+def _unlike_recipe(data: Data, names: list[str]) -> list[str]:
+    """What is wrong with columns called `names`, for what the recipe says of them."""
+    problems = []
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     asked = {"target": [data.target], "categorical": data.categorical or (), "bounds": bounds, "drop": data.drop}
     for key, wanted in asked.items():
         problems += [
-            f"{path}: data.{key} names {quoted(n)}, which is no column{suggested(str(n), names)}"
+            f"data.{key} names {quoted(n)}, which is no column{suggested(str(n), names)}"
             for n in wanted
             if n not in names
         ]
@@ -133,8 +191,7 @@ def _check_header(path: Path, names: list[str], data: Data) -> None:
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     if data.target in data.drop:
         problems.append(f"data.drop names the target {data.target!r}")
-    if problems:
-        raise DataError("\n".join(problems))
+    return problems
 
 
 def _declare(data: Data, frames: list[pd.DataFrame], paths: list[Path]) -> tuple[list[Column], list[str]]:
@@ -169,7 +226,7 @@ def _found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
     return tuple(sorted(found - {""}))
 
 
-KINDS: dict[str, Callable[[Path, Data], pd.DataFrame]] = {
+KINDS: dict[str, Callable[[Path, Wanted], pd.DataFrame]] = {
     ".csv": _read_csv,
     ".csv.gz": _read_csv,
     ".parquet": _read_parquet,

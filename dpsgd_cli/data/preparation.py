@@ -10,7 +10,7 @@ Not here: charging what is released (the caller does, before it calls `prepare`)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -173,6 +173,9 @@ def prepare(
         sha256=source.sha256 | {name: found for step in steps for name, found in step.made_from.items()},
         warnings=(*source.warnings, *nonprivate),
         released=pipeline.released,
+        fitted=pipeline.kept(noiselessly=False),
+        unreleased=pipeline.kept(noiselessly=True),
+        layout=source.layout,
         validation_x=made.get("validation"),
         validation_y=None if cut.validation is None else _own(cut.validation.y),
         public_x=made.get("public"),
@@ -182,14 +185,54 @@ def prepare(
     )
 
 
+def held_out_of(data: Data, base: Path, folds: bool) -> Part:
+    """The records that a recipe tests on, before preprocessing; with `folds` all of them, training rows first.
+
+    Raises DataError as `prepare` does, and where rows stay on disk.
+    """
+    cut = _parts(open_source(data, base), data)
+    train, test = cut.train, cut.test
+    if not isinstance(train, Part) or not isinstance(test, Part):
+        raise DataError("records that stay on disk are not read as a whole; save some of them as a npz file")
+    return train.pooled(test) if folds else test
+
+
+def steps_of(data: Data) -> list[PreprocessStep]:
+    """The preprocessing that `data` asks for, or that its card, or any own file, has by default."""
+    if data.preprocess is not None:
+        return data.preprocess
+    return list(OWN_FILE_STEPS if data.name is None else catalog.load_card(data.name).preprocess)
+
+
+def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipeline:
+    """The preprocessing of records in `layout` by what training `kept`, by "step" or "trial/step"; it reads no data.
+
+    Raises DataError where `kept` lacks what a step needs.
+    """
+    steps = _steps(data, "add-remove", base)
+    known = {int(key.rpartition("/")[2]) for key in kept}
+    for index, step in enumerate(steps):
+        if (isinstance(step, PrivateStep) or step.nonprivate is not None) and index not in known:
+            raise DataError(f"the model's file lacks what step {index} of preprocessing kept of the training rows")
+    return Pipeline(steps, _plan(steps, layout), kept, _no_noise, dict(kept))
+
+
+def _no_noise(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+    raise AssertionError(f"{purpose} of trial {trial} was released, and is not drawn again")
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """Steps with the layout before each of them, what private ones released, and where their draws come from."""
+    """Steps with the layout before each of them, what private ones released, and where their draws come from.
+
+    `fitted` is what other steps kept of the training rows: what is there is used, what is not is found and put there.
+    """
 
     steps: Sequence[Step]
     layouts: Sequence[Layout]
     released: Released
     normal: Normal
+    fitted: Released = field(default_factory=dict)
 
     def run(self, parts: Sequence[Rows], trials: int, has_public: bool = False) -> tuple[list[Rows], bool]:
         """Transform all parts; the last value says whether each trial has its own.
@@ -200,7 +243,7 @@ class Pipeline:
         private = [index for index, step in enumerate(self.steps) if step.release is not None]
         first = private[0] if private else len(self.steps)
         for index in range(first):
-            parts = self._without_noise(index, parts, has_public)
+            parts = self._without_noise(index, parts, f"{index}", has_public)
         if not private:
             return [_through(_float32, part) for part in parts], False
         learn_shared = cache(lambda: self._learn(first, parts[0]))
@@ -212,7 +255,7 @@ class Pipeline:
             own = list(parts)
             for index in range(first, len(self.steps)):
                 if self.steps[index].release is None:
-                    own = self._without_noise(index, own, has_public)
+                    own = self._without_noise(index, own, f"{trial}/{index}", has_public)
                     continue
                 learn = learn_shared if index == first else partial(self._learn, index, own[0])
                 transform = self._private(learn, trial, index)
@@ -225,13 +268,24 @@ class Pipeline:
         pairs = zip(parts, rooms, strict=True)
         return [TrialRows(part, room) if isinstance(part, DiskRows) else room for part, room in pairs], True
 
-    def _without_noise(self, index: int, parts: Sequence[Rows], has_public: bool) -> list[Rows]:
+    def kept(self, noiselessly: bool) -> Released:
+        """What steps without a release kept of rows that are declared public, or of others `noiselessly`."""
+        return {
+            key: held
+            for key, held in self.fitted.items()
+            if (self.steps[int(key.rpartition("/")[2])].nonprivate is not None) == noiselessly
+        }
+
+    def _without_noise(self, index: int, parts: Sequence[Rows], key: str, has_public: bool) -> list[Rows]:
         """All parts after a step that draws nothing, fitted on the training rows, or on the public ones."""
-        step = self.steps[index]
+        step, layout = self.steps[index], self.layouts[index]
         if step.of_public and not has_public:
             raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
-        # rows on disk are as much of an array as steps that `_opened` lets pass need
-        transform = step.fit(cast(np.ndarray, parts[-1 if step.of_public else 0]), self.layouts[index])
+        if key not in self.fitted:
+            # rows on disk are as much of an array as steps that `_opened` lets pass need
+            kept = step.kept(cast(np.ndarray, parts[-1 if step.of_public else 0]), layout)
+            self.fitted.update({} if kept is None else {key: kept})
+        transform = step.transform(layout, self.fitted.get(key))
         return [_through(transform, part) for part in parts]
 
     def _learn(self, index: int, rows: Rows) -> Callable[[Draw], np.ndarray]:
@@ -248,7 +302,7 @@ class Pipeline:
         assert isinstance(step, PrivateStep)
         if key not in self.released:
             self.released[key] = learn()(partial(self.normal, trial, f"preprocess-{index}"))
-        return step.apply(self.released[key])
+        return step.transform(self.layouts[index], self.released[key])
 
 
 def _through(transform: Transform, rows: Rows) -> Any:
@@ -265,10 +319,7 @@ def _own(labels: Rows) -> Rows:
 
 
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
-    chosen: Sequence[PreprocessStep] | None = data.preprocess
-    if chosen is None:
-        chosen = OWN_FILE_STEPS if data.name is None else catalog.load_card(data.name).preprocess
-    steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in chosen]
+    steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in steps_of(data)]
     if data.features is None:
         return steps
     from dpsgd_cli.data.features import EXTRACTORS

@@ -42,6 +42,7 @@ IS_A_SWEEP = "this is a sweep, not a recipe; use `dpsgd sweep {}`"
 # values of these and is still the same run. `dtype` and `evaluate_every` do change what is written.
 NOT_IN_HASH = (
     "description",
+    "save_model",
     *("runtime.device", "runtime.compile", "runtime.threads", "runtime.micro_batch"),
     *("runtime.checkpoint_seconds", "runtime.tensorboard"),
 )

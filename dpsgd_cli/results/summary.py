@@ -22,7 +22,7 @@ def result_text(document: Row, directory: Path) -> str:
     lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
     metrics = document["metrics"]
     shown = [name for name in _SHOWN if name in metrics] + [name for name in metrics if name in document["trials"][0]]
-    lines += [f"  {name:<26}{_metric(metrics[name])}" for name in dict.fromkeys(shown)]
+    lines += [f"  {name:<26}{metric_over_trials(metrics[name])}" for name in dict.fromkeys(shown)]
     lines += _privacy_lines(document["privacy"])
     lines.append(f"  results in {directory}")
     return "\n".join(lines)
@@ -33,7 +33,8 @@ def _lengths(trials: Sequence[Row]) -> str:
     return count(lengths[0], "epoch") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} epochs"
 
 
-def _metric(metric: Row) -> str:
+def metric_over_trials(metric: Row) -> str:
+    """A metric over trials, with the interval of its mean where there are several."""
     if metric["mean"] is None:
         return "none: not every trial stayed finite"
     interval = "" if metric["ci95"] is None else f" (95% CI, {count(metric['n'], 'trial')})"
