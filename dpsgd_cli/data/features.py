@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpsgd_cli import kept as cache
 from dpsgd_cli.core import bundle, models
 from dpsgd_cli.core.scattering import Scattering
 from dpsgd_cli.data.dataset import Layout, Step, Transform
