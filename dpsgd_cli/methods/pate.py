@@ -163,7 +163,7 @@ class Pate(Method):
 
     def _predictions(self, trial: int) -> np.ndarray:
         """NON-PRIVATE: each teacher's class for each public record, int16 (n, Q)."""
-        teachers = _Teachers(self.context, self.settings, trial)
+        teachers = Teaching(self.context, self.settings, trial)
         place = teachers.kept_at()
         found = None if place is None else kept.load(place)
         if found is None:
@@ -240,7 +240,7 @@ class Pate(Method):
             self.student.load_state(state["student"])
 
 
-class _Teachers:
+class Teaching:
     """The teachers of one trial, trained in packs of as many as memory is for."""
 
     def __init__(self, context: Context, settings: PateMethod, trial: int) -> None:
@@ -283,7 +283,7 @@ class _Teachers:
         """Each teacher's class for each public record, int16 (n, Q)."""
         size = max(1, _NUMBERS_AT_ONCE // self._pack([0]).size)
         pieces = [range(start, min(start + size, self.count)) for start in range(0, self.count, size)]
-        return np.concatenate([self._of_piece(piece) for piece in pieces])
+        return np.concatenate([self.of_piece(piece) for piece in pieces])
 
     def _pack(self, numbers: Sequence[int]) -> Pack:
         context = self.context
@@ -298,7 +298,7 @@ class _Teachers:
             check_batches(pack, rows, max(2, self.recipe.method.batch_size or self.records))
         return pack
 
-    def _of_piece(self, numbers: Sequence[int]) -> np.ndarray:
+    def of_piece(self, numbers: Sequence[int]) -> np.ndarray:
         pack = self._pack(numbers)
         rows = min(rows_that_fit(pack, stand_in_rows(self.table.input_shape, self.table.x)), MOST_ROWS)
         held_out = torch.from_numpy(self.part[:, None] != np.asarray(numbers))

@@ -105,14 +105,14 @@ def test_one_record_moves_the_votes_of_one_teacher(
 
 def test_every_record_is_in_one_part_and_parts_are_of_places_alone(tmp_path: Path) -> None:
     ours = of_start(recipe(tmp_path / "one")).method
-    teachers = [pate._Teachers(ours.context, ours.settings, trial) for trial in (0, 1)]
+    teachers = [pate.Teaching(ours.context, ours.settings, trial) for trial in (0, 1)]
     parts = [one.part for one in teachers]
     assert [sorted(set(part)) for part in parts] == [list(range(6))] * 2
     assert max(np.bincount(parts[0])) - min(np.bincount(parts[0])) == 0
     assert (parts[0] != parts[1]).any(), "another seed deals other parts"
     assert teachers[0].records >= max(np.bincount(parts[0]))
     fewer = of_start(recipe(tmp_path / "other", last_gone(*rows()))).method
-    assert (pate._Teachers(fewer.context, fewer.settings, 0).part == parts[0][:-1]).all()
+    assert (pate.Teaching(fewer.context, fewer.settings, 0).part == parts[0][:-1]).all()
 
 
 def test_votes_do_not_depend_on_how_many_teachers_train_together(
@@ -133,7 +133,7 @@ def test_other_noise_and_queries_train_no_teacher_again(tmp_path: Path, monkeypa
     def refuse(self: Any) -> np.ndarray:
         raise AssertionError("teachers were trained again")
 
-    monkeypatch.setattr(pate._Teachers, "predictions", refuse)
+    monkeypatch.setattr(pate.Teaching, "predictions", refuse)
     other = {**CONFIDENT, "noise": 3, "threshold": 3}
     trained(recipe(tmp_path / "one", aggregation=other, queries=20), "other")
     trained(recipe(tmp_path / "one", student={"kind": "label-spreading", "epochs": 3, **DESCENT}), "spread")

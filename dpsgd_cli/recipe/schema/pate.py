@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dpsgd_cli.recipe.schema.base import Count, Delta, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.recipe.schema.convex import FullBatch
-from dpsgd_cli.recipe.schema.descriptor import Descriptor
+from dpsgd_cli.recipe.schema.descriptor import ITS_BUDGET, Descriptor
 from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.recipe.schema.model import Model
 
@@ -131,7 +131,9 @@ class PateMethod(FullBatch):
     """Private aggregation of teacher ensembles: teachers on disjoint parts vote, a student learns noisy outcomes."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.pate:Pate", "dpsgd_cli.privacy.voting_plan:pate", may_differ=("method.aggregation",)
+        "dpsgd_cli.methods.pate:Pate",
+        "dpsgd_cli.privacy.voting_plan:pate",
+        may_differ=(*ITS_BUDGET, "method.aggregation"),
     )
     kind: Literal["pate"] = "pate"
     teachers: Teachers = Field(description="Trained without privacy, never published.")
