@@ -317,8 +317,7 @@ def test_a_table_of_ones_own(
         "categorical": {"job": ["a", "b", "c"]},
         "bounds": {"age": [18, 90], "hours": [0, 80]},
     }
-    if task == "classification":
-        section["classes"] = ["no", "yes"]
+    section |= {"classes": ["no", "yes"]} if task == "classification" else {"target_bounds": [0, 40]}
     method = {"kind": "dp-sgd", "batching": "full", "learning_rate": 5 if task == "classification" else 1}
     privacy = {"clipping": {"kind": "flat", "norm": 50}, "schedule": {"kind": "uniform", "initial": 0.1}, "delta": 1e-3}
     directory = train(write_recipe(data=section, method=method, privacy=privacy, epochs=60))

@@ -54,6 +54,11 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.squeeze(-1) - targets).square() / 2
 
 
+def bounded_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The same of targets that were scaled by public bounds: those outside are clamped to [-1, 1]."""
+    return squared_error(outputs, targets.clamp(-1, 1))
+
+
 LOSSES: dict[str, Loss] = {"classification": cross_entropy, "regression": squared_error}
 # On a CPU more rows at once only push activations out of the cache.
 _ROWS_IN_CACHE = 2048

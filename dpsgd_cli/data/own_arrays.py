@@ -18,6 +18,7 @@ import numpy as np
 from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored
+from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import count, shortened, suggested
@@ -154,7 +155,8 @@ def _whole_numbers(data: Data) -> tuple[int, ...]:
 def _coder(data: Data, y: Stored) -> Any:
     """From labels as stored to class indices, or to targets."""
     if data.task == "regression":
-        return lambda labels: labels.astype(np.float32)
+        scale = target_scale(data)
+        return lambda labels: scale.inward(labels.astype(np.float64)).astype(np.float32)
     known = np.array(_whole_numbers(data), dtype=np.int64)
     order = np.argsort(known)
     return lambda labels: order[np.searchsorted(known, labels.astype(np.int64), sorter=order)].astype(np.int64)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import count, listed, quoted, shortened
@@ -118,18 +119,32 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
             f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row {int(missing.argmax()) + 1};"
             " leave those rows out"
         )
-    texts = _whole(texts, where)
+    texts = _whole(_as_answers(texts) if classes is None else texts, where)
     found = _found_classes(texts, len(series), where) if classes is None else tuple(classes)
     order = _whole([plain_text(label) for label in found], where)
+    answers = [_ANSWERS.get(text.casefold()) for text in order]
+    if answers in ([False, True], [True, False]):
+        order, texts = list(map(str, answers)), [str(_ANSWERS.get(text.casefold(), text)) for text in texts]
     lookup = {text: index for index, text in enumerate(order)}
     unlisted = [text for text in texts if text not in lookup]
     if unlisted:
         row = int((np.array(texts)[codes] == unlisted[0]).argmax()) + 1
         raise DataError(
             f"{where} holds {quoted(unlisted[0])} in data row {row}, which is not among the classes {listed(found)};"
-            f" add it to data.classes{_yaml_hint(order)}"
+            " add it to data.classes"
         )
     return np.array([lookup[text] for text in texts], np.int64)[codes], found
+
+
+_ANSWERS = dict.fromkeys(("true", "yes", "t", "y", "1"), True) | dict.fromkeys(("false", "no", "f", "n", "0"), False)
+"""Words for the classes of a question: where the two classes are such words, so may labels be, whichever and however
+they are written. (YAML has true and false, spreadsheets TRUE and FALSE, people yes and no.)"""
+
+
+def _as_answers(texts: list[str]) -> list[str]:
+    """Lower case where all are words for yes and no."""
+    folded = [text.casefold() for text in texts]
+    return folded if all(text in _ANSWERS for text in folded) else texts
 
 
 def plain_text(value: object) -> str:
@@ -183,14 +198,17 @@ def _yaml_hint(values: Sequence[str]) -> str:
 def read_labels(
     data: Data, columns: Sequence[pd.Series], paths: Sequence[Path]
 ) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
-    """The labels of each part, and the classes that all parts share; None for regression."""
+    """The labels of each part, and the classes that all parts share; None for regression.
+
+    Targets are those of training (`targets.py`).
+    """
     import pandas as pd
 
     target = pd.concat([column.astype(object) for column in columns], ignore_index=True)
     classes: tuple[Any, ...] | None = None
     try:
         if data.task == "regression":
-            y = to_numbers(target, is_target=True).astype(np.float32)
+            y = target_scale(data).inward(to_numbers(target, is_target=True)).astype(np.float32)
         else:
             y, classes = to_labels(target, data.classes)
     except DataError as error:
@@ -206,6 +224,12 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         said.append(f"The class labels are public ({how}): {', '.join(map(str, classes))}.")
     if data.bounds is not None:
         said.append("The bounds of the numeric features are public (recipe).")
+    if data.target_bounds is not None:
+        low, high = data.target_bounds
+        said.append(
+            f"The bounds of the target are public (recipe): {low:g} to {high:g}; in training values outside are"
+            " clamped, and metrics of test records are of their targets as they are."
+        )
     if any(column.values is not None for column in columns):
         how = "recipe" if isinstance(data.categorical, dict) else "read from the data"
         said.append(f"The values of the categorical columns are public ({how}).")

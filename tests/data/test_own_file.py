@@ -79,7 +79,7 @@ def test_parquet(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "own.parquet")
     source = opened(tmp_path, {"path": "own.parquet", "target": "y", "categorical": {"c": ["u", "v"]}})
     assert source.train.x.tolist() == [[1, 0], [2, 1], [3, 0]]
-    assert (source.train.y.tolist(), source.classes) == ([0, 1, 1], ("False", "True"))
+    assert (source.train.y.tolist(), source.classes) == ([0, 1, 1], ("false", "true"))
 
 
 def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
