@@ -1,9 +1,10 @@
-"""Opening what a recipe's `data:` section names, once: a card's files, or a user's own csv, parquet, npz or npy file.
+"""Opening what a recipe's `data:` section names, once: a card's files, or a user's own table, npz or npy file.
 
 Whatever is read from a user's own file for want of a declaration (class labels, category values) is declared public,
-with a warning. A file is refused where a cell is missing, a value is no number, or a label or category is not declared:
-that tells whoever runs the command of single records, before anything is released and instead of a result. It is
-covered by no statement; mend the file by a rule for every record (or leave such records out) before training.
+with a warning. A file is refused where a cell is missing and the recipe does not say what that means, a value is no
+number, or a label or category is not declared: that tells whoever runs the command of single records, before anything
+is released and instead of a result. It is covered by no statement; mend the file by a rule for every record (or leave
+such records out) before training.
 
 Not here: what is done with each kind of file (`readers.py`, `own_table.py`, `own_arrays.py`).
 """
@@ -19,8 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from dpsgd_cli.data import catalog, own_arrays, own_table, readers
-from dpsgd_cli.data.dataset import UNTOLD, Part, Source
+from dpsgd_cli.data.dataset import UNTOLD, Layout, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.own_table import Judge
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.files import irregularity
 from dpsgd_cli.recipe.schema.data import Data
@@ -31,13 +33,17 @@ MOST_KEPT_BYTES = 1 << 28
 _kept: dict[str, Source] = {}
 
 
+def _accept(layout: Layout) -> None:
+    del layout
+
+
 @np.errstate(**UNTOLD)
-def open_source(data: Data, base: Path) -> Source:
+def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
     """Read what `data` names, own files relative to `base`; a npy file is opened and stays on disk.
 
     A plan and a training ask for the same files, and so do the recipes of a comparison and the cells of a sweep: what
     was read is kept, and given again for the same content under the same names. Nobody may write into it, so its
-    arrays are read-only. Raises DataError for anything unusable.
+    arrays are read-only. Raises DataError for anything unusable, for a table together with what `judge` refuses.
     """
     if data.name is not None:
         card = catalog.card_of(data)
@@ -53,7 +59,7 @@ def open_source(data: Data, base: Path) -> Source:
     asked = [how.model_dump(mode="json"), hashes, [str(path) for path in paths]]
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
-    return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes))
+    return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, judge))
 
 
 def _read_once(asked: object, read: Callable[[], Source]) -> Source:

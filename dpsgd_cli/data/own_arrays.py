@@ -49,7 +49,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
             )
     labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
-    said, told = table.declarations(data, [], classes), tuple(table.label_warnings(data, classes))
+    said, told = table.declarations(data, [], classes), table.read_warnings(data, classes)
     layout = _layout(data, pairs[0][0])
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
@@ -194,7 +194,7 @@ def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
 
 
 def _refuse_names(data: Data, path: Path, what: str) -> None:
-    unusable = [key for key in ("categorical", "drop") if getattr(data, key)]
+    unusable = [key for key in ("categorical", "drop", "missing") if getattr(data, key)]
     if unusable or isinstance(data.bounds, dict):
         raise DataError(
             f"{path}: {what} has no column names; leave out {', '.join(unusable) or 'the names in bounds'},"

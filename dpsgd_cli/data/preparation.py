@@ -74,7 +74,7 @@ def outline(data: Data, base: Path) -> Outline:
 
 def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
     """What `data` names, unless it stays on disk and a step needs all rows in memory."""
-    source = open_source(data, base)
+    source = open_source(data, base, partial(_plan, steps))
     if not isinstance(source.train, DiskPart):
         return source
     if data.features is not None:

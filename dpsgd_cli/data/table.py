@@ -7,7 +7,7 @@ Shared by card tables (`readers.py`) and a user's own files (`own_table.py`, `ow
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.recipe.schema.data import Data, Missing
 from dpsgd_cli.wording import count, listed, quoted, shortened
 
 if TYPE_CHECKING:
@@ -32,24 +32,45 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
     Raises DataError naming `where`, the column, the first bad row (data rows count from 1) and what to do.
     """
     matrix = np.empty((len(frame), len(columns)), order="F")
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     for index, column in enumerate(columns):
         try:
-            series = frame[column.name]
-            numbers = to_codes(series, column) if column.values is not None else to_numbers(series)
-            matrix[:, index] = numbers
+            series = frame[column.marks or column.name]
+            if column.marks is not None:
+                matrix[:, index] = gaps(series)
+            else:
+                matrix[:, index] = to_codes(series, column) if column.values else to_numbers(series, column.filling)
         except DataError as error:
-            problems.append(f"{where}: {error}")
+            problems[column.name] = f"{where}: {error}"
         if len(problems) == _MOST_PROBLEMS:
-            problems.append(f"{where}: columns after {quoted(column.name)} were not looked at")
+            problems[""] = f"{where}: columns after {quoted(column.name)} were not looked at"
             break
     if problems:
-        raise DataError("\n".join(problems))
+        raise BadColumns(problems)
     return matrix
 
 
-def to_numbers(series: pd.Series, is_target: bool = False) -> np.ndarray:
-    """The column as finite float64; raises DataError for text, missing and infinite values."""
+class BadColumns(DataError):
+    """What is wrong with the cells of some columns, by their names."""
+
+    def __init__(self, problems: Mapping[str, str]) -> None:
+        super().__init__("\n".join(problems.values()))
+        self.columns = frozenset(problems)
+
+
+def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
+    """Which cells (N,) hold no value: empty ones, and the usual words for that where they are not `listed`."""
+    cells = series.astype("category")
+    blank = {"", *MISSING} - set(listed)
+    empty = [plain_text(value) in blank for value in cells.cat.categories]
+    return np.array([*empty, True])[cells.cat.codes.to_numpy()]
+
+
+def to_numbers(series: pd.Series, filling: float | str | None = None, is_target: bool = False) -> np.ndarray:
+    """The column as finite float64, `filling` where a value is missing.
+
+    Raises DataError for text and infinite values, and for missing ones without a filling.
+    """
     import pandas as pd
 
     drop = "" if is_target else ", or put the column under data.drop"
@@ -70,23 +91,34 @@ def to_numbers(series: pd.Series, is_target: bool = False) -> np.ndarray:
             f"column {quoted(series.name)} holds {quoted(str(series.iloc[row]))} in data row {row + 1}, which is not"
             f" a number{advice}"
         )
+    if filling is not None:
+        numbers = np.where(np.isnan(numbers), float(filling), numbers)
     bad = ~np.isfinite(numbers)
-    count = int(bad.sum())
-    what = "missing" if np.isnan(numbers[bad]).all() else "missing or infinite"
+    if not bad.any():
+        return numbers
+    number, infinite = int(bad.sum()), not np.isnan(numbers[bad]).all()
+    what = "missing or infinite value" if infinite else "missing value"
+    advice = f"say what they mean, data.missing: {{{series.name}: VALUE}}, or leave those rows out"
     raise DataError(
-        f"column {quoted(series.name)} has {count} {what} value{'s' * (count > 1)}, first in data row"
-        f" {int(bad.argmax()) + 1}; fill them or leave those rows out{drop}"
+        f"column {quoted(series.name)} has {count(number, what)}, first in data row"
+        f" {int(bad.argmax()) + 1}; {'mend them' if infinite else advice}{drop}"
     )
 
 
 def to_codes(series: pd.Series, column: Column) -> np.ndarray:
-    """Each cell's index among the column's public values; a value that is not listed is an error, never guessed."""
+    """Each cell's index among the column's public values; a value that is not listed is an error, never guessed.
+
+    An empty cell, or one that holds another word for that, is the column's filling.
+    """
     import pandas as pd
 
     cells = series.astype("category")
     known = pd.Index(column.values or ())
-    codes_of = known.get_indexer(pd.Index([plain_text(value) for value in cells.cat.categories]))
-    codes = np.append(codes_of, -1)[cells.cat.codes.to_numpy()]
+    texts = [plain_text(value) for value in cells.cat.categories]
+    codes_of = known.get_indexer(pd.Index(texts, dtype=object))
+    filling = -1 if column.filling is None else int(known.get_indexer([column.filling])[0])
+    codes_of[(codes_of < 0) & np.isin(texts, MISSING)] = filling
+    codes = np.append(codes_of, filling)[cells.cat.codes.to_numpy()]
     if (codes >= 0).all():
         return np.asarray(codes)
     row = int((codes < 0).argmax())
@@ -205,6 +237,9 @@ def read_labels(
     import pandas as pd
 
     target = pd.concat([column.astype(object) for column in columns], ignore_index=True)
+    filling = data.fillings.get(data.target or "", Missing()).value
+    if filling is not None:
+        target = target.where(~gaps(target, [plain_text(label) for label in data.classes or ()]), filling)
     classes: tuple[Any, ...] | None = None
     try:
         if data.task == "regression":
@@ -233,14 +268,26 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
     if any(column.values is not None for column in columns):
         how = "recipe" if isinstance(data.categorical, dict) else "read from the data"
         said.append(f"The values of the categorical columns are public ({how}).")
+    if data.missing:
+        told = {column.name: column.filling for column in columns if column.name in data.missing}
+        told |= {name: one.value for name, one in data.fillings.items() if name == data.target}
+        what = ", ".join(f"{name} {quoted(value)}" for name, value in told.items())
+        said.append(f"What a missing value means is public (recipe), a rule for each record by itself: {what}.")
     return tuple(said)
 
 
-def label_warnings(data: Data, classes: tuple[Any, ...] | None) -> list[str]:
-    """A warning when the classes had to be read from the data."""
-    if classes is None or data.classes is not None:
-        return []
-    return [
-        "the class labels were read from the data and are declared public; if they are not, list them:"
-        f" data.classes: {list(classes)}"
-    ]
+def read_warnings(data: Data, classes: tuple[Any, ...] | None, columns: Sequence[str] = ()) -> tuple[str, ...]:
+    """One warning of all that had to be read from the data: the classes, and the values of `columns`."""
+    found, lists = [], []
+    if columns:
+        found.append(f"the values of categorical column{'s' * (len(columns) > 1)} {', '.join(map(quoted, columns))}")
+        lists.append(f"data.categorical: {{{', '.join(f'{name}: [...]' for name in columns)}}}")
+    if classes is not None and data.classes is None:
+        found.append("the class labels")
+        lists.append(f"data.classes: {list(classes)}")
+    if not found:
+        return ()
+    return (
+        f"{' and '.join(found)} were read from the data and are declared public; if they are not, list them:"
+        f" {' and '.join(lists)}",
+    )

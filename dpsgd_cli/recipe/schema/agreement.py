@@ -123,8 +123,8 @@ def _model(recipe: Recipe) -> list[str]:
     if model.kind != "convex":
         if recipe.data.task == "regression" and recipe.privacy is not None and recipe.data.target_bounds is None:
             return [
-                "data.target_bounds: missing; give [low, high] of the target, in its own unit and from public knowledge:"
-                " training scales it to [-1, 1], for steps of a bounded gradient do not reach far"
+                "data.target_bounds: missing; give [low, high] of the target, in its own unit and from public"
+                " knowledge: training scales it to [-1, 1], for steps of a bounded gradient do not reach far"
             ]
         theorem = getattr(method, "learning_rate", None) == "theorem"
         return ["method.learning_rate: theorem is for model.kind: convex; give a number"] if theorem else []
