@@ -309,7 +309,7 @@ def test_a_table_of_ones_own(
     train: Train, write_recipe: WriteRecipe, tmp_path: Path, task: str, target: str, dropped: str
 ) -> None:
     (tmp_path / "own.csv").write_text(CSV)
-    section = {
+    section: dict[str, Any] = {
         "path": "own.csv",
         "target": target,
         "task": task,

@@ -17,7 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
 
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
@@ -59,12 +61,13 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
                 usable = [column for column in columns if column.name not in missing]
                 matrices.append(table.to_matrix(frame, usable, path.name))
             except table.BadColumns as error:
-                unusable |= error.columns
+                unusable |= error.no_numbers
                 raise
     sound = tuple(column for column in columns if column.name not in unusable)
     with problems.kept():
         judge(Layout((len(sound),), sound))
-    labels, classes = [], None
+    labels: list[np.ndarray] = []
+    classes: tuple[Any, ...] | None = None
     if all(data.target in frame.columns for frame in frames):
         with problems.kept():
             labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths)
@@ -265,13 +268,13 @@ def _numeric(
 
 def _categorical(name: str, values: tuple[str, ...], filling: Missing, problems: list[str]) -> Column:
     """The column; a missing value of which nothing is said is a category as well, whether there are any or not."""
+    if filling.indicator:
+        problems.append(f"data.missing: {name}: a category needs no indicator; give it one of its own, or leave it out")
     if filling.value is None:
         return Column(name, values=values if "" in values else (*values, ""), filling="")
     value = table.plain_text(filling.value)
     if value not in values:
         problems.append(f"data.missing: {name}: {quoted(value)} is not among the column's values; add it there")
-    if filling.indicator:
-        problems.append(f"data.missing: {name}: a category needs no indicator; give it one of its own, or leave it out")
     return Column(name, values=values, filling=value)
 
 

@@ -7,7 +7,7 @@ Shared by card tables (`readers.py`) and a user's own files (`own_table.py`, `ow
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,8 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
     Raises DataError naming `where`, the column, the first bad row (data rows count from 1) and what to do.
     """
     matrix = np.empty((len(frame), len(columns)), order="F")
-    problems: dict[str, str] = {}
+    problems: list[str] = []
+    no_numbers = set()
     for index, column in enumerate(columns):
         try:
             series = frame[column.marks or column.name]
@@ -41,21 +42,27 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
             else:
                 matrix[:, index] = to_codes(series, column) if column.values else to_numbers(series, column.filling)
         except DataError as error:
-            problems[column.name] = f"{where}: {error}"
+            problems.append(f"{where}: {error}")
+            if isinstance(error, _NoNumbers):
+                no_numbers.add(column.name)
         if len(problems) == _MOST_PROBLEMS:
-            problems[""] = f"{where}: columns after {quoted(column.name)} were not looked at"
+            problems.append(f"{where}: columns after {quoted(column.name)} were not looked at")
             break
     if problems:
-        raise BadColumns(problems)
+        raise BadColumns(problems, no_numbers)
     return matrix
 
 
 class BadColumns(DataError):
-    """What is wrong with the cells of some columns, by their names."""
+    """What is wrong with the cells of some columns; those of the columns `no_numbers` are text or dates."""
 
-    def __init__(self, problems: Mapping[str, str]) -> None:
-        super().__init__("\n".join(problems.values()))
-        self.columns = frozenset(problems)
+    def __init__(self, problems: Sequence[str], no_numbers: Set[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.no_numbers = no_numbers
+
+
+class _NoNumbers(DataError):
+    pass
 
 
 def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
@@ -75,7 +82,7 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
 
     drop = "" if is_target else ", or put the column under data.drop"
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
-        raise DataError(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
+        raise _NoNumbers(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
     numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if np.isfinite(numbers).all():
         return numbers
@@ -87,7 +94,7 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
             if is_target
             else "; name the column under data.categorical, or leave it out with data.drop"
         )
-        raise DataError(
+        raise _NoNumbers(
             f"column {quoted(series.name)} holds {quoted(str(series.iloc[row]))} in data row {row + 1}, which is not"
             f" a number{advice}"
         )

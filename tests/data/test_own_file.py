@@ -99,7 +99,7 @@ def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
         ),
         (
             "NA",
-            "has 1 missing value, first in data row 2; say what they mean, data.missing: {y: VALUE}, or leave those rows out$",
+            "has 1 missing value, first in data row 2; say what they mean, data.missing: {y: VALUE}, or leave those row",
         ),
     ],
 )
@@ -147,27 +147,17 @@ def test_all_wrong_names_are_reported_together(tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_with_a_table_is_reported_together(tmp_path: Path) -> None:
-    """Names, cells, bounds and labels, each once; a column that a wrong name meant, or that holds text, has no other."""
+    """Names, cells, labels and bounds; nothing else of a column that a wrong name meant, or that holds text."""
     content = "age,job,pay,rank,y\n30,nurse,10.5,1,no\n,smith,inf,2,\n50,,0,3,yes\n"
     data = {"path": "own.csv", "target": "y", "classes": ["no", "yes"], "bounds": {"rnak": [0, 9]}}
     (tmp_path / "own.csv").write_text(content)
     with pytest.raises(DataError) as caught:
         preparation.outline(Data.model_validate(data), tmp_path)
     lines = str(caught.value).splitlines()
-    wanted = [
-        "data.bounds names 'rnak'",
-        "'age' has 1 missing",
-        "'job' holds 'nurse'",
-        "'pay' has 1 missing or infinite",
-    ]
-    for line, words in zip(lines, [*wanted, "label column 'y' has 1 missing label"], strict=True):
+    wanted = ["data.bounds names 'rnak'", "'age' has 1 missing", "'job' holds 'nurse'", "'pay' has 1 missing or inf"]
+    wanted += ["scale by bounds: no public bounds for columns age, pay;", "label column 'y' has 1 missing label"]
+    for line, words in zip(lines, wanted, strict=True):
         assert words in line
-    (tmp_path / "own.csv").write_text(content.replace("inf", "").replace(",2,\n", ",2,no\n"))
-    with pytest.raises(DataError, match=r"^scale by bounds: no public bounds for columns age, pay, rank; give"):
-        preparation.outline(
-            Data.model_validate(data | {"bounds": {}, "categorical": ["job"], "missing": {"age": 0, "pay": 1}}),
-            tmp_path,
-        )
 
 
 GAPS = "age,job,pay,y\n30,nurse,10.5,no\n,,NA,yes\n50,?,-2,no\n"
@@ -175,7 +165,7 @@ GAPS = "age,job,pay,y\n30,nurse,10.5,no\n,,NA,yes\n50,?,-2,no\n"
 
 def test_a_gap_means_what_the_recipe_says(tmp_path: Path) -> None:
     missing = {"age": {"indicator": True}, "pay": 7, "job": "other"}
-    data = {"categorical": {"job": ["nurse", "other"]}, "bounds": {"age": [20, 60], "pay": [-9, 99]}}
+    data: dict[str, Any] = {"categorical": {"job": ["nurse", "other"]}, "bounds": {"age": [20, 60], "pay": [-9, 99]}}
     source = read(tmp_path, GAPS, missing=missing, classes=["no", "yes"], **data)
     assert [column.name for column in columns(source)] == ["age", "age is missing", "job", "pay"]
     assert source.train.x.tolist() == [[30, 0, 0, 10.5], [40, 1, 1, 7], [50, 0, 1, -2]]
@@ -199,15 +189,12 @@ def test_an_empty_category_is_a_category_whether_there_are_any_or_not(tmp_path: 
         ({"pay": {"indicator": True}}, r"data.missing: pay: give a value, for the column has no bounds"),
         ({"job": "thief"}, r"data.missing: job: 'thief' is not among the column's values"),
         ({"jbo": "nurse"}, r"data.missing names 'jbo', which is no column; did you mean 'job'"),
-        ({"job": {"indicator": True}}, None),
+        ({"job": {"indicator": True}}, r"data.missing: job: a category needs no indicator"),
     ],
 )
-def test_a_meaning_that_a_column_cannot_have(tmp_path: Path, missing: dict[str, Any], message: str | None) -> None:
+def test_a_meaning_that_a_column_cannot_have(tmp_path: Path, missing: dict[str, Any], message: str) -> None:
     data: dict[str, Any] = {"categorical": {"job": ["nurse"]}, "bounds": {"age": [20, 60]}}
     missing = {"age": 30, "pay": 0} | missing
-    if message is None:
-        read(tmp_path, GAPS, missing=missing, **data)
-        return
     with pytest.raises(DataError, match=message):
         read(tmp_path, GAPS, missing=missing, **data)
 
@@ -239,7 +226,7 @@ def test_tabs_and_json_lines(tmp_path: Path, name: str) -> None:
 def test_json_lines_that_are_no_table(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="column 'a' holds lists or objects"):
         read(tmp_path, '{"a": [1], "y": 1}\n', "own.jsonl")
-    with pytest.raises(DataError, match="own.jsonl cannot be read as a table"):
+    with pytest.raises(DataError, match=r"own.jsonl cannot be read as a table"):
         read(tmp_path, '{"a": 1\n', "own.jsonl")
 
 
