@@ -24,10 +24,9 @@ import torch
 
 from dpsgd_cli import data, failures
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.losses import Loss, evaluate
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
-from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import UsageError
+from dpsgd_cli.evaluation import measure, measure_test
 from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.methods.base import Theory
 from dpsgd_cli.privacy.plan import Plan
@@ -294,20 +293,12 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
 
 def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
     loss = loss_of(trials.recipe, raw=True)
-    found = _evaluate(trials, trials.test, loss) if wanted else {}
+    found = measure(trials, trials.test, loss) if wanted else {}
     named = {f"test_{k}": v for k, v in found.items()}
     cut, rows = trials.recipe.data.validation, trials.context.validation
     if wanted and rows is not None and cut is not None and cut.public:
-        named.update({f"validation_{k}": v for k, v in _evaluate(trials, rows, loss).items()})
+        named.update({f"validation_{k}": v for k, v in measure(trials, rows, loss).items()})
     return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
-
-
-def _evaluate(trials: Trials, table: Table, loss: Loss) -> dict[str, list[float]]:
-    """Metrics of what would be published now; not a number for a trial whose weights are not finite."""
-    context, output = trials.context, trials.method.output
-    diverged = ~torch.isfinite(output).all(dim=1)
-    found = evaluate(context.pack, output, table, trials.recipe.data.task, context.most_rows, loss)
-    return {name: values.masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
 
 @dataclass(frozen=True)
@@ -321,8 +312,9 @@ class _Final:
 
 def _final(trials: Trials) -> _Final:
     """Metrics of the published weights."""
-    on_train = _evaluate(trials, trials.context.table, trials.context.loss)
+    on_train = measure(trials, trials.context.table, trials.context.loss)
     last = trials.history[-1].metrics if trials.history else {}
+    last = last | measure_test(trials)
     if isinstance(trials.recipe.model, ConvexModel):
         squares = trials.method.output.double().square().sum(dim=1).tolist()
         l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]

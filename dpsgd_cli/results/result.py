@@ -87,7 +87,8 @@ def together(public: Sequence[Row] | None, others: Sequence[Row] | None) -> list
 class Result:
     """One finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`.
 
-    `theory` has a row a trial where a theorem covers the method: its bound on the excess risk, and what was measured.
+    `diverged` are trials whose published weights or test metrics show it. `theory` has a row a trial where a theorem
+    covers the method: its bound on the excess risk, and what was measured.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Result:
     ledger: list[str]
     warnings: list[str] = field(default_factory=list)
     nonprivate_warnings: list[str] = field(default_factory=list)
+    diverged: list[int] = field(default_factory=list)
     theory: list[Row] | None = None
 
     def document(self) -> Row:
@@ -111,6 +113,7 @@ class Result:
             "metrics": self.metrics,
             **theory,
             "timing": self.timing,
+            "diverged": self.diverged,
             "warnings": self.warnings,
             "nonprivate_warnings": self.nonprivate_warnings,
             "provenance": self.provenance,

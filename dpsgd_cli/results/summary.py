@@ -21,7 +21,7 @@ def result_text(document: Row, directory: Path) -> str:
     document = public(document)
     lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
     metrics = document["metrics"]
-    lines += [f"  {name:<26}{_metric(metrics[name])}" for name in _SHOWN if name in metrics]
+    lines += [f"  {name:<26}{_metric(metrics[name])}{_beside(metrics, name)}" for name in _SHOWN if name in metrics]
     lines += _privacy_lines(document["privacy"])
     lines.append(f"  results in {directory}")
     return "\n".join(lines)
@@ -30,6 +30,12 @@ def result_text(document: Row, directory: Path) -> str:
 def _lengths(trials: Sequence[Row]) -> str:
     lengths = sorted({row["epochs"] for row in trials})
     return count(lengths[0], "epoch") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} epochs"
+
+
+def _beside(metrics: Row, name: str) -> str:
+    """What a constant gets, where it is known."""
+    constant = metrics.get(name.replace("test_", "constant_", 1))
+    return "" if constant is None or constant["mean"] is None else f"; a constant: {metric_text(constant['mean'])}"
 
 
 def _metric(metric: Row) -> str:

@@ -99,7 +99,7 @@ def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
         ),
         (
             "NA",
-            "has 1 missing value, first in data row 2; say what they mean, data.missing: {y: VALUE}, or leave those row",
+            "has 1 missing value, first in data row 2; say what they mean, data.missing: {y: VALUE}, or leave",
         ),
     ],
 )
