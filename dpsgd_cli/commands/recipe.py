@@ -1,4 +1,4 @@
-"""`dpsgd recipe`: list, show and validate recipes; print their schema.
+"""`dpsgd recipe`: list, show, validate and draft recipes; print their schema.
 
 Not here: how a recipe is read or checked (`recipe/loading.py`), or what it costs (`dpsgd train --dry-run`).
 """
@@ -6,12 +6,15 @@ Not here: how a recipe is read or checked (`recipe/loading.py`), or what it cost
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import click
 import yaml
 
-from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.recipe.batching import BATCHINGS, Batching
 from dpsgd_cli.recipe.expected import recipe_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, plain, question, shipped_recipes
@@ -24,7 +27,7 @@ from dpsgd_cli.wording import count
 
 @click.group()
 def command() -> None:
-    """List, show and validate recipes; print their schema for editors.
+    """List, show, validate and draft recipes; print their schema for editors.
 
     A recipe is a YAML file, or the name of one that ships with dpsgd.
 
@@ -88,6 +91,34 @@ def validate(recipes: tuple[str, ...]) -> None:
             click.echo(f"{source}: valid")
     if problems:
         raise RecipeError(problems)
+
+
+@command.command()
+@click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--target", required=True, help="The column (or array of an npz file) to be learnt.")
+@click.option("--task", type=click.Choice(["classification", "regression"]), help="Left out: by what the target holds.")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; else to stdout.")
+def new(data: Path, target: str, task: Any, out: Path | None) -> None:
+    """Write a recipe for DATA: csv, tsv, json lines, parquet or npz.
+
+    It names the columns, their kinds, categories and the task. What was read from the file says so, and is for you to
+    confirm as public knowledge; bounds are for you to fill in.
+
+    \b
+    Example:
+      dpsgd recipe new patients.csv --target malignant -o patients.yaml
+    """
+    from dpsgd_cli.data.draft import draft  # pandas
+
+    if out is not None and out.exists():
+        raise UsageError(f"{out} exists; it is not overwritten, so choose another name")
+    base = (out.parent if out is not None else Path()).resolve()
+    text = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix())
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    out.write_text(text, encoding="utf-8")
+    click.echo(f"{out}: fill in what only you know, then `dpsgd train {out}`")
 
 
 @command.command()

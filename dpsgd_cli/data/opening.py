@@ -91,11 +91,20 @@ def _arrays(source: Source) -> list[np.ndarray]:
     return [array for part in parts for array in (part.x, part.y, part.places)]
 
 
+def kind_of(path: Path) -> str:
+    """The ending that says how a file is read.
+
+    >>> kind_of(Path("a.b.CSV.gz")), kind_of(Path("a.npz"))
+    ('.csv.gz', '.npz')
+    """
+    return "".join(path.suffixes[-2:] if path.suffix == ".gz" else [path.suffix]).lower()
+
+
 def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
     """The files of features, and the endings that say how to read them, which go together."""
     known = (*own_table.KINDS, ARRAYS, ROWS)
     paths = [_existing(base / name) for name in (data.path, data.test_path) if name is not None]
-    kinds = ["".join(path.suffixes[-2:] if path.suffix == ".gz" else [path.suffix]).lower() for path in paths]
+    kinds = [kind_of(path) for path in paths]
     for path, kind in zip(paths, kinds, strict=True):
         if kind not in known:
             raise DataError(f"{path}: unknown kind of file; data.path takes {', '.join(known)}")

@@ -32,10 +32,10 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
 
     _refuse_names(data, paths[0], "an npz file")
     target = data.target or "y"
-    stored = _load_npz(paths[0])
+    stored = load(paths[0])
     pairs = [(_array(stored, "x", paths[0]), _array(stored, target, paths[0]))]
     if paths[1:]:
-        other = _load_npz(paths[1])
+        other = load(paths[1])
         pairs.append((_array(other, "x", paths[1]), _array(other, target, paths[1])))
     elif "x_test" in stored:
         pairs.append((_array(stored, "x_test", paths[0]), _array(stored, f"{target}_test", paths[0])))
@@ -54,7 +54,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
-def _load_npz(path: Path) -> dict[str, np.ndarray]:
+def load(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             found = {name: stored[name] for name in stored.files}

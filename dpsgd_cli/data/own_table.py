@@ -240,7 +240,7 @@ def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tup
         if isinstance(data.categorical, dict):
             values = tuple(table.plain_text(value) for value in data.categorical[name])
         else:
-            values = _found_values(frames, name)
+            values = found_values(frames, name)
             found.append(name)
         columns.append(_categorical(name, values, filling or Missing(), problems))
     return columns, found
@@ -278,7 +278,7 @@ def _categorical(name: str, values: tuple[str, ...], filling: Missing, problems:
     return Column(name, values=values, filling=value)
 
 
-def _found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
+def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
     held = [frame[name] for frame in frames if name in frame.columns]
     found = {table.plain_text(value) for cells in held for value in cells.dropna().unique()}
     return tuple(sorted(found - {""}))

@@ -43,7 +43,7 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
                 matrix[:, index] = to_codes(series, column) if column.values else to_numbers(series, column.filling)
         except DataError as error:
             problems.append(f"{where}: {error}")
-            if isinstance(error, _NoNumbers):
+            if isinstance(error, NoNumbers):
                 no_numbers.add(column.name)
         if len(problems) == _MOST_PROBLEMS:
             problems.append(f"{where}: columns after {quoted(column.name)} were not looked at")
@@ -61,8 +61,8 @@ class BadColumns(DataError):
         self.no_numbers = no_numbers
 
 
-class _NoNumbers(DataError):
-    pass
+class NoNumbers(DataError):
+    """A column holds text, or dates."""
 
 
 def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
@@ -82,7 +82,7 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
 
     drop = "" if is_target else ", or put the column under data.drop"
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
-        raise _NoNumbers(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
+        raise NoNumbers(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
     numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if np.isfinite(numbers).all():
         return numbers
@@ -94,7 +94,7 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
             if is_target
             else "; name the column under data.categorical, or leave it out with data.drop"
         )
-        raise _NoNumbers(
+        raise NoNumbers(
             f"column {quoted(series.name)} holds {quoted(str(series.iloc[row]))} in data row {row + 1}, which is not"
             f" a number{advice}"
         )
