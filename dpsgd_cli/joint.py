@@ -37,7 +37,7 @@ def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> t
                 " records; make it smaller"
             )
         return None, outline
-    before = data.private_releases(recipe.data, adjacency_of(recipe))
+    before = data.private_releases(recipe.data, adjacency_of(recipe), loaded.base)
     layers = _layers(loaded, outline) if recipe.privacy.clipping.by_layer else None
     with loaded.placing():
         return plan_for(recipe, Facts(records, before, layers, feature_bound(recipe, outline), judge)), outline

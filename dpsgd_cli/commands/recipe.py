@@ -66,8 +66,8 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
       dpsgd recipe show quickstart
       dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
     """
-    found = load_recipe(recipe, overrides).recipe
-    click.echo("\n".join([dump_recipe(found).rstrip("\n"), *unsaid(found)]))
+    loaded = load_recipe(recipe, overrides)
+    click.echo("\n".join([dump_recipe(loaded.recipe).rstrip("\n"), *unsaid(loaded.recipe, loaded.base)]))
 
 
 @command.command()
@@ -178,7 +178,7 @@ def draw(records: int, batch_size: int, seed: int) -> dict[Batching, list[list[i
     return found
 
 
-def unsaid(recipe: Recipe) -> list[str]:
+def unsaid(recipe: Recipe, base: Path = Path()) -> list[str]:
     """What a recipe leaves out and has no default of its own for, a line of comment a key: `# key: value (why)`.
 
     Such keys stay out of a resolved recipe: what they come to belongs to the data card or the operating system, and
@@ -187,7 +187,7 @@ def unsaid(recipe: Recipe) -> list[str]:
     said = []
     if recipe.data.preprocess is None:
         whose = "a file of your own" if recipe.data.name is None else f"the card of {recipe.data.name}"
-        steps = yaml.dump(_steps(recipe), Dumper=CoreDumper, default_flow_style=True, width=10_000).strip()
+        steps = yaml.dump(_steps(recipe, base), Dumper=CoreDumper, default_flow_style=True, width=10_000).strip()
         said.append(f"data.preprocess: {steps} ({whose})")
     if recipe.seed is None:
         said.append("seed: none (the operating system's entropy; no run can be repeated)")
@@ -197,9 +197,9 @@ def unsaid(recipe: Recipe) -> list[str]:
     return [f"# {line}" for line in said]
 
 
-def _steps(recipe: Recipe) -> list[object]:
+def _steps(recipe: Recipe, base: Path) -> list[object]:
     if recipe.data.name is None:
         return [plain(step) for step in OWN_FILE_STEPS]
     from dpsgd_cli.data import catalog  # NumPy, which listing recipes does without
 
-    return [plain(step) for step in catalog.load_card(recipe.data.name).preprocess]
+    return [plain(step) for step in catalog.plain_card(recipe.data, base).preprocess]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -46,10 +47,13 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
     arrays are read-only. Raises DataError for anything unusable, for a table together with what `judge` refuses.
     """
     if data.name is not None:
-        card = catalog.card_of(data)
+        card = catalog.card_of(data, base)
         places = [catalog.locate(card, file) for file in card.files]
         content = [None if path is None else sha256(path) for path in places]
-        return _read_once([card.model_dump_json(), content], partial(readers.read, card))
+        source = _read_once([card.model_dump_json(), content], partial(readers.read, card))
+        if data.card_file is None:
+            return source
+        return replace(source, sha256=source.sha256 | {data.card_file: sha256(base / data.card_file)})
     paths, kinds = _paths(data, base)
     if kinds[0] == ROWS:
         labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]

@@ -57,7 +57,7 @@ def outline(data: Data, base: Path) -> Outline:
         layout, classes, said = source.layout, source.classes, source.declarations
         name, on_disk = source.name, isinstance(source.train, DiskPart)
     else:
-        card = catalog.card_of(data)
+        card = catalog.card_of(data, base)
         counted = {
             part: sum(catalog.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
             for part in ("train", "test")
@@ -65,7 +65,7 @@ def outline(data: Data, base: Path) -> Outline:
         files = tuple(rows for rows in counted.values() if rows)
         layout, classes, said = card.layout, card.labels, readers.declarations(card)
         name = card.name
-    train, test, validation = tuple(map(_length, _parts(source, data))) if on_disk else _sizes(files, data)
+    train, test, validation = tuple(map(_length, _parts(source, data, base))) if on_disk else _sizes(files, data, base)
     layouts = _plan(steps, layout)
     said = (*said, *_declarations(steps, data, train, test, validation))
     outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
@@ -93,9 +93,9 @@ def _length(part: Part | DiskPart | None) -> int:
     return 0 if part is None else len(part)
 
 
-def _sizes(files: tuple[int, ...], data: Data) -> tuple[int, int, int]:
+def _sizes(files: tuple[int, ...], data: Data, base: Path) -> tuple[int, int, int]:
     """Rows of the training, the test and the validation part of `files`, given by their numbers of rows."""
-    split, validation = _split(data, len(files) > 1), 0
+    split, validation = _split(data, len(files) > 1, base), 0
     places, test = places_of(files[:1]), sum(files[1:])
     if split is not None:
         places, held = cut_places(places_of(files), split)
@@ -106,14 +106,14 @@ def _sizes(files: tuple[int, ...], data: Data) -> tuple[int, int, int]:
     return len(places), test, validation
 
 
-def private_releases(data: Data, adjacency: Adjacency) -> list[Release]:
+def private_releases(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Release]:
     """What preprocessing will release, in order; known from the recipe (and card) alone."""
-    return [Release(step.release) for step in _steps(data, adjacency) if step.release is not None]
+    return [Release(step.release) for step in _steps(data, adjacency, base) if step.release is not None]
 
 
-def uncovered_steps(data: Data, adjacency: Adjacency) -> list[str]:
+def uncovered_steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[str]:
     """Which steps read training rows without noise, in words: no statement covers them. From recipe and card alone."""
-    return [step.nonprivate for step in _steps(data, adjacency) if step.nonprivate is not None]
+    return [step.nonprivate for step in _steps(data, adjacency, base) if step.nonprivate is not None]
 
 
 @np.errstate(**UNTOLD)
@@ -130,7 +130,7 @@ def prepare(
     source = _opened(data, base, steps)
     let_go_of_large()
     layouts = _plan(steps, source.layout)
-    train, test, validation = _parts(source, data)
+    train, test, validation = _parts(source, data, base)
     pipeline = Pipeline(steps, layouts, dict(released or {}), normal)
     parts = [part.x for part in (train, test, validation) if part is not None]
     (train_x, test_x, *others), per_trial = pipeline.run(parts, trials)
@@ -238,7 +238,7 @@ def _own(labels: Rows) -> Rows:
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
     chosen: Sequence[PreprocessStep] | None = data.preprocess
     if chosen is None:
-        chosen = OWN_FILE_STEPS if data.name is None else catalog.load_card(data.name).preprocess
+        chosen = OWN_FILE_STEPS if data.name is None else catalog.plain_card(data, base).preprocess
     steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in chosen]
     if data.features is None:
         return steps
@@ -256,21 +256,21 @@ def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
     return layouts
 
 
-def _split(data: Data, has_test: bool) -> Split | None:
+def _split(data: Data, has_test: bool, base: Path) -> Split | None:
     """How a test set is cut; None where the files have one and the recipe does not ask for another."""
     if data.split is not None:
         return data.split
     if has_test:
         return None
-    return Split() if data.name is None else catalog.load_card(data.name).split
+    return Split() if data.name is None else catalog.plain_card(data, base).split
 
 
-def _parts(source: Source, data: Data) -> tuple[Part | DiskPart, Part | DiskPart, Part | DiskPart | None]:
+def _parts(source: Source, data: Data, base: Path) -> tuple[Part | DiskPart, Part | DiskPart, Part | DiskPart | None]:
     """The training, the test and the validation part; the last is cut from what the test part leaves.
 
     A split named in the recipe is cut from ALL rows, the files' own test rows included.
     """
-    train, test, split = source.train, source.test, _split(data, source.test is not None)
+    train, test, split = source.train, source.test, _split(data, source.test is not None, base)
     if isinstance(train, Part) and not isinstance(test, DiskPart):
         test = None if test is None else test.of_second_file()
         train = train if split is None else train.pooled(test)

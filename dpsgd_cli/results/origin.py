@@ -22,12 +22,13 @@ from dpsgd_cli.results.result import Row
 
 
 def hashes(loaded: LoadedRecipe, sha256: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The hashes of what anybody can fetch, and those of the user's own files.
+    """The hashes of what anybody can fetch, and those of the user's own files, or of those that a card of theirs names.
 
     The hash of a user's own file is a function of every record, without noise: who knows all others can try out
     candidates for the last.
     """
-    own = loaded.recipe.data.files
+    data = loaded.recipe.data
+    own = data.files if data.card_file is None else [name for name in sha256 if name != "features"]
     return (
         {name: found for name, found in sha256.items() if name not in own},
         {name: found for name, found in sha256.items() if name in own},
@@ -75,7 +76,9 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     Returns the names of files that are no longer there, which cannot be compared. Raises RunError naming the
     files that differ: the recipe is the same, and yet this is not its result.
     """
-    files = {name: loaded.base / name for name in loaded.recipe.data.files} | own_code(loaded)
+    data = loaded.recipe.data
+    named = [*data.files, *([] if data.card_file is None else [data.card_file])]
+    files = {name: loaded.base / name for name in named} | own_code(loaded)
     kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256")
     made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}
     here = [name for name, path in files.items() if path.is_file()]

@@ -259,6 +259,13 @@ class Data(Section):
         return self
 
     @property
+    def card_file(self) -> str | None:
+        """The file of a card of the user's own, as the recipe says where it is."""
+        if self.name is None or (self.cards is None and not self.name.endswith((".yaml", ".yml"))):
+            return None
+        return self.name if self.cards is None else f"{self.cards.rstrip('/')}/{self.name}.yaml"
+
+    @property
     def fillings(self) -> dict[str, Missing]:
         """What a missing value means, by column."""
         told = self.missing or {}
