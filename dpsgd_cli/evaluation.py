@@ -43,7 +43,8 @@ def measure_test(trials: Trials) -> Columns:
     if trials.test.rows == 0 or trials.test.rows * context.trials * (classes or 1) > MOST_OUTPUTS:
         return {}
     outputs, labels, mask = outputs_on(context.pack, trials.method.output, trials.test, context.most_rows)
-    found, constants = [], []
+    found: list[dict[str, float]] = []
+    constants: list[dict[str, float]] = []
     for trial in range(context.trials):
         own = slice(None) if mask is None else mask[trial]
         told = _answers(trials, labels[own], outputs[trial][own])
