@@ -117,7 +117,11 @@ def new(data: Path, target: str, task: Any, out: Path | None) -> None:
     if out is None:
         click.echo(text, nl=False)
         return
-    out.write_text(text, encoding="utf-8")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
     click.echo(f"{out}: fill in what only you know, then `dpsgd train {out}`")
 
 
