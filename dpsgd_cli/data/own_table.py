@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
+import json
 import warnings
 import zlib
 from collections import Counter
@@ -129,8 +130,11 @@ def _read_json_lines(path: Path, data: Data) -> pd.DataFrame:
     import pandas as pd
 
     del data
-    with _as_data_errors(path):
-        frame = pd.read_json(path, lines=True, dtype=False, convert_dates=False, precise_float=True)
+    with _as_data_errors(path), _open_text(path) as lines:
+        rows = [json.loads(line) for line in lines if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} cannot be read as a table: a line is no object; write one with a key for each column")
+    frame = pd.DataFrame(rows)
     nested = [name for name in frame.columns if any(isinstance(cell, list | dict) for cell in frame[name])]
     if frame.empty or nested:
         what = f"column {quoted(nested[0])} holds lists or objects; write plain values" if nested else "has no rows"
