@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from dpsgd_cli.results.result import Result
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+# A shell makes what it starts in the background deaf to Ctrl-C, and so every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -57,7 +57,6 @@ def test_every_other_command_works_as_written(tmp_path: Path) -> None:
         (shim / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{shim}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     ran = [command for command in commands() if command not in INSTALLERS]
-    assert len(ran) >= 8
     for command in ran:
         done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dpsgd_cli.account.solving import calibrate
@@ -169,6 +169,8 @@ def test_what_passes_the_range_of_floats_is_infinite() -> None:
 
 
 @given(TERMS, st.floats(min_value=0, max_value=1e300))
+@example([0.1] * 10, 1.0)
+@example([1.0, 2.0**-60], 1.0)
 def test_a_limit_is_passed_where_the_exact_sum_is_above_it(terms: list[float], limit: float) -> None:
     running = ExactSum()
     for term in terms[1:]:

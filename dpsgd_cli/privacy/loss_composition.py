@@ -23,6 +23,8 @@ Complexes = NDArray[np.complex128]
 
 _NEGLIGIBLE = -18.0
 """log of the share of delta that may lie beyond the window."""
+_FARTHEST = -5.0
+"""log of the share of delta that may lie beyond the mean of the tilted sum, by Chernoff's bound."""
 _VANISHED = 1e-26
 """Fourier coefficients below this stay below it, because every further factor is at most 1 in modulus."""
 
@@ -48,7 +50,7 @@ class Composer:
         self._log_missable = log_delta + _NEGLIGIBLE
         plain = [_Tilted(kind, 0.0) for kind in kinds]
         self._plain_mean = float(sum(n * kind.mean for n, kind in zip(counts, plain, strict=True)))
-        self.tilt, self._kinds = _gentle_tilt(kinds, plain, width, tilt, counts)
+        self.tilt, self._kinds = _gentle_tilt(kinds, plain, width, (tilt, log_delta), counts)
         self._log_mgfs = np.array([kind.log_mgf for kind in self._kinds])
         self._log_finite = np.log1p(-np.array([kind.infinite for kind in kinds]))
         self.start, self.size, self._overflow = self._window(shorter_too)
@@ -142,14 +144,20 @@ class Composer:
 
 
 def _gentle_tilt(
-    kinds: Sequence[LossMasses], plain: list[_Tilted], width: float, tilt: float, counts: Floats
+    kinds: Sequence[LossMasses], plain: list[_Tilted], width: float, aim: tuple[float, float], counts: Floats
 ) -> tuple[float, list[_Tilted]]:
-    """The largest of tilt, tilt/2, ... (or 0) that does not widen the sum: heavy tails would take it over."""
+    """The largest of tilt, tilt/2, ... (or 0) that does not move the bulk far past the aim, and does not widen it.
+
+    Renyi orders aim past every loss that matters where losses are bounded; heavy tails would take a sum over.
+    """
+    tilt, log_delta = aim
     limit = 2 * sum(n * kind.variance for n, kind in zip(counts, plain, strict=True))
-    for halvings in range(8):
+    for halvings in range(20):
         lesser = tilt / 2**halvings
         tilted = [_Tilted(kind, width * lesser) for kind in kinds]
-        if sum(n * kind.variance for n, kind in zip(counts, tilted, strict=True)) <= limit:
+        uses = list(zip(counts, tilted, strict=True))
+        beyond = sum(n * (kind.log_mgf - lesser * width * kind.mean) for n, kind in uses)  # Chernoff's, at the new mean
+        if beyond >= log_delta + _FARTHEST and sum(n * kind.variance for n, kind in uses) <= limit:
             return lesser, tilted
     return 0.0, plain
 

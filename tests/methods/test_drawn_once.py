@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpsgd_cli import trials
+from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods import Context, create
@@ -140,7 +140,7 @@ def test_a_run_without_a_seed_goes_on_as_if_it_had_not_been_stopped(
         return train(recipe, out=recipe.parent / out, **options)
 
     asked: dict[tuple[object, ...], int] = {}
-    monkeypatch.setattr(trials, "_streams", lambda made: tuple(Fresh(i, asked) for i in range(made.trials)))
+    monkeypatch.setattr(Team, "streams", lambda _, own: tuple(Fresh(i, asked) for i in range(len(own))))
     whole = load_file(trained("whole") / "model.safetensors")
     asked.clear()
     with pytest.raises(RunError, match=f"{stop} of"):

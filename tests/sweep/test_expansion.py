@@ -193,7 +193,7 @@ def test_a_shipped_sweep_is_valid_and_its_header_asks_a_question_and_gives_its_c
     text = shipped_recipes(sweeps=True)[name].read_text("utf-8")
     assert text.splitlines()[0].endswith(("?", "checks."))
     assert f"#   dpsgd sweep {name}" in text
-    assert len(expand(load_sweep(name))) >= 8
+    assert expand(load_sweep(name))
 
 
 def test_a_recipe_is_no_sweep(tmp_path: Path) -> None:

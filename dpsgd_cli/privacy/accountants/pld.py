@@ -73,6 +73,8 @@ class Pld(Accountant):
             return 1.0
         if (mu := _gaussian_only(kept)) is not None:
             return conversions.gaussian_delta(mu, epsilon)
+        if epsilon >= _largest_loss(kept):
+            return 0.0
         aim = _aim_at_epsilon(kept, epsilon)
         found = max(composer.compose().delta(epsilon) for composer in _composers(kept, aim))
         far_below = found < math.exp(aim.log_delta + _BELOW - 1)

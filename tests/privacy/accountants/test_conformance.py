@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
@@ -148,6 +148,7 @@ def test_more_noise_and_less_sampling_cost_less(
 @everyone
 @RELAXED
 @given(mechanism=mechanisms, count=st.integers(1, 3000), log_delta=st.floats(-25, -1))
+@example(mechanism=PureDP(2.625, "add-remove", "laplace"), count=1, log_delta=-6.0)
 def test_epsilon_to_delta_and_back(name: str, mechanism: Mechanism, count: int, log_delta: float) -> None:
     releases = [Release(mechanism, count)]
     epsilon = stated(name, releases, math.exp(log_delta))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import mpmath as mp
+import numpy as np
 import pytest
 from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as oracle
+from scipy.signal import fftconvolve
 
 from dpsgd_cli.privacy.accountants.gaussian import Gaussian
 from dpsgd_cli.privacy.accountants.pld import Pld
@@ -80,6 +83,21 @@ def test_pure_and_approximate_releases_agree_with_dp_accounting() -> None:
     )
     composed = loss.compose(leaky).get_epsilon_for_delta(1e-5)
     assert Pld().epsilon(releases, 1e-5) == pytest.approx(composed, rel=1e-3)
+
+
+@pytest.mark.parametrize("delta", [0.1, 1e-5])
+def test_bounded_losses_are_the_sum_of_their_densities(delta: float) -> None:
+    """Renyi orders aim past all of them. Six uses of an exponential mechanism: density e^(l/2) on [-1, 1], each."""
+    releases = [pure(1.0, 6, "exponential")]
+    middles = (np.arange(8000) + 0.5) / 4000 - 1
+    one = np.exp(middles / 2) / np.exp(middles / 2).sum()
+    whole = functools.reduce(fftconvolve, [one] * 6)
+    losses = 6 * np.linspace(middles[0], middles[-1], len(whole))
+    found = Pld().epsilon(releases, delta)
+    exact = float((whole * np.maximum(-np.expm1(found - losses), 0)).sum())
+    assert delta * 0.97 < exact < delta
+    assert Pld().delta(releases, found) == pytest.approx(delta, rel=0.01)
+    assert Pld().delta(releases, 6.0) == 0
 
 
 @pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-12])
