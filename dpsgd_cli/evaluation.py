@@ -10,14 +10,18 @@ Not here: the metrics (`metrics.py`), passing rows through models (`core/losses.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dpsgd_cli.core.losses import Loss, evaluate, outputs_on
+from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table
+from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.trials import Trials
 
@@ -27,40 +31,59 @@ MOST_OUTPUTS = 1 << 28
 Columns = dict[str, list[float]]
 
 
-def measure(trials: Trials, table: Table, loss: Loss) -> Columns:
+@dataclass(frozen=True)
+class Models:
+    """The weights `values` (R, P) of the trials of a pack, which solve a recipe's task; `classes` is None for targets.
+
+    No more than `most_rows` pass through them at once.
+    """
+
+    pack: Pack
+    values: Tensor
+    recipe: Recipe
+    classes: int | None
+    most_rows: int
+
+
+def models_of(trials: Trials) -> Models:
+    """What would be published now."""
+    context, classes = trials.context, trials.dataset.classes
+    values, count = trials.method.output, None if classes is None else len(classes)
+    return Models(context.pack, values, trials.recipe, count, context.most_rows)
+
+
+def measure(models: Models, table: Table, loss: Loss) -> Columns:
     """Means over the records of `table`, by metric; not a number for a trial whose weights are not finite."""
-    context, output, data = trials.context, trials.method.output, trials.recipe.data
-    diverged = ~torch.isfinite(output).all(dim=1)
-    found = evaluate(context.pack, output, table, data.task, context.most_rows, loss)
+    data = models.recipe.data
+    diverged = ~torch.isfinite(models.values).all(dim=1)
+    found = evaluate(models.pack, models.values, table, data.task, models.most_rows, loss)
     units = {name: target_scale(data).unit if METRICS[name].in_units else 1.0 for name in found}
     return {name: (values * units[name]).masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
 
 
-def measure_test(trials: Trials) -> Columns:
-    """What `measure` does not on the test records, under `test_`, and what a constant gets, under `constant_`."""
-    context, task = trials.context, trials.recipe.data.task
-    classes = None if trials.dataset.classes is None else len(trials.dataset.classes)
-    if trials.test.rows == 0 or trials.test.rows * context.trials * (classes or 1) > MOST_OUTPUTS:
-        return {}
-    outputs, labels, mask = outputs_on(context.pack, trials.method.output, trials.test, context.most_rows)
+def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
+    """What `measure` does not, and what a constant gets on the same records by every metric that is defined there."""
+    task, classes, trials = models.recipe.data.task, models.classes, models.pack.trials
+    if table.rows == 0 or table.rows * trials * (classes or 1) > MOST_OUTPUTS:
+        return {}, {}
+    outputs, labels, mask = outputs_on(models.pack, models.values, table, models.most_rows)
     found: list[dict[str, float]] = []
     constants: list[dict[str, float]] = []
-    for trial in range(context.trials):
+    for trial in range(trials):
         own = slice(None) if mask is None else mask[trial]
-        told = _answers(trials, labels[own], outputs[trial][own])
+        told = _answers(models.recipe, labels[own], outputs[trial][own])
         found.append(of_table(task, told))
         if trial and mask is None:
             constants.append(constants[0])
         else:
             constants.append(of_table(task, constant_answers(told.truth, classes)))
     defined = [name for name in METRICS if all(name in one for one in (*found, *constants))]
-    measured = {f"test_{name}": [one[name] for one in found] for name in defined if not METRICS[name].at_every_look}
-    return measured | {f"constant_{name}": [one[name] for one in constants] for name in defined}
+    measured = {name: [one[name] for one in found] for name in defined if not METRICS[name].at_every_look}
+    return measured, {name: [one[name] for one in constants] for name in defined}
 
 
-def _answers(trials: Trials, labels: np.ndarray, outputs: np.ndarray) -> Answers:
+def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers:
     """Of one trial, for records with these labels (N,) and outputs (N, K)."""
-    recipe = trials.recipe
     if recipe.data.task == "regression":
         scale = target_scale(recipe.data)
         truth, told = (scale.outward(part.astype(np.float64)) for part in (labels, outputs[:, 0]))

@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from dpsgd_cli import data, failures
+from dpsgd_cli import data, failures, trained
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.evaluation import measure, measure_test
+from dpsgd_cli.evaluation import measure, measure_once, models_of
 from dpsgd_cli.joint import plan_and_outline
-from dpsgd_cli.methods.base import Theory
+from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Runtime
@@ -49,7 +49,8 @@ def _silence(text: str) -> None:
 class Options:
     """How to run, as opposed to what: nothing here can change a result. `say` is told what a user should know.
 
-    `team` are the processes that train together; only the first of them speaks and writes.
+    `team` are the processes that train together; only the first of them speaks and writes. `save_models`: whether
+    models are kept where the recipe does not say.
     """
 
     out: Path = Path("results")
@@ -57,6 +58,7 @@ class Options:
     progress: Progress | None = None
     say: Say = _silence
     team: Team = field(default_factory=Team)
+    save_models: bool = False
 
 
 def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
@@ -135,7 +137,7 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
             for text in tensorboard.left_out(member.loaded.recipe.trials):
                 options.say(text)
         _train(trials, keeper, options.progress)
-        _write(trials, directories)
+        _write(trials, directories, options.save_models)
     forget(keeper.path)
     return directories
 
@@ -152,14 +154,14 @@ def _follow(members: Sequence[Member], team: Team) -> None:
             trials.method.run_epoch(epoch)
 
 
-def _write(trials: Trials, directories: Sequence[Path]) -> None:
+def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> None:
     """Write the results of all members, and let them appear together."""
     final = _final(trials)
     staged: list[store.Staged] = []
     try:
         for (member, span), directory in zip(trials.spans(), directories, strict=True):
-            model = _weights(trials, span) if member.loaded.recipe.save_model else None
-            loaded = member.loaded
+            loaded, wanted = member.loaded, member.loaded.recipe.save_model
+            model = trained.bundle_of(trials, span).to_bytes() if (save_models if wanted is None else wanted) else None
             result = assemble.result(*_finished(trials, member, span, final))
             result.provenance.update(origin.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
@@ -292,12 +294,12 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
 
 
 def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
-    loss = loss_of(trials.recipe, raw=True)
-    found = measure(trials, trials.test, loss) if wanted else {}
+    loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
+    found = measure(models, trials.test, loss) if wanted else {}
     named = {f"test_{k}": v for k, v in found.items()}
     cut, rows = trials.recipe.data.validation, trials.context.validation
     if wanted and rows is not None and cut is not None and cut.public:
-        named.update({f"validation_{k}": v for k, v in measure(trials, rows, loss).items()})
+        named.update({f"validation_{k}": v for k, v in measure(models, rows, loss).items()})
     return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
 
 
@@ -307,25 +309,27 @@ class _Final:
 
     metrics: dict[str, list[float]] = field(default_factory=dict)
     on_train: dict[str, list[float]] = field(default_factory=dict)
-    theory: Theory | None = None
+    findings: Findings | None = None
 
 
 def _final(trials: Trials) -> _Final:
     """Metrics of the published weights."""
-    on_train = measure(trials, trials.context.table, trials.context.loss)
+    models = models_of(trials)
+    on_train = measure(models, trials.context.table, trials.context.loss)
     last = trials.history[-1].metrics if trials.history else {}
-    last = last | measure_test(trials)
+    measured, constants = measure_once(models, trials.test)
+    last = last | {f"test_{k}": v for k, v in measured.items()} | {f"constant_{k}": v for k, v in constants.items()}
     if isinstance(trials.recipe.model, ConvexModel):
         squares = trials.method.output.double().square().sum(dim=1).tolist()
         l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
         pairs = zip(on_train["loss"], l2, squares, strict=True)
         on_train["objective"] = [loss + c / 2 * square for loss, c, square in pairs]
-    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, trials.method.theory())
+    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, trials.method.findings())
 
 
 def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tuple[Released, Unreleased]:
     """What one member of the pack leaves, told apart: this is where the training rows are left behind."""
-    context, dataset, theory = trials.context, trials.dataset, final.theory
+    context, dataset, findings = trials.context, trials.dataset, final.findings
     wanted = member.loaded.recipe.epochs
     length = wanted if member.plan is None and isinstance(wanted, int) else len(trials.history)
     history = [record.of(span) for record in trials.history[:length]]
@@ -338,21 +342,21 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
         reproducible=all(stream.reproducible for stream in context.streams[span]),
         declarations=dataset.declarations,
         uncovered_steps=dataset.nonprivate,
-        warnings=dataset.warnings,
+        warnings=(*dataset.warnings, *(() if findings is None else findings.warnings)),
         data_sha256=fetched,
         device=str(context.pack.values.device),
         epochs=[record.metrics for record in history],
         metrics={name: values[span] for name, values in final.metrics.items()},
         finite=torch.isfinite(trials.method.output[span]).all(dim=1).tolist(),
         timing=counted,
-        theory=None if theory is None else theory.claimed[span],
+        findings=None if findings is None else findings.claimed[span],
     )
     unreleased = Unreleased(
         epochs=[record.counts for record in history],
         metrics={name: values[span] for name, values in final.on_train.items()},
         data_sha256=own,
         timing=measured,
-        theory=None if theory is None else theory.measured[span],
+        findings=None if findings is None else findings.measured[span],
     )
     return released, unreleased
 
@@ -375,14 +379,3 @@ def _timing(trials: Trials, own: int, epochs: int) -> tuple[dict[str, Any], dict
     }
     measured = {"train_seconds": trials.train_seconds * own / trials.context.trials, "examples_per_second": rate}
     return counted, measured
-
-
-def _weights(trials: Trials, span: slice) -> dict[str, torch.Tensor]:
-    """Trained tensors of one member by name; those of its trial i under `trial-i/` when there are several."""
-    pack, output = trials.context.pack, trials.method.output[span]
-    several = len(output) > 1
-    return {
-        f"trial-{trial}/{name}" if several else name: output[trial, start:][: shape.numel()].view(shape).cpu().clone()
-        for trial in range(len(output))
-        for name, (start, shape) in pack.spans.items()
-    }

@@ -9,6 +9,8 @@ import stat
 from pathlib import Path
 from typing import Literal
 
+MODEL = "model.safetensors"
+"""Its name in a result (`core/bundle.py`)."""
 _PACKAGE = Path(__file__).resolve().parent
 _KINDS = {
     stat.S_IFIFO: "a pipe",

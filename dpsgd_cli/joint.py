@@ -40,7 +40,8 @@ def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> t
     before = data.private_releases(recipe.data, adjacency_of(recipe), loaded.base)
     layers = _layers(loaded, outline) if recipe.privacy.clipping.by_layer else None
     with loaded.placing():
-        return plan_for(recipe, Facts(records, before, layers, feature_bound(recipe, outline), judge)), outline
+        facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, judge)
+        return plan_for(recipe, facts), outline
 
 
 def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:

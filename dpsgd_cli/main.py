@@ -23,8 +23,11 @@ from dpsgd_cli.wording import shortened
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("dpsgd_cli.commands.train", "Train the model of one recipe and state what it guarantees."),
     "account": ("dpsgd_cli.commands.account", "State what a recipe, a result or a ledger costs in privacy."),
+    "report": ("dpsgd_cli.commands.report", "Write the page that says what a result guarantees, in plain words."),
     "compare": ("dpsgd_cli.commands.compare", "Compare recipes and results on equal budgets."),
     "sweep": ("dpsgd_cli.commands.sweep", "Train every cell of a sweep over recipes and their settings."),
+    "predict": ("dpsgd_cli.commands.predict", "Predict for new records by a trained model."),
+    "evaluate": ("dpsgd_cli.commands.evaluate", "Measure trained models on labelled records."),
     "recipe": ("dpsgd_cli.commands.recipe", "List, show and validate recipes; print their schema for editors."),
     "data": ("dpsgd_cli.commands.data", "List, fetch and verify data sets."),
 }

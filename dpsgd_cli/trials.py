@@ -189,12 +189,8 @@ def start(
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
-    place = Placement(
-        _device(recipe.runtime.device, team), precision.PARAMETERS.get(recipe.runtime.dtype, torch.float32)
-    )
+    place = placement(recipe, team)
     precision.keep_sums_exact()
-    if recipe.runtime.threads is not None:
-        torch.set_num_threads(recipe.runtime.threads)
     # a seed gives seeded streams; none gives the operating system's
     alone: list[tuple[Member, Streams]] = [
         (member, SecureStreams() if seed is None else SeededStreams(seed))
@@ -222,7 +218,7 @@ def start(
     if plan is not None and len(train) != plan.sampling.records:
         raise RunError(f"{dataset.name} has {len(train)} training rows, but {plan.sampling.records} were planned")
     keep_freed_memory()
-    outputs = _outputs(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
+    outputs = outputs_of(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place)
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
@@ -233,10 +229,32 @@ def start(
     pack.work_in(precision.PASSES.get(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
     bound = feature_bound(recipe, dataset)
-    held = _validation(dataset, place)
     loss = loss_of(recipe)
-    context = Context(recipes, plans, ledgers, streams, pack, train, loss, rows, loaded.base, bound, held, team)
+    context = Context(
+        recipes,
+        plans,
+        ledgers,
+        streams,
+        pack,
+        train,
+        loss,
+        rows,
+        loaded.base,
+        bound,
+        validation=_held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
+        public=_held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
+        places=None if dataset.places is None else dataset.places[: len(dataset.train_y)],
+        team=team,
+    )
     return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
+
+
+def placement(recipe: Recipe, team: Team) -> Placement:
+    """Where the tensors of a recipe live in this process, and how precise they are; its CPU threads are taken, too."""
+    if recipe.runtime.threads is not None:
+        torch.set_num_threads(recipe.runtime.threads)
+    device = _device(recipe.runtime.device, team)
+    return Placement(device, precision.PARAMETERS.get(recipe.runtime.dtype, torch.float32))
 
 
 def _prepared(
@@ -261,7 +279,7 @@ def loss_of(recipe: Recipe, raw: bool = False) -> Loss:
     return LOSSES[recipe.data.task] if raw or recipe.data.target_bounds is None else bounded_squared_error
 
 
-def _outputs(recipe: Recipe, name: str, classes: int | None) -> int:
+def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
     """How many numbers the model gives for one example: a convex model tells two classes apart by one."""
     if not isinstance(recipe.model, ConvexModel):
         return classes or 1
@@ -281,10 +299,15 @@ def _tables(members: Sequence[Member], dataset: data.Dataset, place: Placement) 
     places = dataset.places
     assert places is not None
     recipes = [member.loaded.recipe for member in members]
-    held = [held_out_by_folds(places, r.folds or 1, r.repeats, r.seed or 0) for r in recipes]
-    out = torch.from_numpy(np.concatenate(held, axis=1))
+    out = own_folds(recipes, places)
     train = _table(x, y, dataset.per_trial, place)
     return train.with_folds(out, most_trained_on(_files(places), recipes[0].folds or 1)), train.with_folds(~out)
+
+
+def own_folds(recipes: Sequence[Recipe], places: np.ndarray) -> torch.Tensor:
+    """Which of the rows (N,) each trial of the recipes (R) is tested on, and does not train on: bool (N, R)."""
+    held = [held_out_by_folds(places, r.folds or 1, r.repeats, r.seed or 0) for r in recipes]
+    return torch.from_numpy(np.concatenate(held, axis=1))
 
 
 def _files(places: np.ndarray) -> tuple[int, ...]:
@@ -308,11 +331,9 @@ def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Tab
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 
 
-def _validation(dataset: data.Dataset, place: Placement) -> Table | None:
-    """The rows that a schedule may look at."""
-    if dataset.validation_x is None or dataset.validation_y is None:
-        return None
-    return _table(dataset.validation_x, dataset.validation_y, dataset.per_trial, place)
+def _held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
+    """Validation or public rows, where there are any."""
+    return None if x is None or y is None else _table(x, y, per_trial, place)
 
 
 def _with_fold_sizes(dataset: data.Dataset, folds: int) -> data.Dataset:
@@ -353,7 +374,7 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
         own_factory(recipe.method, loaded.base)
     if shape is None:
         return
-    outputs = _outputs(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
+    outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
     place = Placement(torch.device("cpu"), precision.PARAMETERS.get(recipe.runtime.dtype, torch.float32))
     pack = make_pack(loaded, shape, outputs, [0], place)
     none = torch.empty((0, *shape), dtype=place.dtype)

@@ -39,7 +39,8 @@ def record(name: str, out: Path) -> None:
         directory = experiment.run(LoadedRecipe(small, file.parent, str(file)), experiment.Options(out=Path(folder)))
         document = json.loads((directory / "result.json").read_text())
         ledger = [json.loads(line) for line in (directory / "ledger.jsonl").read_text().splitlines()]
-        weights = load_file(directory / "model.safetensors")
+        held = load_file(directory / "model.safetensors")
+        weights = {name: value for name, value in held.items() if "preprocess/" not in name}
     kept = {"ledger": ledger, "metrics": document["metrics"], "epsilon": document["privacy"]["epsilon"]}
     place = out / name.replace("/", "-")
     save_file(weights, place.with_suffix(".safetensors"))

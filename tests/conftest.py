@@ -137,7 +137,7 @@ def toy_result(ledger: Sequence[str] = (), delta: float = 1e-5, trials: int = 2)
     )
 
 
-def write_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None = None) -> None:
+def write_result(directory: Path, result: Result, recipe_text: str, model: bytes | None = None) -> None:
     """Put a result where a run would."""
     staged = [(store.stage_result(directory, result, recipe_text, model), directory)]
     try:

@@ -78,7 +78,7 @@ def test_budgets_of_one_method_train_as_one_pack_to_what_each_gets_alone(name: s
 def test_theory_stands_beside_practice(tmp_path: Path) -> None:
     recipe = loaded("lectures/adult-dp-gd", "repeats=2", "epochs=20", "privacy.clipping.norm=6")
     document, _ = finished(experiment.run(recipe, experiment.Options(tmp_path)))
-    rows = document["theory"]
+    rows = document["trials"]
     assert len(rows) == 2
     assert all(0 <= row["nonprivate_excess_risk"] < row["excess_risk_bound"] for row in rows)
 

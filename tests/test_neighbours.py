@@ -33,6 +33,9 @@ PLANNED = {"model": {"kind": "linear"}, "privacy": FLAT, "epochs": 2}
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
 CONVEX = {"model": {"kind": "convex", "l2": 0.1}, "privacy": BUDGET}
 RAW: dict[str, Any] = {"preprocess": []}
+DESCENT = {"epochs": 2, "learning_rate": 1.0}
+PATE = {"kind": "pate", "teachers": {"count": 4, **DESCENT}, "student": {"kind": "supervised", **DESCENT}}
+VOTES = {"model": {"kind": "linear"}, "privacy": {"delta": 1e-5}, "data": {"public": {"from": "test", "records": 5}}}
 PYTHON = """
 import torch
 from dpsgd_cli.methods.dp_sgd import DpSgd
@@ -121,10 +124,12 @@ METHOD: dict[str, dict[str, Any]] = {
         "method": DP_SGD,
         "data": {"preprocess": [{"pca": {"components": 1, "noise_multiplier": 5}}]},
     },
+    "pate": {**VOTES, "method": {**PATE, "aggregation": {"kind": "gnmax", "noise": 2}}},
+    "confident pate": {**VOTES, "method": {**PATE, "aggregation": {"kind": "confident-gnmax", "threshold": 2}}},
     "python": {**PLANNED, "method": {**DP_SGD, "kind": "python", "file": "own.py", "factory": "Own"}},
 }
 PLAIN = {"sgd", "gd", "non-private"}
-CHOOSES = {"dp-agd", "validation", "python"}
+CHOOSES = {"dp-agd", "validation", "confident pate", "python"}
 
 
 def base_rows() -> Rows:
@@ -227,7 +232,7 @@ def write(path: Path, rows: Rows) -> None:
     path.write_text("\n".join(["a,b,y", *map(",".join, rows)]) + "\n")
 
 
-NOISED = r"\.diverged|\.metrics\.test_|\.trials\[\d+\]\.test_|\.theory\[|\.files\.model\."
+NOISED = r"\.diverged|\.(metrics|trials\[\d+\])\.(test_|answer)|\.files\.model\."
 CHOSEN = NOISED + r"|\.privacy\.spent\.|\.timing\.steps$|\.trials\[\d+\]\.(spent_|epochs$)|\.files\.ledger\."
 
 
@@ -248,7 +253,7 @@ def table(path: Path, chooses: bool) -> Any:
     with path.open(encoding="utf-8") as file:
         reader = csv.DictReader(file)
         names = list(reader.fieldnames or ())
-        kept = [name for name in names if not name.startswith(("nonprivate_", "test_"))]
+        kept = [name for name in names if not name.startswith(("nonprivate_", "test_", "answer"))]
         rows = [tuple(row[name] for name in kept) for row in reader]
     if not chooses:
         return names, rows
@@ -258,7 +263,7 @@ def table(path: Path, chooses: bool) -> Any:
 def masked_text(text: str) -> list[str]:
     """The printed result, with the numbers of lines of metrics, times and what was spent as a mark."""
     lines = [line for line in text.splitlines() if not line.strip().startswith("nonprivate_")]
-    varies = re.compile(r"\s*(test_|time|trained|spent|of that|\d+ trial)")
+    varies = re.compile(r"\s*(test_|answer|time|trained|spent|of that|\d+ trial)")
     return [re.sub(r"[-+]?\d[\d.,e+-]*", "#", line) if varies.match(line) else line for line in lines]
 
 

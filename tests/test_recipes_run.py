@@ -19,7 +19,8 @@ from dpsgd_cli.data.card import Card
 from dpsgd_cli.data.dataset import Part, Source
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.method import Gradient
+from dpsgd_cli.recipe.schema.gradient import Gradient
+from dpsgd_cli.trained import Trained
 
 RECIPES = shipped_recipes()
 RECORDS = 24
@@ -77,7 +78,7 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(opening, "_kept", {})
     monkeypatch.setattr(catalog, "records", lambda card, file: RECORDS)
     small = LoadedRecipe(shrink(recipe, any(file.part == "test" for file in card.files)), file.parent, str(file))
-    directory = experiment.run(small, experiment.Options(out=tmp_path))
+    directory = experiment.run(small, experiment.Options(out=tmp_path, save_models=True))
     document = json.loads((directory / "result.json").read_text())
     assert all(math.isfinite(metric["mean"]) for metric in document["metrics"].values())
     ledger = (directory / "ledger.jsonl").read_text()
@@ -86,3 +87,7 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     if budget is not None and document["privacy"]["budget_covers"] == "total":
         spent = "rho" if "rho" in budget else "epsilon"
         assert document["privacy"][spent] <= budget[spent]
+    # its model, read back, is worth what the result says, to the digit
+    again = Trained.load(directory).own_metrics()
+    assert again == {name: [trial[f"test_{name}"] for trial in document["trials"]] for name in again}
+    assert {f"test_{name}" for name in again} == {name for name in document["metrics"] if name.startswith("test_")}

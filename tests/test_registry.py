@@ -53,7 +53,7 @@ ADDITIONS = {
                 "    def noise(self, epoch: int) -> float:\n"
                 "        return _known(self.initial) / 2**epoch\n\n\n"
             ),
-            "Piecewise | Validation, Field(": "Halving | ",
+            "PythonSchedule | Validation,": "Halving | ",
         },
     ),
     # recipe/schema/privacy.py: "a kind is one class here, and its name in the union `Clipping`"; where its factors are

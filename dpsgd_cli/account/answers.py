@@ -45,11 +45,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Series:
-    """Named columns over an axis; a value is None where an accountant has none."""
+    """Named columns over an axis; a value is None where an accountant has none. `shown`: those a picture is about."""
 
     axis: str
     points: list[float]
     columns: dict[str, list[float | None]]
+    shown: list[str]
 
 
 def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -> Row:
@@ -107,15 +108,18 @@ def ranked(rows: Sequence[Row], more_is_better: bool = False) -> list[Row]:
 Question = tuple[Case, Sequence[Accountant]]
 
 
-def epoch_curve(questions: Sequence[Question], with_rho: bool) -> Series:
+def epoch_curve(questions: Sequence[Question], with_rho: bool, named_by_user: bool = True) -> Series:
     """Epsilon after every epoch, for each case and each of its accountants that covers it. Refusals drop out.
 
+    Where the user has named no accountant, a picture shows the one that proves least of each case.
     Raises UnsupportedMechanism, with all the reasons, when nothing is left.
     """
     cases = [case for case, _ in questions]
     columns: dict[str, list[float | None]] = {}
+    shown: list[str] = []
     reasons: list[str] = []
     for case, named in questions:
+        own: dict[str, Accountant] = {}
         epochs = case.by_epoch()
         prefix = _prefix(case, cases)
         if len(cases) == 1:
@@ -125,24 +129,32 @@ def epoch_curve(questions: Sequence[Question], with_rho: bool) -> Series:
         for accountant in named:
             try:
                 columns[f"{prefix}{accountant.name}"] = [*accountant.curve(epochs, case.delta)]
+                own[f"{prefix}{accountant.name}"] = accountant
             except UnsupportedMechanism as refusal:
                 reasons.append(str(refusal))
-    return _series("epochs", columns, reasons)
+        shown += own if named_by_user else _least(own, columns)
+    return _series("epochs", columns, reasons, shown)
 
 
-def parameter_curve(questions: Sequence[Question], axis: str, points: Sequence[float]) -> Series:
+def parameter_curve(
+    questions: Sequence[Question], axis: str, points: Sequence[float], named_by_user: bool = True
+) -> Series:
     """Epsilon over the values of one parameter; empty where an accountant refuses a value."""
     cases = [case for case, _ in questions]
     columns: dict[str, list[float | None]] = {}
+    shown: list[str] = []
     reasons: list[str] = []
     for case, named in questions:
+        own: dict[str, Accountant] = {}
         for accountant in named:
             rows = [price(case.with_value(axis, point), accountant) for point in points]
             if all(row.epsilon is None for row in rows):
                 reasons.append(f"{accountant.name}: {rows[0].note}")
             else:
                 columns[f"{_prefix(case, cases)}{accountant.name}"] = [row.epsilon for row in rows]
-    return _series(axis, columns, reasons, list(points))
+                own[f"{_prefix(case, cases)}{accountant.name}"] = accountant
+        shown += own if named_by_user else _least(own, columns)
+    return _series(axis, columns, reasons, shown, list(points))
 
 
 def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Series:
@@ -155,7 +167,7 @@ def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequ
         "unsampled": [renyi.gaussian_divergence(noise_multiplier, order) for order in orders],
         "conjectured bound": [order * (sampling_rate / noise_multiplier) ** 2 for order in orders],
     }
-    return Series("order", list(orders), columns)
+    return Series("order", list(orders), columns, list(columns))
 
 
 def check_gate(cases: Sequence[Case], rows: Sequence[Row], most: float) -> None:
@@ -217,14 +229,28 @@ def _prefix(case: Case, cases: Sequence[Case]) -> str:
     return f"{name} " if len(alike) == 1 else f"{name} #{number} "
 
 
+def _least(own: dict[str, Accountant], columns: dict[str, list[float | None]]) -> list[str]:
+    """The column that proves least at the end of a curve, or the least estimate where nothing is proved."""
+
+    def key(column: str) -> tuple[bool, float]:
+        last = next((value for value in reversed(columns[column]) if value is not None), math.inf)
+        return own[column].bound != "upper", last
+
+    return [min(own, key=key)] if own else []
+
+
 def _series(
-    axis: str, columns: dict[str, list[float | None]], reasons: Sequence[str], points: list[float] | None = None
+    axis: str,
+    columns: dict[str, list[float | None]],
+    reasons: Sequence[str],
+    shown: list[str],
+    points: list[float] | None = None,
 ) -> Series:
     if not set(columns) - {NOISE}:
         raise UnsupportedMechanism("no accountant covers this:\n" + "\n".join(dict.fromkeys(reasons)))
     longest = max(len(values) for values in columns.values())
     padded = {name: values + [None] * (longest - len(values)) for name, values in columns.items()}
-    return Series(axis, points if points is not None else [float(i) for i in range(1, longest + 1)], padded)
+    return Series(axis, points if points is not None else [float(i) for i in range(1, longest + 1)], padded, shown)
 
 
 def steps_between(start: float, stop: float, step: float) -> Iterator[float]:

@@ -24,6 +24,8 @@ from dpsgd_cli.privacy.together import ASSUMED, FIXED
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.wording import count
 
+BATCH_SIZE = "batch-size"
+
 
 class Case(ABC):
     """Releases to price at `delta`. `label` tells cases of one query apart; `described` says what they are to a reader.
@@ -101,9 +103,16 @@ class Case(ABC):
 
     def afforded(self, parameter: str, target: Target, accountant: Accountant) -> float:
         """The value of one of `parameters` that spends as much of the budget as it allows."""
-        return afforded(
-            lambda value: self.with_value(parameter, value).trials()[0], parameter, target, accountant, self.delta
-        )
+
+        def build(value: float) -> list[Release]:
+            return self.with_value(parameter, value).trials()[0]
+
+        most = self.most_in_a_batch() if parameter == BATCH_SIZE else None
+        return afforded(build, parameter, target, accountant, self.delta, most)
+
+    def most_in_a_batch(self) -> int | None:
+        """The number of records, where it is known."""
+        return None
 
     def solved(self, parameter: str, target: Target, accountant: Accountant) -> tuple[float, Case]:
         """The value of `parameter` that spends as much of the budget as it allows, and no more; and the case with it.
@@ -165,7 +174,10 @@ class Case(ABC):
 
 @dataclass(frozen=True)
 class FlagCase(Case):
-    """Constant noise, from numbers alone. Exactly one of `steps` and `epochs` is given, or neither (to be solved)."""
+    """Constant noise, from numbers alone. Exactly one of `steps` and `epochs` is given, or neither (to be solved).
+
+    `records`, where it is given, is what the sampling rate is a share of.
+    """
 
     batching: Batching
     adjacency: Adjacency
@@ -174,6 +186,7 @@ class FlagCase(Case):
     sampling_rate: float | None = None
     steps: int | None = None
     epochs: int | None = None
+    records: int | None = None
     label: str = ""
     together: int | None = None
 
@@ -188,7 +201,8 @@ class FlagCase(Case):
     def described(self) -> str:  # type: ignore[override]
         """The setting in words."""
         noise = "noise multiplier to be found" if self.noise_multiplier is None else f"z {self.noise_multiplier:.8g}"
-        rate = "" if self.sampling_rate is None else f", sampling rate {self.sampling_rate:.6g}"
+        rate = "" if self.free() != BATCH_SIZE else f", batch size of {count(self.records or 0, 'record')} to be found"
+        rate = rate if self.sampling_rate is None else f", sampling rate {self.sampling_rate:.6g}"
         length = "length to be found"
         if self.steps is not None or self.epochs is not None:
             length = count(self.epochs or 0, "epoch") if self.steps is None else count(self.steps, "step")
@@ -221,7 +235,7 @@ class FlagCase(Case):
             raise UsageError("give --noise-multiplier, or a budget (--target-epsilon, --target-rho) to solve for it")
         rate = self.sampling_rate if self.kind.sampled else 1.0
         if rate is None:
-            raise UsageError(f"{self.batching} batches need --sampling-rate (expected batch size / records)")
+            raise UsageError(f"{self.batching} batches need --sampling-rate, or --batch-size and --records")
         return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
 
     def each_trial(self) -> list[list[Release]]:
@@ -238,12 +252,18 @@ class FlagCase(Case):
 
     def parameters(self) -> dict[str, bool]:
         length = "steps" if self.kind.sampled and self.epochs is None else "epochs"
-        return {"noise-multiplier": False, length: True}
+        size = {BATCH_SIZE: True} if self.kind.sampled and self.records is not None else {}
+        return {"noise-multiplier": False, length: True} | size
 
     def free(self) -> str | None:
         if self.noise_multiplier is None:
             return "noise-multiplier"
-        return list(self.parameters())[-1] if self.steps is None and self.epochs is None else None
+        if self.steps is None and self.epochs is None:
+            return "steps" if "steps" in self.parameters() else "epochs"
+        return BATCH_SIZE if self.sampling_rate is None and BATCH_SIZE in self.parameters() else None
+
+    def most_in_a_batch(self) -> int | None:
+        return self.records
 
     def own_remarks(self) -> list[str]:
         if not self.kind.by_epoch or self.noise_multiplier is None or self.sampling_rate is None:
@@ -258,6 +278,8 @@ class FlagCase(Case):
         changes: dict[str, Any] = {}
         if name in ("steps", "epochs"):
             changes = {"steps": None, "epochs": None, name: int(value)}
+        elif parameter == BATCH_SIZE and self.records is not None:
+            changes = {"sampling_rate": int(value) / self.records}
         elif name in ("noise_multiplier", "sampling_rate", "delta"):
             changes = {name: float(value)}
         if changes:

@@ -28,6 +28,8 @@ class Asked:
     arguments: tuple[str, ...]
     noise_multiplier: float | None
     sampling_rate: float | None
+    batch_size: int | None
+    records: int | None
     steps: int | None
     epochs: int | None
     batching: tuple[str, ...]
@@ -87,7 +89,9 @@ def _flag_cases(asked: Asked) -> list[Case]:
     if asked.steps is not None and asked.epochs is not None:
         raise UsageError("give --steps or --epochs, not both")
     _check_flags(asked)
-    batchings = asked.batching or (("poisson",) if asked.sampling_rate is not None else ())
+    sampling_rate = _sampling_rate(asked)
+    sampled = sampling_rate is not None or asked.records is not None
+    batchings = asked.batching or (("poisson",) if sampled else ())
     if not batchings:
         raise UsageError(
             "nothing to account for: give --noise-multiplier, --sampling-rate and --steps (or --epochs), or --batching"
@@ -99,7 +103,8 @@ def _flag_cases(asked: Asked) -> list[Case]:
             adjacency=asked.adjacency or BATCHINGS[batching].adjacency,  # type: ignore[arg-type,index]
             delta=asked.delta if asked.delta is not None else 1e-5,
             noise_multiplier=asked.noise_multiplier,
-            sampling_rate=asked.sampling_rate,
+            sampling_rate=sampling_rate,
+            records=asked.records,
             steps=asked.steps,
             epochs=asked.epochs,
         )
@@ -109,13 +114,32 @@ def _flag_cases(asked: Asked) -> list[Case]:
 
 def _check_flags(asked: Asked) -> None:
     """Numbers that no mechanism could have; the rest is checked where mechanisms are made."""
-    for name, value in (("--steps", asked.steps), ("--epochs", asked.epochs)):
+    counts = {
+        "--steps": asked.steps,
+        "--epochs": asked.epochs,
+        "--batch-size": asked.batch_size,
+        "--records": asked.records,
+    }
+    for name, value in counts.items():
         if value is not None and not 1 <= value <= MOST_USES:
             raise UsageError(f"{name} is {quoted(value)}, but must be at least 1 and at most {MOST_USES}")
     if asked.sampling_rate is not None and not 0 < asked.sampling_rate <= 1:
         raise UsageError(f"--sampling-rate is {asked.sampling_rate:g}, but must be above 0 and at most 1")
     if asked.noise_multiplier is not None and not 0 < asked.noise_multiplier < float("inf"):
         raise UsageError(f"--noise-multiplier is {asked.noise_multiplier:g}, but must be positive and finite")
+
+
+def _sampling_rate(asked: Asked) -> float | None:
+    """As it was given, or of a batch size and a number of records."""
+    if asked.batch_size is None:
+        return asked.sampling_rate
+    if asked.sampling_rate is not None:
+        raise UsageError("give --sampling-rate, or --batch-size and --records, not both")
+    if asked.records is None:
+        raise UsageError(f"--batch-size {asked.batch_size} is a share of --records: give that, too")
+    if asked.batch_size > asked.records:
+        raise UsageError(f"--batch-size is {asked.batch_size}, but must be at most --records ({asked.records})")
+    return asked.batch_size / asked.records
 
 
 def _source_case(asked: Asked, source: str) -> Case:
@@ -125,6 +149,8 @@ def _source_case(asked: Asked, source: str) -> Case:
     flags = {
         "--noise-multiplier": asked.noise_multiplier,
         "--sampling-rate": asked.sampling_rate,
+        "--batch-size": asked.batch_size,
+        "--records": asked.records,
         "--steps": asked.steps,
         "--batching": asked.batching or None,
         "--adjacency": asked.adjacency,
@@ -237,15 +263,17 @@ def series_of(asked: Asked, cases: list[Case]) -> answers.Series:
     """The curve that --curve or --over asks for."""
     questions = [(case, _accountants(asked, case)) for case in cases]
     if asked.over is None:
-        return answers.epoch_curve(questions, with_rho=not asked.accountant or asked.accountant == ("zcdp",))
+        with_rho = not asked.accountant or asked.accountant == ("zcdp",)
+        return answers.epoch_curve(questions, with_rho, named_by_user=bool(asked.accountant))
     axis, points = _axis(asked.over)
     if axis == "order":
-        if asked.sampling_rate is None or asked.noise_multiplier is None:
+        sampling_rate = _sampling_rate(asked)
+        if sampling_rate is None or asked.noise_multiplier is None:
             raise UsageError("--over order needs --sampling-rate and --noise-multiplier")
         if points[0] <= 1:
             raise UsageError(f"--over {asked.over}: Renyi orders are above 1")
-        return answers.divergence_curve(asked.sampling_rate, asked.noise_multiplier, points)
-    return answers.parameter_curve(questions, axis, points)
+        return answers.divergence_curve(sampling_rate, asked.noise_multiplier, points)
+    return answers.parameter_curve(questions, axis, points, named_by_user=bool(asked.accountant))
 
 
 def _axis(text: str) -> tuple[str, list[float]]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from dpsgd_cli import data
-from dpsgd_cli.account.cases import Case
+from dpsgd_cli.account.cases import BATCH_SIZE, Case
 from dpsgd_cli.account.solving import RepeatedAccountant, Target
 from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.data.preparation import uncovered_steps
@@ -25,9 +25,11 @@ from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.privacy.together import why_apart
+from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.method import Gradient, PrivateSelectionMethod
+from dpsgd_cli.recipe.schema.gradient import Gradient
+from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule
@@ -75,7 +77,8 @@ class RecipeCase(Case):
     def plan(self) -> Plan:
         """What would be released. Raises as planning does."""
         privacy = self._privacy
-        if privacy.budget is None and self.recipe.epochs == "until-budget":
+        endless = isinstance(self.recipe.method, Gradient) and self.recipe.epochs == "until-budget"
+        if privacy.budget is None and endless:
             raise UsageError(f"{self.label}: without a budget its length is open; give --epochs")
         return self._planned()
 
@@ -111,10 +114,17 @@ class RecipeCase(Case):
         method = self.recipe.method
         if not isinstance(method, Gradient) or isinstance(method, PrivateSelectionMethod) or self._schedule.adaptive:
             return {}
-        return {path: not number.increasing for path, number in self._schedule.numbers().items()} | {"epochs": True}
+        size = {BATCH_SIZE: True} if BATCHINGS[method.batching].sampled and method.batch_size is not None else {}
+        numbers = {path: not number.increasing for path, number in self._schedule.numbers().items()}
+        return numbers | {"epochs": True} | size
+
+    def most_in_a_batch(self) -> int | None:
+        return training_records(self.recipe, data.outline(self.recipe.data, self.loaded.base))
 
     def afforded(self, parameter: str, target: Target, accountant: Accountant) -> float:
         """What planning the recipe gives where this number is `auto` (the epochs: until the budget is spent)."""
+        if parameter == BATCH_SIZE:
+            return super().afforded(parameter, target, accountant)
         trials = self.together or 1
         if target.rho is None:
             budget: RhoBudget | EpsilonBudget = EpsilonBudget(epsilon=target.limit, delta=self.delta)
@@ -137,6 +147,9 @@ class RecipeCase(Case):
         freed = {} if self._privacy.budget is None else {"budget": None, "delta": self.delta}
         if parameter == "epochs":
             recipe = self._with_privacy(**freed).model_copy(update={"epochs": int(value)})
+        elif parameter == BATCH_SIZE:
+            method = self.recipe.method.model_copy(update={"batch_size": int(value)})
+            recipe = self._with_privacy(**freed).model_copy(update={"method": method})
         elif parameter in self.parameters():
             number = int(value) if self._schedule.numbers()[parameter].whole else float(value)
             recipe = self._with_privacy(schedule=self._schedule.with_number(parameter, number), **freed)

@@ -1,6 +1,6 @@
-"""Answers as text: table, JSON, CSV; and series as a picture. matplotlib loads only for the picture.
+"""Answers as text: table, JSON, CSV.
 
-Not here: any number's computation (`answers.py`).
+Not here: any number's computation (`answers.py`), pictures (`picture.py`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dpsgd_cli.account.answers import NOISE, Row, Series
+from dpsgd_cli.account.answers import Row, Series
 from dpsgd_cli.account.cases import Case
-from dpsgd_cli.errors import RunError
 from dpsgd_cli.rounding import epsilon_text, metric_text
 
 _WIDTH = 118
@@ -81,36 +80,6 @@ def series_json(series: Series) -> str:
     body = zip(series.points, *series.columns.values(), strict=True)
     names = (series.axis, *series.columns)
     return json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in body], indent=2)
-
-
-def plot(series: Series, path: str) -> None:
-    """A line per column, epsilons and rhos apart, written to `path`; its suffix chooses the format."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    drawn = {name: values for name, values in series.columns.items() if name != NOISE}
-    panels: dict[str, dict[str, list[float | None]]] = {}
-    for name, values in drawn.items():
-        label = "rho (zCDP)" if name.endswith("rho") else "Renyi divergence" if series.axis == "order" else "epsilon"
-        panels.setdefault(label, {})[name] = values
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(6.4 * len(panels), 4.2), layout="constrained", squeeze=False
-    )
-    for place, (label, lines) in zip(axes[0], panels.items(), strict=True):
-        for name, values in lines.items():
-            place.plot(series.points, [math.nan if value is None else value for value in values], label=name)
-        place.set_xlabel(series.axis)
-        place.set_ylabel(label)
-        place.grid(alpha=0.3)
-        place.legend()
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot write the picture: {error}") from None
-    finally:
-        pyplot.close(figure)
 
 
 def _header(rows: Sequence[Row]) -> list[str]:

@@ -47,11 +47,25 @@ class Target:
         return limit
 
 
-def afforded(build: Build, parameter: str, target: Target, accountant: Accountant, delta: float) -> float:
-    """The value of `parameter` whose releases spend as much of the budget as it allows, at `delta`, and no more."""
-    span = NOISE if target.rho is None else dataclasses.replace(NOISE, precision=0.0)
-    if parameter in ("epochs", "steps"):
-        span = dataclasses.replace(LENGTH, name=parameter)
+def span_of(parameter: str, records: int | None = None) -> Span:
+    """Where a number of a question may lie; a batch is of at most all `records`."""
+    if parameter == "noise-multiplier":
+        return NOISE
+    most = LENGTH.expensive if records is None else float(records)
+    return dataclasses.replace(LENGTH, name=parameter, expensive=most)
+
+
+def afforded(
+    build: Build, parameter: str, target: Target, accountant: Accountant, delta: float, records: int | None = None
+) -> float:
+    """The value of `parameter` whose releases spend as much of the budget as it allows, at `delta`, and no more.
+
+    Where it is the size of batches, of `records`, all of them may be the answer; and where epochs are fixed, of which
+    parts of a step count whole, the next larger size costs too much, but not necessarily each beyond that.
+    """
+    span = span_of(parameter, records)
+    if target.rho is not None:
+        span = dataclasses.replace(span, precision=0.0)
 
     def gap(value: float) -> float:
         spent = accountant.epsilon(build(value), delta) if target.rho is None else total_rho(build(value))
@@ -59,10 +73,11 @@ def afforded(build: Build, parameter: str, target: Target, accountant: Accountan
 
     found = most_expensive(gap, span)
     if found is None and span.whole:
-        raise InfeasibleBudget(f"not one of the {parameter} fits the budget {target.limit:g}; add noise or raise it")
+        what = f"not one of the {parameter}" if records is None else f"not even {parameter} 1"
+        raise InfeasibleBudget(f"{what} fits the budget {target.limit:g}; add noise or raise it")
     if found is None:
         raise InfeasibleBudget(f"not even {parameter} {span.cheap:g} fits the budget {target.limit:g}; raise it")
-    if found == LENGTH.expensive and span.whole:
+    if found == span.expensive and span.whole and records is None:
         raise InfeasibleBudget(
             f"more than {found:.0f} {parameter} fit the budget {target.limit:g}; nothing limits them"
         )

@@ -33,6 +33,8 @@ class Rate(click.ParamType):
 @click.argument("arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...")
 @click.option("--noise-multiplier", type=float, metavar="Z", help="Noise over sensitivity, the same in every step.")
 @click.option("--sampling-rate", type=Rate(), metavar="Q", help="Expected batch size over records: 0.01, 600/60000.")
+@click.option("--batch-size", type=int, metavar="B", help="Expected records of a batch; with --records, instead of Q.")
+@click.option("--records", type=int, metavar="N", help="Of the training data; what a batch size is a share of.")
 @click.option("--steps", type=int, metavar="T", help="Number of steps.")
 @click.option("--epochs", type=int, metavar="E", help="Number of epochs of 1/Q steps (instead of --steps).")
 @click.option(
@@ -60,7 +62,8 @@ class Rate(click.ParamType):
 @click.option(
     "--solve",
     metavar="NAME",
-    help="The free parameter: noise-multiplier, epochs, steps; of a recipe: initial, decay, final, epochs.",
+    help="The free parameter: noise-multiplier, epochs, steps, batch-size; of a recipe: initial, decay, final, epochs,"
+    " batch-size.",
 )
 @click.option("--at-epsilon", type=float, metavar="E", help="State delta at this epsilon instead.")
 @click.option("--max-epsilon", type=float, metavar="E", help="Exit with 1 unless some bound proves at most this.")
@@ -72,7 +75,9 @@ class Rate(click.ParamType):
 @click.option("--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), default="geometric", help="Of K.")
 @click.option("--curve", is_flag=True, help="Epsilon epoch by epoch, as CSV.")
 @click.option("--over", metavar="NAME=FROM:TO:STEP", help="Epsilon over a parameter; `order` shows Renyi divergences.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Also draw the curve to this file.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False), help="Also draw it: the accountants asked for, else the least bound."
+)
 @click.option("--format", type=click.Choice(["table", "json", "csv"]), help="Of the result on stdout.")
 def command(**given: Any) -> None:
     """State what a training costs in privacy, or what a budget affords, before anyone trains.
@@ -89,6 +94,7 @@ def command(**given: Any) -> None:
     What can I afford?
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --epochs 60
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --noise-multiplier 1
+      dpsgd account --target-epsilon 3 --records 60000 --epochs 60 --noise-multiplier 1
       dpsgd account yu2019/mnist-exponential --solve decay --epochs 60
       dpsgd account lectures/adult-dp-gd --excess-risk 0.1
     Curves and gates
@@ -104,7 +110,9 @@ def command(**given: Any) -> None:
     if asked.curve or asked.over is not None:
         series = series_of(asked, cases)
         if asked.plot is not None:
-            report.plot(series, asked.plot)
+            from dpsgd_cli.account.picture import draw  # matplotlib
+
+            draw(series, asked.plot)
             click.echo(f"drawn to {asked.plot}", err=True)
         click.echo(report.series_json(series) if asked.format == "json" else report.series_csv(series))
         return

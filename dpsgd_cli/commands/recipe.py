@@ -138,6 +138,27 @@ def schema() -> None:
     click.echo(json.dumps(recipe_schema(), indent=2))
 
 
+@command.command("check-model")
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Say layer by layer how the model of RECIPE is clipped, at what cost, and what is refused.
+
+    Of the data only the shape of a record is used. The exit code is 2 where something is refused.
+
+    \b
+    Examples:
+      dpsgd recipe check-model quickstart
+      dpsgd recipe check-model mine.yaml model.file=net.py
+    """
+    loaded = load_recipe(recipe, overrides)
+
+    from dpsgd_cli.commands.checking import told  # torch
+
+    for line in told(loaded):
+        click.echo(line)
+
+
 @command.command("batching")
 @click.option("--records", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many records.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Expected, for poisson.")

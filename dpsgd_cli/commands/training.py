@@ -13,10 +13,11 @@ from dpsgd_cli import experiment
 from dpsgd_cli.core import processes
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.failures import kill_is_interrupt
+from dpsgd_cli.files import MODEL
 from dpsgd_cli.joint import declarations
 from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.results import store, summary
+from dpsgd_cli.results import report, store, summary
 from dpsgd_cli.wording import count
 
 
@@ -50,8 +51,10 @@ def train(loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: boo
         try:
             if team.tell(lambda: experiment.is_finished(loaded, directory, bar.say)):
                 bar.say("This recipe has been trained already; remove the directory to train it again.")
+                if loaded.recipe.save_model is not False and not (directory / MODEL).is_file():
+                    bar.say("It holds no model, as results of sweeps and comparisons do not.")
             else:
-                experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say, team))
+                experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say, team, save_models=True))
         except DpsgdError as error:
             raise team.say_of(error) from error.__cause__
     if not team.first:
@@ -63,6 +66,8 @@ def train(loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: boo
     for warning in document["nonprivate_warnings"]:
         click.echo(f"nonprivate warning: {warning}", err=True)
     click.echo(summary.result_text(document, directory))
+    if not report.is_written(directory):
+        report.write(directory)  # after the numbers are there to be read: drawing takes half a second
     if fail_on_divergence and document["diverged"]:
         trials = ", ".join(map(str, document["diverged"]))
         raise RunError(f"{directory}: diverged (trial {trials}), and --fail-on-divergence was given")

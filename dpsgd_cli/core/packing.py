@@ -25,7 +25,17 @@ from dpsgd_cli.core.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
 
 _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+_DROPOUT = nn.modules.dropout._DropoutNd
+_RANDOM = (_DROPOUT, nn.RReLU)
+# asked for their parts' attributes, which only the parts themselves have
+_WHOLE = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
+_SEVERAL: dict[tuple[type[nn.Module], ...], str] = {
+    (nn.RNNBase, nn.RNNCellBase): "LSTM or GRU of dpsgd_cli.core.layers, which are made of dense layers",
+    (nn.MultiheadAttention,): "nn.TransformerEncoderLayer, or attention made of dense layers",
+    (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer): "nn.TransformerEncoder",
+    (nn.Bilinear,): "products of dense layers",
+}
+"""Modules that take or return several tensors, and what to use instead."""
 _INSTANCE = nn.modules.instancenorm._InstanceNorm
 
 
@@ -85,16 +95,13 @@ class Pack(nn.Module):
         return walk(source, "")
 
     def _replace(self, module: nn.Module, name: str, walk: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
-        _refuse(module, f"layer {name!r}" if name else "the model")
+        rule = rule_for(module, name)
+        if rule is not None:
+            return rule(module, self.session)
+        if isinstance(module, _DROPOUT):
+            return nn.Identity()
         if not any(p.requires_grad for p in module.parameters()):
-            _refuse_inside(module, name)
             return vectorised(module, self.session) or module
-        for rule in RULES:
-            if rule.accepts(module):
-                return rule(module, self.session)
-        if any(True for _ in module.parameters(recurse=False)) or not list(module.children()):
-            _refuse_inside(module, name)
-            return Fallback(module, self.session)
         clone = copy.copy(module)
         clone._modules = {
             key: None if child is None else walk(child, f"{name}.{key}".strip("."))
@@ -127,6 +134,11 @@ class Pack(nn.Module):
 
     def _name(self, layer: Layer, own: str) -> str:
         return f"{self._places[id(layer)]}.{own}".strip(".")
+
+    @property
+    def layer_names(self) -> list[str]:
+        """Where each of `layers` stands in the model."""
+        return [self._places[id(layer)] for layer in self.layers]
 
     def _views_of(self, flat: Tensor, layer: Layer) -> dict[str, Tensor]:
         """The parts of `flat` (R, P) that belong to a layer's parameters, as (R, *shape)."""
@@ -203,6 +215,26 @@ class Pack(nn.Module):
         return y.reshape(self.trials, rows, *y.shape[1:]).to(self.values.dtype)
 
 
+def rule_for(module: nn.Module, name: str) -> type[Layer] | None:
+    """The rule that clips `module`, called `name`; None where it has no parameters, or each of its parts has a rule.
+
+    Raises ModelError for what cannot be trained privately.
+    """
+    told = f"layer {name!r}" if name else "the model"
+    _refuse(module, told)
+    if not any(p.requires_grad for p in module.parameters()):
+        _refuse_inside(module, name)
+        return None
+    for rule in RULES:
+        if rule.accepts(module):
+            return rule
+    _refuse_several(module, told)
+    if any(True for _ in module.parameters(recurse=False)) or not list(module.children()) or isinstance(module, _WHOLE):
+        _refuse_inside(module, name)
+        return Fallback
+    return None
+
+
 def _refuse(module: nn.Module, name: str) -> None:
     kind = type(module).__name__
     if isinstance(module, _MIXERS):
@@ -214,8 +246,21 @@ def _refuse(module: nn.Module, name: str) -> None:
         raise ModelError(f"{name}: {kind} learns its sizes from data that it sees; give them")
     if isinstance(module, _INSTANCE) and module.track_running_stats:
         raise ModelError(f"{name}: {kind} with track_running_stats keeps statistics of the data; leave it off")
-    if isinstance(module, _RANDOM):
+    if isinstance(module, _RANDOM) and getattr(module, "p", None) != 0:
         raise ModelError(f"{name}: {kind} draws from a stream that no seed of a trial controls; leave it out")
+
+
+def _refuse_several(module: nn.Module, name: str) -> None:
+    """What takes or returns more than one tensor, and encoders whose sequences do not lie in rows."""
+    kind = type(module).__name__
+    for several, instead in _SEVERAL.items():
+        if isinstance(module, several):
+            raise ModelError(
+                f"{name}: {kind} takes or returns several tensors, and the gradient of one example is known of layers"
+                f" that take and return one; use {instead}"
+            )
+    if isinstance(module, _WHOLE) and not all(m.batch_first for m in module.modules() if hasattr(m, "batch_first")):
+        raise ModelError(f"{name}: {kind} takes examples for places of a sequence; give batch_first=True")
 
 
 def _refuse_inside(module: nn.Module, name: str) -> None:
@@ -250,14 +295,20 @@ def _refuse_own_constants(sources: Sequence[nn.Module]) -> None:
 
 def elements_per_row(pack: Pack, x: Tensor) -> int:
     """About how many numbers a step holds for one row of one trial, from a pass over a few rows `x` (B, ...)."""
-    counted = 0
+    return max(1, sum(elements_by_layer(pack, x).values()))
+
+
+def elements_by_layer(pack: Pack, x: Tensor) -> dict[str, int]:
+    """The same of each layer, by its name."""
+    counted = dict.fromkeys(pack.layer_names, 0)
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal counted
-        counted += inputs[0].numel() // inputs[0].shape[0] + 3 * (output.numel() // output.shape[0])
+        found = inputs[0].numel() // inputs[0].shape[0] + 3 * (output.numel() // output.shape[0])
         if isinstance(layer, Fallback | Conv | Standardised):
-            counted += sum(value[0].numel() for value in layer.values.values())
+            found += sum(value[0].numel() for value in layer.values.values())
+        counted[names[id(layer)]] += found
 
+    names = dict(zip(map(id, pack.layers), pack.layer_names, strict=True))
     hooks = [layer.register_forward_hook(count) for layer in pack.layers]
     try:
         with torch.no_grad():
@@ -265,4 +316,4 @@ def elements_per_row(pack: Pack, x: Tensor) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return max(1, counted)
+    return counted

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.recipe.schema.method import AdamSettings, AllIterates, Averaging, EmaSettings, Optimizer, SgdSettings
+from dpsgd_cli.recipe.schema.gradient import AdamSettings, AllIterates, Averaging, EmaSettings, Optimizer, SgdSettings
 
 
 class Update(ABC):

@@ -8,6 +8,7 @@ Not here: reading (`readers.py`, `opening.py`), transforming (`preprocess.py`), 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from dpsgd_cli.data.splits import SECOND_FILE, held_out
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import Split, ValidationSet
+from dpsgd_cli.recipe.schema.data import Cut
 
 if TYPE_CHECKING:
     from dpsgd_cli.data.on_disk import DiskPart, DiskRows, TrialRows
@@ -80,6 +81,27 @@ class Layout:
     def categorical(self) -> list[str]:
         return [column.name for column in self.columns or () if column.values is not None]
 
+    def plain(self) -> dict[str, Any]:
+        """The same as plain data, for a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_plain(cls, found: dict[str, Any]) -> Layout:
+        """Inverse of `plain`, of what was read from JSON.
+
+        >>> layout = Layout((1,), (Column("age", bounds=(0, 99)),))
+        >>> Layout.from_plain({"shape": [1], "columns": [{"name": "age", "bounds": [0, 99]}]}) == layout
+        True
+        """
+        given, columns = _tuples(found), found.get("columns")
+        if columns is not None:
+            given["columns"] = tuple(Column(**_tuples(column)) for column in columns)
+        return cls(**given)
+
+
+def _tuples(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
 
 @dataclass(frozen=True)
 class Part:
@@ -99,7 +121,7 @@ class Part:
     def __len__(self) -> int:
         return len(self.y)
 
-    def cut(self, cut: Split | ValidationSet) -> tuple[Part, Part]:
+    def cut(self, cut: Cut) -> tuple[Part, Part]:
         """The rows that stay, and those that `cut` holds out, each in the order of their places."""
         held = np.isin(self.places, held_out(self.places, cut), assume_unique=True)
         rest, chosen = (Part(self.x[one], self.y[one], self.places[one]) for one in (~held, held))
@@ -149,6 +171,7 @@ class Outline:
     outputs: int
     declarations: tuple[str, ...]
     norm_bound: float | None = None
+    public_records: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,9 +182,12 @@ class Dataset:
     whose noise is each trial's own); `test_x` likewise. Labels are int64 class indices, or float32 targets.
     `declarations` says what is taken to be public, `nonprivate` which steps read the training rows without
     noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
-    released, by "trial/step": noisy already, so keeping it costs nothing. `validation_x` and `validation_y` are rows
-    cut from the training part, laid out as `test_x`; None where the recipe asks for none. `places` are those of the
-    training rows, then of the test rows; None where rows stay on disk. `norm_bound` is that of the outline.
+    released, by "trial/step": noisy already, so keeping it costs nothing; `fitted` what other steps kept of rows
+    that are declared public, by "step", or by "trial/step" after a private one, and `unreleased` what steps that are in
+    `nonprivate` kept of the training rows. `layout` is that of records as read. `validation_x` and `validation_y` are
+    rows cut from the training part, laid out as `test_x`; None where the recipe asks for none; `public_x` and
+    `public_y` likewise, of records that are public without their labels. `places` are those of the training rows, then
+    of the test rows; None where rows stay on disk. `norm_bound` is that of the outline.
     All rows are arrays, or where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
     """
 
@@ -177,8 +203,13 @@ class Dataset:
     sha256: dict[str, str]
     warnings: tuple[str, ...] = ()
     released: dict[str, np.ndarray] = field(default_factory=dict)
+    fitted: dict[str, np.ndarray] = field(default_factory=dict)
+    unreleased: dict[str, np.ndarray] = field(default_factory=dict)
+    layout: Layout | None = None
     validation_x: Any = None
     validation_y: Any = None
+    public_x: Any = None
+    public_y: Any = None
     places: np.ndarray | None = None
     norm_bound: float | None = None
 
@@ -192,13 +223,15 @@ class Step(ABC):
     """One preprocessing step with its settings.
 
     `release` is the mechanism that the step is (its draws are standard normal, of the trial's own stream);
-    `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public.
+    `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public;
+    `of_public` that it is fitted on public records instead.
     """
 
     settings: Any
     release: GaussianSum | None = None
     nonprivate: str | None = None
     declaration: str | None = None
+    of_public: bool = False
 
     def __init__(self, settings: Any, adjacency: Adjacency) -> None:
         """A private step is stated for `adjacency`."""
@@ -209,9 +242,18 @@ class Step(ABC):
     def plan(self, layout: Layout) -> Layout:
         """The layout after this step; raises DataError for what the step cannot do."""
 
+    def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
+        """What the step keeps of the training rows without a release; `layout` is theirs, before the step."""
+        del rows, layout
+        return None
+
     @abstractmethod
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
+        """What the step does to rows of `layout`, by what it kept, or released; reads no other."""
+
     def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
-        """Read the training rows as far as the step does without a release; `layout` is theirs, before the step."""
+        """The transform that follows from the training rows, without a release."""
+        return self.transform(layout, self.kept(rows, layout))
 
     @property
     def made_from(self) -> dict[str, str]:
@@ -229,15 +271,11 @@ class PrivateStep(Step):
     def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:
         """From noise draws to the array that is released."""
 
-    @abstractmethod
-    def apply(self, released: np.ndarray) -> Transform:
-        """The transform that follows from what was released; reads no data."""
-
-    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
+    def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray:
         def no_draw(shape: tuple[int, ...]) -> np.ndarray:
             raise AssertionError("a step without a release asked for noise")
 
-        return self.apply(self.learn(rows, layout)(no_draw))
+        return self.learn(rows, layout)(no_draw)
 
 
 def refuse_codes(step: str, layout: Layout) -> None:

@@ -68,8 +68,7 @@ def draft(path: Path, target: str, task: Task | None, shown: str) -> str:
 
 def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
     read = own_table.KINDS[kind]
-    settings = Data(path=path.name, target=target)
-    first = read(path, settings)
+    first = read(path, {target})
     if target not in first.columns:
         raise DataError(
             f"{path}: --target names {quoted(target)}, which is no column{suggested(target, first.columns)}"
@@ -78,7 +77,7 @@ def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
     dropped = {name: why for name in names if (why := _useless(first[name])) is not None}
     words = [name for name in names if name not in dropped and _is_words(first[name])]
     # read again as text, as training does: a table's reader takes `no` and `1.0` of other columns for what they mean
-    frame = read(path, settings.model_copy(update={"categorical": words}))
+    frame = read(path, {target, *words})
     categorical = {name: list(own_table.found_values([frame], name)) for name in words}
     dropped |= {name: _TEXTS for name, values in categorical.items() if len(values) > MOST_CATEGORIES}
     categorical = {name: values for name, values in categorical.items() if name not in dropped}

@@ -17,7 +17,7 @@ from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.privacy.together import Records, Run
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
-from dpsgd_cli.recipe.schema.data import Data, Split, ValidationSet
+from dpsgd_cli.recipe.schema.data import Data, PublicSet, Split, ValidationSet
 
 OWN_FILES = ("path", "test_path", "target", "test_target")
 
@@ -71,6 +71,14 @@ def public_validation(data: Mapping[str, Any]) -> str:
 
 
 def _records(data: Mapping[str, Any], folds: int | None) -> str:
+    public = data.get("public")
+    if public is None or PublicSet.model_validate(public).source != "test":
+        return _judges(data, folds)
+    cut = PublicSet.model_validate(public)
+    return f"{_judges(data, folds)}, but for {cut.records} that are public (seed {cut.seed})"
+
+
+def _judges(data: Mapping[str, Any], folds: int | None) -> str:
     if folds is not None:
         return f"{folds} folds"
     split = data.get("split")

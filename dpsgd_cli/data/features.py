@@ -11,11 +11,7 @@ Not here: the scattering transform itself (`core/scattering.py`).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-import secrets
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
-from dpsgd_cli.core import models
+from dpsgd_cli import kept as cache
+from dpsgd_cli.core import bundle, models
 from dpsgd_cli.core.scattering import Scattering
 from dpsgd_cli.data.dataset import Layout, Step, Transform
 from dpsgd_cli.data.fingerprint import sha256
@@ -39,7 +35,6 @@ from dpsgd_cli.recipe.schema.data import (
 )
 
 ROWS_AT_ONCE = 16
-MOST_KEPT_BYTES = 2_000_000_000
 VERSION = 1
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -75,18 +70,17 @@ class Extract(Step):
         probe = torch.zeros(1, *layout.shape)
         return Layout(tuple(self._run(self.network(layout.shape), probe).shape[1:]))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
-        del rows
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         network: list[Network] = []
 
         def transform(x: np.ndarray) -> np.ndarray:
-            kept = self._place(x)
-            if kept.is_file():
-                return np.asarray(np.load(kept))
-            if not network:
-                network.append(self.network(layout.shape))
-            out = self._extract(network[0], x)
-            _keep(kept, out)
+            place = cache.place("features", [VERSION, self.settings.model_dump(), self.made_from, x.shape], [x])
+            out = cache.load(place)
+            if out is None:
+                if not network:
+                    network.append(self.network(layout.shape))
+                out = self._extract(network[0], x)
+                cache.keep(place, out)
             return out
 
         return transform
@@ -109,14 +103,6 @@ class Extract(Step):
                     f"data.features: the network does not take inputs of shape {tuple(block.shape[1:])}: {error}"
                 ) from error
             return _normalised(_pooled(maps, self.settings.pool), self.settings.groups)
-
-    def _place(self, x: np.ndarray) -> Path:
-        import pooch
-
-        told = json.dumps([VERSION, self.settings.model_dump(), self.made_from, x.shape], sort_keys=True, default=str)
-        name = hashlib.sha256(told.encode())
-        name.update(np.ascontiguousarray(x).data)
-        return Path(pooch.os_cache("dpsgd")) / "features" / f"{name.hexdigest()[:32]}.npy"
 
 
 class Scatter(Extract):
@@ -202,19 +188,16 @@ class Pretrained(Extract):
         )
 
     def weights(self) -> Path:
-        return self.base / self.settings.result / "model.safetensors"
+        return self.base / self.settings.result / bundle.NAME
 
     def network(self, shape: tuple[int, ...]) -> Network:
         weights, folder = self.weights(), self.weights().parent
         if not weights.is_file():
             raise DataError(
-                f"data.features.result: {folder} holds no model.safetensors; train that recipe with"
-                " save_model: true first"
+                f"data.features.result: {folder} holds no {bundle.NAME}; train that recipe with save_model: true first"
             )
         loaded = load_recipe(str(folder / "recipe.yaml"))
-        state = load_file(weights)
-        first = {name: value for name, value in state.items() if name.startswith("trial-0/") or name[:6] != "trial-"}
-        own = {name.removeprefix("trial-0/"): value for name, value in first.items()}
+        own = bundle.read(weights).weights[0]
         outputs = len(list(own.values())[-1])
         whole = models.builder(loaded.recipe.model, shape, outputs, loaded.base)()
         try:
@@ -251,19 +234,6 @@ def _normalised(maps: torch.Tensor, groups: int | None) -> torch.Tensor:
     grouped = maps.reshape(len(maps), groups, math.prod(maps.shape[1:]) // groups)
     grouped = grouped - grouped.mean(dim=2, keepdim=True)
     return (grouped / (grouped.square().mean(dim=2, keepdim=True) + 1e-5).sqrt()).reshape(maps.shape)
-
-
-def _keep(path: Path, out: np.ndarray) -> None:
-    """Keep features for the next run; a cache that cannot be written is no error."""
-    if out.nbytes > MOST_KEPT_BYTES:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{secrets.token_hex(8)}.npy")
-        np.save(temporary, out)
-        os.replace(temporary, path)
-    except OSError:
-        return
 
 
 def _sha256(path: Path) -> str:

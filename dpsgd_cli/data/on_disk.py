@@ -23,7 +23,7 @@ import numpy as np
 from dpsgd_cli.data.dataset import UNTOLD, Transform, flatten
 from dpsgd_cli.data.splits import held_out
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Split, ValidationSet
+from dpsgd_cli.recipe.schema.data import Cut
 from dpsgd_cli.wording import shortened
 
 UNREADABLE = (
@@ -144,7 +144,7 @@ class Selection:
         """`at` a range of places."""
         return self.at(np.arange(*places.indices(len(self))))
 
-    def cut(self, cut: Split | ValidationSet) -> tuple[Selection, Selection]:
+    def cut(self, cut: Cut) -> tuple[Selection, Selection]:
         """The rest, and the rows that `cut` holds out: those of rows in memory (`splits.py`).
 
         Holds 8 bytes for each row held out, nothing for the others.
@@ -192,7 +192,7 @@ class DiskRows:
         """The same rows, transformed further."""
         return DiskRows(self.stored, self.chosen, (*self.transforms, transform))
 
-    def cut(self, cut: Split | ValidationSet) -> tuple[DiskRows, DiskRows]:
+    def cut(self, cut: Cut) -> tuple[DiskRows, DiskRows]:
         """The rest, and the rows that `cut` holds out; of features and labels alike."""
         rest, held = self.chosen.cut(cut)
         return DiskRows(self.stored, rest, self.transforms), DiskRows(self.stored, held, self.transforms)
@@ -260,7 +260,7 @@ class DiskPart:
     def __len__(self) -> int:
         return len(self.y)
 
-    def cut(self, cut: Split | ValidationSet) -> tuple[DiskPart, DiskPart]:
+    def cut(self, cut: Cut) -> tuple[DiskPart, DiskPart]:
         """The rest, and the rows that `cut` holds out."""
         (x, held_x), (y, held_y) = self.x.cut(cut), self.y.cut(cut)
         return DiskPart(x, y), DiskPart(held_x, held_y)

@@ -6,6 +6,9 @@ number, or a label or category is not declared: that tells whoever runs the comm
 is released and instead of a result. It is covered by no statement; mend the file by a rule for every record (or leave
 such records out) before training.
 
+Rows for a model that is there already (`open_unlabelled`, `open_labelled`) are read in the layout that it was trained
+on, and nothing is declared of them.
+
 Not here: what is done with each kind of file (`readers.py`, `own_table.py`, `own_arrays.py`).
 """
 
@@ -13,24 +16,34 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from dpsgd_cli.data import catalog, own_arrays, own_table, readers
+from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table
 from dpsgd_cli.data.dataset import UNTOLD, Layout, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.own_table import Judge
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.files import irregularity
 from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.wording import listed
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+Records: TypeAlias = "Path | pd.DataFrame | np.ndarray"
 ARRAYS = ".npz"
 ROWS = ".npy"
 MOST_KEPT_BYTES = 1 << 28
+_OF_A_RECIPE = (
+    "data.path is relative to the recipe's own folder (of a result's recipe.yaml: to the folder that it was trained"
+    " from)"
+)
 _kept: dict[str, Source] = {}
 
 
@@ -64,6 +77,76 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
     return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, judge))
+
+
+@np.errstate(**UNTOLD)
+def open_unlabelled(records: Records, data: Data, layout: Layout, base: Path = Path()) -> np.ndarray:
+    """New rows (N, *shape) in the `layout` of the records that `data` names, before any preprocessing.
+
+    Of a file, or of a table or an array in memory. A table has the layout's columns, by name and in any order; others
+    (the labels, too) are left alone. A missing value means what the recipe says. A npz file holds `x`, and a npy file
+    is all of it. A card of the user's own is relative to `base`. Raises DataError for what is missing otherwise, no
+    number, or no listed category.
+    """
+    return _new(records, data, layout, None, base)[0]
+
+
+@np.errstate(**UNTOLD)
+def open_labelled(
+    records: Records, data: Data, layout: Layout, classes: Sequence[Any] | None, base: Path = Path()
+) -> Part:
+    """The same with labels: one of `classes` each, or targets where that is None.
+
+    They stand where the training records have them: in the column or array `data.target`, of a card in the card's.
+    Targets are those of training (`targets.py`).
+    """
+    import pandas as pd
+
+    card = None if data.name is None else catalog.card_of(data, base)
+    named = data.target if card is None else card.target
+    target = named if named and not named.endswith(ROWS) else "target" if layout.columns else "y"
+    x, labels = _new(records, data, layout, target, base)
+    if card is not None and isinstance(card.classes, dict):
+        return Part(x, readers.labels_of(card, labels))
+    how = data.model_copy(update={"target": target, "classes": None if classes is None else list(classes)})
+    where = records if isinstance(records, Path) else Path("the table")
+    return Part(x, table.read_labels(how, [pd.Series(labels, name=target)], [where])[0][0])
+
+
+def _new(records: Records, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
+    """Rows, and the labels called `target` as they stand there (None: none are asked for)."""
+    if isinstance(records, Path):
+        return _new_of_file(records, data, layout, target, base)
+    if isinstance(records, np.ndarray) != (layout.columns is None) or (isinstance(records, np.ndarray) and target):
+        wanted = "a npz file with labels" if layout.columns is None and target else _wanted(layout)
+        raise DataError(f"the model takes {wanted}, not {type(records).__name__}")
+    if isinstance(records, np.ndarray):
+        return _in_units(own_arrays.rows_of(records, layout, "the array"), data, base), None
+    x = own_table.rows_of(records, layout, target, "the table")
+    return _in_units(x, data, base), None if target is None else records[target]
+
+
+def _new_of_file(path: Path, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
+    kind = kind_of(_existing(path, "it is looked for in the current folder"))
+    if (kind in own_table.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
+        wanted = f"{ARRAYS} file with the labels {target!r}" if kind == ROWS else _wanted(layout)
+        raise DataError(f"{path}: {kind or 'an unknown kind of file'}, but the model takes {wanted}")
+    if layout.columns is None:
+        x, labels = own_arrays.read_new(path, layout, target)
+        return _in_units(x, data, base), labels
+    x, frame = own_table.read_new(path, kind, layout, target, data.task == "classification")
+    return _in_units(x, data, base), None if target is None else frame[target]
+
+
+def _wanted(layout: Layout) -> str:
+    if layout.columns is not None:
+        return f"a table ({', '.join(own_table.KINDS)}) with the columns {listed(own_table.columns_of(layout))}"
+    return f"an array ({ARRAYS} with x, or {ROWS}) of shape {own_arrays.shape_of(layout)}"
+
+
+def _in_units(x: np.ndarray, data: Data, base: Path) -> np.ndarray:
+    """What a card does to its own records: pixels in units of their range, columns inside bounds that a recipe says."""
+    return x if data.name is None else readers.in_units(catalog.card_of(data, base), x)
 
 
 def _read_once(asked: object, read: Callable[[], Source]) -> Source:
@@ -119,15 +202,12 @@ def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
     return paths, kinds
 
 
-def _existing(path: Path) -> Path:
+def _existing(path: Path, where: str = _OF_A_RECIPE) -> Path:
     if (why := irregularity(path)) is not None:
         raise DataError(f"{path}: {why}")
     if not path.is_file():
         looped = " (a link that leads nowhere)" if path.is_symlink() else ""
-        raise DataError(
-            f"no such file: {os.path.abspath(path)}{looped}; data.path is relative to the recipe's own folder (of a"
-            " result's recipe.yaml: to the folder that it was trained from)"
-        )
+        raise DataError(f"no such file: {os.path.abspath(path)}{looped}; {where}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
     return path

@@ -41,17 +41,44 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
         pairs.append((_array(stored, "x_test", paths[0]), _array(stored, f"{target}_test", paths[0])))
     for x, y in pairs:
         _check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels")
-        finite = np.isfinite(flatten(x)).all(axis=1)
-        if not finite.all():
-            raise DataError(
-                f"{paths[0]}: NaN or infinite values in {count(int((~finite).sum()), 'row')} of x, the first is row"
-                f" {int((~finite).argmax()) + 1}; fill them or leave those rows out"
-            )
+        _refuse_not_finite(x, f"{paths[0]}: x")
     labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
     said, told = table.declarations(data, [], classes), table.read_warnings(data, classes)
     layout = _layout(data, pairs[0][0])
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
+
+
+def read_new(path: Path, layout: Layout, target: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows (N, *shape) of an npz file's `x`, or of a npy file, and the array `target` of labels if it is asked for."""
+    stored = load(path) if path.suffix == ".npz" else {"x": Stored(path).span(0, len(Stored(path)))}
+    x = rows_of(_array(stored, "x", path), layout, f"{path}: x")
+    labels = None if target is None else _array(stored, target, path)
+    if labels is not None and labels.shape != (len(x),):
+        raise DataError(f"{path}: the labels have shape {labels.shape}, but must be ({len(x)},), one for each row of x")
+    return x, labels
+
+
+def rows_of(x: np.ndarray, layout: Layout, where: str) -> np.ndarray:
+    """Finite rows (N, *shape) of the layout's shape; DataError says what else `where` holds."""
+    if x.shape[1:] != layout.shape or not len(x) or x.dtype.kind not in "biuf":
+        raise DataError(f"{where} has shape {x.shape} of {x.dtype}, but the model needs numbers {shape_of(layout)}")
+    _refuse_not_finite(x, where)
+    return _floating(x)
+
+
+def shape_of(layout: Layout) -> str:
+    """The shape of many records, as a message shows it."""
+    return f"(N, {', '.join(map(str, layout.shape))})"
+
+
+def _refuse_not_finite(x: np.ndarray, where: str) -> None:
+    finite = np.isfinite(flatten(x)).all(axis=1)
+    if not finite.all():
+        raise DataError(
+            f"{where}: NaN or infinite values in {count(int((~finite).sum()), 'row')}, the first is row"
+            f" {int((~finite).argmax()) + 1}; fill them or leave those rows out"
+        )
 
 
 def load(path: Path) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ import json
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -43,7 +43,8 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
     Raises DataError that holds everything that is wrong: with the names that the recipe uses, with the cells of each
     column, with the labels, and what `judge` has to say of the layout.
     """
-    frames = [KINDS[kind](path, data) for path, kind in zip(paths, kinds, strict=True)]
+    words = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
+    frames = [KINDS[kind](path, words) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
         problems.found += _wrong_names(path, list(frame.columns), data)
@@ -79,6 +80,39 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
+def columns_of(layout: Layout) -> list[str]:
+    """The columns that a table needs for `layout`; those that mark gaps are made of others."""
+    return list(dict.fromkeys(column.marks or column.name for column in layout.columns or ()))
+
+
+def read_new(
+    path: Path, kind: str, layout: Layout, target: str | None = None, words: bool = True
+) -> tuple[np.ndarray, pd.DataFrame]:
+    """New rows (N, D) for a model, of a table in the columns of `layout`, and the table, which has `target` if given.
+
+    `words`: the target holds classes. Other columns, and the order of all, are free.
+    """
+    frame = KINDS[kind](path, {*layout.categorical, *([target] if target is not None and words else ())})
+    return rows_of(frame, layout, target, str(path)), frame
+
+
+def rows_of(frame: pd.DataFrame, layout: Layout, target: str | None, where: str) -> np.ndarray:
+    """The same of a table in memory, which messages call `where`, and which has the column `target` (None: no such)."""
+    names = [str(name) for name in frame.columns]
+    told = [
+        f"there is no column {quoted(name)}, which the model needs{suggested(name, names)}"
+        for name in columns_of(layout)
+        if name not in names
+    ]
+    if target is not None and target not in names:
+        told.append(f"there is no column {quoted(target)}, which holds the labels{suggested(target, names)}")
+    if told:
+        raise DataError("\n".join(f"{where}: {problem}" for problem in told))
+    if frame.empty:
+        raise DataError(f"{where} has no rows")
+    return table.to_matrix(frame, layout.columns or (), where)
+
+
 class _Problems:
     """What is wrong with a table, to be said together."""
 
@@ -99,7 +133,7 @@ class _Problems:
             raise DataError("\n".join(dict.fromkeys(self.found)))
 
 
-def _read_csv(path: Path, data: Data, separator: str | None = None) -> pd.DataFrame:
+def _read_csv(path: Path, words: Set[str], separator: str | None = None) -> pd.DataFrame:
     import pandas as pd
 
     with _as_data_errors(path), _open_text(path) as lines:
@@ -108,7 +142,6 @@ def _read_csv(path: Path, data: Data, separator: str | None = None) -> pd.DataFr
     with _as_data_errors(path):
         names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=True), [])
     _refuse_twice(path, names)
-    words = {*(data.categorical or ())} | ({data.target} if data.task == "classification" else set())
     with _as_data_errors(path):
         frame = pd.read_csv(
             path,
@@ -125,11 +158,11 @@ def _read_csv(path: Path, data: Data, separator: str | None = None) -> pd.DataFr
     return frame
 
 
-def _read_json_lines(path: Path, data: Data) -> pd.DataFrame:
+def _read_json_lines(path: Path, words: Set[str]) -> pd.DataFrame:
     """An object a line; a key that an object lacks, or that is null, is a missing value."""
     import pandas as pd
 
-    del data
+    del words
     with _as_data_errors(path), _open_text(path) as lines:
         rows = [json.loads(line) for line in lines if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
@@ -177,10 +210,10 @@ def _open_text(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _read_parquet(path: Path, data: Data) -> pd.DataFrame:
+def _read_parquet(path: Path, words: Set[str]) -> pd.DataFrame:
     import pandas as pd
 
-    del data
+    del words
     try:
         frame = pd.read_parquet(path)
     except ImportError:
@@ -288,7 +321,7 @@ def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
     return tuple(sorted(found - {""}))
 
 
-_READERS: dict[str, Callable[[Path, Data], pd.DataFrame]] = {
+_READERS: dict[str, Callable[[Path, Set[str]], pd.DataFrame]] = {
     ".csv": _read_csv,
     ".tsv": partial(_read_csv, separator="\t"),
     ".jsonl": _read_json_lines,

@@ -10,7 +10,7 @@ Not here: charging what is released (the caller does, before it calls `prepare`)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -65,11 +65,11 @@ def outline(data: Data, base: Path) -> Outline:
         files = tuple(rows for rows in counted.values() if rows)
         layout, classes, said = card.layout, card.labels, readers.declarations(card)
         name = card.name
-    train, test, validation = tuple(map(_length, _parts(source, data, base))) if on_disk else _sizes(files, data, base)
+    sizes = _parts(source, data, base).sizes if on_disk else _sizes(files, data, base)
     layouts = _plan(steps, layout)
-    said = (*said, *_declarations(steps, data, train, test, validation))
+    said = (*said, *_declarations(steps, data, sizes))
     outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
-    return Outline(name, files, train, test, layouts[-1].shape, outputs, said, bound)
+    return Outline(name, files, sizes.train, sizes.test, layouts[-1].shape, outputs, said, bound, sizes.public)
 
 
 def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
@@ -89,21 +89,42 @@ def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
     return source
 
 
-def _length(part: Part | DiskPart | None) -> int:
-    return 0 if part is None else len(part)
+@dataclass(frozen=True)
+class Sizes:
+    """Rows of each part."""
+
+    train: int
+    test: int
+    validation: int = 0
+    public: int = 0
 
 
-def _sizes(files: tuple[int, ...], data: Data, base: Path) -> tuple[int, int, int]:
-    """Rows of the training, the test and the validation part of `files`, given by their numbers of rows."""
-    split, validation = _split(data, len(files) > 1, base), 0
-    places, test = places_of(files[:1]), sum(files[1:])
-    if split is not None:
-        places, held = cut_places(places_of(files), split)
-        test = len(held)
+@dataclass(frozen=True)
+class Parts:
+    """What the rows are cut into; None for parts that the recipe does not ask for."""
+
+    train: Part | DiskPart
+    test: Part | DiskPart
+    validation: Part | DiskPart | None = None
+    public: Part | DiskPart | None = None
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(*(0 if part is None else len(part) for part in vars(self).values()))
+
+
+def _sizes(files: tuple[int, ...], data: Data, base: Path) -> Sizes:
+    """The parts of `files`, given by their numbers of rows."""
+    split, first = _split(data, len(files) > 1, base), places_of(files)
+    train, test = (first[: files[0]], first[files[0] :]) if split is None else cut_places(first, split)
+    held: dict[str, np.ndarray] = {}
     if data.validation is not None:
-        places, held = cut_places(places, data.validation)
-        validation = len(held)
-    return len(places), test, validation
+        train, held["validation"] = cut_places(train, data.validation)
+    if data.public is not None and data.public.source == "train":
+        train, held["public"] = cut_places(train, data.public)
+    elif data.public is not None:
+        test, held["public"] = cut_places(test, data.public)
+    return Sizes(len(train), len(test), **{name: len(places) for name, places in held.items()})
 
 
 def private_releases(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Release]:
@@ -130,18 +151,20 @@ def prepare(
     source = _opened(data, base, steps)
     let_go_of_large()
     layouts = _plan(steps, source.layout)
-    train, test, validation = _parts(source, data, base)
+    cut = _parts(source, data, base)
+    train, test = cut.train, cut.test
     pipeline = Pipeline(steps, layouts, dict(released or {}), normal)
-    parts = [part.x for part in (train, test, validation) if part is not None]
-    (train_x, test_x, *others), per_trial = pipeline.run(parts, trials)
+    given = {name: part for name, part in vars(cut).items() if part is not None}
+    rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given)
+    made = dict(zip(given, rows, strict=True))
     nonprivate = tuple(step.nonprivate for step in steps if step.nonprivate is not None)
-    said = _declarations(steps, data, *map(_length, (train, test, validation)))
+    said = _declarations(steps, data, cut.sizes)
     on_disk = isinstance(train, DiskPart)
     return Dataset(
         name=source.name,
-        train_x=train_x,
+        train_x=made["train"],
         train_y=_own(train.y),
-        test_x=test_x,
+        test_x=made["test"],
         test_y=_own(test.y),
         per_trial=per_trial,
         classes=source.classes,
@@ -150,31 +173,77 @@ def prepare(
         sha256=source.sha256 | {name: found for step in steps for name, found in step.made_from.items()},
         warnings=(*source.warnings, *nonprivate),
         released=pipeline.released,
-        validation_x=others[0] if others else None,
-        validation_y=None if validation is None else _own(validation.y),
+        fitted=pipeline.kept(noiselessly=False),
+        unreleased=pipeline.kept(noiselessly=True),
+        layout=source.layout,
+        validation_x=made.get("validation"),
+        validation_y=None if cut.validation is None else _own(cut.validation.y),
+        public_x=made.get("public"),
+        public_y=None if cut.public is None else _own(cut.public.y),
         places=None if on_disk else np.concatenate([part.places for part in (train, test) if isinstance(part, Part)]),
         norm_bound=preprocess.norm_bound(steps, layouts),
     )
 
 
+def held_out_of(data: Data, base: Path, folds: bool) -> Part:
+    """The records that a recipe tests on, before preprocessing; with `folds` all of them, training rows first.
+
+    Raises DataError as `prepare` does, and where rows stay on disk.
+    """
+    cut = _parts(open_source(data, base), data, base)
+    train, test = cut.train, cut.test
+    if not isinstance(train, Part) or not isinstance(test, Part):
+        raise DataError("records that stay on disk are not read as a whole; save some of them as a npz file")
+    return train.pooled(test) if folds else test
+
+
+def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
+    """The preprocessing that `data` asks for, or that its card, or any own file, has by default."""
+    if data.preprocess is not None:
+        return data.preprocess
+    return list(OWN_FILE_STEPS if data.name is None else catalog.plain_card(data, base).preprocess)
+
+
+def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipeline:
+    """The preprocessing of records in `layout` by what training `kept`, by "step" or "trial/step"; it reads no data.
+
+    Raises DataError where `kept` lacks what a step needs.
+    """
+    steps = _steps(data, "add-remove", base)
+    known = {int(key.rpartition("/")[2]) for key in kept}
+    for index, step in enumerate(steps):
+        if (isinstance(step, PrivateStep) or step.nonprivate is not None) and index not in known:
+            raise DataError(f"the model's file lacks what step {index} of preprocessing kept of the training rows")
+    return Pipeline(steps, _plan(steps, layout), kept, _no_noise, dict(kept))
+
+
+def _no_noise(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+    raise AssertionError(f"{purpose} of trial {trial} was released, and is not drawn again")
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """Steps with the layout before each of them, what private ones released, and where their draws come from."""
+    """Steps with the layout before each of them, what private ones released, and where their draws come from.
+
+    `fitted` is what other steps kept of the training rows: what is there is used, what is not is found and put there.
+    """
 
     steps: Sequence[Step]
     layouts: Sequence[Layout]
     released: Released
     normal: Normal
+    fitted: Released = field(default_factory=dict)
 
-    def run(self, parts: Sequence[Rows], trials: int) -> tuple[list[Rows], bool]:
-        """Transform all parts, the first being the training rows; the last value says whether each trial has its own.
+    def run(self, parts: Sequence[Rows], trials: int, has_public: bool = False) -> tuple[list[Rows], bool]:
+        """Transform all parts; the last value says whether each trial has its own.
 
+        The first are the training rows; the last, where the recipe `has_public` ones, are those.
         Rows that stay on disk are told what to do when they are read.
         """
         private = [index for index, step in enumerate(self.steps) if step.release is not None]
         first = private[0] if private else len(self.steps)
         for index in range(first):
-            parts = self._public(index, parts)
+            parts = self._without_noise(index, parts, f"{index}", has_public)
         if not private:
             return [_through(_float32, part) for part in parts], False
         learn_shared = cache(lambda: self._learn(first, parts[0]))
@@ -186,7 +255,7 @@ class Pipeline:
             own = list(parts)
             for index in range(first, len(self.steps)):
                 if self.steps[index].release is None:
-                    own = self._public(index, own)
+                    own = self._without_noise(index, own, f"{trial}/{index}", has_public)
                     continue
                 learn = learn_shared if index == first else partial(self._learn, index, own[0])
                 transform = self._private(learn, trial, index)
@@ -199,10 +268,24 @@ class Pipeline:
         pairs = zip(parts, rooms, strict=True)
         return [TrialRows(part, room) if isinstance(part, DiskRows) else room for part, room in pairs], True
 
-    def _public(self, index: int, parts: Sequence[Rows]) -> list[Rows]:
-        """All parts after a step that draws nothing, fitted on the training rows."""
-        # rows on disk are as much of an array as steps that `_opened` lets pass need
-        transform = self.steps[index].fit(cast(np.ndarray, parts[0]), self.layouts[index])
+    def kept(self, noiselessly: bool) -> Released:
+        """What steps without a release kept of rows that are declared public, or of others `noiselessly`."""
+        return {
+            key: held
+            for key, held in self.fitted.items()
+            if (self.steps[int(key.rpartition("/")[2])].nonprivate is not None) == noiselessly
+        }
+
+    def _without_noise(self, index: int, parts: Sequence[Rows], key: str, has_public: bool) -> list[Rows]:
+        """All parts after a step that draws nothing, fitted on the training rows, or on the public ones."""
+        step, layout = self.steps[index], self.layouts[index]
+        if step.of_public and not has_public:
+            raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
+        if key not in self.fitted:
+            # rows on disk are as much of an array as steps that `_opened` lets pass need
+            kept = step.kept(cast(np.ndarray, parts[-1 if step.of_public else 0]), layout)
+            self.fitted.update({} if kept is None else {key: kept})
+        transform = step.transform(layout, self.fitted.get(key))
         return [_through(transform, part) for part in parts]
 
     def _learn(self, index: int, rows: Rows) -> Callable[[Draw], np.ndarray]:
@@ -219,7 +302,7 @@ class Pipeline:
         assert isinstance(step, PrivateStep)
         if key not in self.released:
             self.released[key] = learn()(partial(self.normal, trial, f"preprocess-{index}"))
-        return step.apply(self.released[key])
+        return step.transform(self.layouts[index], self.released[key])
 
 
 def _through(transform: Transform, rows: Rows) -> Any:
@@ -236,10 +319,7 @@ def _own(labels: Rows) -> Rows:
 
 
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
-    chosen: Sequence[PreprocessStep] | None = data.preprocess
-    if chosen is None:
-        chosen = OWN_FILE_STEPS if data.name is None else catalog.plain_card(data, base).preprocess
-    steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in chosen]
+    steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in steps_of(data, base)]
     if data.features is None:
         return steps
     from dpsgd_cli.data.features import EXTRACTORS
@@ -265,8 +345,8 @@ def _split(data: Data, has_test: bool, base: Path) -> Split | None:
     return Split() if data.name is None else catalog.plain_card(data, base).split
 
 
-def _parts(source: Source, data: Data, base: Path) -> tuple[Part | DiskPart, Part | DiskPart, Part | DiskPart | None]:
-    """The training, the test and the validation part; the last is cut from what the test part leaves.
+def _parts(source: Source, data: Data, base: Path) -> Parts:
+    """Validation rows are cut from what the test part leaves, public ones from the test part or from what is left.
 
     A split named in the recipe is cut from ALL rows, the files' own test rows included.
     """
@@ -280,22 +360,33 @@ def _parts(source: Source, data: Data, base: Path) -> tuple[Part | DiskPart, Par
         train, test = train.cut(split)
     if test is None:
         raise DataError(f"{source.name} has no test rows; give data.split")
-    if data.validation is None:
-        return train, test, None
-    train, validation = train.cut(data.validation)
-    return train, test, validation
+    validation: Part | DiskPart | None = None
+    public: Part | DiskPart | None = None
+    if data.validation is not None:
+        train, validation = train.cut(data.validation)
+    if data.public is not None and data.public.source == "train":
+        train, public = train.cut(data.public)
+    elif data.public is not None:
+        test, public = test.cut(data.public)
+    return Parts(train, test, validation, public)
 
 
-def _declarations(steps: Sequence[Step], data: Data, train: int, test: int, validation: int) -> tuple[str, ...]:
+def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str, ...]:
     """What is said of the sizes of the parts, and by the steps."""
-    said = [*_sizes_declared(train, test), *(step.declaration for step in steps if step.declaration is not None)]
+    of_steps = (step.declaration for step in steps if step.declaration is not None)
+    said = [*_sizes_declared(sizes.train, sizes.test), *of_steps]
     if data.validation is not None and data.validation.public:
         said.append(
-            f"The {validation} validation records, cut from the training data, are declared public: the statement does"
-            " not protect whoever is in them."
+            f"The {sizes.validation} validation records, cut from the training data, are declared public: the statement"
+            " does not protect whoever is in them."
         )
     elif data.validation is not None:
-        said.append(f"The number of validation records is public: {validation}; each look at them is charged.")
+        said.append(f"The number of validation records is public: {sizes.validation}; each look at them is charged.")
+    if data.public is not None:
+        said.append(
+            f"The {sizes.public} public records, cut from the {data.public.source} records, are public: the statement"
+            " does not protect whoever is in them."
+        )
     return tuple(said)
 
 

@@ -49,7 +49,7 @@ class ExpandCategories(Step):
                 columns.append(column)
         return Layout((len(columns),), tuple(columns))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         chosen = self._chosen(layout)
         after = self.plan(layout)
 
@@ -101,13 +101,13 @@ class Rescale(Step):
         columns = tuple(dataclasses.replace(c, bounds=after) if c.numeric else c for c in layout.columns)
         return dataclasses.replace(layout, columns=columns)
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         numeric = np.array([c.numeric for c in layout.columns]) if layout.columns is not None else None
-        low, high = self._range(rows, layout)
-        size = np.where(high > low, high - low, 1.0)
         start, stop = (0.0, 1.0) if self.by == "standard" else self.to
 
         def transform(x: np.ndarray) -> np.ndarray:
+            low, high = _ends(layout, x.dtype) if kept is None else kept
+            size = np.where(high > low, high - low, 1.0)
             out = (x - low) / size
             if self.by != "standard":
                 np.clip(out, 0, 1, out=out)
@@ -118,17 +118,19 @@ class Rescale(Step):
 
         return transform
 
-    def _range(self, rows: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-        """What maps to 0 and to 1, per feature: bounds, least and largest, or mean and mean + deviation."""
+    def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
+        """What maps to 0 and to 1, per feature: least and largest, or mean and mean + deviation; None for bounds."""
         if self.by == "standard":
             mean = rows.mean(axis=0, dtype=np.float64)
             deviation = rows.std(axis=0, dtype=np.float64)
-            return mean.astype(rows.dtype), (mean + deviation).astype(rows.dtype)
-        if self.by == "min-max":
-            return rows.min(axis=0), rows.max(axis=0)
-        pairs = [layout.bounds] if layout.columns is None else [c.bounds for c in layout.columns]
-        ends = np.array([pair or (0.0, 1.0) for pair in pairs], rows.dtype)
-        return ends[:, 0], ends[:, 1]
+            return np.stack([mean, mean + deviation]).astype(rows.dtype)
+        return np.stack([rows.min(axis=0), rows.max(axis=0)]) if self.by == "min-max" else None
+
+
+def _ends(layout: Layout, dtype: np.dtype) -> np.ndarray:
+    """Public bounds (2, features), or (2, 1) where all features share them."""
+    pairs = [layout.bounds] if layout.columns is None else [c.bounds for c in layout.columns]
+    return np.array([pair or (0.0, 1.0) for pair in pairs], dtype).T
 
 
 class Normalise(Step):
@@ -143,7 +145,7 @@ class Normalise(Step):
         columns = tuple(dataclasses.replace(c, bounds=(-1.0, 1.0)) for c in layout.columns)
         return dataclasses.replace(layout, columns=columns)
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         def transform(x: np.ndarray) -> np.ndarray:
             flat = flatten(x)
             norms = np.linalg.norm(flat, axis=1, keepdims=True)
@@ -164,7 +166,7 @@ class AppendConstant(Step):
             return Layout(shape)
         return Layout(shape, (*layout.columns, Column("bias", indicator=True)))
 
-    def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         def transform(x: np.ndarray) -> np.ndarray:
             flat = flatten(x)
             return np.hstack([flat, np.full((len(x), 1), self.settings.value, x.dtype)])
@@ -184,7 +186,10 @@ class Project(PrivateStep):
         super().__init__(settings, adjacency)
         self.components = settings.components
         self.whiten = settings.whiten
-        if settings.noise_multiplier is None:
+        self.of_public = settings.of == "public"
+        if self.of_public:
+            self.declaration = f"The principal directions (pca, {self.components} components) are of public records."
+        elif settings.noise_multiplier is None:
             self.declaration = f"The principal directions (pca, {self.components} components) are declared public."
         else:
             bound = pca.sensitivity(adjacency)
@@ -207,12 +212,15 @@ class Project(PrivateStep):
                 scale = self.release.noise_multiplier * self.release.sensitivity
                 matrix = pca.add_noise(exact, scale, draw((len(exact) * (len(exact) + 1) // 2,)))
             axes = pca.directions(matrix, self.components)
-            return (axes * pca.whitening(matrix, axes) if self.whiten else axes).astype(np.float32)
+            if self.whiten:
+                axes = axes * pca.whitening(matrix, axes) ** float(self.whiten)
+            return axes.astype(np.float32)
 
         return with_noise
 
-    def apply(self, released: np.ndarray) -> Transform:
-        return lambda x: flatten(x).astype(np.float32, copy=False) @ released
+    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
+        assert kept is not None
+        return lambda x: flatten(x).astype(np.float32, copy=False) @ kept
 
 
 STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {

@@ -10,7 +10,7 @@ import hashlib
 import io
 import struct
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from dpsgd_cli.data import catalog, table
 from dpsgd_cli.data.card import BundledReader, Card, File, TableReader
 from dpsgd_cli.data.dataset import Part, Source
 from dpsgd_cli.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Which = Literal["train", "test"]
 
@@ -148,15 +151,28 @@ def frame_to_part(card: Card, frame: object) -> Part:
     """A table that has the card's columns, as numbers: features in the card's order, labels by its classes."""
     import pandas as pd
 
-    assert isinstance(frame, pd.DataFrame) and isinstance(card.classes, dict)
-    x = table.to_matrix(frame, card.layout.columns or (), card.name)
+    assert isinstance(frame, pd.DataFrame)
+    return Part(table.to_matrix(frame, card.layout.columns or (), card.name), labels_of(card, frame[card.target]))
+
+
+def labels_of(card: Card, column: pd.Series) -> np.ndarray:
+    """Class indices (N,) of labels as the card's files have them."""
+    assert isinstance(card.classes, dict)
     lookup = {raw: index for index, raws in enumerate(card.classes.values()) for raw in raws}
-    label = frame[card.target].astype("category")
+    label = column.astype("category")
     codes = np.array([lookup.get(str(raw), lookup.get("*", -1)) for raw in label.cat.categories], np.int64)
-    y = codes[label.cat.codes.to_numpy()]
+    y = np.append(codes, -1)[label.cat.codes.to_numpy()]
     if (y < 0).any():
-        raise DataError(f"{card.name}: label {label[(y < 0).argmax()]!r} is not among the card's classes")
-    return Part(x, y)
+        raise DataError(f"{card.name}: label {label.iloc[(y < 0).argmax()]!r} is not among the card's classes")
+    return y
+
+
+def in_units(card: Card, x: np.ndarray) -> np.ndarray:
+    """Rows as the card's files have them, as training gets them: pixels in units of their range, columns clamped."""
+    if card.shape is not None:
+        return _to_unit(x, card)
+    catalog.clamp(card, x)
+    return x
 
 
 READERS: dict[str, Callable[[Card, Which, dict[str, str]], Part]] = {

@@ -36,7 +36,7 @@ from typing import Protocol
 import numpy as np
 
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Split, ValidationSet
+from dpsgd_cli.recipe.schema.data import Cut
 from dpsgd_cli.wording import count
 
 SECOND_FILE = 1 << 40
@@ -83,15 +83,13 @@ def splitmix(key: int, places: np.ndarray) -> np.ndarray:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def held_out(places: Places, cut: Split | ValidationSet) -> np.ndarray:
+def held_out(places: Places, cut: Cut) -> np.ndarray:
     """Those of `places` that `cut` holds out, ascending; holds 8 bytes for each of them, whatever the others are.
 
     Raises DataError unless both parts get at least one row.
     """
     records = len(places)
-    asked, purpose = (cut.test, "test") if isinstance(cut, Split) else (cut.records or cut.fraction, "validation")
-    assert asked is not None
-    key = "split.test" if isinstance(cut, Split) else "validation"
+    asked, purpose, key = cut.asked, cut.purpose, cut.key
     if records < 2:
         raise DataError(
             f"{key}: {count(records, 'row')} cannot be cut into two parts; give at least 2, or rows to hold out in a"
@@ -126,7 +124,7 @@ def _pieces(places: Places) -> Iterator[np.ndarray]:
         yield places[start : start + _AT_ONCE]
 
 
-def cut_places(places: np.ndarray, cut: Split | ValidationSet) -> tuple[np.ndarray, np.ndarray]:
+def cut_places(places: np.ndarray, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
     """The places that stay, and those that `cut` holds out, each ascending."""
     held = held_out(places, cut)
     return np.setdiff1d(places, held, assume_unique=True), held

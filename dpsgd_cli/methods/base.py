@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,8 +32,9 @@ class Context:
     All recipes share data, model, method kind, batching and batch size; anything else may differ between
     trials. `most_rows` bounds how many rows a trial may hold at once (memory only). `feature_bound` is the public
     bound on the norm of a record's features, the convex model's constant column included; None where there is none.
-    `validation` are held-out rows that a schedule may look at: public, or charged by the look. `team` are the processes
-    that train this pack together.
+    `validation` are held-out rows that a schedule may look at: public, or charged by the look. `public` are records
+    that are public without their labels, and `places` those of the training rows (`data/splits.py`). `team` are the
+    processes that train this pack together.
     """
 
     recipes: tuple[Recipe, ...]
@@ -46,6 +48,8 @@ class Context:
     base: Path
     feature_bound: float | None = None
     validation: Table | None = None
+    public: Table | None = None
+    places: np.ndarray | None = None
     team: Team = field(default_factory=Team)
 
     @property
@@ -67,14 +71,15 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Theory:
+class Findings:
     """A row a trial of what is claimed (a function of public numbers and releases) and one of what was measured.
 
-    NON-PRIVATE: what is measured, without noise, on training rows.
+    NON-PRIVATE: what is measured, without noise, on training rows. `warnings` are public, of what is claimed.
     """
 
     claimed: list[dict[str, Any]]
     measured: list[dict[str, Any]]
+    warnings: tuple[str, ...] = ()
 
 
 class Method(ABC):
@@ -105,7 +110,7 @@ class Method(ABC):
         """Whether no trial will release anything more, before `epochs` are over (adaptive methods)."""
         return False
 
-    def theory(self) -> Theory | None:
+    def findings(self) -> Findings | None:
         """What a theorem says of each trial's excess risk, where one covers the method and its settings."""
         return None
 

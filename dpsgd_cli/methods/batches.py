@@ -12,6 +12,7 @@ from dpsgd_cli.core.augmentation import Augmentation
 from dpsgd_cli.core.sampling import (
     AheadSampler,
     FullSampler,
+    OwnSampler,
     PartSampler,
     PoissonSampler,
     Sampler,
@@ -84,6 +85,8 @@ def _whole_sampler(context: Context) -> Sampler:
     if settings.batching == "fixed":
         return SingleSampler(context.streams, records)
     if settings.batching == "full" or settings.batch_size is None:
-        return FullSampler()
+        # a pass over all rows, with a mask, costs less than gathering each trial's own unless those are few
+        few = context.table.own is not None and 2 * records < context.table.rows
+        return OwnSampler(context.trials, records) if few else FullSampler()
     kind = PoissonSampler if settings.batching == "poisson" else ShuffleSampler
     return kind(context.streams, records, settings.batch_size)

@@ -19,15 +19,15 @@ from functools import cached_property
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.base import Theory
+from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.methods.dp_sgd import DpSgd, GradientMethod, WithoutPrivacy
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.problem import linear_risk, section_of
 from dpsgd_cli.privacy.convex import constants_of
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.gradient import AllIterates, SgdSettings
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
-from dpsgd_cli.recipe.schema.method import AllIterates, SgdSettings
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
@@ -60,7 +60,7 @@ class FullBatchMethod(GradientMethod):
         sums = self.risk.gradient_sums_at(pack.values, norms, seen) if wanted else None
         pack.sums.copy_(self.merged.gradient_sums_at(pack.values, norms) if sums is None else sums)
 
-    def theory(self) -> Theory | None:
+    def findings(self) -> Findings | None:
         """Lecture 9, Theorem 1 for the average of all iterates, at any constant rate without momentum."""
         if self.risk is None:
             return None

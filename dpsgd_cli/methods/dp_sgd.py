@@ -42,8 +42,8 @@ from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.base import Section
 from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.schema.gradient import TailIterates
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
-from dpsgd_cli.recipe.schema.method import TailIterates
 from dpsgd_cli.recipe.schema.privacy import Privacy
 
 

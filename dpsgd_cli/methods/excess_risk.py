@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.problems.optimum import Tilted, minimise_hinge, minimise_on_ball
-from dpsgd_cli.methods.base import Context, Theory
+from dpsgd_cli.methods.base import Context, Findings
 from dpsgd_cli.methods.problem import l2_of, linear_risk, radii_of
 from dpsgd_cli.privacy.convex import constants_of
 from dpsgd_cli.privacy.lectures import PublicProblem
@@ -47,7 +47,7 @@ def problem_of(context: Context, trial: int, clip: float) -> PublicProblem | Non
     return PublicProblem(len(context.table), context.pack.size, known.lipschitz, model.radius, model.l2)
 
 
-def report(context: Context, output: Tensor, claims: list[Claim | None]) -> Theory | None:
+def report(context: Context, output: Tensor, claims: list[Claim | None]) -> Findings | None:
     """Theorem and bound a trial, and the measured excess risk over the optimum in the ball; None without claims.
 
     For the hinge loss, `optimum_gap` says how far below the optimum that was found the true one can lie. A measurement
@@ -62,7 +62,7 @@ def report(context: Context, output: Tensor, claims: list[Claim | None]) -> Theo
         }
         for claim in claims
     ]
-    return Theory(claimed, _measured(context, output))
+    return Findings(claimed, _measured(context, output))
 
 
 def _measured(context: Context, output: Tensor) -> list[dict[str, Any]]:

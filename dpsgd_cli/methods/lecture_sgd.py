@@ -16,7 +16,7 @@ import torch
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.base import Context, Theory
+from dpsgd_cli.methods.base import Context, Findings
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.excess_risk import Claim, problem_of, report
 from dpsgd_cli.methods.problem import l2_of, linear_risk, section_of
@@ -65,7 +65,7 @@ class LectureSgd(DpSgd):
             self.learning_rate = torch.where(self.by_theorem, rate, self.learning_rate)
         super().step(epoch, step, seen)
 
-    def theory(self) -> Theory | None:
+    def findings(self) -> Findings | None:
         """Lemmas 15.6 and 15.7 for the last iterate at their rates."""
         return report(self.context, self.output, [self._claim(trial) for trial in range(self.context.trials)])
 

@@ -31,7 +31,7 @@ from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.base import Context, Method, Theory
+from dpsgd_cli.methods.base import Context, Findings, Method
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.candidates import SelectionPlan
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
@@ -142,9 +142,9 @@ class PrivateSelection(Method):
         pack.values.copy_(kept)
         return total
 
-    def theory(self) -> Theory | None:
+    def findings(self) -> Findings | None:
         claimed = [{"chosen_candidate": index} for index in self.chosen]
-        return Theory(claimed, [{}] * len(claimed)) if claimed else None
+        return Findings(claimed, [{}] * len(claimed)) if claimed else None
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "inner": self.inner.state(), "chosen": list(self.chosen)}

@@ -19,7 +19,7 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.method import Gradient
+from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 

@@ -56,14 +56,16 @@ class Sampling:
 class Facts:
     """What is public about the data: training records, releases of preprocessing, layers, and the feature bound.
 
-    `feature_bound` covers the model's constant column; None where nothing bounds a record's features. `judge` is who
-    prices a gradient plan's budget where somebody else than the recipe's accountant is asked.
+    `feature_bound` covers the model's constant column; None where nothing bounds a record's features. `public_records`
+    are those that PATE may ask about. `judge` is who prices a gradient plan's budget where somebody else than the
+    recipe's accountant is asked.
     """
 
     records: int
     before: Sequence[Release] = ()
     groups: int | None = None
     feature_bound: float | None = None
+    public_records: int = 0
     judge: Accountant | None = None
 
 
@@ -73,7 +75,8 @@ class Plan:
 
     `chooses`: whether the method may choose what to release, or when to stop, from what it released before. Then only
     what its filter never lets pass (`budget_cap`) is known of a run, before it and after it. `schedule` is the
-    recipe's, with what was left `auto` solved for; None for methods that have none.
+    recipe's, with what was left `auto` solved for; None for methods that have none. `silent` epochs follow the last
+    release, and only use what was released.
     """
 
     sampling: Sampling
@@ -88,6 +91,7 @@ class Plan:
     covers_before: bool
     chooses: bool = False
     schedule: Schedule | None = None
+    silent: int = 0
 
     @property
     def releases(self) -> list[Release]:

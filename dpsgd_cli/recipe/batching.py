@@ -13,6 +13,16 @@ from typing import Literal
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Batching = Literal["poisson", "shuffle", "full", "fixed"]
 
+NEIGHBOURS: dict[Adjacency, str] = {
+    "add-remove": "whether a record was in the training data at all, and so what it says: the data are compared with"
+    " the same data without it, or with one more",
+    "replace-one": "what a record says: the data are compared with the same data in which one record is any other."
+    " How many records there are is not hidden",
+    "zero-out": "whether a record took part, and so what it says: the data are compared with the same data in which one"
+    " record is empty and adds nothing. How many records there are is not hidden",
+}
+"""What a statement for each adjacency hides."""
+
 
 @dataclass(frozen=True)
 class BatchingKind:

@@ -28,6 +28,7 @@ from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.data import PretrainedFeatures, TorchvisionFeatures
 from dpsgd_cli.recipe.schema.method import PythonMethod
 from dpsgd_cli.recipe.schema.model import PythonModel
+from dpsgd_cli.recipe.schema.schedule import PythonSchedule
 from dpsgd_cli.recipe.tree import CoreDumper, Node, Place, Problem, read_tree
 from dpsgd_cli.wording import similar
 
@@ -41,6 +42,7 @@ IS_A_SWEEP = "this is a sweep, not a recipe; use `dpsgd sweep {}`"
 # values of these and is still the same run. `dtype` and `evaluate_every` do change what is written.
 NOT_IN_HASH = (
     "description",
+    "save_model",
     *("runtime.device", "runtime.compile", "runtime.threads", "runtime.micro_batch"),
     *("runtime.checkpoint_seconds", "runtime.tensorboard"),
 )
@@ -54,6 +56,13 @@ class LoadedRecipe:
     base: Path
     source: str
     tree: Node | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        privacy = self.recipe.privacy
+        if privacy is not None and isinstance(privacy.schedule, PythonSchedule):
+            schedule = privacy.schedule.starting_from(self.base)
+            bound = privacy.model_copy(update={"schedule": schedule})
+            object.__setattr__(self, "recipe", self.recipe.model_copy(update={"privacy": bound}))
 
     def located(self, message: str) -> str:
         """`message` with `file:line` (or the override) before the key that it begins with, if it does."""
@@ -127,7 +136,13 @@ def named_files(recipe: Recipe) -> list[str]:
         names.append(features.weights)
     if isinstance(features, PretrainedFeatures):
         names.append(features.result)
-    return names + [own.file for own in (recipe.model, recipe.method) if isinstance(own, PythonModel | PythonMethod)]
+    return names + own_code(recipe)
+
+
+def own_code(recipe: Recipe) -> list[str]:
+    """Every Python file that a recipe names."""
+    sections = (recipe.model, recipe.method, None if recipe.privacy is None else recipe.privacy.schedule)
+    return [one.file for one in sections if isinstance(one, PythonModel | PythonMethod | PythonSchedule)]
 
 
 def start_of_paths(file: Path, recipe: Recipe) -> Path:

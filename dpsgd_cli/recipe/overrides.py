@@ -5,8 +5,10 @@ Not here: whether the key or the value is allowed (`check.py`).
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dpsgd_cli.recipe import expected
 from dpsgd_cli.recipe.tree import Node, Path, Place, Problem, dotted, read_tree
@@ -33,6 +35,18 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
             else:
                 problems.append(problem)
     return problems
+
+
+def assignments(changes: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
+    """Changes by dotted key as `KEY=VALUE`; those that are written so already are left as they are.
+
+    >>> assignments({"privacy.budget.epsilon": 1, "model": {"kind": "mlp", "hidden": [8]}})
+    ('privacy.budget.epsilon=1', 'model={"kind": "mlp", "hidden": [8]}')
+    """
+    if not isinstance(changes, Mapping):
+        return tuple(changes)
+    # JSON is YAML
+    return tuple(f"{key}={json.dumps(value, default=str)}" for key, value in changes.items())
 
 
 def write(root: Node, path: tuple[str, ...], new: Node) -> Problem | None:

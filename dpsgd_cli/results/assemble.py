@@ -71,12 +71,18 @@ def result(released: Released, unreleased: Unreleased) -> Result:
         ledger.close()
     seeds = released.loaded.recipe.seeds
     spendings = _spendings(released.plan, released.ledgers, len(released.epochs))
-    trials = together(_trials(released, spendings), _by_trial(unreleased.metrics, len(seeds))) or []
+    none: list[Row] = [{}] * len(seeds)
+    claimed, measured = released.findings or none, unreleased.findings or none
+    trials = together(
+        [row | own for row, own in zip(_trials(released, spendings), claimed, strict=True)],
+        [row | own for row, own in zip(_by_trial(unreleased.metrics, len(seeds)), measured, strict=True)],
+    )
     hashes = {"nonprivate_data_sha256": unreleased.data_sha256}
     return Result(
         name=released.loaded.recipe.name,
         privacy=_privacy(released, spendings),
-        metrics=summarise_columns(released.metrics) | marked(summarise_columns(unreleased.metrics)),
+        metrics=summarise_columns({**released.metrics, **_columns(claimed)})
+        | marked(summarise_columns({**unreleased.metrics, **_columns(measured)})),
         timing=released.timing | marked(unreleased.timing),
         provenance=origin.provenance(released.loaded, released.data_sha256, released.device) | hashes,
         trials=trials,
@@ -85,7 +91,6 @@ def result(released: Released, unreleased: Unreleased) -> Result:
         warnings=[*released.warnings, *_warnings(released, spendings)],
         nonprivate_warnings=warnings_of_rows(unreleased, released.finite),
         diverged=diverged(released),
-        theory=together(released.theory, unreleased.theory),
     )
 
 
@@ -96,7 +101,9 @@ def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
         return _history(released, unreleased, [[{}] * len(released.epochs)] * len(ledgers))
     # what a fixed plan will have spent is priced once for the whole run, and not anew at every look
     planned = tuple((*(plan.before if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs))
-    spent = [_spent_by_epoch(plan, ledger, planned or _by_epoch(ledger)) for ledger in ledgers]
+    spent = [
+        _spent_by_epoch(plan, ledger, (*(planned or _by_epoch(ledger)), *((),) * plan.silent)) for ledger in ledgers
+    ]
     return _history(released, unreleased, spent)
 
 
@@ -119,6 +126,15 @@ def _by_trial(columns: dict[str, list[float]], trials: int) -> list[Row]:
     return [{name: _cell(values[i]) for name, values in columns.items()} for i in range(trials)]
 
 
+def _columns(rows: Sequence[Row]) -> dict[str, list[float | None]]:
+    """The columns of numbers in R rows."""
+    return {
+        name: [row[name] for row in rows]
+        for name in rows[0]
+        if all(row[name] is None or isinstance(row[name], int | float) for row in rows)
+    }
+
+
 def _cell(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -139,7 +155,7 @@ def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> lis
     known: dict[tuple[tuple[Release, ...], ...], Spending] = {}
     spendings = []
     for ledger in ledgers:
-        released = _by_epoch(ledger) or ((),) * epochs
+        released = (*_by_epoch(ledger), *((),) * plan.silent) or ((),) * epochs
         if released not in known:
             known[released] = _spending(plan, ledger, released)
         spendings.append(known[released])

@@ -16,6 +16,7 @@ import torch
 import dpsgd_cli
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import RunError
+from dpsgd_cli.recipe import loading
 from dpsgd_cli.recipe.loading import RECIPE_FOLDER, LoadedRecipe, named_files
 from dpsgd_cli.recipe.schema.privacy import noise_source
 from dpsgd_cli.results.result import Row
@@ -61,8 +62,7 @@ def recipe_folder(loaded: LoadedRecipe, directory: Path) -> dict[str, str]:
 
 def own_code(loaded: LoadedRecipe) -> dict[str, Path]:
     """The Python files that the recipe names, by the name it gives them."""
-    sections = (loaded.recipe.model, loaded.recipe.method)
-    return {section.file: loaded.base / section.file for section in sections if section.kind == "python"}
+    return {file: loaded.base / file for file in loading.own_code(loaded.recipe)}
 
 
 def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:

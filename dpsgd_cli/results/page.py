@@ -12,11 +12,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli import __version__
 from dpsgd_cli.metrics import in_words
 from dpsgd_cli.privacy.ledger import CHOSEN
 from dpsgd_cli.privacy.together import scope
 from dpsgd_cli.results.comparison import Comparison, Entry
+from dpsgd_cli.results.prose import html_page
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.tables import notes, told_apart
 from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
@@ -29,18 +29,6 @@ TITLES = {
     "noise-by-epoch": "Noise multiplier by epoch",
     "budget-by-epoch": "Budget spent by epoch",
 }
-STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
-h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid #ccc}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
-th,td{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
-th:first-child,td:first-child,td.text,th.text{text-align:left}
-td:last-child,th:last-child{white-space:normal;text-align:left;min-width:9rem}th{vertical-align:bottom;white-space:normal}
-th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid #0072B2}
-th[aria-sort=ascending] button::after{content:" \\25B2"}th[aria-sort=descending] button::after{content:" \\25BC"}
-figure{margin:1rem 0}img{max-width:100%;height:auto}
-pre{background:#f5f5f5;padding:.8rem;overflow-x:auto;font-size:.85rem}dt{font-weight:600}dd{margin:0 0 .4rem 1rem}
-"""
 SCRIPT = """
 for (const head of document.querySelectorAll("table.sortable th")) {
   head.querySelector("button").addEventListener("click", () => {
@@ -72,15 +60,8 @@ def page(comparison: Comparison, pictures: dict[str, Path]) -> str:
         _statements(comparison.entries),
         "<h2>Recipes</h2>",
         *map(_recipe, comparison.entries),
-        f"<footer><p>Made by dpsgd {escape(__version__)}.</p></footer>",
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(parts)
-        + f"\n</main><script>{SCRIPT}</script></body></html>\n"
-    )
+    return html_page(title, "\n".join(parts), SCRIPT)
 
 
 def _table(comparison: Comparison) -> str:

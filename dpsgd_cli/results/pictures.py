@@ -1,13 +1,11 @@
 """Pictures of a comparison, as PNG and SVG: accuracy (and the objective) by budget, and three things by epoch.
 
-Colours are Okabe and Ito's (distinguishable without colour vision). Markers and dashes differ too, and later curves are
-thinner than earlier ones, so that those which coincide are all seen. Curves by epoch are means over trials with 95%
-intervals. Not here: what is compared (`comparison.py`).
+Colours, markers and dashes differ, and later curves are thinner than earlier ones, so that those which coincide are all
+seen. Curves by epoch are means over trials with 95% intervals. Not here: what is compared (`comparison.py`).
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Sequence
@@ -16,13 +14,13 @@ from typing import Any
 
 from dpsgd_cli.metrics import in_words
 from dpsgd_cli.results.comparison import Comparison, Entry
+from dpsgd_cli.results.curves import COLOURS, DASHES
 from dpsgd_cli.results.files import write_whole
+from dpsgd_cli.results.history import by_epoch, read
 from dpsgd_cli.results.result import summarise
 from dpsgd_cli.rounding import epsilon_text
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)))
 OBJECTIVES = {"nonprivate_train_objective": "training objective", "nonprivate_train_loss": "training loss"}
 MOST_PANELS = 4
 MOST_NAMES = 60
@@ -41,10 +39,7 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
 
     plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "dpsgd"})
     styles = _styles(comparison)
-    histories = {}
-    for entry in comparison.entries:
-        with entry.file("history.csv").open(newline="", encoding="utf-8") as file:
-            histories[id(entry)] = list(csv.DictReader(file))
+    histories = {id(entry): read(entry.file("history.csv")) for entry in comparison.entries}
     metric = comparison.metric
     made: dict[str, Path] = {}
     for name, figure in (
@@ -220,9 +215,9 @@ def _by_epoch(
 
 
 def _curve(axes: Any, history: Sequence[dict[str, str]], column: str, style: dict[str, Any]) -> None:
-    by_epoch = _by_epoch_of_all(history, column)
-    epochs = sorted(by_epoch)
-    found = [summarise(by_epoch[epoch]) for epoch in epochs]
+    values = by_epoch(history, column)
+    epochs = sorted(values)
+    found = [summarise(values[epoch]) for epoch in epochs]
     means = [one["mean"] for one in found]
     if len(epochs) == 1 and "(no privacy)" in style["label"]:
         axes.axhline(means[0], color=style["color"], ls=style["linestyle"], label=style["label"])
@@ -263,22 +258,6 @@ def _label_logarithms(plt: Any, axis: Any) -> None:
     axis.set_ticks(ticks)
     axis.set_major_formatter(plt.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(plt.NullLocator())
-
-
-def _by_epoch_of_all(history: Sequence[dict[str, str]], column: str) -> dict[int, list[float]]:
-    """Epoch -> values. A trial that has ended still has its weights and has spent its budget; it adds noise no more."""
-    trials: dict[str, dict[int, float]] = {}
-    for row in history:
-        if row.get(column):
-            trials.setdefault(row["trial"], {})[int(row["epoch"]) + 1] = float(row[column])
-    found: dict[int, list[float]] = {}
-    for epoch in sorted({epoch for own in trials.values() for epoch in own}):
-        for own in trials.values():
-            if epoch in own:
-                found.setdefault(epoch, []).append(own[epoch])
-            elif epoch > max(own) and column != "noise_multiplier":
-                found.setdefault(epoch, []).append(own[max(own)])
-    return found
 
 
 def _within_accuracies(limits: Any, set_limits: Any, metric: str) -> None:

@@ -28,13 +28,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.files import MODEL
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.tree import CoreLoader
 from dpsgd_cli.results.result import MARK, Row, marked
 
 RESULT = "result.json"
 WITH_EVERY_RESULT = ("recipe.yaml", "trials.csv", "history.csv", "ledger.jsonl")
-MODEL = "model.safetensors"
 OWN_HASH = f"{MARK}sha256"
 WITH_UNRELEASED = ("trials.csv", "history.csv")
 _MOST_PROBLEMS = 3
@@ -122,7 +122,6 @@ class _Document(BaseModel):
     nonprivate_warnings: list[str]
     provenance: _Provenance
     trials: Annotated[list[_Trial], Field(min_length=1)]
-    theory: list[dict[str, Cell]] | None = None
     files: dict[str, _File]
     nonprivate_files: dict[str, _File]
     nonprivate_sha256: Sha256
@@ -139,8 +138,10 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
             name: {"sha256": hashlib.sha256(held).hexdigest(), "lines": None if name == MODEL else held.count(b"\n")}
             for name, held in files.items()
         }
-        content["files"] = {name: one for name, one in told.items() if name not in WITH_UNRELEASED}
-        content |= marked({"files": {name: one for name, one in told.items() if name in WITH_UNRELEASED}})
+        # beside the weights, a model's file holds what such steps kept of training rows without noise
+        secret = {*WITH_UNRELEASED, *([MODEL] if document["privacy"].get("uncovered_steps") else [])}
+        content["files"] = {name: one for name, one in told.items() if name not in secret}
+        content |= marked({"files": {name: one for name, one in told.items() if name in secret}})
     return {**content, OWN_HASH: _content_hash(content)}
 
 
@@ -228,7 +229,7 @@ def check_files(directory: Path, document: Row) -> None:
     """See that every file beside `document` is there and as it was written, and that there is no other of the kind."""
     for name in dict.fromkeys((*WITH_EVERY_RESULT, *_files(document))):
         checked(directory, document, name)
-    if MODEL not in document["files"] and (directory / MODEL).exists():
+    if MODEL not in _files(document) and (directory / MODEL).exists():
         checked(directory, document, MODEL)
 
 

@@ -58,7 +58,7 @@ class Released:
     metrics: dict[str, list[float]]
     finite: Sequence[bool]
     timing: Row
-    theory: Sequence[Row] | None = None
+    findings: Sequence[Row] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,22 +73,19 @@ class Unreleased:
     metrics: dict[str, list[float]]
     data_sha256: dict[str, str]
     timing: Row
-    theory: Sequence[Row] | None = None
+    findings: Sequence[Row] | None = None
 
 
-def together(public: Sequence[Row] | None, others: Sequence[Row] | None) -> list[Row] | None:
-    """Rows of both kinds side by side, those of the second marked; None where there are none."""
-    if public is None:
-        return None
-    return [{**row, **marked(other)} for row, other in zip(public, others or [{}] * len(public), strict=True)]
+def together(public: Sequence[Row], others: Sequence[Row]) -> list[Row]:
+    """Rows of both kinds side by side, those of the second marked."""
+    return [{**row, **marked(other)} for row, other in zip(public, others, strict=True)]
 
 
 @dataclass(frozen=True)
 class Result:
     """One finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`.
 
-    `diverged` are trials whose published weights or test metrics show it. `theory` has a row a trial where a theorem
-    covers the method: its bound on the excess risk, and what was measured.
+    `diverged` are trials whose published weights or test metrics show it.
     """
 
     name: str
@@ -102,16 +99,13 @@ class Result:
     warnings: list[str] = field(default_factory=list)
     nonprivate_warnings: list[str] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)
-    theory: list[Row] | None = None
 
     def document(self) -> Row:
         """The content of `result.json`."""
-        theory = {} if self.theory is None else {"theory": self.theory}
         return {
             "name": self.name,
             "privacy": self.privacy,
             "metrics": self.metrics,
-            **theory,
             "timing": self.timing,
             "diverged": self.diverged,
             "warnings": self.warnings,

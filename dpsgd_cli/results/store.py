@@ -22,9 +22,9 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from dpsgd_cli.errors import DataError, RunError
+from dpsgd_cli.files import MODEL
 from dpsgd_cli.results import reading
 from dpsgd_cli.results.files import finite, hidden_name, read_json, to_csv, to_json, write_whole
 from dpsgd_cli.results.result import Result, Row
@@ -83,10 +83,10 @@ def prepare_place(directory: Path) -> None:
         ) from error
 
 
-def stage_result(directory: Path, result: Result, recipe_text: str, model: dict[str, Any] | None) -> Path:
+def stage_result(directory: Path, result: Result, recipe_text: str, model: bytes | None) -> Path:
     """Write every file of `result` under a hidden name beside `directory`, which is returned.
 
-    `model` is what goes to `model.safetensors` (name -> torch tensor), or None. An OSError (a full disk) names the
+    `model` is the content of `model.safetensors` (`core/bundle.py`), or None. An OSError (a full disk) names the
     file, leaves nothing behind and is passed on. `keep` must follow before the folder gets its name.
     """
     staging = hidden_name(directory)
@@ -97,9 +97,7 @@ def stage_result(directory: Path, result: Result, recipe_text: str, model: dict[
         "ledger.jsonl": "".join(f"{line}\n" for line in result.ledger).encode(),
     }
     if model is not None:
-        from safetensors.torch import save
-
-        files[reading.MODEL] = save(model)
+        files[MODEL] = model
     files[reading.RESULT] = to_json(reading.sealed(finite(result.document()), files)).encode()
     try:
         staging.mkdir(parents=True)

@@ -21,7 +21,12 @@ def result_text(document: Row, directory: Path) -> str:
     document = public(document)
     lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
     metrics = document["metrics"]
-    lines += [f"  {name:<26}{_metric(metrics[name])}{_beside(metrics, name)}" for name in _SHOWN if name in metrics]
+    shown = [name for name in _SHOWN if name in metrics] + [name for name in metrics if name in document["trials"][0]]
+    lines += [
+        f"  {name:<26}{metric_over_trials(metrics[name])}{_beside(metrics, name)}"
+        for name in dict.fromkeys(shown)
+        if not name.startswith("constant_")
+    ]
     lines += _privacy_lines(document["privacy"])
     lines.append(f"  results in {directory}")
     return "\n".join(lines)
@@ -34,11 +39,12 @@ def _lengths(trials: Sequence[Row]) -> str:
 
 def _beside(metrics: Row, name: str) -> str:
     """What a constant gets, where it is known."""
-    constant = metrics.get(name.replace("test_", "constant_", 1))
+    constant = metrics.get(name.replace("test_", "constant_", 1)) if name.startswith("test_") else None
     return "" if constant is None or constant["mean"] is None else f"; a constant: {metric_text(constant['mean'])}"
 
 
-def _metric(metric: Row) -> str:
+def metric_over_trials(metric: Row) -> str:
+    """A metric over trials, with the interval of its mean where there are several."""
     if metric["mean"] is None:
         return "none: not every trial stayed finite"
     interval = "" if metric["ci95"] is None else f" (95% CI, {count(metric['n'], 'trial')})"

@@ -36,6 +36,7 @@ from typing import Any
 
 import numpy as np
 
+from dpsgd_cli.core import bundle
 from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.errors import DataError, RecipeError
 from dpsgd_cli.metrics import less_is_better
@@ -53,7 +54,6 @@ CHOICE = ".choice.json"
 DRAW = ".draw.json"
 RESULT = ".result.json"
 CHOSEN = ".chosen"
-MODEL = "model.safetensors"
 _NOTE = (
     "How often each cell runs, drawn before the first run. Keep it secret, and keep it: to draw again after having seen"
     " a result would break what is stated about the choice."
@@ -247,19 +247,11 @@ def _put(cell: Cell, source: Path, trial: int, place: Path) -> None:
         staging.mkdir()
         recipe = cell.loaded.recipe.model_copy(update={"repeats": 1})
         (staging / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
-        if (source / MODEL).is_file():
-            (staging / MODEL).write_bytes(_weights(source / MODEL, trial))
+        if (source / bundle.NAME).is_file():
+            chosen = bundle.read(source / bundle.NAME).of_trials(slice(trial, trial + 1))
+            (staging / bundle.NAME).write_bytes(chosen.to_bytes())
         store.keep([staging])
         shutil.rmtree(place, ignore_errors=True)
         staging.rename(place)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _weights(path: Path, trial: int) -> bytes:
-    """The tensors of one trial, named as those of a result that has no other."""
-    from safetensors.torch import load_file, save
-
-    prefix, tensors = f"trial-{trial}/", load_file(path)
-    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    return save(own or tensors)

@@ -25,7 +25,7 @@ from dpsgd_cli.core.packing import Placement, elements_per_row
 from dpsgd_cli.errors import DpsgdError
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
-from dpsgd_cli.recipe.schema.method import Gradient
+from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.trials import make_pack
 

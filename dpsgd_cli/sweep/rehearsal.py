@@ -18,7 +18,7 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.recipe.schema.method import Gradient
+from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.planning import Planned, steps_of
 from dpsgd_cli.trials import Member, Trials, start

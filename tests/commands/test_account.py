@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,40 @@ def test_figures_two_and_three_in_one_command_each(tmp_path: Path) -> None:
     assert rates[2]["poisson zcdp-rs"] == ""  # outside the estimate's region
     noises = table("--sampling-rate", "0.01", "--epochs", "200", *both, "--over", "noise-multiplier=5:7:1")
     assert len(noises) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "drawn"),
+    [
+        (["--accountant", "rdp", "--accountant", "pld", "--curve"], ["rdp", "pld"]),
+        (["--curve"], ["pld"]),
+        (["--over", "noise-multiplier=4:6:1"], ["pld"]),
+        (["--over", "order=2:4:1"], ["sampled", "unsampled", "conjectured bound"]),
+    ],
+)
+def test_a_picture_shows_what_was_asked_and_its_legend_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], drawn: list[str]
+) -> None:
+    """Accountants that were named, else the one that proves least; never rho or noise."""
+    from matplotlib.figure import Figure
+
+    seen: list[Figure] = []
+    save = Figure.savefig
+
+    def watched(figure: Figure, *args: Any, **given: Any) -> None:
+        seen.append(figure)
+        save(figure, *args, **given)
+
+    monkeypatch.setattr(Figure, "savefig", watched)
+    numbers = ["--noise-multiplier", "4", "--sampling-rate", "0.01"]
+    length = [] if "order=2:4:1" in asked else ["--epochs", "3"]
+    assert run(*numbers, *length, *asked, "--plot", str(tmp_path / "x.png")).exit_code == 0
+    (figure,) = seen
+    (axes,) = figure.axes
+    assert [line.get_label() for line in axes.get_lines()] == drawn
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == drawn
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
 
 
 def test_figure_sixteen_shows_the_conjectured_bound() -> None:
@@ -240,6 +275,11 @@ def test_the_best_of_some_trials_costs_less_than_all_of_them() -> None:
         ([*ABADI, "--over", "noise-multiplier=5:1:1"], "FROM must not be above TO"),
         ([*ABADI, "--over", "order=1:5:1"], "orders are above 1"),
         ([*ABADI, "--plot", "x.png"], "give --curve or --over"),
+        (["--batch-size", "6", "--noise-multiplier", "1", "--steps", "5"], "--batch-size 6 is a share of --records"),
+        (["--batch-size", "6", "--records", "5", "--noise-multiplier", "1", "--steps", "5"], "at most --records (5)"),
+        ([*ABADI, "--batch-size", "6", "--records", "60"], "not both"),
+        (["--records", "60", "--noise-multiplier", "1", "--steps", "5"], "or --batch-size and --records"),
+        ([*SHUFFLED, "--records", "60", "--solve", "batch-size", "--target-epsilon", "9"], "solve for batch-size"),
         ([*ABADI, "privacy.delta=3"], "name one"),
         ([*ABADI, "--trials", "0"], "--trials is '0'"),
         ([*ABADI, "--trials", "all"], "no trials of their own"),

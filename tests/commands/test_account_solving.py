@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dp_accounting.pld import privacy_loss_distribution as oracle
 
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.loading import load_recipe
@@ -120,3 +121,38 @@ def test_errors_name_keys_that_exist() -> None:
     assert result.exit_code == 2
     assert "method.noise" not in result.stderr
     assert "privacy.accountant: gaussian" in result.stderr
+
+
+def oracle_epsilon(batch: int, records: int, noise: float, steps: int) -> float:
+    """dp-accounting's, from above."""
+    loss = oracle.from_gaussian_mechanism(noise, sampling_prob=batch / records, value_discretization_interval=1e-3)
+    return float(loss.self_compose(steps).get_epsilon_for_delta(1e-5))
+
+
+def test_the_largest_batch_of_a_budget_is_what_dp_accounting_would_take() -> None:
+    sizes = ["--records", "60000", "--noise-multiplier", "1", "--steps", "1000"]
+    found = rows(*sizes, "--target-epsilon", "3", "--accountant", "pld")["pld"]
+    batch = int(found["batch-size"])
+    assert oracle_epsilon(batch - 2, 60_000, 1.0, 1000) < 3 < oracle_epsilon(batch + 2, 60_000, 1.0, 1000)
+    priced = [
+        rows(*sizes, "--batch-size", str(size), "--accountant", "pld")["pld"]["epsilon"] for size in (batch, batch + 1)
+    ]
+    assert priced[0] == found["epsilon"] <= 3 < priced[1]
+    same = rows("--sampling-rate", f"{batch}/60000", *sizes[2:], "--accountant", "pld")["pld"]
+    assert same["epsilon"] == priced[0]
+
+
+def test_where_all_records_fit_a_batch_all_is_the_answer() -> None:
+    sizes = ["--records", "100", "--noise-multiplier", "50", "--steps", "5", "--target-epsilon", "3"]
+    found = rows(*sizes, "--accountant", "rdp")["rdp"]
+    assert found["batch-size"] == 100
+
+
+def test_the_batch_of_a_recipe_is_solved_for_where_its_noise_is_known(tmp_path: Path) -> None:
+    path = recipe(tmp_path, "{kind: uniform, initial: 2}")
+    budget = ["privacy.budget={epsilon: 2, delta: 1.0e-5}", "privacy.delta=null", "epochs=5", "--accountant", "rdp"]
+    found = rows(path, *POISSON, *budget, "--solve", "batch-size")["rdp"]
+    batch = int(found["batch-size"])
+    again = [rows(path, *POISSON, *budget[:3], "privacy.budget=null", "privacy.delta=1e-5", *budget[3:],
+                  f"method.batch_size={size}")["rdp"]["epsilon"] for size in (batch, batch + 1)]  # fmt: skip
+    assert again[0] == pytest.approx(found["epsilon"], rel=1e-12) and again[0] <= 2 < again[1]

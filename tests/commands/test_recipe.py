@@ -156,3 +156,36 @@ def test_what_is_said_changes_no_recipe(name: str, tmp_path: Path) -> None:
     assert shown.exit_code == 0
     (tmp_path / "shown.yaml").write_text(shown.stdout)
     assert recipe_hash(load_recipe(str(tmp_path / "shown.yaml")).recipe) == recipe_hash(load_recipe(name).recipe)
+
+
+NET = """
+from torch import nn
+def build(shape, outputs, extra):
+    kinds = {"none": [], "wrong": [nn.BatchNorm1d(10), nn.Dropout(0.5), nn.LSTM(10, 10)], "mixed": [Centre()]}
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(p=0), nn.PReLU(), nn.LayerNorm(10), *kinds[extra])
+class Centre(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+"""
+
+
+def test_check_model_says_how_each_layer_is_clipped_and_all_that_is_refused(folder: Path) -> None:
+    (folder / "net.py").write_text(NET)
+    model = "model={kind: python, file: net.py, arguments: {extra: %s}}"
+    fine = run("check-model", "good.yaml", model % "none")
+    lines = fine.stdout.splitlines()
+    assert (fine.exit_code, lines[0]) == (0, "x: inputs (1, 8, 8), 10 outputs")
+    assert [line.split(": ")[:2] for line in lines[1:4]] == [
+        ["  1", "Linear, 650 parameters"],
+        ["  3", "PReLU, 1 parameter"],
+        ["  4", "LayerNorm, 20 parameters"],
+    ]
+    for line, how in zip(lines[1:4], ("closed form", "one example at a time", "own gradient"), strict=True):
+        assert how in line
+    assert "nothing is refused" in lines[4]
+    wrong = run("check-model", "good.yaml", model % "wrong")
+    assert (wrong.exit_code, wrong.stdout.count("REFUSED")) == (2, 3)
+    for place, kind in (("5", "BatchNorm1d mixes"), ("6", "Dropout draws"), ("7", "LSTM takes or returns several")):
+        assert f"layer '{place}': {kind}" in wrong.stderr
+    mixed = run("check-model", "good.yaml", model % "mixed")
+    assert (mixed.exit_code, "mixes examples" in mixed.stderr) == (2, True)

@@ -156,7 +156,7 @@ MISTAKES: dict[str, tuple[dict[str, Any] | Callable[[Path], None], list[str], in
     "no repeats": (NOTHING, ["--repeats=0"], 2, "--repeats"),
     "missing data": (missing, [], 1, "no such file: "),
     "damaged data": (damaged, [], 1, "tiny.npz cannot be read as npz arrays"),
-    "NaN": (not_a_number, [], 1, "NaN or infinite values in 1 row of x, the first is row 4"),
+    "NaN": (not_a_number, [], 1, "x: NaN or infinite values in 1 row, the first is row 4"),
     "labels that are no classes": ({"data": OWN | {"classes": [0, 1]}}, [], 1, "tiny.npz: "),
     "unknown card": ({"data": {"name": "mnits"}}, [], 2, "mnist"),
     "batch larger than the data": (NOTHING, ["method.batch_size=49"], 2, "batch_size is 49, more than the 48 training"),

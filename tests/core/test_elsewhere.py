@@ -98,7 +98,7 @@ def trained(wanted: Case, device: str, gpu: Rule | None = None) -> tuple[torch.T
             seen = trials.method.run_epoch(epoch)
         found = experiment._record(trials, epoch, seen, True)
         history.append((found.metrics, found.counts))
-    theory = trials.method.theory()
+    theory = trials.method.findings()
     for row in [] if theory is None else [*theory.claimed, *theory.measured]:
         history.append(({name: [value] for name, value in row.items() if isinstance(value, float)}, {}))
     return trials.method.output.cpu(), history

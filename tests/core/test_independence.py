@@ -336,7 +336,6 @@ def test_stand_in_rows_are_zeros_and_ones_that_differ(shape: tuple[int, ...]) ->
         (lambda: nn.Sequential(nn.Linear(6, 2), nn.Unflatten(1, (2, 1))), r"outputs of shape \(2, 1\)"),
         (lambda: nn.Linear(5, 2), r"does not run on 4 inputs of shape \(6,\)"),
         (lambda: nn.Sequential(nn.Linear(6, 2), nn.Flatten(0)), "does not run on 4 inputs"),
-        (lambda: nn.Bilinear(6, 6, 2), "does not run on 4 inputs"),
     ],
 )
 def test_models_that_do_not_fit_the_data_are_refused(build: Build, message: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.updates import make_average, make_update, project_to_ball
-from dpsgd_cli.recipe.schema.method import (
+from dpsgd_cli.recipe.schema.gradient import (
     AdamSettings,
     AllIterates,
     Averaging,

@@ -283,7 +283,7 @@ def test_arrays_of_bytes_have_public_bounds(tmp_path: Path) -> None:
         (
             {"x": np.where(X == 9, np.nan, X), "y": Y},
             {},
-            r"NaN or infinite values in 1 row of x, the first is row 2",
+            r"x: NaN or infinite values in 1 row, the first is row 2",
         ),
         ({"x": X, "y": Y, "x_test": X[:, 0], "y_test": Y}, {}, "test rows have shape"),
         ({"x": X, "y": Y + 0.5}, {}, "4.5|2.5"),

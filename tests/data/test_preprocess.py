@@ -149,7 +149,9 @@ def test_private_pca_releases_what_it_adds(adjacency: Any, sensitivity: float) -
 
     noise = 3 * sensitivity * np.where(np.eye(4, dtype=bool), 1, 0.5**0.5)
     axes = pca.directions(pca.covariance(rows) + noise, 4)
-    np.testing.assert_allclose(step.apply(step.learn(rows, IMAGES)(draw))(rows), rows.reshape(10, 4) @ axes, atol=1e-5)
+    np.testing.assert_allclose(
+        step.transform(IMAGES, step.learn(rows, IMAGES)(draw))(rows), rows.reshape(10, 4) @ axes, atol=1e-5
+    )
     assert asked == [(10,)]
 
 

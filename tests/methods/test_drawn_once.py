@@ -61,6 +61,7 @@ def selection_context() -> Context:
     return replace(made, recipes=(one,), plans=(plan,), ledgers=(plan.ledger(),))
 
 
+# pate: tests/methods/test_pate.py
 @pytest.mark.parametrize("name", [*CONVEX, "private-selection"])
 def test_no_method_draws_from_its_streams_while_it_is_made(name: str) -> None:
     made = selection_context() if name == "private-selection" else small_problem.context(convex(name))
@@ -73,7 +74,7 @@ def convex(name: str) -> Recipe:
 
 
 def test_every_method_is_tried() -> None:
-    assert {name.split(",")[0] for name in CONVEX} | {"private-selection", "python"} == set(METHODS)
+    assert {name.split(",")[0] for name in CONVEX} | {"private-selection", "python", "pate"} == set(METHODS)
 
 
 def test_crops_are_the_same_after_a_resume() -> None:

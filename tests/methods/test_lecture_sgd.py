@@ -114,7 +114,7 @@ def test_the_bound_of_lecture_9_holds_for_what_was_measured(kind: str) -> None:
     )
     method = create(context(one))
     run(method)
-    theory = method.theory()
+    theory = method.findings()
     assert theory is not None
     gaps = [row["excess_risk"] for row in theory.measured]
     assert {row["theorem"] for row in theory.claimed} == {"Lecture 9, Theorem 1"}
@@ -131,9 +131,9 @@ def test_a_theorem_is_not_claimed_where_its_conditions_fail() -> None:
     )
     method = create(context(clipped))
     run(method)
-    assert method.theory() is None
+    assert method.findings() is None
     last = recipe({"kind": "gd"}, model={"kind": "convex", "radius": 1.5}, privacy=None, epochs=5)
-    assert create(context(last)).theory() is None
+    assert create(context(last)).findings() is None
 
 
 def test_the_measured_excess_risk_is_over_the_optimum_in_the_ball() -> None:
@@ -151,7 +151,7 @@ def test_the_measured_excess_risk_is_over_the_optimum_in_the_ball() -> None:
 
     ball = {"type": "ineq", "fun": lambda w: 0.25 - w @ w}
     best = minimize(risk, np.full(5, 0.1), constraints=[ball], method="SLSQP", options={"ftol": 1e-12}).fun
-    theory = method.theory()
+    theory = method.findings()
     assert theory is not None
     measured = theory.measured[0]
     assert measured["excess_risk"] == pytest.approx(risk(method.output[0].numpy()) - best, abs=1e-6)
@@ -177,7 +177,7 @@ def test_the_excess_risk_of_the_hinge_is_over_its_linear_program() -> None:
     costs, bounds = np.concatenate([np.zeros(size), np.ones(count)]), [(None, None)] * size + [(0, None)] * count
     exact = linprog(costs, A_ub=np.hstack([-z, -np.eye(count)]), b_ub=-np.ones(count), bounds=bounds).fun / count
     reached = float(np.maximum(0, 1 - z @ method.output[0].numpy()).mean())
-    theory = method.theory()
+    theory = method.findings()
     assert theory is not None
     measured = theory.measured[0]
     assert 0 <= measured["optimum_gap"] <= 1e-4
@@ -189,7 +189,7 @@ def test_an_optimum_that_is_not_certain_measures_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr(excess_risk, "_LEAST_CERTAIN", -1.0)
     method = create(context(hinge_problem(), streams=[Silent(0)]))
     run(method)
-    theory = method.theory()
+    theory = method.findings()
     assert theory is not None
     measured = theory.measured[0]
     assert measured["excess_risk"] is None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from pydantic import TypeAdapter
 
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.errors import DpsgdError, PrivacyError, RecipeError
+from dpsgd_cli.privacy.plan import Facts, plan_for
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema.learning_rate import Rate, rate_at
 from dpsgd_cli.recipe.schema.schedule import LEAST, Schedule
+from dpsgd_cli.results.origin import code_sha256
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 
@@ -18,6 +22,8 @@ ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 def schedule(**settings: Any) -> Any:
     return ADAPTER.validate_python(settings)
 
+
+OWN = Path(__file__).parent / "time_decay.py"
 
 # Yu et al. 2019, section IV-A2, written out by hand for epochs 0, 1, 9, 10, 100 and 150.
 EPOCHS = (0, 1, 9, 10, 100, 150)
@@ -54,6 +60,11 @@ CASES: list[tuple[dict[str, Any], list[float]]] = [
         [12, 12, 5, 8, 4, 4],
     ),
     ({"kind": "validation", "initial": 9, "decay": 0.5}, [9] * 6),
+    (
+        {"kind": "list", "multipliers": [*range(1, 152)], "factor": 0.5},
+        [0.5, 1, 5, 5.5, 50.5, 75.5],
+    ),
+    ({"kind": "python", "file": str(OWN), "factor": 2}, [20, 20 / 1.05, 20 / 1.45, 20 / 1.5, 20 / 6, 20 / 8.5]),
 ]
 
 
@@ -130,3 +141,73 @@ def test_rates_of_a_training_of_40_epochs(settings: dict[str, Any], expected: li
     rate: Any = TypeAdapter(Rate).validate_python(settings)
     assert rate_at(0.15, 7, 40) == 0.15, "a number is itself"
     assert [rate_at(rate, epoch, 40) for epoch in (0, 5, 10, 20, 40)] == pytest.approx(expected, abs=1e-15)
+
+
+def loaded(folder: Path, kind: str, *overrides: str) -> LoadedRecipe:
+    """A recipe of five epochs of shuffled batches, whose schedule is `kind`."""
+    file = folder / "recipe.yaml"
+    file.write_text(f"""\
+name: own
+data: {{name: digits}}
+model: {{kind: linear}}
+method: {{kind: dp-sgd, batching: shuffle, batch_size: 200}}
+privacy: {{schedule: {kind}, delta: 1e-5}}
+epochs: 5
+""")
+    return load_recipe(str(file), overrides)
+
+
+def planned(found: LoadedRecipe) -> list[float]:
+    return [*plan_for(found.recipe, Facts(1438)).noise_multipliers]
+
+
+def test_a_list_is_as_long_as_the_training_or_longer(tmp_path: Path) -> None:
+    assert planned(loaded(tmp_path, "{kind: list, multipliers: [9, 8, 7, 6, 5, 4]}")) == [9, 8, 7, 6, 5]
+    with pytest.raises(RecipeError, match=r"recipe.yaml:5: .*lists noise for 2 epochs, but epochs is 5"):
+        loaded(tmp_path, "{kind: list, multipliers: [9, 8]}")
+
+
+@pytest.mark.parametrize(
+    ("rho", "epochs"),
+    [(1 / 162 + 1 / 128, 2), (1, 3)],
+)
+def test_a_budget_ends_a_list_or_the_list_itself_does(tmp_path: Path, rho: float, epochs: int) -> None:
+    """rho of an epoch is 1 / (2 z^2)."""
+    until = ["epochs=until-budget", f"privacy.budget={{rho: {rho!r}}}"]
+    assert planned(loaded(tmp_path, "{kind: list, multipliers: [9, 8, 7]}", *until)) == [9, 8, 7][:epochs]
+
+
+def test_the_factor_of_a_list_spends_a_budget(tmp_path: Path) -> None:
+    """rho = sum 1 / (2 f^2 z^2), so f^2 = (1/2 + 1/8 + 1/8 + 1/8 + 1/8) / rho."""
+    noise = planned(
+        loaded(tmp_path, "{kind: list, multipliers: [1, 2, 2, 2, 2], factor: auto}", "privacy.budget={rho: 0.25}")
+    )
+    assert noise == pytest.approx([2, 4, 4, 4, 4], rel=1e-12)
+
+
+def test_a_function_of_ones_own_is_beside_the_recipe_and_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "noise.py").write_text("def falling(epoch: int) -> float:\n    return 10 - epoch\n")
+    found = loaded(tmp_path, "{kind: python, file: noise.py, function: falling}")
+    assert planned(found) == [10, 9, 8, 7, 6]
+    assert list(code_sha256(found)) == ["noise.py"]
+    (tmp_path / "noise.py").write_text("def falling(epoch: int) -> float:\n    return 5\n")
+    assert planned(found) == [10, 9, 8, 7, 6]  # asked once: what is planned is what is trained
+    assert planned(loaded(tmp_path, "{kind: python, file: noise.py, function: falling}")) == [5] * 5
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def noise_multiplier(epoch): return -1", r"noise_multiplier\(0\) is -1, but must be positive"),
+        ("def noise_multiplier(epoch): return 1 / epoch", r"noise_multiplier\(0\) failed: ZeroDivisionError"),
+        ("def noise_multiplier(epoch): return 'much'", r"noise_multiplier\(0\) failed: ValueError"),
+        ("def noise_multiplier(epoch, data): return 1", "missing a required argument: 'data'"),
+        ("noise_multiplier = 3", "noise_multiplier is int, not a function"),
+        ("def noise_multiplyer(epoch): return 1", "did you mean noise_multiplyer"),
+        ("import nowhere", "running the file failed"),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_said(tmp_path: Path, code: str, said: str) -> None:
+    (tmp_path / "noise.py").write_text(code)
+    with pytest.raises(DpsgdError, match=said):
+        planned(loaded(tmp_path, "{kind: python, file: noise.py}"))

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dpsgd_cli.results.comparison import Comparison, Entry
+from dpsgd_cli.results.history import by_epoch
 from dpsgd_cli.results.pictures import (
     _by_budget,
     _by_epoch,
-    _by_epoch_of_all,
     _label_logarithms,
     _styles,
 )
@@ -117,7 +117,7 @@ def test_a_trial_that_has_ended_keeps_what_it_reached() -> None:
         for epoch in range(length)
     ]
     history[0]["test_accuracy"] = ""
-    assert _by_epoch_of_all(history, "test_accuracy") == {
+    assert by_epoch(history, "test_accuracy") == {
         1: [0.1], 2: [0.2, 0.2], 3: [0.2, 0.3], 4: [0.2, 0.4]
     }  # fmt: skip
-    assert _by_epoch_of_all(history, "noise_multiplier") == {1: [2, 2], 2: [2, 2], 3: [2], 4: [2]}
+    assert by_epoch(history, "noise_multiplier") == {1: [2, 2], 2: [2, 2], 3: [2], 4: [2]}

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dpsgd_cli.core.bundle import Bundle
 from dpsgd_cli.errors import DataError, RunError
 from dpsgd_cli.results import files, store
 from dpsgd_cli.results.result import Result
@@ -23,7 +24,7 @@ RESULT = toy_result(['{"trial": 0}', '{"trial": 1}'])
 
 
 def write(directory: Path, result: Result = RESULT) -> None:
-    write_result(directory, result, "name: toy\n", {"weight": torch.eye(2)})
+    write_result(directory, result, "name: toy\n", Bundle([{"weight": torch.eye(2)}]).to_bytes())
 
 
 def test_a_result_is_read_back(tmp_path: Path) -> None:

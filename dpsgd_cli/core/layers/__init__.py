@@ -6,11 +6,12 @@ from dpsgd_cli.core.layers.conv import Conv
 from dpsgd_cli.core.layers.embedding import Embedding
 from dpsgd_cli.core.layers.fallback import Fallback
 from dpsgd_cli.core.layers.linear import Linear
+from dpsgd_cli.core.layers.recurrent import GRU, LSTM
 from dpsgd_cli.core.layers.standardised import Standardised, WeightStandardisedConv2d
 
 RULES: tuple[type[Layer], ...] = (Linear, Conv, Embedding, Affine, Standardised, Offset)
 
 __all__ = [
-    "RULES", "Affine", "Conv", "Embedding", "Fallback", "Layer", "Linear", "Offset", "Session", "Shift", "Standardised",
-    "WeightStandardisedConv2d",
+    "GRU", "LSTM", "RULES", "Affine", "Conv", "Embedding", "Fallback", "Layer", "Linear", "Offset", "Session", "Shift",
+    "Standardised", "WeightStandardisedConv2d",
 ]  # fmt: skip

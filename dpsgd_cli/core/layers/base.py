@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 from dpsgd_cli.errors import ModelError
 
+_PLAIN = (bool, int, float, str, tuple)
+
 
 class Session:
     """What the layers of one pack share during a pass.
@@ -57,6 +59,8 @@ class Layer(nn.Module, ABC):
     """R copies of `source`; parameters live in the pack's flat tensor and are bound as views (R, *shape)."""
 
     kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
+    clipped: ClassVar[str] = "by a closed form, from inputs and gradients by outputs; no example's own gradient is held"
+    """How, and what that takes."""
     rounds: ClassVar[bool] = False
     """Whether the rule is exact for rounded passes: it takes norms and sums from what `recorded` gives alone."""
 
@@ -68,6 +72,19 @@ class Layer(nn.Module, ABC):
         self.sums: dict[str, Tensor] = {}
         self.inputs: list[Tensor] = []
         self.gradients: list[Tensor | None] = []
+        self.kind = type(source).__name__
+        self._told = {name: value for name, value in vars(source).items() if isinstance(value, _PLAIN)}
+        self._kept = {name for name, _ in source.named_parameters(recurse=False)} | set(dict(source.named_children()))
+
+    def __getattr__(self, name: str) -> Any:
+        """What the source says of itself in plain values (sizes, say); its parameters are given to nobody."""
+        if name in self.__dict__.get("_told", {}):
+            return self._told[name]
+        if name in self.__dict__.get("_kept", ()):
+            raise AttributeError(
+                f"{self.kind} is clipped by what it is called with, and its {name} may not be used by itself; call it"
+            )
+        return super().__getattr__(name)
 
     @classmethod
     def accepts(cls, source: nn.Module) -> bool:
@@ -167,6 +184,8 @@ class Layer(nn.Module, ABC):
 
 class Instantiated(Layer):
     """A rule for parameters so few that every example's gradient is simply computed."""
+
+    clipped = "by each example's own gradient, which is held: its parameters times the rows of a batch"
 
     @abstractmethod
     def per_example(self) -> dict[str, Tensor]:

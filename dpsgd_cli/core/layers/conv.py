@@ -26,6 +26,7 @@ class Conv(Layer):
     """Rule for Conv1d and Conv2d with zero padding. Weight (R, O, C / groups, *kernel), bias (R, O)."""
 
     kinds = (nn.Conv1d, nn.Conv2d)
+    clipped = "by a closed form, or each example's own gradient, whichever takes fewer operations"
     rounds = True
 
     def __init__(self, source: nn.Conv1d | nn.Conv2d, session: Session) -> None:

@@ -22,16 +22,25 @@ from dpsgd_cli.errors import ModelError
 class Fallback(Instantiated):
     """Rule for everything that has none of its own. Parameters (R, *shape) of the module and its children."""
 
+    clipped = "one example at a time: slow, and each example's own gradient is held"
+
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)
         self.source = [source]
         self.frozen = {name: p.detach() for name, p in source.named_parameters() if not p.requires_grad}
-        self.kind = type(source).__name__
         self.found: dict[str, Tensor] = {}
 
     def forget(self) -> None:
         super().forget()
         self.found = {}
+
+    def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
+        if more or named:
+            raise ModelError(
+                f"{self.kind} is called with several arguments, and a private layer takes one tensor; make it of dense"
+                " layers, or call it inside of a module of your own that has all of its parameters"
+            )
+        return super().forward(x)
 
     def _one(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
         """One example through one trial's copy."""

@@ -73,6 +73,7 @@ class Standardised(Layer):
     """
 
     kinds = (WeightStandardisedConv2d,)
+    clipped = "by a closed form, or each example's own gradient, whichever takes fewer operations"
     rounds = True
 
     def __init__(self, source: nn.Module, session: Session) -> None:

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
@@ -68,6 +69,12 @@ class Accountant(ABC):
             spent = merge([*spent, *releases])
             result.append(self.epsilon(spent, delta))
         return result
+
+    def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
+        """Delta of many epsilons; every answer is true, and sharp where delta is no less than about `least`."""
+        del least
+        self.check(releases)
+        return partial(self.delta, releases)
 
     def guarantee(self, releases: Sequence[Release], delta: float) -> Guarantee:
         """`epsilon` with everything that a reader needs to judge it."""

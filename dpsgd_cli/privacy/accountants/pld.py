@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.errors import FailedAccountant
@@ -85,6 +86,18 @@ class Pld(Accountant):
         if found > _LARGE_DELTA:
             nearer = dataclasses.replace(nearer, tilt=0.0)
         return min(found, max(composer.compose().delta(epsilon) for composer in _composers(kept, nearer)))
+
+    def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
+        """One composition answers all epsilons: without a tilt, doubles hold deltas of this size."""
+        self.check(releases)
+        kept = _exact_gaussians(releases)
+        if kept is None:
+            return lambda epsilon: 1.0
+        if (mu := _gaussian_only(kept)) is not None:
+            return partial(conversions.gaussian_delta, mu)
+        aim = Aim(tilt=0.0, log_delta=math.log(least) - _BELOW)
+        losses = [composer.compose() for composer in _composers(kept, aim)]
+        return lambda epsilon: max(loss.delta(epsilon) for loss in losses)
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
         import numpy as np

@@ -66,7 +66,9 @@ class Recipe(Section):
     folds: Annotated[int, Field(ge=2, le=100)] | None = Field(
         None, description="K-fold cross-validation of all records: K x repeats trials (trial t is fold t % K)."
     )
-    save_model: bool = Field(False, description="Write model.safetensors.")
+    save_model: bool | None = Field(
+        None, description="Write model.safetensors; left out, `train` does, sweeps and comparisons do not."
+    )
 
     @model_validator(mode="after")
     def _method_and_privacy_agree(self) -> Recipe:

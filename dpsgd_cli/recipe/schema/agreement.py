@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch
 from dpsgd_cli.recipe.schema.data import Pca, Scale
-from dpsgd_cli.recipe.schema.method import METHODS, Gradient
+from dpsgd_cli.recipe.schema.gradient import Gradient
+from dpsgd_cli.recipe.schema.method import METHODS
+from dpsgd_cli.recipe.schema.pate import PateMethod
 from dpsgd_cli.recipe.schema.privacy import FlatClipping
 from dpsgd_cli.recipe.schema.schedule import Uniform
+from dpsgd_cli.wording import count
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 def method_problems(recipe: Recipe) -> list[str]:
     """Every disagreement of the recipe's method with its other sections."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
-    return found + _augment(recipe) + _rounding(recipe) + _compiling(recipe)
+    return found + _public(recipe) + _augment(recipe) + _rounding(recipe) + _compiling(recipe)
 
 
 def _by_steps(word: str = " and ") -> str:
@@ -86,6 +89,29 @@ def _validation(recipe: Recipe) -> list[str]:
     return problems
 
 
+def _public(recipe: Recipe) -> list[str]:
+    method, problems = recipe.method, []
+    steps = [entry.step for entry in recipe.data.preprocess or ()]
+    asks = any(isinstance(step, Pca) and step.of == "public" for step in steps)
+    if asks and recipe.data.public is None:
+        problems.append("data.public: missing; pca of: public takes its covariance, say {from: test, records: 1000}")
+    if not isinstance(method, PateMethod):
+        return problems
+    if recipe.data.public is None:
+        problems.append("data.public: missing; method pate labels public records, say {from: test, records: 9000}")
+    elif method.queries is not None and method.queries > recipe.data.public.records:
+        problems.append(f"method.queries: is {method.queries}, but {recipe.data.public.records} records are public")
+    if recipe.data.task != "classification":
+        problems.append("method.kind: pate counts votes for classes; it is for classification")
+    if recipe.folds is not None:
+        problems.append("folds: method pate cuts the records into parts of its own; leave folds out")
+    if method.teachers.model is not None and method.teachers.model.kind == "python":
+        problems.append("method.teachers.model: a model of your own is for teachers and student; give it as model")
+    if "convex" in (recipe.model.kind, getattr(method.teachers.model, "kind", None)):
+        problems.append("model.kind: method pate trains models with an output a class; use linear instead of convex")
+    return problems
+
+
 def _privacy(recipe: Recipe) -> list[str]:
     kind, privacy = recipe.method.kind, recipe.privacy
     wanted = recipe.method.described.privacy
@@ -94,6 +120,9 @@ def _privacy(recipe: Recipe) -> list[str]:
         return [f"privacy: method {kind} has no privacy; leave this section out or use {private}"]
     if privacy is None:
         return [f"method: {kind} needs a privacy section"] if wanted == "needed" else []
+    length = privacy.schedule.length
+    if length is not None and isinstance(recipe.epochs, int) and recipe.epochs > length:
+        return [f"privacy.schedule: lists noise for {count(length, 'epoch')}, but epochs is {recipe.epochs}; list more"]
     if not isinstance(recipe.method, FullBatch):
         return []
     unused = [
@@ -117,8 +146,7 @@ def _epochs(recipe: Recipe) -> list[str]:
 
 def _model(recipe: Recipe) -> list[str]:
     method, model = recipe.method, recipe.model
-    only_convex = isinstance(method, FullBatch) and not isinstance(method, DpAgdMethod)
-    if only_convex and model.kind != "convex":
+    if method.described.only_convex and model.kind != "convex":
         return [f"model: method {method.kind} is for kind: convex, not {model.kind}"]
     if model.kind != "convex":
         if recipe.data.task == "regression" and recipe.privacy is not None and recipe.data.target_bounds is None:

@@ -71,6 +71,7 @@ class ObjectivePerturbationMethod(FullBatch):
     descriptor = Descriptor(
         "dpsgd_cli.methods.perturbations:ObjectivePerturbation",
         "dpsgd_cli.privacy.convex:objective_perturbation",
+        only_convex=True,
         may_differ=ITS_BUDGET,
     )
     kind: Literal["objective-perturbation"] = "objective-perturbation"
@@ -82,6 +83,7 @@ class OutputPerturbationMethod(FullBatch):
     descriptor = Descriptor(
         "dpsgd_cli.methods.perturbations:OutputPerturbation",
         "dpsgd_cli.privacy.convex:output_perturbation",
+        only_convex=True,
         may_differ=ITS_BUDGET,
     )
     kind: Literal["output-perturbation"] = "output-perturbation"
@@ -92,7 +94,10 @@ class PrivGeneMethod(FullBatch):
     """Zhang et al. 2013: a genetic search whose survivors are chosen by the exponential mechanism."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.privgene:PrivGene", "dpsgd_cli.privacy.adaptive:privgene", may_differ=ITS_BUDGET
+        "dpsgd_cli.methods.privgene:PrivGene",
+        "dpsgd_cli.privacy.adaptive:privgene",
+        only_convex=True,
+        may_differ=ITS_BUDGET,
     )
     kind: Literal["privgene"] = "privgene"
     rounds: Count = Field(20, description="Generations.")
@@ -110,7 +115,7 @@ class PrivGeneMethod(FullBatch):
 class NonPrivateMethod(FullBatch):
     """The optimum without privacy, by L-BFGS: the yardstick."""
 
-    descriptor = Descriptor("dpsgd_cli.methods.baselines:NonPrivate", privacy="refused")
+    descriptor = Descriptor("dpsgd_cli.methods.baselines:NonPrivate", privacy="refused", only_convex=True)
     kind: Literal["non-private"] = "non-private"
     most_steps: Count = Field(1000, description="Iterations after which the solver stops.")
 
@@ -122,6 +127,7 @@ class MajorityMethod(FullBatch):
         "dpsgd_cli.methods.baselines:Majority",
         "dpsgd_cli.privacy.convex:majority",
         privacy="optional",
+        only_convex=True,
         may_differ=ITS_BUDGET,
     )
     kind: Literal["majority"] = "majority"

@@ -5,7 +5,7 @@ Not here: what steps and extractors do (`data/preprocess.py`, `data/features.py`
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -38,14 +38,21 @@ class Pca(Section):
     noise_multiplier: Positive | None = Field(
         None, description="Gaussian noise on the covariance of unit-norm rows, charged to the ledger."
     )
-    whiten: bool = Field(
-        False, description="Scale the projections to equal second moments, taken from the released covariance: free."
+    whiten: bool | Annotated[float, Field(gt=0, lt=1)] = Field(
+        False,
+        description="Scale the projections to equal second moments, taken from the released covariance: free. A number"
+        " p goes part of the way: moments to the power 1 - p.",
     )
     public: bool = Field(False, description="Declare the covariance public: no noise, recorded as a declaration.")
+    of: Literal["training", "public"] = Field(
+        "training", description="Whose covariance: the training records', or that of data.public, which costs nothing."
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> Pca:
-        if (self.noise_multiplier is None) == (not self.public):
+        if self.of == "public" and (self.noise_multiplier is not None or self.public):
+            raise ValueError("of: public takes the covariance of public records; leave noise_multiplier and public out")
+        if self.of == "training" and (self.noise_multiplier is None) == (not self.public):
             raise ValueError("give either noise_multiplier (private) or public: true")
         return self
 
@@ -93,16 +100,25 @@ OWN_FILE_STEPS = (PreprocessStep(scale=Scale()), PreprocessStep(one_hot=OneHot()
 
 
 class Split(Section):
+    purpose: ClassVar[str] = "test"
+    key: ClassVar[str] = "split.test"
     test: Annotated[float, Field(gt=0, lt=1)] | Count = Field(
         0.2,
         description="Test rows: a fraction (about that many) or a count. A row's place and the seed decide, no value.",
     )
     seed: DrawSeed = Field(0, description="Seed of the split; the same for every trial.")
 
+    @property
+    def asked(self) -> float | int:
+        """The share of the rows that is cut, or how many."""
+        return self.test
+
 
 class ValidationSet(Section):
     """Rows cut from the training part, to judge the training by. Public, or charged for each look at them."""
 
+    purpose: ClassVar[str] = "validation"
+    key: ClassVar[str] = "validation"
     records: Count | None = Field(None, description="How many rows; or `fraction`.")
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, description="Share of the rows; or `records`.")
     public: bool = Field(False, description="Declare these records public: whoever is in them is not protected.")
@@ -110,6 +126,11 @@ class ValidationSet(Section):
         None, description="Gaussian noise on every count of right predictions, charged to the ledger."
     )
     seed: DrawSeed = Field(0, description="Seed of the cut; the same for every trial.")
+
+    @property
+    def asked(self) -> float | int:
+        """The share of the rows that is cut, or how many."""
+        return self.records or self.fraction or 0
 
     @model_validator(mode="after")
     def _one_way(self) -> ValidationSet:
@@ -121,6 +142,30 @@ class ValidationSet(Section):
                 " noise_multiplier, which charges every look at them (not both)"
             )
         return self
+
+
+class PublicSet(Section):
+    """Records that are public without their labels: what PATE labels, and whatever else may look at them."""
+
+    purpose: ClassVar[str] = "public"
+    key: ClassVar[str] = "public.records"
+    source: Literal["test", "train"] = Field(
+        "test",
+        alias="from",
+        description="Cut from the test records (the others judge), or from the training records, declared public.",
+    )
+    records: Count = Field(description="How many. A row's place and the seed decide, no value.")
+    seed: DrawSeed = Field(0, description="Seed of the cut; the same for every trial.")
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+    @property
+    def asked(self) -> int:
+        """How many rows are cut."""
+        return self.records
+
+
+Cut = Split | ValidationSet | PublicSet
 
 
 class Augment(Section):
@@ -227,6 +272,7 @@ class Data(Section):
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
     features: Features | None = Field(None, description="A frozen extractor, before any preprocessing.")
     validation: ValidationSet | None = Field(None, description="Rows of the training part to validate on.")
+    public: PublicSet | None = Field(None, description="Public records without labels, which PATE labels.")
     augment: Augment | None = Field(None, description="Random crops and flips of training images, in every step.")
     preprocess: list[PreprocessStep] | None = Field(
         None, description="Steps in order; left out, the card's own default (a file: scale by bounds, then one-hot)."

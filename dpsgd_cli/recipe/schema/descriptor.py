@@ -30,6 +30,7 @@ class Descriptor:
     proves that), compiled, and of augmented records.
     `in_processes`: its only look at the data is the sum that `Team.add_up` makes, so several processes may train it
     and rows may stay on disk.
+    `only_convex`: it is for `model.kind: convex` alone.
     `may_differ`: keys that it reads trial by trial, so that recipes which differ in them train as one pack.
     """
 
@@ -38,6 +39,7 @@ class Descriptor:
     privacy: Literal["needed", "refused", "optional"] = "needed"
     by_steps: bool = False
     in_processes: bool = False
+    only_convex: bool = False
     may_differ: tuple[str, ...] = ()
 
 

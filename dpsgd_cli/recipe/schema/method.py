@@ -5,92 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from dpsgd_cli.recipe.batching import Batching
-from dpsgd_cli.recipe.schema.base import Count, NonNegative, Positive, Section
+from dpsgd_cli.recipe.schema.base import Positive
 from dpsgd_cli.recipe.schema.convex import ConvexMethod
 from dpsgd_cli.recipe.schema.descriptor import ITS_TRAINING, Descriptor
-from dpsgd_cli.recipe.schema.learning_rate import Rate
+from dpsgd_cli.recipe.schema.gradient import Gradient
+from dpsgd_cli.recipe.schema.pate import PateMethod
 from dpsgd_cli.recipe.schema.schedule import Decay
-
-
-class SgdSettings(Section):
-    kind: Literal["sgd"] = "sgd"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Heavy-ball momentum.")
-
-
-class AdamSettings(Section):
-    kind: Literal["adam"] = "adam"
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the two moment averages.")
-    stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
-
-
-Optimizer = Annotated[SgdSettings | AdamSettings, Field(discriminator="kind")]
-
-
-class EmaSettings(Section):
-    """An exponential moving average that forgets the start, as in De et al. (2022)."""
-
-    kind: Literal["ema"] = "ema"
-    decay: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.999, description="Weight of the past in step t = 0, 1, ...: this, or (1 + t) / (10 + t) while that is less."
-    )
-
-
-class AllIterates(Section):
-    """The mean of the weights that every step started from, as in the lectures."""
-
-    kind: Literal["all"] = "all"
-
-
-class TailIterates(Section):
-    """The mean of the weights after the last steps."""
-
-    kind: Literal["tail"] = "tail"
-    fraction: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="Share of the steps that is averaged.")
-
-
-Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discriminator="kind")]
-
-
-class Gradient(Section):
-    """What every gradient method shares."""
-
-    batching: Batching = Field(
-        "poisson",
-        description="How records reach a step; fixed: one record a step, drawn uniformly (replace-one, batch_size 1).",
-    )
-    batch_size: Count | None = Field(
-        None, description="Expected (poisson) or exact (shuffle) size, 1 (fixed), none (full)."
-    )
-    learning_rate: Positive | Rate | Literal["theorem"] = Field(
-        0.1,
-        description="Step length on the mean-scaled gradient, or how it changes with the epoch; theorem: the lectures'"
-        " (convex model with a radius).",
-    )
-    optimizer: Optimizer = Field(SgdSettings(), description="How a gradient becomes an update.")
-    weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")
-    descriptor: ClassVar[Descriptor]
-    _theorems: ClassVar[tuple[str, ...]] = ()
-    averaging: Averaging | None = Field(None, description="Release averaged weights instead of the last.")
-
-    @model_validator(mode="after")
-    def _batch_size_goes_with_batching(self) -> Gradient:
-        if self.learning_rate == "theorem" and self.batching not in self._theorems:
-            raise ValueError(
-                f"learning_rate: theorem is for batching: {' or '.join(self._theorems) or 'no such method'}"
-            )
-        if (self.batching == "full") != (self.batch_size is None):
-            raise ValueError(f"batching: {self.batching} {'takes no' if self.batch_size else 'needs a'} batch_size")
-        if self.batching == "fixed" and self.batch_size != 1:
-            raise ValueError(f"batch_size: is {self.batch_size}, but batching: fixed draws one record a step; give 1")
-        return self
-
-    @property
-    def described(self) -> Descriptor:
-        """What the rest of the program knows of this method, with these settings."""
-        return self.descriptor
 
 
 class SgdMethod(Gradient):
@@ -204,6 +126,7 @@ Method = Annotated[
     | SgdMaMethod
     | SgdAdvMethod
     | ConvexMethod
+    | PateMethod
     | PythonMethod,
     Field(discriminator="kind"),
 ]

@@ -12,11 +12,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.recipe.schema.base import Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.search import NOISE, Span
 
@@ -64,6 +66,11 @@ class NoiseSchedule(Section):
     adaptive: ClassVar[bool] = False
     follows_initial: ClassVar[bool] = True
     kind: str
+
+    @property
+    def length(self) -> int | None:
+        """How many epochs it has noise for; None for any number."""
+        return None
 
     @abstractmethod
     def noise(self, epoch: int) -> float:
@@ -271,7 +278,79 @@ class Validation(NoiseSchedule):
         return self.initial
 
 
-Schedule = Annotated[_Decay | Piecewise | Validation, Field(discriminator="kind")]
+class Listed(NoiseSchedule):
+    """Every epoch's own number."""
+
+    follows_initial = False
+    kind: Literal["list"] = "list"
+    multipliers: Annotated[list[Positive], Field(min_length=1)] = Field(
+        description="Noise multiplier of epochs 0, 1, ...; until-budget, training ends with the last."
+    )
+    factor: Noise = Field(1.0, description="Times all of them; auto: the least that the budget allows.")
+
+    @property
+    def length(self) -> int:
+        return len(self.multipliers)
+
+    def noise(self, epoch: int) -> float:
+        """The number of that epoch, and none beyond the last, where no budget lasts."""
+        return self.multipliers[epoch] * _known(self.factor) if epoch < self.length else 0.0
+
+    def scaled(self, factor: float) -> Self:
+        return self.model_copy(update={"factor": _known(self.factor) * factor})
+
+
+class PythonSchedule(NoiseSchedule):
+    """A user's own function of the epoch, which is public: it is asked when the training is planned, before data is
+    read, and once for each epoch."""
+
+    follows_initial = False
+    kind: Literal["python"] = "python"
+    file: str = Field(description="A Python file; a relative path starts from the recipe's folder.")
+    function: str = Field(
+        "noise_multiplier", description="Its function of the epoch, 0, 1, ..., to a noise multiplier."
+    )
+    factor: Noise = Field(1.0, description="Times what it returns; auto: the least that the budget allows.")
+    _base: Path = PrivateAttr(Path())
+    _values: dict[int, float] = PrivateAttr(default_factory=dict)
+
+    def starting_from(self, base: Path) -> Self:
+        """The same with the folder that its path starts from."""
+        found = self.model_copy()
+        found._base, found._values = base, {}
+        return found
+
+    def noise(self, epoch: int) -> float:
+        """What the function returns, times the factor; PrivacyError where that is no positive number."""
+        if epoch not in self._values:
+            self._values[epoch] = self._asked(epoch)
+        return self._values[epoch] * _known(self.factor)
+
+    def scaled(self, factor: float) -> Self:
+        return self.model_copy(update={"factor": _known(self.factor) * factor})
+
+    def _asked(self, epoch: int) -> float:
+        function, said = load_attribute(self._base / self.file, self.function), f"{self.function}({epoch})"
+        wrong = refusal_of_call(function, self.function, {"epoch": epoch}, {})
+        if wrong is not None:
+            raise PrivacyError(f"privacy.schedule.function: {self.file}: {wrong}")
+        try:
+            value = float(function(epoch))
+        except (Exception, SystemExit) as error:
+            raise PrivacyError(
+                f"privacy.schedule.function: {self.file}: {said} failed: {type(error).__name__}: {error}"
+            ) from error
+        if not 0 < value < math.inf:
+            raise PrivacyError(
+                f"privacy.schedule.function: {self.file}: {said} is {value:g}, but must be positive and finite"
+            )
+        return value
+
+
+Schedule = Annotated[
+    _Decay | Piecewise | Listed | PythonSchedule | Validation,
+    Field(discriminator="kind"),
+]
 
 
 def _known(value: float | str) -> float:

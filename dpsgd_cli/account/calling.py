@@ -1,0 +1,43 @@
+"""`dpsgd account` as a function of Python. Not here: what flags mean together (`question.py`), rows (`answers.py`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.account import report
+from dpsgd_cli.account.question import Asked, cases_of, rows_of
+from dpsgd_cli.errors import UsageError
+from dpsgd_cli.recipe.overrides import assignments
+from dpsgd_cli.wording import suggested
+
+_USUAL: dict[str, Any] = {"batching": (), "accountant": (), "trials": "1", "law": "geometric", "curve": False}
+_OF_THE_COMMAND = ("arguments", "max_epsilon", "excess_risk", "curve", "over", "plot", "format")
+
+
+def account(
+    *sources: str | Path, overrides: Mapping[str, Any] | Sequence[str] = (), **flags: Any
+) -> list[dict[str, Any]]:
+    """What numbers, recipes, result directories or ledgers cost in privacy, or what a budget affords.
+
+    `sources` and `flags` are those of `dpsgd account --help`, with `_` for `-`; `overrides` replaces settings of a
+    recipe by dotted key. Returns a row an accountant, as `--format json` prints them: `accountant`, `epsilon` (None
+    where it refuses, for the reason in `note`), `delta`, `adjacency`, `batching`, `bound` (`upper` or `estimate`), ...
+    Raises the errors of `dpsgd_cli.errors`. Needs no torch.
+
+    >>> row = account(noise_multiplier=4, sampling_rate=0.01, steps=10000, accountant="moments")[0]
+    >>> f"epsilon {row['epsilon']:.2f} at delta {row['delta']:g}, {row['bound']}"
+    'epsilon 1.26 at delta 1e-05, upper'
+    """
+    known = [name for name in Asked.__annotations__ if name not in _OF_THE_COMMAND]
+    unknown = [name for name in flags if name not in known]
+    if unknown:
+        raise UsageError(f"account takes no {unknown[0]!r}{suggested(unknown[0], known)}")
+    given = {name: (value,) if isinstance(_USUAL.get(name), tuple) and isinstance(value, str) else value
+             for name, value in flags.items()}  # fmt: skip
+    arguments = (*map(str, sources), *assignments(overrides))
+    asked = Asked(**dict.fromkeys(Asked.__annotations__) | _USUAL | given | {"arguments": arguments})
+    rows: list[dict[str, Any]] = json.loads(report.as_json(rows_of(asked, cases_of(asked))))
+    return rows

@@ -1,0 +1,43 @@
+"""A series of `dpsgd account` as a picture: what was asked for, and a legend beside the curves.
+
+The table has more columns (rho, noise, bounds that nobody asked for); a picture of all of them shows none. Where the
+least and the largest are far apart, the scale is logarithmic. Loaded for `--plot` alone, as matplotlib is slow to load.
+"""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib as mpl
+
+from dpsgd_cli.account.answers import Series
+from dpsgd_cli.errors import RunError
+from dpsgd_cli.results.curves import COLOURS, DASHES
+
+_FAR_APART = 20.0
+
+
+def draw(series: Series, path: str) -> None:
+    """A line for each column of `series.shown`, written to `path`, whose ending chooses the format."""
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.4), layout="constrained")
+    ends = []
+    for number, name in enumerate(series.shown):
+        values = [math.nan if value is None else value for value in series.columns[name]]
+        ends += [value for value in values if value > 0 and math.isfinite(value)][-1:]
+        colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        axes.plot(series.points, values, label=name, color=colour, linestyle=dashes)
+    if ends and max(ends) > _FAR_APART * min(ends):
+        axes.set_yscale("log")
+    axes.set_xlabel(series.axis)
+    axes.set_ylabel("Renyi divergence" if series.axis == "order" else "epsilon")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", frameon=False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot write the picture: {error}") from None
+    finally:
+        pyplot.close(figure)

@@ -1,0 +1,43 @@
+"""What `dpsgd recipe check-model` says of a recipe's model. Not here: verdicts on layers (`core/verdicts.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from dpsgd_cli import data, failures
+from dpsgd_cli.core import models, verdicts
+from dpsgd_cli.core.independence import stand_in_rows
+from dpsgd_cli.core.packing import Placement, elements_by_layer
+from dpsgd_cli.errors import ModelError
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.results import origin
+from dpsgd_cli.trials import check_without_data, make_pack, outputs_of
+from dpsgd_cli.wording import count
+
+
+def told(loaded: LoadedRecipe) -> Iterator[str]:
+    """A line a layer; then ModelError with all that is refused, or what it takes to hold one record."""
+    outline = data.outline(loaded.recipe.data, loaded.base)
+    recipe, shape = loaded.recipe, outline.input_shape
+    if shape is None:
+        raise ModelError(f"{loaded.source}: the shape of one input is not known")
+    with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
+        outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
+        module = verdicts.built(models.builder(recipe.model, shape, outputs, loaded.base))
+        found = verdicts.verdicts(module)
+        yield f"{recipe.name}: inputs {tuple(shape)}, {count(outputs, 'output')}"
+        for verdict in found:
+            how = verdict.clipped if verdict.refused is None else "REFUSED, see below"
+            size = count(verdict.parameters, "parameter")
+            yield f"  {verdict.name or '(the model)'}: {verdict.kind}, {size}: {how}"
+        refused = [verdict.refused for verdict in found if verdict.refused is not None]
+        if refused:
+            raise ModelError("\n".join(refused))
+        check_without_data(loaded, outline)
+        pack = make_pack(loaded, shape, outputs, [0], Placement(torch.device("cpu")))
+        held = elements_by_layer(pack, stand_in_rows(shape, torch.empty(0)))
+    most = max(held, key=lambda name: held[name])
+    yield f"  nothing is refused; a step holds about {sum(held.values()):,} numbers a record and trial"
+    yield f"  most of them, {held[most]:,}, for {most or 'the model'}"

@@ -1,0 +1,39 @@
+"""`dpsgd report`: writes the page of a result anew, or those of every result in a folder. Loads no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.results import report
+from dpsgd_cli.results.store import is_complete, is_hidden
+
+
+@click.command("report")
+@click.argument("places", metavar="RESULT_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+def command(places: tuple[Path, ...]) -> None:
+    """Write report.md and report.html: what a result guarantees and is worth, in plain words.
+
+    `train` writes both; sweeps and comparisons leave it to this command, which takes a folder of results, too. The
+    page is made of public fields only, from files whose SHA-256 is checked first.
+
+    \b
+    Examples:
+      dpsgd report results/quickstart-*
+      dpsgd report results
+    """
+    for place in places:
+        for directory in _results_in(place):
+            for page in report.write(directory):
+                click.echo(page)
+
+
+def _results_in(place: Path) -> list[Path]:
+    if is_complete(place):
+        return [place]
+    found = sorted(file.parent for file in place.rglob("result.json") if not is_hidden(file, place))
+    if not found:
+        raise DataError(f"{place}: holds no result; give a result directory, or a folder of them")
+    return found

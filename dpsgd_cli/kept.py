@@ -1,0 +1,50 @@
+"""Arrays that are kept in this user's cache folder, by what they were made from.
+
+What is kept may be private (features of records, teachers' votes): only its owner may read it, and nothing publishes
+it. A cache that cannot be read or written costs time, nothing else. Not here: data sets (`data/catalog.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+MOST_BYTES = 2_000_000_000
+
+
+def place(folder: str, told: object, arrays: Sequence[np.ndarray]) -> Path:
+    """The file of what is made from `told` (plain values) and `arrays`."""
+    import pooch  # takes a while to import
+
+    name = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+    for array in arrays:
+        name.update(np.ascontiguousarray(array).data)
+    return Path(pooch.os_cache("dpsgd")) / folder / f"{name.hexdigest()[:32]}.npy"
+
+
+def load(path: Path) -> np.ndarray | None:
+    """What is kept there, if anything is."""
+    try:
+        return np.asarray(np.load(path, allow_pickle=False))
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def keep(path: Path, array: np.ndarray) -> None:
+    """Keep `array` for the next run, unless it is too large."""
+    if array.nbytes > MOST_BYTES:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{secrets.token_hex(8)}.npy")
+        with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as stream:
+            np.save(stream, array)
+        os.replace(temporary, path)
+    except OSError:
+        return

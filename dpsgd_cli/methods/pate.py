@@ -1,0 +1,384 @@
+"""PATE: teachers on disjoint parts of the training records vote; a student learns from what of that is released.
+
+Released: for the first `queries` public records in an order that a seed decides, what the rule of aggregation releases
+of the teachers' votes (`privacy/voting.py`, with sensitivities and theorems). Nothing else that was computed from a
+training record reaches the student, which is all that is published.
+
+Why one record changes one vote. A record's part is a function of its place and a seed (`folds_of`): no value, no other
+record and no number of records enters it. Teacher i is a function of its part, of streams named after it, and of
+public settings; the pack keeps teachers apart as it keeps trials apart, and gives each the same number of places for
+records, a public number (a place left over adds nothing). So neighbours under any adjacency differ in one teacher, and
+in one vote for each query.
+
+Charges: all at once before the first answer where every query costs the same; else one by one, each before what it
+pays for, until the filter refuses. Noise of a query is drawn from a stream named after the query, once; a checkpoint
+keeps answers, so that a resumed run draws none again.
+
+NON-PRIVATE: votes. They are kept in the checkpoint and, for seeded trials, in this user's cache (`kept.py`), so that
+other noise, thresholds and numbers of queries need no new teachers. The ensemble's accuracy and the price that depends
+on votes are functions of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpsgd_cli import kept
+from dpsgd_cli.core import models
+from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.independence import check_batches, check_examples_stay_apart, check_outputs, stand_in_rows
+from dpsgd_cli.core.memory import rows_that_fit
+from dpsgd_cli.core.packing import Pack, Placement
+from dpsgd_cli.core.precision import MOST_ROWS
+from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.splits import SECOND_FILE, folds_of
+from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RunError
+from dpsgd_cli.methods.base import Context, Findings, Method
+from dpsgd_cli.methods.dp_sgd import WithoutPrivacy
+from dpsgd_cli.methods.students import lessons_of
+from dpsgd_cli.privacy import vote_sensitivity
+from dpsgd_cli.privacy.ledger import Ledger
+from dpsgd_cli.privacy.mechanism import Mechanism, Release
+from dpsgd_cli.privacy.voting import Aggregation, epsilon_at
+from dpsgd_cli.privacy.voting_plan import VotingPlan
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.method import SgdMethod
+from dpsgd_cli.recipe.schema.model import PythonModel
+from dpsgd_cli.recipe.schema.pate import PateMethod, Training
+
+VERSION = 1
+NO_ANSWER, NOT_ASKED = -1, -2
+_NUMBERS_AT_ONCE = 1 << 25
+"""Parameters of the teachers that train as one pack, about; 4 bytes each, and several times that for a step."""
+
+
+class Pate(Method):
+    """Epoch 0 trains the teachers and releases; the others train the student."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        settings = context.recipes[0].method
+        assert isinstance(settings, PateMethod)
+        if context.public is None or context.places is None:
+            raise PrivacyError("method pate needs public records (data.public) and training records in memory")
+        self.settings = settings
+        self.public = context.public
+        self.plans = [_planned(plan) for plan in context.plans]
+        if settings.sanitised is not None:
+            for plan in self.plans:
+                vote_sensitivity.check(_rule(plan), _classes(context), settings.sanitised)
+        self.order = [own.permutation("queries", 0, len(self.public)) for own in context.lasting]
+        self.votes: list[np.ndarray] = []
+        self.answers: list[np.ndarray] = []
+        self.predicted_right: list[float] = []
+        self.sanitised: list[float] = []
+        self.student: WithoutPrivacy | None = None
+
+    @property
+    def epochs(self) -> int:
+        return 1 + self.settings.student.epochs
+
+    @property
+    def steps(self) -> int:
+        return 1
+
+    def run_epoch(self, epoch: int) -> Diagnostics:
+        if epoch == 0:
+            for trial in range(self.context.trials):
+                self._release(trial)
+            self._enrol()
+        elif self.student is not None:
+            return self.student.run_epoch(epoch - 1)
+        return Diagnostics(self.context.trials, self.context.pack.values.device)
+
+    @property
+    def output(self) -> Tensor:
+        return self.context.pack.values if self.student is None else self.student.output
+
+    def _release(self, trial: int) -> None:
+        """Train the teachers of a trial, count their votes, and answer queries."""
+        plan, classes = self.plans[trial], _classes(self.context)
+        predicted = self._predictions(trial)
+        self.predicted_right.append(float((predicted == self.public.y.cpu().numpy()).mean()))
+        asked = predicted[:, self.order[trial][: plan.queries]]
+        votes = np.stack([(asked == label).sum(axis=0) for label in range(classes)], axis=1)
+        self.votes.append(votes)
+        self.answers.append(self._answer(trial, plan, votes))
+        if self.settings.sanitised is not None:
+            self.sanitised.append(self._sanitise(trial, plan))
+
+    def _answer(self, trial: int, plan: VotingPlan, votes: np.ndarray) -> np.ndarray:
+        """A label for each query (Q,), or why there is none."""
+        answers = np.full(len(votes), NOT_ASKED)
+        if not plan.chooses:
+            for release in plan.epochs[0]:
+                self.context.ledgers[trial].spend(release, 0)
+        try:
+            for query, counts in enumerate(votes):
+                if (answers >= 0).sum() == plan.answers:
+                    break
+                self._ask(trial, query, counts, answers)
+        except BudgetExceeded:
+            if not plan.chooses:
+                raise
+        return answers
+
+    def _ask(self, trial: int, query: int, counts: np.ndarray, answers: np.ndarray) -> None:
+        """Write the label of one query; BudgetExceeded before a charge that does not fit."""
+        plan, rule = self.plans[trial], _rule(self.plans[trial])
+
+        def draw(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+            room = torch.empty(shape, dtype=torch.float64)
+            return self.context.streams[trial].normal(f"pate-{purpose}", query, room).numpy()
+
+        def charge(mechanism: Mechanism | None) -> None:
+            if plan.chooses and mechanism is not None:
+                self.context.ledgers[trial].spend(Release(mechanism), 0)
+
+        charge(rule.asked(plan.sampling.adjacency))
+        answers[query] = NO_ANSWER
+        if rule.accepts(counts, draw):
+            charge(rule.answered(plan.sampling.adjacency))
+            answers[query] = rule.label(counts, draw)
+
+    def _sanitise(self, trial: int, plan: VotingPlan) -> float:
+        """The price that the votes show, with noise; charged when the trial began (`vote_sensitivity.py`)."""
+        settings, rule = self.settings.sanitised, _rule(plan)
+        assert settings is not None
+        answered = self.answers[trial] >= 0
+        asked = self.answers[trial] > NOT_ASKED
+        found = vote_sensitivity.of_votes(
+            rule, self.votes[trial][asked], answered[asked], self.settings.teachers.count, settings
+        )
+        noise = self.context.streams[trial].normal("pate-sanitised", 0, torch.empty(1, dtype=torch.float64))
+        released = found.value + found.smooth * settings.noise * float(noise)
+        own = float(vote_sensitivity.divergence(settings, np.array([settings.order]))[0])
+        return epsilon_at(np.array([released + own]), plan.delta, np.array([settings.order]))
+
+    def _predictions(self, trial: int) -> np.ndarray:
+        """NON-PRIVATE: each teacher's class for each public record, int16 (n, Q)."""
+        teachers = _Teachers(self.context, self.settings, trial)
+        place = teachers.kept_at()
+        found = None if place is None else kept.load(place)
+        if found is None:
+            found = teachers.predictions()
+            if place is not None:
+                kept.keep(place, found)
+        return found
+
+    def _enrol(self) -> None:
+        """The student, over what was released; None where that is nothing."""
+        lessons = [
+            lessons_of(self.settings.student, _rows(self.public, trial), self.order[trial], answers)
+            for trial, answers in enumerate(self.answers)
+        ]
+        if not any(len(labels) for _, labels in lessons):
+            return
+        most = self.settings.student.most_lessons(max(plan.queries for plan in self.plans), len(self.public))
+        recipes = tuple(_descent(recipe, self.settings.student) for recipe in self.context.recipes)
+        self.student = WithoutPrivacy(
+            replace(
+                self.context, recipes=recipes, table=_joined(self.public, lessons, most), ledgers=_unpoliced(recipes)
+            )
+        )
+
+    def findings(self) -> Findings | None:
+        if not self.answers:
+            return None
+        truth = self.public.y.cpu().numpy()
+        claimed, measured = [], []
+        for trial, (answers, votes) in enumerate(zip(self.answers, self.votes, strict=True)):
+            labels = truth[self.order[trial][: len(answers)]]
+            given = answers >= 0
+            right = float((answers[given] == labels[given]).mean()) if given.any() else None
+            row = {"queries": int((answers > NOT_ASKED).sum()), "answered": int(given.sum()), "answers_right": right}
+            claimed.append(row | ({"epsilon_sanitised": self.sanitised[trial]} if self.sanitised else {}))
+            asked = answers > NOT_ASKED
+            renyi = _rule(self.plans[trial]).renyi(votes[asked], given[asked])
+            price = None if renyi is None else epsilon_at(renyi, self.plans[trial].delta)
+            measured.append(
+                {
+                    "epsilon_data_dependent": price,
+                    "ensemble_right": float((votes.argmax(axis=1) == labels).mean()),
+                    "teachers_right": self.predicted_right[trial],
+                }
+            )
+        empty = [str(trial) for trial, row in enumerate(claimed) if not row["answered"]]
+        told = f"no query was answered (trial {', '.join(empty)}), so the student is untrained; lower the threshold"
+        return Findings(claimed, measured, (told,) if empty else ())
+
+    def charged_for(self, done: int) -> bool:
+        if done == 0:
+            return not self.answers
+        counted = zip(self.plans, self.answers, self.context.ledgers, strict=True)
+        return all(_agrees(plan, answers, ledger) for plan, answers, ledger in counted)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "values": self.context.pack.values.clone(),
+            "votes": [torch.from_numpy(votes) for votes in self.votes],
+            "answers": [torch.from_numpy(answers) for answers in self.answers],
+            "predicted_right": list(self.predicted_right),
+            "sanitised": list(self.sanitised),
+            "student": None if self.student is None else self.student.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.context.pack.values.copy_(state["values"])
+        self.votes = [votes.numpy() for votes in state["votes"]]
+        self.answers = [answers.numpy() for answers in state["answers"]]
+        self.predicted_right, self.sanitised = list(state["predicted_right"]), list(state["sanitised"])
+        if state["student"] is not None:
+            self._enrol()
+            assert self.student is not None
+            self.student.load_state(state["student"])
+
+
+class _Teachers:
+    """The teachers of one trial, trained in packs of as many as memory is for."""
+
+    def __init__(self, context: Context, settings: PateMethod, trial: int) -> None:
+        self.context, self.trial, self.count = context, trial, settings.teachers.count
+        self.settings = settings
+        self.recipe = _descent(context.recipes[trial], settings.teachers)
+        if settings.teachers.model is not None:
+            self.recipe = self.recipe.model_copy(update={"model": settings.teachers.model})
+        assert context.public is not None and context.places is not None
+        self.public = _rows(context.public, trial)
+        table = context.table
+        self.table = Table(table.x[trial] if table.per_trial else table.x, table.y, per_trial=False)
+        lasting = context.lasting[trial]
+        seed = lasting.integer("parts") % 2**32
+        self.part = folds_of(context.places, self.count, 1, seed)[:, 0]
+        self.seeds = [lasting.under(f"teacher-{i}").integer("init") for i in range(self.count)]
+        # of each file's places every part has its share, and one more where they do not divide
+        files = np.unique(context.places // SECOND_FILE, return_index=True)[1]
+        ends = np.append(files[1:], len(context.places)) - 1
+        self.records = int(sum(place % SECOND_FILE // self.count + 1 for place in context.places[ends]))
+
+    def kept_at(self) -> Any:
+        """Where predictions of a seeded trial are kept; None where draws are not repeatable."""
+        stream = self.context.streams[self.trial]
+        if not stream.reproducible or isinstance(self.recipe.model, PythonModel):
+            return None
+        told = [
+            VERSION,
+            self.count,
+            stream.integer("teachers"),
+            self.recipe.model.model_dump(mode="json"),
+            self.recipe.method.model_dump(mode="json"),
+            self.recipe.epochs,
+            self.recipe.runtime.dtype,
+        ]
+        arrays = [self.table.x, self.table.y, self.public]
+        return kept.place("nonprivate-votes", told, [self.part, *(one.cpu().numpy() for one in arrays)])
+
+    def predictions(self) -> np.ndarray:
+        """Each teacher's class for each public record, int16 (n, Q)."""
+        size = max(1, _NUMBERS_AT_ONCE // self._pack([0]).size)
+        pieces = [range(start, min(start + size, self.count)) for start in range(0, self.count, size)]
+        return np.concatenate([self._of_piece(piece) for piece in pieces])
+
+    def _pack(self, numbers: Sequence[int]) -> Pack:
+        context = self.context
+        place = Placement(context.pack.values.device, context.pack.values.dtype)
+        shape = self.table.input_shape
+        build = models.builder(self.recipe.model, shape, _classes(context), context.base)
+        pack = Pack(build, [self.seeds[i] for i in numbers], place, self.recipe.model.kind in models.BUILT_IN)
+        rows = stand_in_rows(shape, self.table.x)
+        check_outputs(pack, rows, _classes(context))
+        check_examples_stay_apart(pack, rows)
+        if isinstance(self.recipe.model, PythonModel):
+            check_batches(pack, rows, max(2, self.recipe.method.batch_size or self.records))
+        return pack
+
+    def _of_piece(self, numbers: Sequence[int]) -> np.ndarray:
+        pack = self._pack(numbers)
+        rows = min(rows_that_fit(pack, stand_in_rows(self.table.input_shape, self.table.x)), MOST_ROWS)
+        held_out = torch.from_numpy(self.part[:, None] != np.asarray(numbers))
+        streams = self.context.streams[self.trial]
+        recipes = (self.recipe,) * len(numbers)
+        method = WithoutPrivacy(
+            replace(
+                self.context,
+                recipes=recipes,
+                plans=(None,) * len(numbers),
+                ledgers=_unpoliced(recipes),
+                streams=tuple(streams.under(f"teacher-{i}") for i in numbers),
+                pack=pack,
+                table=self.table.with_folds(held_out, self.records),
+                most_rows=rows,
+            )
+        )
+        for epoch in range(method.epochs):
+            method.run_epoch(epoch)
+        pack.values.copy_(method.output)
+        return _classified(pack, self.public, rows)
+
+
+@torch.no_grad()
+def _classified(pack: Pack, x: Tensor, most: int) -> np.ndarray:
+    """Classes (n, Q) that the pack's models give rows (Q, ...), int16."""
+    pieces = [pack(x[None, start : start + most]).argmax(dim=-1) for start in range(0, len(x), most)]
+    return torch.cat(pieces, dim=1).cpu().numpy().astype(np.int16)
+
+
+def _classes(context: Context) -> int:
+    with torch.no_grad():
+        outputs = context.pack(context.pack.values.new_zeros(1, 1, *context.table.input_shape)).shape[-1]
+    if outputs < 2:
+        raise RunError("method pate counts votes for at least two classes, and the data have one")
+    return int(outputs)
+
+
+def _descent(recipe: Recipe, settings: Training) -> Recipe:
+    """The recipe that trains by `settings` alone, without privacy."""
+    own = settings.model_dump(include=set(SgdMethod.model_fields) - {"kind"})
+    changes = {"method": SgdMethod(**own), "privacy": None, "epochs": settings.epochs, "folds": None}
+    return recipe.model_copy(update=changes)
+
+
+def _unpoliced(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:
+    """Ledgers of trainings that release nothing themselves."""
+    return tuple(Ledger() for _ in recipes)
+
+
+def _rows(table: Table, trial: int) -> Tensor:
+    return table.x[trial] if table.per_trial else table.x
+
+
+def _joined(public: Table, lessons: Sequence[tuple[np.ndarray, np.ndarray]], most: int) -> Table:
+    """One table of all trials' lessons, of which each trial has its own, in `most` places."""
+    device = public.y.device
+    x = torch.cat([_rows(public, t)[torch.from_numpy(rows).to(device)] for t, (rows, _) in enumerate(lessons)])
+    y = torch.from_numpy(np.concatenate([labels for _, labels in lessons])).to(device)
+    owner = np.repeat(np.arange(len(lessons)), [len(rows) for rows, _ in lessons])
+    held_out = torch.from_numpy(owner[:, None] != np.arange(len(lessons)))
+    return Table(x, y, per_trial=False).with_folds(held_out, most)
+
+
+def _planned(plan: object) -> VotingPlan:
+    if not isinstance(plan, VotingPlan):
+        raise PrivacyError("pate was started without its plan")
+    return plan
+
+
+def _rule(plan: VotingPlan) -> Aggregation:
+    assert plan.aggregation is not None
+    return plan.aggregation
+
+
+def _agrees(plan: VotingPlan, answers: np.ndarray, ledger: Ledger) -> bool:
+    """Whether a ledger holds what the answers cost; an answer that the filter refused was accepted, and not charged."""
+    if not plan.chooses:
+        return True
+    adjacency, rule = plan.sampling.adjacency, _rule(plan)
+    charged: dict[Mechanism | None, int] = {release.mechanism: release.count for release in ledger.releases}
+    asked, answered = charged.get(rule.asked(adjacency), 0), charged.get(rule.answered(adjacency), 0)
+    return asked == (answers > NOT_ASKED).sum() and answered == (answers >= 0).sum()

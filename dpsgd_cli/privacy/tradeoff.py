@@ -1,0 +1,127 @@
+"""What an attacker can do at best: how often a true guess comes out right, given how often a false alarm may be raised.
+
+The attacker knows every record but one, sees all that was released, and says whether the one was there (or which of its
+two values it had). A false-positive rate alpha is how often "it was there" is said of data without it; the
+true-positive rate beta is how often it is said of data with it.
+
+Derivation. Releases that are (epsilon, delta(epsilon))-DP for every epsilon >= 0, in both directions, have for any test
+(a set S of outputs, randomised or not)
+
+    beta = P(S) <= e^epsilon Q(S) + delta(epsilon) = e^epsilon alpha + delta(epsilon)
+    1 - alpha = Q(not S) <= e^epsilon P(not S) + delta(epsilon), so beta <= 1 - e^-epsilon (1 - alpha - delta(epsilon))
+
+Each epsilon gives a true bound, and the least of them is the trade-off curve itself where delta(epsilon) is the exact
+privacy profile (Dong, Roth and Su 2022, Proposition 2.12: the curve is the convex conjugate of the profile). So a
+search that stops early can only overstate the attacker. Neither bound has more than one valley, since delta is convex
+in e^epsilon.
+
+For compositions of Gaussians the profile is that of mu-Gaussian DP, and beta = Phi(Phi^-1(alpha) + mu) exactly (their
+Theorem 2.7 and Corollary 3.3). Not here: any profile (`accountants/`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from dpsgd_cli.errors import UnsupportedMechanism
+from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.accountants.gaussian import total_mu_squared
+from dpsgd_cli.privacy.conversions import minimise
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+
+RATES = (0.01, 0.001)
+"""The false-positive rates that are spoken of."""
+_MOST_EPSILON = 60.0
+_GRID = 24
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """The best attacker's true-positive rates at `RATES`, and how often it is right where both cases are as likely.
+
+    `mu`: the Gaussian-DP parameter where the trade-off curve is exactly that of one Gaussian; None elsewhere.
+    `proved_by`: the accountant whose profile this is.
+    """
+
+    true_positives: dict[float, float]
+    right: float
+    proved_by: str
+    mu: float | None = None
+
+
+def best_attacker(releases: Sequence[Release]) -> Attacker:
+    """What nobody who sees `releases` can surpass.
+
+    Guarantee: no test of any power has a larger true-positive rate at these false-positive rates, under the adjacency
+    of the releases, nor guesses right more often when both cases are as likely. Equality for unsampled Gaussians.
+    Raises UnsupportedMechanism, with the reasons, where no accountant has a profile of the releases.
+
+    >>> found = best_attacker([Release(GaussianSum(noise_multiplier=2, adjacency="add-remove"), count=4)])
+    >>> found.mu, round(found.true_positives[0.01], 4), round(found.right, 4)
+    (1.0, 0.0924, 0.6915)
+    """
+    used = [release for release in releases if release.count]
+    if all(isinstance(r.mechanism, GaussianSum) and not r.mechanism.sampled for r in used):
+        mu = math.sqrt(total_mu_squared(used))
+        return Attacker({rate: gaussian_power(mu, rate) for rate in RATES}, _gaussian_right(mu), "gaussian", mu)
+    reasons = []
+    for name in ("pld", "rdp"):  # in the order of tightness
+        try:
+            profile = accountants.get(name).profile(used, min(RATES))
+            found = {rate: power(profile, rate) for rate in RATES}
+            return Attacker(found, (1 + profile(0.0)) / 2, name)
+        except UnsupportedMechanism as refusal:
+            reasons.append(str(refusal))
+    raise UnsupportedMechanism("\n".join(dict.fromkeys(reasons)))
+
+
+def strongest(attackers: Sequence[Attacker]) -> Attacker:
+    """What nobody surpasses of any of several; exact only where all are alike."""
+    if all(one == attackers[0] for one in attackers):
+        return attackers[0]
+    rates = {rate: max(one.true_positives[rate] for one in attackers) for rate in RATES}
+    names = ", ".join(dict.fromkeys(one.proved_by for one in attackers))
+    return Attacker(rates, max(one.right for one in attackers), names)
+
+
+def power(profile: Callable[[float], float], false_positive_rate: float) -> float:
+    """The largest true-positive rate that a privacy profile, epsilon >= 0 to delta, allows; see the derivation above.
+
+    Guarantee: a true bound whenever `profile` is, at most 1 and no less than the false-positive rate.
+    """
+    alpha = false_positive_rate
+
+    def of_true(epsilon: float) -> float:
+        return math.exp(epsilon) * alpha + profile(epsilon)
+
+    def of_false(epsilon: float) -> float:
+        return 1 - math.exp(-epsilon) * (1 - alpha - profile(epsilon))
+
+    least = min(_least(of_true), _least(of_false))
+    return max(alpha, min(1.0, least))
+
+
+def gaussian_power(mu: float, false_positive_rate: float) -> float:
+    """Phi(Phi^-1(alpha) + mu): the exact trade-off curve of a mu-Gaussian-DP release.
+
+    >>> round(gaussian_power(1.0, 0.05), 4)
+    0.2595
+    """
+    normal = NormalDist()
+    return normal.cdf(normal.inv_cdf(false_positive_rate) + mu) if mu < math.inf else 1.0
+
+
+def _gaussian_right(mu: float) -> float:
+    """(1 + total variation) / 2 of N(0, 1) and N(mu, 1)."""
+    return NormalDist().cdf(mu / 2)
+
+
+def _least(of: Callable[[float], float]) -> float:
+    """The least value over epsilon of [0, `_MOST_EPSILON`] that was found: a grid, which grows, then its best cell."""
+    grid = [_MOST_EPSILON * (i / _GRID) ** 3 for i in range(_GRID + 1)]
+    best = min(range(len(grid)), key=lambda i: of(grid[i]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID)]
+    return min(of(grid[best]), of(minimise(of, low, high)))

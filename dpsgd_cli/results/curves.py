@@ -1,0 +1,49 @@
+"""Curves by epoch as one SVG element, to be put into a page. matplotlib is loaded when the first is drawn.
+
+Without pyplot, which would take longer to load than all else here. Not here: pictures of comparisons (`pictures.py`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpsgd_cli.results.result import summarise
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+"""Okabe and Ito's, distinguishable without colour vision."""
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)))
+
+
+def draw(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
+    """A panel for each name: the mean over trials at each epoch, with its 95% interval where there are several."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpsgd", "font.size": 10}):
+        figure = Figure(figsize=(4.6 * len(panels), 3.2))
+        # by hand: a layout engine draws everything twice, half of the time that all of this takes
+        figure.subplots_adjust(left=0.17 / len(panels), right=0.98, bottom=0.16, top=0.96, wspace=0.3)
+        FigureCanvasSVG(figure)
+        for axes, (title, values) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+        ):
+            found = {epoch: summarise(values[epoch]) for epoch in sorted(values)}
+            points = {epoch: one for epoch, one in found.items() if one["mean"] is not None}
+            means = [one["mean"] for one in points.values()]
+            spreads = [one["ci95"] or 0.0 for one in points.values()]
+            axes.plot(list(points), means, color=COLOURS[0], marker="o" if len(points) < 13 else "", markersize=3)
+            if any(spreads):
+                low = [mean - half for mean, half in zip(means, spreads, strict=True)]
+                high = [mean + half for mean, half in zip(means, spreads, strict=True)]
+                axes.fill_between(list(points), low, high, color=COLOURS[0], alpha=0.15, linewidth=0)
+            axes.set(xlabel="epoch", ylabel=title)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(alpha=0.3)
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = drawn.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,35 @@
+"""`history.csv` read back: its rows, and of one column what all trials had by each epoch.
+
+Not here: what the rows say (`assemble.py`), pictures of them (`pictures.py`, `report.py`).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Its rows; an empty cell is an empty text."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def by_epoch(rows: Sequence[dict[str, str]], column: str) -> dict[int, list[float]]:
+    """Epoch, from 1 -> values of all trials.
+
+    A trial that has ended still has its weights and has spent its budget; it adds noise no more.
+    """
+    trials: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row.get(column):
+            trials.setdefault(row["trial"], {})[int(row["epoch"]) + 1] = float(row[column])
+    found: dict[int, list[float]] = {}
+    for epoch in sorted({epoch for own in trials.values() for epoch in own}):
+        for own in trials.values():
+            if epoch in own:
+                found.setdefault(epoch, []).append(own[epoch])
+            elif epoch > max(own) and column != "noise_multiplier":
+                found.setdefault(epoch, []).append(own[max(own)])
+    return found

@@ -1,0 +1,146 @@
+"""What a page says, as blocks; and the two ways to write them, Markdown and one HTML file that needs nothing else.
+
+Everything that comes from a recipe or a result is escaped. Not here: what is said (`report.py`, `page.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from dpsgd_cli import __version__
+
+STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2.2rem;border-bottom:1px solid #ccc}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
+th,td{padding:.3rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
+th:first-child,td:first-child,td.text,th.text{text-align:left}
+td:last-child,th:last-child{white-space:normal;text-align:left;min-width:9rem}th{vertical-align:bottom;white-space:normal}
+th button{all:unset;cursor:pointer;font-weight:600}th button:focus-visible{outline:2px solid #0072B2}
+th[aria-sort=ascending] button::after{content:" \\25B2"}th[aria-sort=descending] button::after{content:" \\25BC"}
+figure{margin:1rem 0}img,svg{max-width:100%;height:auto}
+pre{background:#f5f5f5;padding:.8rem;overflow-x:auto;font-size:.85rem}dt{font-weight:600}dd{margin:0 0 .4rem 1rem}
+"""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A title; level 1 is the page's own."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; what stands between backticks is a name or a command."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """Paragraphs of a list."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as they are to be read; the first column is text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Lines to be typed."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG element; Markdown, which has no pictures of its own, leaves it out."""
+
+    svg: str
+    title: str
+
+
+Block = Heading | Text | Bullets | Table | Commands | Picture
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """The blocks as Markdown, without pictures."""
+    return "\n\n".join(filter(None, map(_in_markdown, blocks))) + "\n"
+
+
+def html(blocks: Sequence[Block]) -> str:
+    """The blocks as a page; its title is the first heading."""
+    title = next(block.text for block in blocks if isinstance(block, Heading))
+    return html_page(title, "\n".join(map(_in_html, blocks)))
+
+
+def html_page(title: str, body: str, script: str = "") -> str:
+    """A page around what is HTML already."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n{body}\n"
+        f"<footer><p>Made by dpsgd {escape(__version__)}.</p></footer>\n</main>"
+        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
+    )
+
+
+def _in_markdown(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"{'#' * level} {_plain(text)}"
+        case Text(text):
+            return _plain(text)
+        case Bullets(items):
+            return "\n".join(f"- {_plain(item)}" for item in items)
+        case Table(header, rows):
+            rule = ["---", *["---:"] * (len(header) - 1)]
+            return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (header, rule, *rows))
+        case Commands(lines):
+            return "\n".join(["```sh", *lines, "```"])
+        case Picture():
+            return ""
+
+
+def _in_html(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"<h{level}>{_marked(text)}</h{level}>"
+        case Text(text):
+            return f"<p>{_marked(text)}</p>"
+        case Bullets(items):
+            return f"<ul>{''.join(f'<li>{_marked(item)}</li>' for item in items)}</ul>"
+        case Table(header, rows):
+            head = "".join(f'<th scope="col">{_marked(cell)}</th>' for cell in header)
+            body = "\n".join(f"<tr>{''.join(f'<td>{_marked(cell)}</td>' for cell in row)}</tr>" for row in rows)
+            table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+            return f'<div class="wide">{table}</div>'
+        case Commands(lines):
+            return f"<pre>{escape(chr(10).join(lines))}</pre>"
+        case Picture(svg, title):
+            return f'<figure role="img" aria-label="{escape(title)}">{svg}</figure>'
+
+
+def _marked(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+
+
+def _plain(text: str) -> str:
+    """No HTML of a name's own, outside what is marked as code; lines stay one."""
+    parts = text.replace("\n", " ").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|")

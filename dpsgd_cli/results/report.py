@@ -1,0 +1,308 @@
+"""What a result means, for people: `report.md` and `report.html` beside it, each one page that needs nothing else.
+
+A page is made of what is public in `result.json`, of the ledger and of `history.csv`, and of nothing that is marked
+`nonprivate_`, so it may be published with the model. It is written after the result, whose hashes do not cover it:
+`dpsgd report` writes it anew from the files, which are checked first.
+Not here: how blocks become text (`prose.py`), the curves (`curves.py`), the attacker (`privacy/tradeoff.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpsgd_cli.errors import UnsupportedMechanism
+from dpsgd_cli.metrics import in_words, usual_metric
+from dpsgd_cli.privacy.ledger import CHOSEN, read_entries, to_price
+from dpsgd_cli.privacy.tradeoff import Attacker, best_attacker, strongest
+from dpsgd_cli.recipe.batching import NEIGHBOURS
+from dpsgd_cli.results import curves, history, store
+from dpsgd_cli.results.files import write_whole
+from dpsgd_cli.results.prose import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
+from dpsgd_cli.results.result import MARK, Row, public, summarise
+from dpsgd_cli.rounding import epsilon_text, interval_text
+
+NAMES = ("report.md", "report.html")
+_MOST_ROWS = 11
+_CONSTANT = "constant_"
+_NOT_HIDDEN = (
+    "What the data say of people in general is not hidden, and is what a model is for. It may tell something of"
+    " somebody who was not in the data as well."
+)
+_OUTSIDE = (
+    "Somebody who has several records: what is said holds for one record at a time, and less for all of a person's.",
+    "Everything else that was done with the same data: other runs, settings that were tried and chosen by results, a"
+    " look at the records. Each has a price of its own (`dpsgd account FOLDER`, `dpsgd sweep`).",
+    "Side channels: how long the training took, the memory of the machine, and that computers round the noise that they"
+    " draw.",
+)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A result as the page reads it: nothing of it is marked as not private but `hidden`, names of columns and keys."""
+
+    name: str
+    document: Row
+    rows: list[dict[str, str]]
+    hidden: list[str]
+    attacker: Attacker | str | None
+
+    @property
+    def privacy(self) -> Row:
+        found: Row = self.document["privacy"]
+        return found
+
+    @property
+    def private(self) -> bool:
+        return self.privacy["accountant"] is not None
+
+
+def write(directory: Path) -> list[Path]:
+    """Write both pages of the finished result in `directory`, and return them.
+
+    Raises DataError where the result is not as it was written.
+    """
+    found = _read(directory)
+    blocks = [*_statement(found), *_metrics(found), *_curves(found), *_not_to_publish(found), *_again(found)]
+    texts = (markdown(blocks), html(blocks))
+    for name, text in zip(NAMES, texts, strict=True):
+        write_whole(directory / name, text)
+    return [directory / name for name in NAMES]
+
+
+def is_written(directory: Path) -> bool:
+    """Whether both pages lie beside a result."""
+    return all((directory / name).is_file() for name in NAMES)
+
+
+def _read(directory: Path) -> _Read:
+    document = store.read_whole(directory)
+    rows = history.read(directory / "history.csv")
+    private = document["privacy"]["accountant"] is not None
+    marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
+    marked |= dict.fromkeys(key for part in (document, document["metrics"], document["timing"]) for key in part)
+    hidden = [name for name in marked if name.startswith(MARK)]
+    name = directory.resolve().name
+    return _Read(name, public(document), rows, hidden, _attacker(directory / "ledger.jsonl") if private else None)
+
+
+def _attacker(ledger: Path) -> Attacker | str:
+    """Of the trial that tells most; or why nothing is known."""
+    try:
+        priced = {tuple(to_price(entries)) for entries in read_entries(ledger).values()}
+        return strongest([best_attacker(releases) for releases in priced])
+    except UnsupportedMechanism as refusal:
+        return str(refusal)
+
+
+def _statement(found: _Read) -> list[Block]:
+    """Who is protected from what, what the numbers mean, what was taken for granted."""
+    if not found.private:
+        return [
+            Heading(f"{found.document['name']}: nothing protects the training data", 1),
+            Text(
+                "This model was trained without differential privacy. What it tells of the records that it was trained"
+                " on has no bound: records may be read from its weights or its answers. It serves as a comparison."
+            ),
+            *_warnings(found),
+        ]
+    privacy = found.privacy
+    epsilon = "not finite" if privacy["epsilon"] is None else epsilon_text(privacy["epsilon"])
+    return [
+        Heading(f"{found.document['name']}: what is guaranteed", 1),
+        Text(f"Epsilon {_relation(privacy)} {epsilon} at delta {privacy['delta']:g} ({privacy['adjacency']})."),
+        *_warnings(found),
+        Heading("Who is protected from what"),
+        Text(
+            f"Every single record of the training data. What is hidden is {NEIGHBOURS[privacy['adjacency']]}."
+            " It is hidden from everybody who sees what was published, whatever else they know (all other records, the"
+            " recipe, this program) and however long they compute."
+        ),
+        Text(_NOT_HIDDEN),
+        Heading("What epsilon and delta mean here"),
+        *_meaning(privacy),
+        *_attacks(found.attacker),
+        Heading("What was declared public"),
+        Bullets(privacy["declarations"] or ["Nothing."]),
+        Heading("What is outside the statement"),
+        Bullets(
+            [
+                *(f"NOT covered: {step}" for step in privacy.get("uncovered_steps", [])),
+                f"It is about {privacy['scope']}.",
+                *_OUTSIDE,
+                f"The noise is {privacy['noise_source']}.",
+            ]
+        ),
+    ]
+
+
+def _relation(privacy: Row) -> str:
+    return "at most" if privacy["bound"] == "upper" else "of about (an estimate, no proof)"
+
+
+def _warnings(found: _Read) -> list[Block]:
+    return [Bullets([f"Warning: {text}" for text in found.document["warnings"]])] if found.document["warnings"] else []
+
+
+def _meaning(privacy: Row) -> list[Block]:
+    epsilon, delta = privacy["epsilon"], privacy["delta"]
+    if epsilon is None:
+        return [Text("There is no finite epsilon at this delta: nothing bounds what was published.")]
+    factor = epsilon_text(math.exp(epsilon)) if epsilon < 700 else "more than 10^304"
+    told: list[Block] = [
+        Text(
+            f"Whatever may come of what was published: with a record it is at most e^{epsilon_text(epsilon)} = {factor}"
+            f" times as likely as without it, plus delta = {delta:g} (one in {1 / delta:,.0f}), and the other way"
+            f" round. Shown by the accountant `{privacy['accountant']}`."
+        )
+    ]
+    if privacy.get("spent") is not None:
+        told.append(Text(f"{CHOSEN[:1].upper()}{CHOSEN[1:]}."))
+    return told
+
+
+def _attacks(attacker: Attacker | str | None) -> list[Block]:
+    """The trade-off curve in three numbers."""
+    if not isinstance(attacker, Attacker):
+        return [Text(f"Of attackers no more is known than that: {attacker}")]
+    exact = attacker.mu is not None
+    rows = [
+        (f"{rate:.1%}", f"{'' if exact else 'at most '}{_percent(found)}", f"{rate:.1%}")
+        for rate, found in attacker.true_positives.items()
+    ]
+    told: list[Block] = [
+        Text(
+            "An attacker who knows all other records looks at what was published and says of a record whether it was"
+            " there (or which of two values it had). Of those that were, the best attacker finds this share, for the"
+            " false alarms that it may raise:"
+        ),
+        Table(("false positives", "true positives of the best attacker", "of a blind guess"), rows),
+        Text(
+            f"Where both are as likely beforehand, the best attacker is right in {'' if exact else 'at most '}"
+            f"{_percent(attacker.right)} of cases, and a coin in 50%."
+        ),
+    ]
+    if attacker.mu is not None:
+        told.append(
+            Text(
+                f"This is exact: what was published is mu-Gaussian-DP with mu = {_up(attacker.mu)}, as hard to tell as"
+                " one draw of N(0, 1) from one of N(mu, 1)."
+            )
+        )
+    else:
+        told.append(Text(f"A bound, from the trade-off curve of the ledger's releases by `{attacker.proved_by}`."))
+    return told
+
+
+def _percent(share: float) -> str:
+    """Rounded up, as is proper for a bound on an attacker: `3.42%`."""
+    return f"{min(100.0, math.ceil(share * 1e4 - 1e-9) / 100):.2f}%"
+
+
+def _up(mu: float) -> str:
+    return epsilon_text(mu)
+
+
+def _metrics(found: _Read) -> list[Block]:
+    metrics = found.document["metrics"]
+    names = [name for name in metrics if not name.startswith(_CONSTANT)]
+    if not names:
+        return []
+    trials = len(found.document["trials"])
+    several = f"Means over {trials} trials with 95% intervals. " if trials > 1 else ""
+    beside = any(name.startswith(_CONSTANT) for name in metrics)
+    rows = []
+    for name in names:
+        constant = metrics.get(_CONSTANT + name.partition("_")[2])
+        best = "" if constant is None else _metric(constant)
+        rows.append([in_words(name), _metric(metrics[name]), *([best] if beside else [])])
+    told = f"{several}Measured without noise on records that are declared public."
+    header = ("metric", "of the model", *(["of the best constant answer"] if beside else []))
+    return [Heading("How good the model is"), Text(told), Table(header, rows)]
+
+
+def _metric(metric: Row) -> str:
+    return "none: not every trial stayed finite" if metric["mean"] is None else _interval(metric)
+
+
+def _interval(metric: Row) -> str:
+    return interval_text(metric["mean"], metric["ci95"]).replace("+-", "\u00b1")
+
+
+def _curves(found: _Read) -> list[Block]:
+    """Epsilon and the usual metric by epoch: a picture, and some of its points as numbers."""
+    names = list(found.rows[0]) if found.rows else []
+    metric = usual_metric(names)
+    columns = {name: history.by_epoch(found.rows, name) for name in ("epsilon", metric) if name is not None}
+    columns = {name: values for name, values in columns.items() if values}
+    if not columns:
+        return []
+    titles = {name: _axis(found, name) for name in columns}
+    epochs = sorted(set.union(*(set(values) for values in columns.values())))
+    step = max(1, -(-(len(epochs) - 1) // (_MOST_ROWS - 1)))
+    shown = [*epochs[:-1:step], epochs[-1]]
+    rows = [
+        [str(epoch), *(_point(values.get(epoch), name == "epsilon") for name, values in columns.items())]
+        for epoch in shown
+    ]
+    return [
+        Heading("Epoch by epoch"),
+        Picture(curves.draw({titles[name]: values for name, values in columns.items()}), "curves by epoch"),
+        Table(("epoch", *titles.values()), rows),
+    ]
+
+
+def _axis(found: _Read, name: str) -> str:
+    if name != "epsilon":
+        return in_words(name)
+    return "epsilon spent (not the guarantee)" if found.privacy.get("spent") is not None else "epsilon"
+
+
+def _point(values: Sequence[float] | None, epsilon: bool) -> str:
+    if not values:
+        return ""
+    return epsilon_text(max(values)) if epsilon else _metric(summarise(values))
+
+
+def _not_to_publish(found: _Read) -> list[Block]:
+    told = [
+        f"What is named `{MARK}...`: computed from training records without noise. Here: "
+        + ", ".join(f"`{name}`" for name in found.hidden)
+        + ", in `result.json`, `trials.csv` and `history.csv`.",
+        "Checkpoints (`.*.checkpoint` beside the result) and TensorBoard's files: they hold the same, and the clock.",
+    ]
+    if not found.private:
+        told.insert(0, "The model and all that was measured of it, unless the training data are public.")
+    elif found.document["provenance"]["seed"] is not None:
+        told.insert(
+            0,
+            "Anything, if the records need protection: the seed is written down, and who knows it can take the noise"
+            " away. Train without `seed` for a model that is to be published.",
+        )
+    rest = "the model, `recipe.yaml`, `ledger.jsonl`, this page and the rest of those tables"
+    if len(found.document["trials"]) > 1:
+        rest = f"{rest}, of one trial; all trials together (their means, too) are another statement, see below"
+    free = [Text(f"Covered by the statement: {rest}.")] if found.private else []
+    return [Heading("What must not be published"), Bullets(told), *free]
+
+
+def _again(found: _Read) -> list[Block]:
+    """The commands that derive the numbers again."""
+    lines = [f"dpsgd train {found.name}/recipe.yaml --out again"]
+    if found.private:
+        stated = f"--accountant {found.privacy['accountant']} --delta {json.dumps(found.privacy['delta'])}"
+        together = [f"dpsgd account {found.name} --trials all"] if len(found.document["trials"]) > 1 else []
+        lines = [f"dpsgd account {found.name} {stated}", f"dpsgd account {found.name}", *together, *lines]
+    lines.insert(-1, f"dpsgd report {found.name}")
+    return [
+        Heading("How to check it again"),
+        Text(
+            f"In the folder that holds `{found.name}` (its files are compared with their SHA-256 first): the price, as"
+            " it is stated and by every accountant that applies; this page; and the training itself."
+        ),
+        Commands(lines),
+    ]

@@ -1,0 +1,262 @@
+"""Trained models in use: written by training, read again from a result, and put to other records.
+
+`model.safetensors` and `recipe.yaml` are all that is needed: layout of a record, classes and preprocessing (what
+private steps released, trial by trial) are in the first. Two kinds of recipes need what they name besides, and it must
+be what it was: a model of the user's own its Python file, `data.features` with weights those.
+
+Predictions and metrics of other records use the released weights alone, so they cost the training records nothing. The
+records that are predicted for are not protected at all: what is measured on them is measured without noise.
+
+Not here: reading other records (`data/opening.py`), metrics (`evaluation.py`), where a result lies (`library.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli.core import bundle, models, verdicts
+from dpsgd_cli.core.bundle import Bundle
+from dpsgd_cli.core.independence import stand_in_rows
+from dpsgd_cli.core.memory import rows_that_fit
+from dpsgd_cli.core.precision import MOST_ROWS
+from dpsgd_cli.core.processes import Team
+from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.dataset import UNTOLD, Layout, Part
+from dpsgd_cli.data.opening import open_labelled, open_unlabelled
+from dpsgd_cli.data.preparation import Pipeline, held_out_of, pipeline_of, steps_of
+from dpsgd_cli.data.targets import target_scale
+from dpsgd_cli.errors import DataError, RunError, UsageError
+from dpsgd_cli.evaluation import Models, measure, measure_once
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
+from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.results import origin, reading, store
+from dpsgd_cli.trials import Trials, loss_of, make_pack, outputs_of, own_folds, placement
+from dpsgd_cli.wording import count, quoted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = 1
+_AT_ONCE = 4096
+
+
+def bundle_of(trials: Trials, span: slice) -> Bundle:
+    """The models of some of the trials, and what else predicting by them takes."""
+    pack, dataset, recipe = trials.context.pack, trials.dataset, trials.recipe
+    assert dataset.layout is not None
+    weights = [
+        {name: values[at:][: shape.numel()].view(shape).cpu().clone() for name, (at, shape) in pack.spans.items()}
+        for values in trials.method.output
+    ]
+    about = {
+        "format": FORMAT,
+        "architecture": plain(recipe.model),
+        "input_shape": trials.context.table.input_shape,
+        "classes": dataset.classes,
+        "layout": dataset.layout.plain(),
+        "preprocess": plain(steps_of(recipe.data, trials.context.base)),
+    }
+    return Bundle(weights, about, dataset.released | dataset.fitted, dataset.unreleased).of_trials(span)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The models of one result, one for each trial. `classes` is None for regression.
+
+    `document` is its `result.json`; None where a model and its recipe were published without.
+    """
+
+    loaded: LoadedRecipe
+    bundle: Bundle
+    layout: Layout
+    classes: tuple[Any, ...] | None
+    input_shape: tuple[int, ...]
+    directory: Path
+    document: dict[str, Any] | None = None
+
+    @classmethod
+    def load(cls, directory: Path) -> Trained:
+        """The models in a result directory, once their files were seen to be as they were written.
+
+        Raises DataError where there are none, and RunError where something that they were made from has changed.
+        """
+        path = directory / bundle.NAME
+        if not (directory / "recipe.yaml").is_file():
+            raise DataError(f"{directory}: not a result directory (it has no recipe.yaml)")
+        if not path.is_file():
+            raise DataError(
+                f"{directory}: holds no {bundle.NAME}, so nothing can be predicted; `dpsgd train` writes it, sweeps and"
+                " comparisons only with save_model: true"
+            )
+        document = store.read_document(directory) if store.is_complete(directory) else None
+        for name in (bundle.NAME, "recipe.yaml") if document is not None else ():
+            reading.checked(directory, document or {}, name)
+        found = bundle.read(path)
+        if found.about.get("format") != FORMAT:
+            raise DataError(f"{path}: was not written by this version of dpsgd; train again")
+        made = cls(
+            load_recipe(str(directory / "recipe.yaml")),
+            found,
+            Layout.from_plain(found.about["layout"]),
+            None if found.about["classes"] is None else tuple(found.about["classes"]),
+            tuple(found.about["input_shape"]),
+            directory,
+            document,
+        )
+        if document is not None:
+            made._check_made_from(document["provenance"])
+        return made
+
+    def _check_made_from(self, provenance: dict[str, Any]) -> None:
+        """See that code and weights which the recipe names, and prediction runs, are those of the training."""
+        here = {f: h for step in self.pipeline(0).steps for f, h in step.made_from.items()}
+        here |= origin.code_sha256(self.loaded)
+        known = provenance.get("data_sha256", {}) | provenance.get("code_sha256", {})
+        changed = [name for name, found in here.items() if known.get(name) != found]
+        if changed:
+            raise RunError(
+                f"{self.directory}: was trained with another content of {' and '.join(changed)}; restore it, or train"
+                " again"
+            )
+
+    @property
+    def trials(self) -> int:
+        return len(self.bundle.weights)
+
+    @cached_property
+    def data(self) -> Data:
+        """How records are read, and preprocessed as they were for training."""
+        steps = {"preprocess": self.bundle.about["preprocess"]}
+        return Data.model_validate(plain(self.loaded.recipe.data) | steps)
+
+    def pipeline(self, trial: int | None = None) -> Pipeline:
+        """Preprocessing for one trial, or for all."""
+        chosen = self.bundle if trial is None else self.bundle.of_trials(slice(trial, trial + 1))
+        return pipeline_of(self.data, self.loaded.base, self.layout, chosen.kept | chosen.unreleased)
+
+    def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:
+        """Records of a table, an array or a file in the layout of the training records, before preprocessing."""
+        where = Path(records) if isinstance(records, str) else records
+        return open_unlabelled(where, self.data, self.layout, self.loaded.base)
+
+    def remarks(self, rows: np.ndarray) -> list[str]:
+        """What to say of `rows` (N, ...): in which columns values lie outside of the public bounds."""
+        by_bounds = any(
+            step.scale is not None and step.scale.by == "bounds" for step in steps_of(self.data, self.loaded.base)
+        )
+        done = "taken for the nearer bound" if by_bounds else "used as they are"
+        told = []
+        for index, column in enumerate(self.layout.columns or ()):
+            if column.bounds is not None:
+                low, high = column.bounds
+                outside = int(((rows[:, index] < low) | (rows[:, index] > high)).sum())
+                found = f"{count(outside, 'value')} of {quoted(column.name)} outside of its bounds {low:g} to {high:g}"
+                told += [f"{found}: {done}, as in training"] if outside else []
+        return told
+
+    def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
+        """What the model of `trial` is given for `rows` (N, ...): float32 (N, *input_shape)."""
+        self.check_trial(trial)
+        with np.errstate(**UNTOLD):
+            (x,), per_trial = self.pipeline(trial).run([rows], 1)
+        return np.asarray(x)[0] if per_trial else np.asarray(x)
+
+    def check_trial(self, trial: int) -> None:
+        """Raise UsageError where there is no such trial."""
+        if not 0 <= trial < self.trials:
+            raise UsageError(f"there is no trial {trial}: the result has {count(self.trials, 'trial')}, from 0 on")
+
+    def module(self, trial: int) -> nn.Module:
+        """The model of `trial` as an ordinary module, for inputs (N, *input_shape) on the CPU."""
+        self.check_trial(trial)
+        outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
+        made = verdicts.built(models.builder(self.loaded.recipe.model, self.input_shape, outputs, self.loaded.base))
+        weights = self.bundle.weights[trial]
+        made = made.to(next(iter(weights.values())).dtype)
+        missing, unexpected = made.load_state_dict(weights, strict=False)
+        if unexpected or {name for name, p in made.named_parameters() if p.requires_grad} & set(missing):
+            raise DataError(f"{self.loaded.source}: the model has other parameters than {bundle.NAME}; train again")
+        return made.eval()
+
+    def outputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
+        """Outputs (N, K) of the model of `trial`. Raises RunError where its training diverged."""
+        module, found = self.module(trial), []
+        if not all(bool(torch.isfinite(value).all()) for value in self.bundle.weights[trial].values()):
+            raise RunError(f"the training of trial {trial} diverged: its weights are not finite; choose another trial")
+        dtype = next(module.parameters()).dtype
+        with torch.inference_mode():
+            for start in range(0, len(rows), _AT_ONCE):
+                x = torch.from_numpy(self.inputs(rows[start : start + _AT_ONCE], trial))
+                found.append(module(x.to(dtype)).numpy())
+        return np.concatenate(found)
+
+    def predict(self, rows: np.ndarray, trial: int) -> np.ndarray:
+        """The class of each row, or its predicted target, (N,)."""
+        return self.decided(self.outputs(rows, trial))
+
+    def decided(self, outputs: np.ndarray) -> np.ndarray:
+        """What outputs (N, K) say: classes as the recipe writes them, or targets in their own unit."""
+        if self.classes is None:
+            return target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
+        chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(np.int64)
+        return np.array([*self.classes, None], dtype=object)[chosen]
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Probabilities (N, classes) by outputs. Raises UsageError where the model's loss gives none."""
+        model, exact = self.loaded.recipe.model, torch.from_numpy(outputs).double()
+        if self.classes is None:
+            raise UsageError("--probabilities: a regression predicts targets, and has no classes")
+        if not isinstance(model, ConvexModel):
+            return exact.softmax(dim=1).numpy()
+        if model.loss != "logistic":
+            raise UsageError(
+                f"--probabilities: outputs of a model with loss {model.loss} are margins and no probabilities; train"
+                " with loss: logistic"
+            )
+        positive = exact[:, 0].sigmoid().numpy()
+        return np.stack([1 - positive, positive], axis=1)
+
+    def evaluate(self, part: Part, folds: Tensor | None = None) -> dict[str, list[float]]:
+        """The task's metrics of all trials on labelled records, as training measures them; nothing is noisy.
+
+        With `folds` bool (N, R), those of each trial's own records.
+        """
+        place = placement(self.loaded.recipe, Team())
+        outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
+        pack = make_pack(self.loaded, self.input_shape, outputs, [0] * self.trials, place)
+        for trial, weights in enumerate(self.bundle.weights):
+            for name, (at, shape) in pack.spans.items():
+                pack.values[trial, at : at + shape.numel()] = weights[name].reshape(-1)
+        with np.errstate(**UNTOLD):
+            (x,), per_trial = self.pipeline().run([part.x], self.trials)
+        table = Table.load(np.asarray(x), np.array(part.y), per_trial, place.device, place.dtype)
+        table = table if folds is None else table.with_folds(~folds)
+        rows = stand_in_rows(self.input_shape, table.x)
+        most = min(self.loaded.recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
+        classes = None if self.classes is None else len(self.classes)
+        models = Models(pack, pack.values, self.loaded.recipe, classes, most)
+        return measure(models, table, loss_of(self.loaded.recipe, raw=True)) | measure_once(models, table)[0]
+
+    def labelled(self, records: pd.DataFrame | str | Path) -> Part:
+        """Labelled records of a table or a file."""
+        where = Path(records) if isinstance(records, str) else records
+        return open_labelled(where, self.data, self.layout, self.classes, self.loaded.base)
+
+    def own_metrics(self) -> dict[str, list[float]]:
+        """Metrics on the records that the recipe tests on, read anew: those that the result states.
+
+        Raises RunError where their files are no longer what they were.
+        """
+        if self.document is not None:
+            origin.check_unchanged(self.document, self.loaded, self.directory)
+        recipe = self.loaded.recipe
+        part = held_out_of(recipe.data, self.loaded.base, recipe.folds is not None)
+        return self.evaluate(part, None if recipe.folds is None else own_folds([recipe], part.places))

@@ -1,0 +1,102 @@
+"""New rows for a model that is there: read in the layout that it was trained on, and refused with what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpsgd_cli.data import opening
+from dpsgd_cli.data.catalog import card_of
+from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.schema.data import Data
+
+LAYOUT = Layout((3,), (Column("age", (0, 99)), Column("job", values=("smith", "nurse")), Column("pay")))
+DATA = Data.model_validate({"path": "trained-on.csv", "target": "y", "classes": ["no", "yes"]})
+ROWS = [[30, 1, 10.5], [40, 0, -2]]
+FILES = {
+    "as-trained.csv": "age,job,pay\n30,nurse,10.5\n40,smith,-2\n",
+    "others.csv": "id;pay;job;age;y\n#7;10.5;nurse;30;no\n;-2;smith;40;\n",
+}
+
+
+def write(folder: Path, name: str, content: str) -> Path:
+    (folder / name).write_text(content)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_columns_are_found_by_name_and_others_are_left_alone(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, name, FILES[name])
+    assert opening.open_unlabelled(path, DATA, LAYOUT).tolist() == ROWS
+
+
+def test_tables_in_memory_and_parquet_are_read_alike(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"pay": [10.5, -2], "age": [30, 40], "job": ["nurse", "smith"]})
+    frame.to_parquet(tmp_path / "new.parquet")
+    assert opening.open_unlabelled(tmp_path / "new.parquet", DATA, LAYOUT).tolist() == ROWS
+    assert opening.open_unlabelled(frame, DATA, LAYOUT).tolist() == ROWS
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("age,jobs,pay\n1,nurse,2\n", "new.csv: there is no column 'job', which the model needs; did you mean 'jobs'?"),
+        ("age,job,pay\n1,pilot,2\n", "'job' holds 'pilot' in data row 1, which is not among its public values"),
+        ("age,job,pay\n1,nurse,2\n,nurse,2\n", "'age' has 1 missing value, first in data row 2"),
+        ("age,job,pay\n1,nurse,lots\n", "'pay' holds 'lots' in data row 1, which is not a number"),
+        ("age,job,pay\n", "has a header but no rows"),
+        ("age,age,job,pay\n1,2,nurse,3\n", "two columns are called 'age'"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    with pytest.raises(DataError) as refused:
+        opening.open_unlabelled(write(tmp_path, "new.csv", content), DATA, LAYOUT)
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_labels_are_classes_by_their_names_or_targets(tmp_path: Path) -> None:
+    path = write(tmp_path, "new.csv", "y,age,job,pay\nyes,30,nurse,10.5\nno,40,smith,-2\n")
+    part = opening.open_labelled(path, DATA, LAYOUT, ["no", "yes"])
+    assert (part.x.tolist(), part.y.tolist()) == (ROWS, [1, 0])
+    numbers = write(tmp_path, "numbers.csv", "y,age,job,pay\n0.5,30,nurse,10.5\n7,40,smith,-2\n")
+    regression = DATA.model_copy(update={"task": "regression", "classes": None})
+    assert opening.open_labelled(numbers, regression, LAYOUT, None).y.tolist() == [0.5, 7]
+    with pytest.raises(DataError, match="'maybe' in data row 1, which is not among the classes"):
+        opening.open_labelled(
+            write(tmp_path, "odd.csv", "y,age,job,pay\nmaybe,1,nurse,2\n"), DATA, LAYOUT, ["no", "yes"]
+        )
+    with pytest.raises(DataError, match="there is no column 'y', which holds the labels"):
+        opening.open_labelled(write(tmp_path, "none.csv", FILES["as-trained.csv"]), DATA, LAYOUT, ["no", "yes"])
+
+
+def test_arrays_are_of_the_models_shape(tmp_path: Path) -> None:
+    layout, data = Layout((2, 2), bounds=(0, 1)), Data.model_validate({"path": "x.npz"})
+    x = np.arange(12.0).reshape(3, 2, 2)
+    np.savez(tmp_path / "new.npz", x=x, y=[4, 5, 4])
+    np.save(tmp_path / "new.npy", x)
+    for name in ("new.npz", "new.npy"):
+        assert opening.open_unlabelled(tmp_path / name, data, layout).tolist() == x.tolist()
+    assert opening.open_labelled(tmp_path / "new.npz", data, layout, [5, 4]).y.tolist() == [1, 0, 1]
+    bad: dict[str, tuple[Any, str]] = {
+        "flat.npy": (x.reshape(3, 4), "has shape (3, 4) of float64, but the model needs numbers (N, 2, 2)"),
+        "nan.npy": (np.where(x > 5, np.nan, x), "NaN or infinite values in 2 rows, the first is row 2"),
+    }
+    for name, (content, said) in bad.items():
+        np.save(tmp_path / name, content)
+        with pytest.raises(DataError) as refused:
+            opening.open_unlabelled(tmp_path / name, data, layout)
+        assert said in str(refused.value)
+    with pytest.raises(DataError, match="takes a table"):
+        opening.open_unlabelled(tmp_path / "new.npz", DATA, LAYOUT)
+
+
+def test_rows_for_a_card_are_in_the_units_of_its_files() -> None:
+    digits = Data.model_validate({"name": "digits"})
+    pixels = np.full((1, 1, 8, 8), 4, np.uint8)
+    assert np.unique(opening.open_unlabelled(pixels, digits, card_of(digits, Path()).layout)).tolist() == [0.25]

@@ -1,0 +1,126 @@
+"""Runs a Markdown page as its reader would, from top to bottom, in an empty folder: `python -m tests.documents PAGE`.
+
+sh       every command is run; `dpsgd` in this process, so that torch is loaded once a page
+python   is run, all blocks of a page one after the other
+yaml, python or csv whose first line names a file (`# name.yaml: ...`) is written under that name instead
+text     every line of it was said by the block before it, whatever the spaces
+
+Not here: which pages there are, and what is skipped (`test_docs.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import io
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+INSTALLERS = ("make ", "pip install ", "git clone ", "cd dpsgd")
+"""They make environments or install packages: `make check` itself, and tests/test_packaging.py, are their tests."""
+ELSEWHERE = ("torchrun ", "sbatch ", "--launcher slurm", "--launcher ray", "tensorboard ")
+"""They need more than one machine or process: tests/core/test_processes.py and tests/sweep/ are their tests."""
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The file that a block is, by its first line."""
+        named = re.match(r"# ([\w./-]+\.\w+):", self.text)
+        return named[1] if named and self.language != "sh" else None
+
+    @property
+    def commands(self) -> list[str]:
+        """Those of a sh block; one that spans lines inside quotes, or ends in a backslash, is one."""
+        found, pending = [], ""
+        for line in self.text.splitlines():
+            pending = f"{pending}\n{line}" if pending else line
+            if pending.count('"') % 2 == 0 and not pending.endswith("\\"):
+                found.append(re.sub(r"\s{2,}#.*$", "", pending))
+                pending = ""
+        return [command for command in found if command.strip() and not command.startswith("#")]
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    return [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)]
+
+
+@dataclass
+class Reader:
+    """Who types a page. `said` is what the last block said; `ran` are the commands that were run."""
+
+    said: str = ""
+    ran: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "page"})
+
+    def read(self, block: Block) -> None:
+        if block.language == "text":
+            spoken = " ".join(self.said.split())
+            missing = [line for line in block.text.splitlines() if " ".join(line.split()) not in spoken]
+            assert not missing, f"not said: {missing}\nbut: {self.said}"
+        elif block.file is not None:
+            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(block.text, "page", "exec"), self.names)
+            self.said = out.getvalue()
+        elif block.language == "sh":
+            self.said = "".join(map(self.type, block.commands))
+        else:
+            assert block.language in ("json", "markdown"), f"nobody knows how to read a {block.language} block"
+
+    def type(self, command: str) -> str:
+        """Run one command; what it said on both streams."""
+        if command.startswith(INSTALLERS) or any(word in command for word in ELSEWHERE):
+            return ""
+        self.ran.append(command)
+        if command.startswith("dpsgd ") and not re.search(r"[|>;&]", command):
+            code, said = _dpsgd(_words(command)[1:])
+        else:
+            done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+            code, said = done.returncode, done.stdout + done.stderr
+        wanted = 1 if command.endswith("|| echo refused") else 0
+        assert code == wanted or (wanted and code == 0), f"{command}\nended with {code}:\n{said}"
+        return said
+
+
+def _words(command: str) -> list[str]:
+    """The words of a command, as the shell has them: names with a star stand for files."""
+    found: list[str] = []
+    for word in shlex.split(command.replace("\\\n", " ")):
+        files = sorted(glob.glob(word)) if "*" in word else []
+        found += files or [word]
+    return found
+
+
+def _dpsgd(arguments: Sequence[str]) -> tuple[Any, str]:
+    from dpsgd_cli.main import main
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main(list(arguments), prog_name="dpsgd")
+            code: Any = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+    return code, said.getvalue()
+
+
+if __name__ == "__main__":
+    reader = Reader()
+    for one in blocks(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        reader.read(one)
+    print(len(reader.ran))

@@ -1,0 +1,278 @@
+"""PATE from recipe to result: one record moves one vote, answers are drawn once, teachers are trained once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from dpsgd_cli import experiment, kept
+from dpsgd_cli.core.streams import SecureStreams
+from dpsgd_cli.errors import DpsgdError
+from dpsgd_cli.methods import pate
+from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.trials import Member, start
+
+DESCENT = {"learning_rate": 1.0, "optimizer": {"kind": "sgd", "momentum": 0.9}}
+CONFIDENT = {"kind": "confident-gnmax", "threshold": 4, "threshold_noise": 3, "noise": 2}
+
+
+def rows(count: int = 90) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.random((count, 4))
+    return x, (x[:, 0] + x[:, 1] > 1).astype(int)
+
+
+def recipe(folder: Path, data: tuple[np.ndarray, np.ndarray] | None = None, **method: Any) -> Path:
+    """PATE with 6 teachers on 90 records of two classes; 40 public records, 20 judges."""
+    folder.mkdir(exist_ok=True)
+    x, y = data or rows()
+    test_x, test_y = rows(150)
+    np.savez(folder / "own.npz", x=x, y=y, x_test=test_x[90:], y_test=test_y[90:])
+    sections = {
+        "name": "small",
+        "data": {"path": "own.npz", "classes": [0, 1], "bounds": [0, 1], "public": {"from": "test", "records": 40}},
+        "model": {"kind": "linear"},
+        "method": {
+            "kind": "pate",
+            "teachers": {"count": 6, "epochs": 5, **DESCENT},
+            "aggregation": CONFIDENT,
+            "queries": 30,
+            "student": {"kind": "supervised", "epochs": 4, **DESCENT},
+            **method,
+        },
+        "privacy": {"delta": 1e-5},
+        "seed": 0,
+        "repeats": 2,
+    }
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def trained(path: Path, out: str = "out") -> dict[str, Any]:
+    directory = experiment.run(load_recipe(str(path)), experiment.Options(path.parent / out))
+    found: dict[str, Any] = json.loads((directory / "result.json").read_text())
+    return found
+
+
+def of_start(path: Path, earlier: dict[str, Any] | None = None) -> Any:
+    loaded = load_recipe(str(path))
+    return start([Member(loaded, experiment.plan_recipe(loaded)[0])], earlier)
+
+
+def predictions(path: Path, trial: int = 0) -> np.ndarray:
+    method = of_start(path).method
+    assert isinstance(method, pate.Pate)
+    found: np.ndarray = method._predictions(trial)
+    return found
+
+
+def flipped(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return x, np.where(np.arange(len(y)) == 17, 1 - y, y)
+
+
+def huge(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.where(np.arange(len(x))[:, None] == 17, 1e30, x), y
+
+
+def last_gone(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return x[:-1], y[:-1]
+
+
+@pytest.mark.parametrize("batching", [{}, {"batching": "shuffle", "batch_size": 4}])
+@pytest.mark.parametrize("change", [flipped, huge, last_gone])
+def test_one_record_moves_the_votes_of_one_teacher(
+    change: Callable[..., tuple[np.ndarray, np.ndarray]], batching: dict[str, Any], tmp_path: Path
+) -> None:
+    teachers = {"count": 6, "epochs": 5, **DESCENT, **batching}
+    ours = predictions(recipe(tmp_path / "one", teachers=teachers))
+    theirs = predictions(recipe(tmp_path / "other", change(*rows()), teachers=teachers))
+    assert (ours != theirs).any(axis=1).sum() <= 1
+
+
+def test_every_record_is_in_one_part_and_parts_are_of_places_alone(tmp_path: Path) -> None:
+    ours = of_start(recipe(tmp_path / "one")).method
+    teachers = [pate._Teachers(ours.context, ours.settings, trial) for trial in (0, 1)]
+    parts = [one.part for one in teachers]
+    assert [sorted(set(part)) for part in parts] == [list(range(6))] * 2
+    assert max(np.bincount(parts[0])) - min(np.bincount(parts[0])) == 0
+    assert (parts[0] != parts[1]).any(), "another seed deals other parts"
+    assert teachers[0].records >= max(np.bincount(parts[0]))
+    fewer = of_start(recipe(tmp_path / "other", last_gone(*rows()))).method
+    assert (pate._Teachers(fewer.context, fewer.settings, 0).part == parts[0][:-1]).all()
+
+
+def test_votes_do_not_depend_on_how_many_teachers_train_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recipe(tmp_path / "one")
+    whole = predictions(path)
+    monkeypatch.setattr(kept, "load", lambda place: None)
+    monkeypatch.setattr(pate, "_NUMBERS_AT_ONCE", 2 * 10)
+    assert (predictions(path) == whole).all()
+
+
+def test_other_noise_and_queries_train_no_teacher_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(recipe(tmp_path / "one"))
+    files = list((tmp_path / "cache").rglob("*.npy"))
+    assert [path.stat().st_mode & 0o777 for path in files] == [0o600] * 2, "only their owner may read votes"
+
+    def refuse(self: Any) -> np.ndarray:
+        raise AssertionError("teachers were trained again")
+
+    monkeypatch.setattr(pate._Teachers, "predictions", refuse)
+    other = {**CONFIDENT, "noise": 3, "threshold": 3}
+    trained(recipe(tmp_path / "one", aggregation=other, queries=20), "other")
+    trained(recipe(tmp_path / "one", student={"kind": "label-spreading", "epochs": 3, **DESCENT}), "spread")
+    with pytest.raises(AssertionError, match="trained again"):
+        trained(recipe(tmp_path / "one", flipped(*rows())), "changed")
+
+
+def test_a_resumed_run_draws_no_second_noise_and_is_charged_the_same(tmp_path: Path) -> None:
+    path = recipe(tmp_path / "one")
+    whole = of_start(path)
+    for epoch in range(whole.method.epochs):
+        whole.method.run_epoch(epoch)
+    halved = of_start(path)
+    for epoch in range(2):
+        halved.method.run_epoch(epoch)
+        halved.done = epoch + 1
+    content = halved.checkpoint(halved.snapshot())
+    again = of_start(path, content)
+    again.restore(content, tmp_path / "saved")
+    drawn: list[str] = []
+    for stream in again.context.streams:
+        stream.normal = lambda purpose, *more: drawn.append(purpose)
+    for epoch in range(2, again.method.epochs):
+        again.method.run_epoch(epoch)
+    assert not drawn
+    assert (again.method.output == whole.method.output).all()
+    assert [ledger.entries for ledger in again.context.ledgers] == [ledger.entries for ledger in whole.context.ledgers]
+
+
+def test_nothing_is_drawn_while_the_method_is_made_that_a_resume_would_draw_anew(tmp_path: Path) -> None:
+    context = of_start(recipe(tmp_path / "one")).context
+
+    class Closed(SecureStreams):
+        def _source(self, *place: object) -> Callable[[int], np.ndarray]:
+            raise AssertionError(f"{place} was drawn in a constructor")
+
+    made = [pate.Pate(replace(context, streams=(Closed(), Closed()))) for _ in range(2)]
+    assert [order.tolist() for order in made[0].order] == [order.tolist() for order in made[1].order]
+
+
+def test_a_checkpoint_that_was_charged_less_than_it_answered_is_refused(tmp_path: Path) -> None:
+    halved = of_start(recipe(tmp_path / "one"))
+    halved.method.run_epoch(0)
+    halved.done = 1
+    content = halved.checkpoint(halved.snapshot())
+    content["ledgers"][0] = content["ledgers"][0][:-1]
+    again = of_start(recipe(tmp_path / "one"), content)
+    with pytest.raises(DpsgdError, match="not charged as they are"):
+        again.restore(content, tmp_path / "saved")
+
+
+def test_every_query_is_charged_before_it_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = of_start(recipe(tmp_path / "one"))
+    ledger, seen = trials.context.ledgers[0], []
+    rule = trials.method.plans[0].aggregation
+
+    def watched(kind: str, decide: Callable[..., Any]) -> Callable[..., Any]:
+        def decided(*given: Any) -> Any:
+            seen.append((kind, counted(ledger)))
+            return decide(*given)
+
+        return decided
+
+    monkeypatch.setattr(rule, "accepts", watched("threshold", rule.accepts))
+    monkeypatch.setattr(rule, "label", watched("vote", rule.label))
+    trials.method._release(0)
+    done = {"threshold": 0, "vote": 0}
+    for kind, charged in seen:
+        done[kind] += 1
+        assert charged == done
+    answers = trials.method.answers[0]
+    assert done == {"threshold": 30, "vote": int((answers >= 0).sum())}
+    assert 0 < done["vote"] < 30
+
+
+def counted(ledger: Any) -> dict[str, int]:
+    found = {"threshold": 0, "vote": 0}
+    for entry in ledger.entries:
+        found[entry.release.mechanism.label] += entry.release.count
+    return found
+
+
+def test_answers_end_where_the_plan_says(tmp_path: Path) -> None:
+    found = trained(recipe(tmp_path / "one", aggregation={**CONFIDENT, "answers": 3}))
+    assert [row["answered"] for row in found["trials"]] == [3, 3]
+
+
+def test_every_query_has_noise_of_its_own(tmp_path: Path) -> None:
+    trials = of_start(recipe(tmp_path / "one", aggregation={"kind": "gnmax", "noise": 1e6}))
+    trials.method.run_epoch(0)
+    same = np.mean(trials.method.answers[0])
+    assert 0.1 < same < 0.9, "noise far above all votes decides, and does not decide the same every time"
+    assert (trials.method.answers[0] != trials.method.answers[1]).any()
+
+
+def test_other_teachers_are_not_taken_from_the_cache(tmp_path: Path) -> None:
+    usual = predictions(recipe(tmp_path / "one"))
+    longer = predictions(recipe(tmp_path / "one", teachers={"count": 6, "epochs": 60, **DESCENT}))
+    assert (usual != longer).any()
+    assert len(list((tmp_path / "cache").rglob("*.npy"))) == 2
+
+
+def test_a_spent_budget_ends_the_answers(tmp_path: Path) -> None:
+    path = recipe(tmp_path / "one")
+    sections = yaml.safe_load(path.read_text())
+    sections["privacy"]["budget"] = {"epsilon": 5.0, "delta": 1e-5}
+    path.write_text(yaml.safe_dump(sections))
+    found = trained(path)
+    assert found["privacy"]["epsilon"] == pytest.approx(5.0)
+    assert found["metrics"]["queries"]["mean"] < 30
+    assert found["privacy"]["spent"]["epsilon"] <= 5.0
+
+
+def test_a_run_without_an_answer_says_so_and_publishes_what_it_started_from(tmp_path: Path) -> None:
+    never = {**CONFIDENT, "threshold": 1e6}
+    found = trained(recipe(tmp_path / "one", aggregation=never))
+    assert found["metrics"]["answered"]["mean"] == 0
+    assert any("no query was answered" in warning for warning in found["warnings"])
+
+
+def test_what_the_votes_say_is_marked_and_its_release_is_charged(tmp_path: Path) -> None:
+    plain = trained(recipe(tmp_path / "one"))
+    row = plain["trials"][0]
+    assert {"nonprivate_epsilon_data_dependent", "nonprivate_ensemble_right", "nonprivate_teachers_right"} <= set(row)
+    assert "epsilon_sanitised" not in row
+    smooth = {"kind": "gnmax", "noise": 30}
+    published = trained(recipe(tmp_path / "one", aggregation=smooth, sanitised={"order": 5}), "published")
+    assert published["trials"][0]["epsilon_sanitised"] != published["trials"][0]["nonprivate_epsilon_data_dependent"]
+    assert "sanitised epsilon" in (tmp_path / "one" / "published").rglob("ledger.jsonl").__next__().read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"queries": 41}, "40 records are public"),
+        ({"teachers": {"count": 91, "epochs": 1}}, "more than the 90 training records"),
+        ({"teachers": {"count": 1, "epochs": 1}}, "teachers.count"),
+    ],
+)
+def test_impossible_sizes_are_refused(method: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DpsgdError, match=message):
+        trained(recipe(tmp_path / "one", **method))

@@ -1,0 +1,150 @@
+"""The page beside a result: its numbers are those of the ledger, it needs nothing else, and tells nothing that is not
+public."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from dpsgd_cli.main import main
+from dpsgd_cli.privacy.conversions import gaussian_epsilon
+from dpsgd_cli.privacy.ledger import read_entries
+from dpsgd_cli.results import report, store
+from tests.conftest import Train, WriteRecipe, toy_result, write_result
+
+ALONE = {"kind": "dp-sgd", "batching": "full", "learning_rate": 0.5}
+
+
+def pages(directory: Path) -> tuple[str, str]:
+    written = report.write(directory)
+    assert [page.name for page in written] == list(report.NAMES)
+    plain, drawn = (page.read_text(encoding="utf-8") for page in written)
+    return plain, drawn
+
+
+def test_every_way_to_train_has_a_page_that_needs_nothing_else(
+    way: dict[str, Any], write_recipe: WriteRecipe, train: Train
+) -> None:
+    directory = train(write_recipe(**way))
+    plain, drawn = pages(directory)
+    privacy = store.read_document(directory)["privacy"]
+    assert all(f"- {said}" in plain for said in privacy["declarations"])
+    stated = re.search(r"Epsilon at most (\S+) at delta 0.001", plain)
+    assert stated is not None and 0 <= float(stated[1]) - privacy["epsilon"] <= 1e-4
+    assert ("so its budget is the bound" in plain) == (privacy["spent"] is not None)
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', drawn)) <= {"data:,", *re.findall(r'href="(#[^"]*)"', drawn)}
+    assert "<script" not in drawn and "@import" not in drawn
+    ElementTree.fromstring(drawn.replace("<!DOCTYPE html>", "").replace('<meta charset="utf-8">', "").replace(
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">', ""
+    ))  # fmt: skip
+
+
+def test_one_full_batch_after_the_other_is_one_gaussian(write_recipe: WriteRecipe, train: Train) -> None:
+    """mu^2 = T / z^2 from the ledger; Phi(Phi^-1(alpha) + mu) from a table of the normal distribution."""
+    private = {"schedule": {"kind": "uniform", "initial": 4}, "delta": 1e-3, "accountant": "gaussian"}
+    plain, _ = pages(train(write_recipe(method=ALONE, privacy=private, epochs=16, repeats=1, seed=None)))
+    assert "mu = 1.0000" in plain
+    # Phi(-2.32635 + 1) = Phi(-1.32635) = 0.09236..., Phi(-3.09023 + 1) = 0.018299..., Phi(1/2) = 0.69146...
+    assert "| 1.0% | 9.24% | 1.0% |" in plain
+    assert "| 0.1% | 1.83% | 0.1% |" in plain
+    assert "is right in 69.15% of cases" in plain
+    epsilon = gaussian_epsilon(1.0, 1e-3)
+    factor = re.search(r"at most e\^(\S+) = (\S+) times", plain)
+    assert factor is not None and float(factor[1]) == pytest.approx(epsilon, abs=1e-4)
+    assert 0 <= float(factor[2]) - math.exp(epsilon) <= 1e-4
+    assert "the seed is written down" not in plain
+
+
+def test_what_is_to_be_typed_says_what_the_page_says(
+    write_recipe: WriteRecipe, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = train(write_recipe())
+    plain, drawn = pages(directory)
+    monkeypatch.chdir(directory.parent)
+    block = re.search(r"```sh\n(.*?)```", plain, re.DOTALL)
+    assert block is not None
+    lines = block[1].splitlines()
+    assert all(line in drawn for line in lines)
+    said = {line: CliRunner().invoke(main, line.split()[1:]) for line in lines if "train" not in line}
+    assert [result.exit_code for result in said.values()] == [0] * 4, said
+    first = said[lines[0]].stdout
+    stated = re.search(r"Epsilon at most (\S+)", plain)
+    assert stated is not None and re.search(rf"rdp\s+{stated[1]}\s", first)
+    assert (directory / "report.md").read_text(encoding="utf-8") == plain  # `dpsgd report` wrote it again
+
+
+def test_folds_trials_and_no_privacy(write_recipe: WriteRecipe, train: Train) -> None:
+    folds, _ = pages(train(write_recipe(folds=3, repeats=None)))
+    assert "one fold" in folds and "Means over 3 trials" in folds
+    nothing, drawn = pages(train(write_recipe(method={**ALONE, "kind": "sgd", "batch_size": 12, "batching": "shuffle"},
+                                              privacy=None)))  # fmt: skip
+    assert nothing.startswith("# tiny: nothing protects the training data\n") and "<svg" in drawn
+    for word in ("What was declared public", "dpsgd account", "Covered by the statement", "attacker"):
+        assert word not in nothing
+
+
+def test_what_is_marked_is_not_on_the_page(tmp_path: Path) -> None:
+    """Two results that differ in everything that is marked, and in nothing else, have the same pages."""
+    line = json.dumps({"trial": 0, "seed": None, "phase": "train", "epoch": 0, "mechanism": "gaussian",
+                       "noise_multiplier": 2.0, "adjacency": "zero-out", "batching": "shuffle"})  # fmt: skip
+    made = []
+    for place, value in (("one", 0.123), ("two", 987.5)):
+        plain = toy_result([line], trials=1)
+        privacy = plain.privacy | {"scope": "each trial", "spent": None, "uncovered_steps": ["<b>was read</b>"]}
+        row = {"epoch": 0, "trial": 0, "epsilon": 1.0, "test_accuracy": 0.5, "nonprivate_train_loss": value}
+        metrics = {name: {"mean": number, "std": None, "ci95": None, "n": 1}
+                   for name, number in (("test_accuracy", 0.5), ("nonprivate_train_accuracy", value))}  # fmt: skip
+        directory = tmp_path / place / "toy-12345678"
+        write_result(
+            directory,
+            dataclasses.replace(
+                plain, privacy=privacy, history=[row], metrics=metrics, nonprivate_warnings=[f"saw {value}"],
+                timing={"steps": 1, "nonprivate_train_seconds": value}, provenance={"seed": None},
+            ),
+            "name: toy\n",
+        )  # fmt: skip
+        made.append(pages(directory))
+    assert made[0] == made[1]
+    plain_text, drawn = made[0]
+    assert "`nonprivate_train_loss`" in plain_text  # named as what is not to be published
+    assert "&lt;b>was read" in plain_text and "<b>" not in drawn
+
+
+def test_a_page_is_made_of_files_that_are_as_they_were_written(write_recipe: WriteRecipe, train: Train) -> None:
+    directory = train(write_recipe())
+    assert len(read_entries(directory / "ledger.jsonl")) == 2
+    ledger = (directory / "ledger.jsonl").read_text()
+    (directory / "ledger.jsonl").write_text(ledger.splitlines(keepends=True)[0])
+    result = CliRunner().invoke(main, ["report", str(directory)])
+    assert result.exit_code == 1 and "ledger.jsonl: was changed after the result was written" in result.stderr
+    assert CliRunner().invoke(main, ["report", str(directory.parent / "..")]).exit_code == 1
+
+
+def test_train_writes_the_page_once_and_a_folder_of_results_gets_its_pages(
+    write_recipe: WriteRecipe, tmp_path: Path
+) -> None:
+    recipe, out = str(write_recipe()), str(tmp_path / "out")
+    assert CliRunner().invoke(main, ["train", recipe, "--out", out]).exit_code == 0
+    (directory,) = (tmp_path / "out").iterdir()
+    (directory / "report.html").unlink()
+    assert CliRunner().invoke(main, ["train", recipe, "--out", out]).exit_code == 0
+    assert (directory / "report.html").is_file()
+    empty = CliRunner().invoke(main, ["report", str(tmp_path / "nothing")])
+    assert empty.exit_code == 1 and "holds no result" in empty.stderr
+    written = CliRunner().invoke(main, ["report", out])
+    assert written.stdout.splitlines() == [str(directory / name) for name in report.NAMES]
+
+
+def test_writing_a_page_loads_no_torch() -> None:
+    code = "import sys, dpsgd_cli.commands.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

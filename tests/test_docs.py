@@ -1,0 +1,78 @@
+"""Every command and snippet of the README and of `docs/` is run, in order, in an empty folder, as a new user would;
+what they and the map of the house point to exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.documents import INSTALLERS, Block, blocks
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_works_as_written(page: str, tmp_path: Path) -> None:
+    shim = tmp_path / "bin"
+    shim.mkdir()
+    for name, arguments in (("dpsgd", "-m dpsgd_cli"), ("python", "")):
+        (shim / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n', encoding="utf-8")
+        (shim / name).chmod(0o755)
+    here = tmp_path / "here"
+    here.mkdir()
+    environment = {**os.environ, "PATH": f"{shim}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    read = [sys.executable, "-m", "tests.documents", str(ROOT / page)]
+    done = subprocess.run(read, cwd=here, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) >= 2, "a page without commands is read by nobody"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_points_to_what_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    place = (ROOT / page).parent
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    named = re.findall(r"`((?:recipes|datasets|benchmarks|docs|tests|dpsgd_cli)/[\w./-]*)`", text)
+    assert [link for link in links if not (place / link).exists()] == []
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_readme_is_a_page_that_begins_with_two_commands_and_leads_to_every_other() -> None:
+    assert len(README.splitlines()) <= 90
+    first = blocks(README)[0]
+    assert [command.split("  ")[0] for command in first.commands] == ["make train", "make test"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{name}: ", makefile, re.MULTILINE) for name in ("train", "test"))
+    assert [page for page in PAGES if page.startswith("docs/") and f"({page})" not in README] == []
+    assert "pip install -c constraints.txt ." in README
+
+
+def test_from_the_table_to_the_prediction_is_one_screen() -> None:
+    """Forty lines, blank ones and words included."""
+    lines = README.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("dpsgd recipe new"))
+    end = next(i for i, line in enumerate(lines) if line.startswith("dpsgd predict"))
+    assert 0 < end - begin <= 40
+
+
+def test_commands_are_found_and_installers_are_known() -> None:
+    text = 'dpsgd a  # why\n# a remark\npython -c "\nx = 1"\ndpsgd b \\\n  c\nmake train\n'
+    assert Block("sh", text).commands == ["dpsgd a", 'python -c "\nx = 1"', "dpsgd b \\\n  c", "make train"]
+    assert "make train".startswith(INSTALLERS)
+
+
+def test_every_path_on_the_map_of_the_house_exists_and_every_room_is_on_it() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 90
+    named = re.findall(r"`([\w.]+/[\w./]*|[\w.]+\.(?:py|md|toml))`", text)
+    assert [name for name in named if not any((ROOT / home / name).exists() for home in ("", "dpsgd_cli"))] == []
+    rooms = {f"{path.name}/" for path in (ROOT / "dpsgd_cli").iterdir() if (path / "__init__.py").is_file()}
+    assert rooms <= set(named)
