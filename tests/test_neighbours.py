@@ -232,7 +232,7 @@ def write(path: Path, rows: Rows) -> None:
     path.write_text("\n".join(["a,b,y", *map(",".join, rows)]) + "\n")
 
 
-NOISED = r"\.diverged|\.(metrics|trials\[\d+\])\.(test_|answer)|\.files\.model\."
+NOISED = r"\.diverged|\.(metrics|trials\[\d+\])\.(test_|answer|chosen_)|\.files\.model\."
 CHOSEN = NOISED + r"|\.privacy\.spent\.|\.timing\.steps$|\.trials\[\d+\]\.(spent_|epochs$)|\.files\.ledger\."
 
 
@@ -253,7 +253,7 @@ def table(path: Path, chooses: bool) -> Any:
     with path.open(encoding="utf-8") as file:
         reader = csv.DictReader(file)
         names = list(reader.fieldnames or ())
-        kept = [name for name in names if not name.startswith(("nonprivate_", "test_", "answer"))]
+        kept = [name for name in names if not name.startswith(("nonprivate_", "test_", "answer", "chosen_"))]
         rows = [tuple(row[name] for name in kept) for row in reader]
     if not chooses:
         return names, rows
@@ -263,7 +263,7 @@ def table(path: Path, chooses: bool) -> Any:
 def masked_text(text: str) -> list[str]:
     """The printed result, with the numbers of lines of metrics, times and what was spent as a mark."""
     lines = [line for line in text.splitlines() if not line.strip().startswith("nonprivate_")]
-    varies = re.compile(r"\s*(test_|answer|time|trained|spent|of that|\d+ trial)")
+    varies = re.compile(r"\s*(test_|answer|chosen_|time|trained|spent|of that|\d+ trial)")
     return [re.sub(r"[-+]?\d[\d.,e+-]*", "#", line) if varies.match(line) else line for line in lines]
 
 

@@ -279,9 +279,9 @@ class Pipeline:
     def _without_noise(self, index: int, parts: Sequence[Rows], key: str, has_public: bool) -> list[Rows]:
         """All parts after a step that draws nothing, fitted on the training rows, or on the public ones."""
         step, layout = self.steps[index], self.layouts[index]
-        if step.of_public and not has_public:
-            raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
         if key not in self.fitted:
+            if step.of_public and not has_public:
+                raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
             # rows on disk are as much of an array as steps that `_opened` lets pass need
             kept = step.kept(cast(np.ndarray, parts[-1 if step.of_public else 0]), layout)
             self.fitted.update({} if kept is None else {key: kept})
