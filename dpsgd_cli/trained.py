@@ -1,8 +1,8 @@
 """Trained models in use: written by training, read again from a result, and put to other records.
 
 `model.safetensors` and `recipe.yaml` are all that is needed: layout of a record, classes and preprocessing (what
-private steps released, trial by trial) are in the first. Two kinds of recipes need what they name besides, and it must
-be what it was: a model of the user's own its Python file, `data.features` with weights those.
+private steps released, trial by trial) are in the first. Some recipes need what they name besides, and it must be what
+it was: a model of the user's own its Python file, `data.features` with weights those, a card of their own that.
 
 Predictions and metrics of other records use the released weights alone, so they cost the training records nothing. The
 records that are predicted for are not protected at all: what is measured on them is measured without noise.
@@ -116,10 +116,11 @@ class Trained:
         return made
 
     def _check_made_from(self, provenance: dict[str, Any]) -> None:
-        """See that code and weights which the recipe names, and prediction runs, are those of the training."""
+        """See that code, weights and card which the recipe names, and prediction needs, are those of the training."""
         here = {f: h for step in self.pipeline(0).steps for f, h in step.made_from.items()}
-        here |= origin.code_sha256(self.loaded)
-        known = provenance.get("data_sha256", {}) | provenance.get("code_sha256", {})
+        here |= origin.code_sha256(self.loaded) | origin.card_sha256(self.loaded)
+        kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256")
+        known = {name: found for kind in kinds for name, found in provenance.get(kind, {}).items()}
         changed = [name for name, found in here.items() if known.get(name) != found]
         if changed:
             raise RunError(

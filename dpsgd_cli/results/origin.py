@@ -70,6 +70,12 @@ def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:
     return {name: sha256(path) for name, path in own_code(loaded).items()}
 
 
+def card_sha256(loaded: LoadedRecipe) -> dict[str, str]:
+    """SHA-256 of the card of the user's own that the recipe names, if it does and it is there."""
+    name = loaded.recipe.data.card_file
+    return {} if name is None or not (loaded.base / name).is_file() else {name: sha256(loaded.base / name)}
+
+
 def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> list[str]:
     """See that the files the recipe names are those that the result in `directory` was made from.
 

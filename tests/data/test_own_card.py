@@ -99,3 +99,19 @@ def test_cards_of_one_name_in_two_places_are_not_the_same_data(project: Path) ->
     found = [run_of(load_recipe(str(written(project, name="trains", cards=folder)))) for folder in ("cards", "more")]
     assert found[0].records is not None and found[1].records is not None
     assert found[0].records.data != found[1].records.data
+
+
+def test_its_model_predicts_by_the_card_that_it_was_trained_with(project: Path) -> None:
+    recipe = written(project, name="trains", cards="cards")
+    assert run("train", recipe, "--out", project / "out").exit_code == 0
+    (directory,) = (project / "out").glob("late-*")
+    (project / "new.csv").write_text("job,age\na,30\nb,50\n")
+    told = run("predict", directory, project / "new.csv")
+    assert told.exit_code == 0, told.stderr
+    assert set(told.stdout.split()[1:]) <= {"no", "yes"}
+    assert run("evaluate", directory).exit_code == 0
+    card = project / "cards" / "trains.yaml"
+    card.write_text(card.read_text().replace("- 100\n", "- 90\n"))
+    told = run("predict", directory, project / "new.csv")
+    assert told.exit_code != 0
+    assert "was trained with another content of cards/trains.yaml" in told.stderr
