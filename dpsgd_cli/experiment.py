@@ -24,10 +24,9 @@ import torch
 
 from dpsgd_cli import data, failures, trained
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.losses import Loss, evaluate, told
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
-from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import UsageError
+from dpsgd_cli.evaluation import measure, measure_once, models_of
 from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.privacy.plan import Plan
@@ -295,21 +294,13 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
 
 
 def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
-    loss = loss_of(trials.recipe, raw=True)
-    found = _evaluate(trials, trials.test, loss) if wanted else {}
+    loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
+    found = measure(models, trials.test, loss) if wanted else {}
     named = {f"test_{k}": v for k, v in found.items()}
     cut, rows = trials.recipe.data.validation, trials.context.validation
     if wanted and rows is not None and cut is not None and cut.public:
-        named.update({f"validation_{k}": v for k, v in _evaluate(trials, rows, loss).items()})
+        named.update({f"validation_{k}": v for k, v in measure(models, rows, loss).items()})
     return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
-
-
-def _evaluate(trials: Trials, table: Table, loss: Loss) -> dict[str, list[float]]:
-    """Metrics of what would be published now."""
-    context, task = trials.context, trials.recipe.data.task
-    return told(
-        evaluate(context.pack, trials.method.output, table, task, context.most_rows, loss), trials.method.output
-    )
 
 
 @dataclass(frozen=True)
@@ -323,8 +314,11 @@ class _Final:
 
 def _final(trials: Trials) -> _Final:
     """Metrics of the published weights."""
-    on_train = _evaluate(trials, trials.context.table, trials.context.loss)
+    models = models_of(trials)
+    on_train = measure(models, trials.context.table, trials.context.loss)
     last = trials.history[-1].metrics if trials.history else {}
+    measured, constants = measure_once(models, trials.test)
+    last = last | {f"test_{k}": v for k, v in measured.items()} | {f"constant_{k}": v for k, v in constants.items()}
     if isinstance(trials.recipe.model, ConvexModel):
         squares = trials.method.output.double().square().sum(dim=1).tolist()
         l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]

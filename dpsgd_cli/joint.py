@@ -37,7 +37,7 @@ def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> t
                 " records; make it smaller"
             )
         return None, outline
-    before = data.private_releases(recipe.data, adjacency_of(recipe))
+    before = data.private_releases(recipe.data, adjacency_of(recipe), loaded.base)
     layers = _layers(loaded, outline) if recipe.privacy.clipping.by_layer else None
     with loaded.placing():
         facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, judge)
@@ -87,7 +87,7 @@ def declarations(recipe: Recipe, outline: data.Outline) -> tuple[str, ...]:
 def declared_by_model(recipe: Recipe) -> tuple[str, ...]:
     """What the model section takes to be public of the data."""
     model = recipe.model
-    if not isinstance(model, ConvexModel) or model.loss != "squared":
+    if not isinstance(model, ConvexModel) or model.loss != "squared" or recipe.data.target_bounds is not None:
         return ()
     bound = f"{model.target_bound:g}"
     return (

@@ -1,32 +1,87 @@
 """Metrics by name: one entry each, with its tasks, its words, its direction and its function.
 
-To add one that is a mean over records, add an entry. In results a metric is named after where it was measured:
-`test_accuracy`, `validation_accuracy`, `nonprivate_train_accuracy`.
+To add one, add an entry. In results a metric is named after where it was measured: `test_accuracy`,
+`validation_accuracy`, `nonprivate_train_accuracy`; `constant_accuracy` is what a constant gets on the test records.
+
+What is a mean over records is measured at every evaluation; what takes a whole table of answers, by scikit-learn's
+definitions, once: of the published weights on the test records.
 
 Not here: passing a table through a model (`core/losses.py`); torch, whose tensors the functions only take.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-PLACES = ("nonprivate_train_", "validation_", "test_")
+PLACES = ("nonprivate_train_", "validation_", "test_", "constant_")
 
 
 @dataclass(frozen=True)
 class Metric:
     """`of_records`: outputs (R, B, K) and labels (R, B) to what each record counts (R, B), of which the metric is the
-    mean; None for the loss that a model was trained by."""
+    mean; None for the loss that a model was trained by, and for what is no mean.
+
+    `of_table`: one trial's answers on all records of a table; not a number where the records do not define it.
+    `in_units`: it is in the target's own unit.
+    """
 
     tasks: tuple[str, ...]
     words: str
     less_is_better: bool
     of_records: Callable[[Tensor, Tensor], Tensor] | None = None
+    of_table: Callable[[Answers], float] | None = None
+    in_units: bool = False
+
+    @property
+    def at_every_look(self) -> bool:
+        """Whether it is a mean over records."""
+        return self.of_records is not None or self.of_table is None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One trial's on N records: `truth` (N,) class indices or targets, `told` (N,) classes or numbers.
+
+    For classes also `scores`: (N,) of the second of two, or (N, K), which sum to 1 where they are `probabilities`.
+    """
+
+    truth: np.ndarray
+    told: np.ndarray
+    scores: np.ndarray | None = None
+    probabilities: bool = False
+
+
+def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, logistic: bool) -> Answers:
+    """From the outputs (N, K) of one trial: logits of K classes or, where K is 1, the margin of the second of two.
+
+    `logistic`: that margin is a logit, too.
+    """
+    from scipy.special import expit, softmax
+
+    outputs = outputs.astype(np.float64)
+    if outputs.shape[1] == 1:
+        margin = outputs[:, 0]
+        return Answers(truth, (margin > 0).astype(np.int64), expit(margin) if logistic else margin, logistic)
+    shares = softmax(outputs, axis=1)
+    return Answers(truth, outputs.argmax(axis=1), shares[:, 1] if outputs.shape[1] == 2 else shares, True)
+
+
+def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
+    """Of the best that knows no feature: the shares of the `classes` among the records and the most frequent, or the
+    mean (scikit-learn's DummyClassifier, strategy prior, and DummyRegressor)."""
+    if classes is None:
+        return Answers(truth, np.full(len(truth), truth.mean()))
+    shares = np.bincount(truth, minlength=classes) / len(truth)
+    scores = np.tile(shares, (len(truth), 1))
+    return Answers(truth, np.full(len(truth), shares.argmax()), scores[:, 1] if classes == 2 else scores, True)
 
 
 def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -41,10 +96,91 @@ def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.squeeze(-1) - targets).abs()
 
 
+def _accuracy(answers: Answers) -> float:
+    return float((answers.truth == answers.told).mean())
+
+
+def _balanced_accuracy(answers: Answers) -> float:
+    """The mean of the classes' recalls, over the classes that there are."""
+    from sklearn.metrics import recall_score
+
+    there = np.unique(answers.truth)
+    return float(recall_score(answers.truth, answers.told, labels=there, average="macro", zero_division=0))
+
+
+def _f1(answers: Answers) -> float:
+    """Of the second of two classes; of more, the mean of each one's."""
+    from sklearn.metrics import f1_score
+
+    several = answers.scores is not None and answers.scores.ndim == 2
+    return float(f1_score(answers.truth, answers.told, average="macro" if several else "binary", zero_division=0))
+
+
+def _auc(answers: Answers) -> float:
+    """Of more than two classes, the mean of each against the rest; undefined where a class has no record."""
+    from sklearn.metrics import roc_auc_score
+
+    classes = 2 if answers.scores is None or answers.scores.ndim == 1 else answers.scores.shape[1]
+    if len(np.unique(answers.truth)) < classes:
+        return math.nan
+    several = {"multi_class": "ovr", "labels": np.arange(classes)} if classes > 2 else {}
+    return float(roc_auc_score(answers.truth, answers.scores, **several))
+
+
+def _log_loss(answers: Answers) -> float:
+    """Of the probabilities, each at least as large as the least that float64 tells from 0 beside 1."""
+    from sklearn.metrics import log_loss
+
+    scores = answers.scores
+    if scores is None or not answers.probabilities:
+        return math.nan
+    return float(log_loss(answers.truth, scores, labels=np.arange(2 if scores.ndim == 1 else scores.shape[1])))
+
+
+def _calibration_error(answers: Answers) -> float:
+    """By how much confidence and accuracy differ: the mean of the difference in 15 bins of equal width, each weighted
+    by its records (Guo et al. 2017, equation 5). Confidence is the probability of the class that is told."""
+    scores = answers.scores
+    if scores is None or not answers.probabilities:
+        return math.nan
+    confidence = np.maximum(scores, 1 - scores) if scores.ndim == 1 else scores.max(axis=1)
+    gaps = (answers.truth == answers.told) - confidence
+    bins = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(np.int64) - 1, 0, CALIBRATION_BINS - 1)
+    # a constant that says the shares of the records is calibrated to rounding
+    return round(float(np.abs(np.bincount(bins, gaps, CALIBRATION_BINS)).sum() / len(gaps)), 12)
+
+
+def _mean_absolute_error(answers: Answers) -> float:
+    return float(np.abs(answers.truth - answers.told).mean())
+
+
+def _root_mean_square(answers: Answers) -> float:
+    from sklearn.metrics import root_mean_squared_error
+
+    return float(root_mean_squared_error(answers.truth, answers.told))
+
+
+def _r2(answers: Answers) -> float:
+    """1 less the squared error as a share of that of the mean; undefined where all targets are equal."""
+    from sklearn.metrics import r2_score
+
+    return float(r2_score(answers.truth, answers.told)) if np.ptp(answers.truth) > 0 else math.nan
+
+
+CALIBRATION_BINS = 15
+CLASSES, NUMBERS = ("classification",), ("regression",)
+
 # In the order in which one is taken where nobody says which.
 METRICS = {
-    "accuracy": Metric(("classification",), "accuracy", False, right_answers),
-    "mae": Metric(("regression",), "mean absolute error", True, absolute_errors),
+    "accuracy": Metric(CLASSES, "accuracy", False, right_answers, _accuracy),
+    "mae": Metric(NUMBERS, "mean absolute error", True, absolute_errors, _mean_absolute_error, in_units=True),
+    "balanced_accuracy": Metric(CLASSES, "balanced accuracy", False, of_table=_balanced_accuracy),
+    "f1": Metric(CLASSES, "F1", False, of_table=_f1),
+    "auc": Metric(CLASSES, "area under the ROC curve", False, of_table=_auc),
+    "log_loss": Metric(CLASSES, "log loss", True, of_table=_log_loss),
+    "ece": Metric(CLASSES, "expected calibration error", True, of_table=_calibration_error),
+    "rmse": Metric(NUMBERS, "root mean squared error", True, of_table=_root_mean_square, in_units=True),
+    "r2": Metric(NUMBERS, "share of variance explained (R2)", False, of_table=_r2),
     "loss": Metric(("classification", "regression"), "loss", True),
 }
 
@@ -52,6 +188,19 @@ METRICS = {
 def metrics_of(task: str) -> dict[str, Metric]:
     """The metrics of a task."""
     return {name: metric for name, metric in METRICS.items() if task in metric.tasks}
+
+
+def of_table(task: str, answers: Answers) -> dict[str, float]:
+    """The task's metrics that take a table of answers; those that the records or the model do not define are left out.
+
+    Where a score is not finite, all are not a number.
+    """
+    known = {name: metric.of_table for name, metric in metrics_of(task).items() if metric.of_table is not None}
+    sound = np.isfinite(answers.told).all() and (answers.scores is None or np.isfinite(answers.scores).all())
+    if not sound:
+        return dict.fromkeys(known, math.nan)
+    found = {name: function(answers) for name, function in known.items()}
+    return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 def _of_column(column: str) -> Metric | None:

@@ -1,13 +1,13 @@
 """Trained models in use: written by training, read again from a result, and put to other records.
 
 `model.safetensors` and `recipe.yaml` are all that is needed: layout of a record, classes and preprocessing (what
-private steps released, trial by trial) are in the first. Two kinds of recipes need what they name besides, and it must
-be what it was: a model of the user's own its Python file, `data.features` with weights those.
+private steps released, trial by trial) are in the first. Some recipes need what they name besides, and it must be what
+it was: a model of the user's own its Python file, `data.features` with weights those, a card of their own that.
 
 Predictions and metrics of other records use the released weights alone, so they cost the training records nothing. The
 records that are predicted for are not protected at all: what is measured on them is measured without noise.
 
-Not here: reading other records (`data/opening.py`), metrics (`core/losses.py`), where a result lies (`library.py`).
+Not here: reading other records (`data/opening.py`), metrics (`evaluation.py`), where a result lies (`library.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from dpsgd_cli.core import bundle, models, verdicts
 from dpsgd_cli.core.bundle import Bundle
 from dpsgd_cli.core.independence import stand_in_rows
-from dpsgd_cli.core.losses import evaluate, told
 from dpsgd_cli.core.memory import rows_that_fit
 from dpsgd_cli.core.precision import MOST_ROWS
 from dpsgd_cli.core.processes import Team
@@ -32,7 +31,9 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.dataset import UNTOLD, Layout, Part
 from dpsgd_cli.data.opening import open_labelled, open_unlabelled
 from dpsgd_cli.data.preparation import Pipeline, held_out_of, pipeline_of, steps_of
+from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError, RunError, UsageError
+from dpsgd_cli.evaluation import Models, measure, measure_once
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.model import ConvexModel
@@ -61,7 +62,7 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
         "input_shape": trials.context.table.input_shape,
         "classes": dataset.classes,
         "layout": dataset.layout.plain(),
-        "preprocess": plain(steps_of(recipe.data)),
+        "preprocess": plain(steps_of(recipe.data, trials.context.base)),
     }
     return Bundle(weights, about, dataset.released | dataset.fitted, dataset.unreleased).of_trials(span)
 
@@ -115,10 +116,11 @@ class Trained:
         return made
 
     def _check_made_from(self, provenance: dict[str, Any]) -> None:
-        """See that code and weights which the recipe names, and prediction runs, are those of the training."""
+        """See that code, weights and card which the recipe names, and prediction needs, are those of the training."""
         here = {f: h for step in self.pipeline(0).steps for f, h in step.made_from.items()}
-        here |= origin.code_sha256(self.loaded)
-        known = provenance.get("data_sha256", {}) | provenance.get("code_sha256", {})
+        here |= origin.code_sha256(self.loaded) | origin.card_sha256(self.loaded)
+        kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256")
+        known = {name: found for kind in kinds for name, found in provenance.get(kind, {}).items()}
         changed = [name for name, found in here.items() if known.get(name) != found]
         if changed:
             raise RunError(
@@ -144,11 +146,13 @@ class Trained:
     def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:
         """Records of a table, an array or a file in the layout of the training records, before preprocessing."""
         where = Path(records) if isinstance(records, str) else records
-        return open_unlabelled(where, self.data, self.layout)
+        return open_unlabelled(where, self.data, self.layout, self.loaded.base)
 
     def remarks(self, rows: np.ndarray) -> list[str]:
         """What to say of `rows` (N, ...): in which columns values lie outside of the public bounds."""
-        by_bounds = any(step.scale is not None and step.scale.by == "bounds" for step in steps_of(self.data))
+        by_bounds = any(
+            step.scale is not None and step.scale.by == "bounds" for step in steps_of(self.data, self.loaded.base)
+        )
         done = "taken for the nearer bound" if by_bounds else "used as they are"
         told = []
         for index, column in enumerate(self.layout.columns or ()):
@@ -200,9 +204,9 @@ class Trained:
         return self.decided(self.outputs(rows, trial))
 
     def decided(self, outputs: np.ndarray) -> np.ndarray:
-        """What outputs (N, K) say: classes as the recipe writes them, or targets."""
+        """What outputs (N, K) say: classes as the recipe writes them, or targets in their own unit."""
         if self.classes is None:
-            return outputs[:, 0].astype(np.float64)
+            return target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
         chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(np.int64)
         return np.array([*self.classes, None], dtype=object)[chosen]
 
@@ -238,13 +242,14 @@ class Trained:
         table = table if folds is None else table.with_folds(~folds)
         rows = stand_in_rows(self.input_shape, table.x)
         most = min(self.loaded.recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
-        loss = loss_of(self.loaded.recipe, raw=True)
-        return told(evaluate(pack, pack.values, table, self.data.task, most, loss), pack.values)
+        classes = None if self.classes is None else len(self.classes)
+        models = Models(pack, pack.values, self.loaded.recipe, classes, most)
+        return measure(models, table, loss_of(self.loaded.recipe, raw=True)) | measure_once(models, table)[0]
 
     def labelled(self, records: pd.DataFrame | str | Path) -> Part:
         """Labelled records of a table or a file."""
         where = Path(records) if isinstance(records, str) else records
-        return open_labelled(where, self.data, self.layout, self.classes)
+        return open_labelled(where, self.data, self.layout, self.classes, self.loaded.base)
 
     def own_metrics(self) -> dict[str, list[float]]:
         """Metrics on the records that the recipe tests on, read anew: those that the result states.

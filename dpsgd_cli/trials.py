@@ -37,7 +37,7 @@ from dpsgd_cli.core.independence import (
     spread_rows,
     stand_in_rows,
 )
-from dpsgd_cli.core.losses import LOSSES, Loss
+from dpsgd_cli.core.losses import LOSSES, Loss, bounded_squared_error
 from dpsgd_cli.core.memory import keep_freed_memory, rows_that_fit
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.precision import MOST_ROWS
@@ -274,7 +274,9 @@ def _prepared(
 
 def loss_of(recipe: Recipe, raw: bool = False) -> Loss:
     """One example's loss as a function of the model's outputs; `raw`: of targets as they are, as of held-out rows."""
-    return output_loss(recipe.model, raw) if isinstance(recipe.model, ConvexModel) else LOSSES[recipe.data.task]
+    if isinstance(recipe.model, ConvexModel):
+        return output_loss(recipe.model, raw)
+    return LOSSES[recipe.data.task] if raw or recipe.data.target_bounds is None else bounded_squared_error
 
 
 def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:

@@ -3,7 +3,8 @@
     python -m tests.behaviour OUT                  # trains each shipped recipe for an epoch on stand-in records
     python -m tests.behaviour OUT --against OLD    # and says where weights, ledgers and metrics differ from OLD
 
-Run it in a checkout of each commit; the second run compares. Timings and versions are left out.
+Run it in a checkout of each commit; the second run compares. Timings and versions are left out, and
+metrics that OLD does not have.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     moved = max((_moved(weights[name], before[name]) for name in weights), default=0.0)
     if moved:
         found.append(f"weights differ by {moved:.2g} of their size")
-    if new["metrics"].keys() != old["metrics"].keys():
-        found.append("other metrics")
+    others = [name for name, metric in old["metrics"].items() if new["metrics"].get(name) != metric]
+    if others:
+        found.append(f"other metrics: {', '.join(others)}")
     return found
 
 

@@ -163,5 +163,5 @@ def test_a_dry_run_says_that_targets_are_clamped(tmp_path: Path) -> None:
 def test_an_own_file_needs_a_bound_on_its_targets(tmp_path: Path) -> None:
     path = regression_recipe(tmp_path)
     path.write_text(OWN_TARGETS.replace(", target_bound: 2", ""))
-    with pytest.raises(RecipeError, match=r"large.yaml:4: model.target_bound: missing; training clamps"):
+    with pytest.raises(RecipeError, match=r"large.yaml:3: data.target_bounds: missing; give \[low, high\]"):
         load_recipe(str(path))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.metrics
 import torch
 
 from dpsgd_cli import data, experiment, trials
@@ -185,7 +186,8 @@ def test_a_training_that_diverged_has_no_metrics_and_says_so(train: Train, write
     method = {"kind": "sgd", "batching": "full", "learning_rate": 1e38, "weight_decay": 1}
     directory = train(write_recipe(method=method, privacy=None, epochs=10))
     document = store.read_document(directory)
-    assert {metric["mean"] for metric in document["metrics"].values()} == {None}
+    told = {name: metric["mean"] for name, metric in document["metrics"].items() if not name.startswith("constant_")}
+    assert set(told.values()) == {None} and document["diverged"] == [0, 1]
     assert any("2 of 2 trials diverged (trial 0, 1)" in warning for warning in document["warnings"])
     assert {row["test_accuracy"] for row in table(directory, "trials.csv")} == {""}
     assert table(directory, "history.csv")[-1]["test_loss"] == ""
@@ -293,6 +295,15 @@ def test_a_saved_model_loads_into_the_plain_module(train: Train, write_recipe: W
             )
             outputs = plain(x).detach()
             assert float((outputs.argmax(dim=1) == y).float().mean()) == pytest.approx(float(row["test_accuracy"]))
+            chances = outputs.double().softmax(dim=1).numpy()
+            for name, wanted in {
+                "balanced_accuracy": sklearn.metrics.balanced_accuracy_score(y, chances.argmax(axis=1)),
+                "f1": sklearn.metrics.f1_score(y, chances.argmax(axis=1), average="macro"),
+                "auc": sklearn.metrics.roc_auc_score(y, chances, multi_class="ovr"),
+                "log_loss": sklearn.metrics.log_loss(y, chances),
+            }.items():
+                assert float(row[f"test_{name}"]) == pytest.approx(wanted, abs=1e-6)
+            assert float(row["constant_accuracy"]) == pytest.approx(float(y.bincount().max()) / len(y))
             loss = torch.nn.functional.cross_entropy(outputs, y)
             assert float(loss) == pytest.approx(float(row["test_loss"]), abs=1e-5)
 
@@ -309,7 +320,7 @@ def test_a_table_of_ones_own(
     train: Train, write_recipe: WriteRecipe, tmp_path: Path, task: str, target: str, dropped: str
 ) -> None:
     (tmp_path / "own.csv").write_text(CSV)
-    section = {
+    section: dict[str, Any] = {
         "path": "own.csv",
         "target": target,
         "task": task,
@@ -317,8 +328,7 @@ def test_a_table_of_ones_own(
         "categorical": {"job": ["a", "b", "c"]},
         "bounds": {"age": [18, 90], "hours": [0, 80]},
     }
-    if task == "classification":
-        section["classes"] = ["no", "yes"]
+    section |= {"classes": ["no", "yes"]} if task == "classification" else {"target_bounds": [0, 40]}
     method = {"kind": "dp-sgd", "batching": "full", "learning_rate": 5 if task == "classification" else 1}
     privacy = {"clipping": {"kind": "flat", "norm": 50}, "schedule": {"kind": "uniform", "initial": 0.1}, "delta": 1e-3}
     directory = train(write_recipe(data=section, method=method, privacy=privacy, epochs=60))
@@ -326,9 +336,36 @@ def test_a_table_of_ones_own(
     if task == "classification":
         assert metrics["test_accuracy"]["mean"] > 0.8
     else:
+        assert metrics["test_mae"]["mean"] < 0.6 * metrics["constant_mae"]["mean"] and metrics["test_r2"]["mean"] > 0.5
         assert metrics["test_mae"]["mean"] < 0.6 * float(first["test_mae"])
     # little noise, so that a model learns anything in little time
     assert [text[:8] for text in store.read_document(directory)["warnings"]] == ["epsilon "]
+
+
+def test_a_regression_is_reported_in_its_own_unit(train: Train, write_recipe: WriteRecipe, tmp_path: Path) -> None:
+    """Whatever the unit: the same model of targets that are the same but for it, with errors in it."""
+    rng = np.random.default_rng(0)
+    x = rng.random((80, 3))
+    y = 3000 + 500 * x.sum(axis=1)
+    found = {}
+    for unit in (1.0, 1000.0):
+        np.savez(tmp_path / f"{unit:g}.npz", x=x[20:], y=y[20:] / unit, x_test=x[:20], y_test=y[:20] / unit)
+        data: dict[str, Any] = {"path": f"{unit:g}.npz", "bounds": [0, 1], "task": "regression"}
+        data |= {"target_bounds": [2000 / unit, 6000 / unit]}
+        directory = train(write_recipe(data=data, save_model=True, repeats=1))
+        (row,) = table(directory, "trials.csv")
+        bias, weight = sorted(read_model(directory).values(), key=lambda tensor: tensor.dim())
+        outputs = (x[:20] @ weight.double().numpy()[0] + float(bias)) * 2000 + 4000
+        wanted = {
+            "mae": sklearn.metrics.mean_absolute_error(y[:20], outputs) / unit,
+            "rmse": sklearn.metrics.root_mean_squared_error(y[:20], outputs) / unit,
+            "r2": sklearn.metrics.r2_score(y[:20], outputs),
+        }
+        for name, value in wanted.items():
+            assert float(row[f"test_{name}"]) == pytest.approx(value, rel=1e-4)
+        found[unit] = {name: float(row[f"test_{name}"]) for name in (*wanted, "loss")}
+    assert found[1.0]["mae"] == pytest.approx(1000 * found[1000.0]["mae"], rel=1e-4)
+    assert found[1.0]["loss"] == pytest.approx(found[1000.0]["loss"], rel=1e-4)
 
 
 def test_two_runs_of_one_recipe_do_not_disturb_each_other(

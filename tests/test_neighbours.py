@@ -11,7 +11,7 @@ import csv
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +194,14 @@ class Run:
     def shown(self, chooses: bool) -> dict[str, Any]:
         """What may be published, with noised values and times masked."""
         exit_code, out, err = self.done.exit_code, self.text(self.done.stdout), self.text(self.done.stderr)
-        told = [line for line in err.splitlines() if not line.startswith("nonprivate warning:")]
+        told = without_noised(line for line in err.splitlines() if not line.startswith("nonprivate warning:"))
         said: dict[str, Any] = {"exit": exit_code, "stderr": told, "stdout": masked_text(out), "warned": self.warned}
         said["files"] = sorted(str(p.relative_to(self.folder)) for p in (self.folder / "out").rglob("*"))
         if self.result is None:
             return said
         document = json.loads((self.result / "result.json").read_text())
+        follows_from_metrics(document)
+        document["warnings"] = without_noised(document["warnings"])
         said.update(masked(document, chooses, "result"))
         for name in ("trials.csv", "history.csv"):
             said[name] = table(self.result / name, chooses)
@@ -210,11 +212,27 @@ class Run:
         return said
 
 
+POOR = "no better than a constant: test accuracy"
+
+
+def without_noised(lines: Iterable[str]) -> list[str]:
+    """Without what is said of metrics, which are noised."""
+    return [line for line in lines if POOR not in line and "the test loss rose to" not in line]
+
+
+def follows_from_metrics(document: dict[str, Any]) -> None:
+    """See that what is said of metrics is a function of those that are shown."""
+    ours, constant = (document["metrics"].get(f"{name}_accuracy", {}).get("mean") for name in ("test", "constant"))
+    poor = ours is not None and constant is not None and ours <= constant
+    assert any(POOR in line for line in document["warnings"]) == poor
+    assert not document["diverged"] or poor
+
+
 def write(path: Path, rows: Rows) -> None:
     path.write_text("\n".join(["a,b,y", *map(",".join, rows)]) + "\n")
 
 
-NOISED = r"\.(metrics|trials\[\d+\])\.(test_|answer)|\.files\.model\."
+NOISED = r"\.diverged|\.(metrics|trials\[\d+\])\.(test_|answer|chosen_)|\.files\.model\."
 CHOSEN = NOISED + r"|\.privacy\.spent\.|\.timing\.steps$|\.trials\[\d+\]\.(spent_|epochs$)|\.files\.ledger\."
 
 
@@ -235,7 +253,7 @@ def table(path: Path, chooses: bool) -> Any:
     with path.open(encoding="utf-8") as file:
         reader = csv.DictReader(file)
         names = list(reader.fieldnames or ())
-        kept = [name for name in names if not name.startswith(("nonprivate_", "test_", "answer"))]
+        kept = [name for name in names if not name.startswith(("nonprivate_", "test_", "answer", "chosen_"))]
         rows = [tuple(row[name] for name in kept) for row in reader]
     if not chooses:
         return names, rows
@@ -245,7 +263,7 @@ def table(path: Path, chooses: bool) -> Any:
 def masked_text(text: str) -> list[str]:
     """The printed result, with the numbers of lines of metrics, times and what was spent as a mark."""
     lines = [line for line in text.splitlines() if not line.strip().startswith("nonprivate_")]
-    varies = re.compile(r"\s*(test_|answer|time|trained|spent|of that|\d+ trial)")
+    varies = re.compile(r"\s*(test_|answer|chosen_|time|trained|spent|of that|\d+ trial)")
     return [re.sub(r"[-+]?\d[\d.,e+-]*", "#", line) if varies.match(line) else line for line in lines]
 
 

@@ -94,7 +94,7 @@ class RecipeCase(Case):
         return why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
 
     def uncovered(self) -> list[str]:
-        return uncovered_steps(self.recipe.data, adjacency_of(self.recipe))
+        return uncovered_steps(self.recipe.data, adjacency_of(self.recipe), self.loaded.base)
 
     def own_remarks(self) -> list[str]:
         return [f"{self.label}: {EXPERIMENT}"] if self.recipe.seed is not None else []

@@ -4,33 +4,51 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
 from dpsgd_cli.data import catalog, download, readers
-from dpsgd_cli.data.card import Card
-from dpsgd_cli.errors import DataError
+from dpsgd_cli.data.card import Card, read_card
+from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.wording import suggested
+
+_CARDS = click.option(
+    "--cards", type=click.Path(path_type=Path, exists=True, file_okay=False), help="A folder of cards of your own."
+)
+
+
+def _cards(names: tuple[str, ...], folder: Path | None) -> list[Card]:
+    """The cards of these names, or all where none is given: shipped ones, or those in a folder."""
+    if folder is None:
+        return [catalog.load_card(name) for name in names or catalog.names()]
+    known = catalog.own_cards(folder)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"no card {unknown[0]!r} in {folder}{suggested(unknown[0], known)}")
+    return [read_card(known[name]) for name in names or known]
 
 
 @click.group(name="data", short_help="List, fetch and verify data sets.")
 def command() -> None:
     """List, fetch and verify data sets.
 
-    Files lie in $DPSGD_DATA/<data set>/, or in the user's cache directory when DPSGD_DATA is not set.
+    Files lie in $DPSGD_DATA/<data set>/, or in the user's cache directory when DPSGD_DATA is not set. Cards of your own
+    (`--cards`, in a recipe `data.cards`) follow the same rules as the shipped ones.
 
     Example: dpsgd data fetch mnist
     """
 
 
 @command.command(name="list")
-def list_command() -> None:
+@_CARDS
+def list_command(cards: Path | None) -> None:
     """Show every data set, and whether its files are here.
 
     Example: dpsgd data list
     """
-    cards = [catalog.load_card(name) for name in catalog.names()]
     rows = [("NAME", "RECORDS", "FEATURES", "CLASSES", "FILES", "WHAT")]
-    for card in cards:
+    for card in _cards((), cards):
         count = sum(file.records for file in card.files if file.holds != "labels")
         layout = card.layout
         rows.append(
@@ -44,14 +62,15 @@ def list_command() -> None:
 
 @command.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-def fetch(names: tuple[str, ...]) -> None:
+@_CARDS
+def fetch(names: tuple[str, ...], cards: Path | None) -> None:
     """Download a data set, going on where an earlier download was cut off.
 
     Files that are already there with the right content are kept; every file is checked against its card's SHA-256.
 
     Example: dpsgd data fetch mnist
     """
-    for card in [catalog.load_card(name) for name in names]:
+    for card in _cards(names, cards):
         written = download.fetch(card, download.Manner())
         for path in written:
             click.echo(f"{card.name}: fetched {path}")
@@ -62,13 +81,14 @@ def fetch(names: tuple[str, ...]) -> None:
 
 @command.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-def verify(names: tuple[str, ...]) -> None:
+@_CARDS
+def verify(names: tuple[str, ...], cards: Path | None) -> None:
     """Read a data set's files and check them against the card's SHA-256 sums.
 
     Example: dpsgd data verify mnist
     """
     problems: list[str] = []
-    for card in [catalog.load_card(name) for name in names]:
+    for card in _cards(names, cards):
         checks = _checks(card)
         if not any(catalog.locate(card, file) for file in card.files) and card.reader.kind != "bundled":
             problems.append(f"data set {card.name} is not in {catalog.folder()}; run `dpsgd data fetch {card.name}`")

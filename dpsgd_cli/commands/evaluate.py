@@ -42,7 +42,6 @@ def command(result: Path, labelled: Path | None, form: str) -> None:
         click.echo(json.dumps({"metrics": told, "trials": found, "note": note}, indent=2))
         return
     click.echo(f"{result.name} on {labelled or 'its own test records'}")
-    for name, metric in told.items():
-        words = METRICS[name].words if name in METRICS else name
-        click.echo(f"  {words:<26}{metric_over_trials(metric)}")
+    for name in sorted(told, key=list(METRICS).index):
+        click.echo(f"  {METRICS[name].words:<34}{metric_over_trials(told[name])}")
     click.echo(f"  {note}")

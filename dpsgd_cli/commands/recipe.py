@@ -1,4 +1,4 @@
-"""`dpsgd recipe`: list, show and validate recipes; print their schema.
+"""`dpsgd recipe`: list, show, validate and draft recipes; print their schema.
 
 Not here: how a recipe is read or checked (`recipe/loading.py`), or what it costs (`dpsgd train --dry-run`).
 """
@@ -6,12 +6,15 @@ Not here: how a recipe is read or checked (`recipe/loading.py`), or what it cost
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import click
 import yaml
 
-from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.recipe.batching import BATCHINGS, Batching
 from dpsgd_cli.recipe.expected import recipe_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, plain, question, shipped_recipes
@@ -24,7 +27,7 @@ from dpsgd_cli.wording import count
 
 @click.group()
 def command() -> None:
-    """List, show and validate recipes; print their schema for editors.
+    """List, show, validate and draft recipes; print their schema for editors.
 
     A recipe is a YAML file, or the name of one that ships with dpsgd.
 
@@ -63,8 +66,8 @@ def show(recipe: str, overrides: tuple[str, ...]) -> None:
       dpsgd recipe show quickstart
       dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
     """
-    found = load_recipe(recipe, overrides).recipe
-    click.echo("\n".join([dump_recipe(found).rstrip("\n"), *unsaid(found)]))
+    loaded = load_recipe(recipe, overrides)
+    click.echo("\n".join([dump_recipe(loaded.recipe).rstrip("\n"), *unsaid(loaded.recipe, loaded.base)]))
 
 
 @command.command()
@@ -88,6 +91,38 @@ def validate(recipes: tuple[str, ...]) -> None:
             click.echo(f"{source}: valid")
     if problems:
         raise RecipeError(problems)
+
+
+@command.command()
+@click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--target", required=True, help="The column (or array of an npz file) to be learnt.")
+@click.option("--task", type=click.Choice(["classification", "regression"]), help="Left out: by what the target holds.")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; else to stdout.")
+def new(data: Path, target: str, task: Any, out: Path | None) -> None:
+    """Write a recipe for DATA: csv, tsv, json lines, parquet or npz.
+
+    It names the columns, their kinds, categories and the task. What was read from the file says so, and is for you to
+    confirm as public knowledge; bounds are for you to fill in.
+
+    \b
+    Example:
+      dpsgd recipe new patients.csv --target malignant -o patients.yaml
+    """
+    from dpsgd_cli.data.draft import draft  # pandas
+
+    if out is not None and out.exists():
+        raise UsageError(f"{out} exists; it is not overwritten, so choose another name")
+    base = (out.parent if out is not None else Path()).resolve()
+    text = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix())
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+    click.echo(f"{out}: fill in what only you know, then `dpsgd train {out}`")
 
 
 @command.command()
@@ -168,7 +203,7 @@ def draw(records: int, batch_size: int, seed: int) -> dict[Batching, list[list[i
     return found
 
 
-def unsaid(recipe: Recipe) -> list[str]:
+def unsaid(recipe: Recipe, base: Path = Path()) -> list[str]:
     """What a recipe leaves out and has no default of its own for, a line of comment a key: `# key: value (why)`.
 
     Such keys stay out of a resolved recipe: what they come to belongs to the data card or the operating system, and
@@ -177,7 +212,7 @@ def unsaid(recipe: Recipe) -> list[str]:
     said = []
     if recipe.data.preprocess is None:
         whose = "a file of your own" if recipe.data.name is None else f"the card of {recipe.data.name}"
-        steps = yaml.dump(_steps(recipe), Dumper=CoreDumper, default_flow_style=True, width=10_000).strip()
+        steps = yaml.dump(_steps(recipe, base), Dumper=CoreDumper, default_flow_style=True, width=10_000).strip()
         said.append(f"data.preprocess: {steps} ({whose})")
     if recipe.seed is None:
         said.append("seed: none (the operating system's entropy; no run can be repeated)")
@@ -187,9 +222,9 @@ def unsaid(recipe: Recipe) -> list[str]:
     return [f"# {line}" for line in said]
 
 
-def _steps(recipe: Recipe) -> list[object]:
+def _steps(recipe: Recipe, base: Path) -> list[object]:
     if recipe.data.name is None:
         return [plain(step) for step in OWN_FILE_STEPS]
     from dpsgd_cli.data import catalog  # NumPy, which listing recipes does without
 
-    return [plain(step) for step in catalog.load_card(recipe.data.name).preprocess]
+    return [plain(step) for step in catalog.plain_card(recipe.data, base).preprocess]

@@ -14,9 +14,16 @@ import click
               help="Where the result directory goes.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), help="Trials, trained together; short for repeats=N.")
 @click.option("--dry-run", is_flag=True, help="Build the model, print the plan and its price; train nothing.")
+@click.option("--fail-on-divergence", is_flag=True, help="Exit with code 1 where a trial diverged; for CI.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its last checkpoint.")
 def command(
-    recipe: str, overrides: tuple[str, ...], out: Path, repeats: int | None, dry_run: bool, resume: bool
+    recipe: str,
+    overrides: tuple[str, ...],
+    out: Path,
+    repeats: int | None,
+    dry_run: bool,
+    resume: bool,
+    fail_on_divergence: bool,
 ) -> None:
     """Train the model of RECIPE and state what it guarantees.
 
@@ -39,4 +46,4 @@ def command(
     if dry_run:
         rehearse(loaded)
     else:
-        train(loaded, out, resume)
+        train(loaded, out, resume, fail_on_divergence)

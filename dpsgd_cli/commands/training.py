@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from dpsgd_cli import experiment
 from dpsgd_cli.core import processes
-from dpsgd_cli.errors import DpsgdError, UsageError
+from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.failures import kill_is_interrupt
 from dpsgd_cli.files import MODEL
 from dpsgd_cli.joint import declarations
@@ -36,8 +36,11 @@ def rehearse(loaded: LoadedRecipe) -> None:
     click.echo(summary.plan_text(plan, loaded.recipe.name, declarations(loaded.recipe, outline)))
 
 
-def train(loaded: LoadedRecipe, out: Path, resume: bool) -> None:
-    """Train what has no result yet, alone or as one of a team of processes, and print the result."""
+def train(loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: bool = False) -> None:
+    """Train what has no result yet, alone or as one of a team of processes, and print the result.
+
+    Raises RunError for a result that diverged, once it is written and shown, where that is asked for.
+    """
     directory = experiment.result_directory(loaded, out)
     told: set[str] = set()
     with (
@@ -65,6 +68,9 @@ def train(loaded: LoadedRecipe, out: Path, resume: bool) -> None:
     click.echo(summary.result_text(document, directory))
     if not report.is_written(directory):
         report.write(directory)  # after the numbers are there to be read: drawing takes half a second
+    if fail_on_divergence and document["diverged"]:
+        trials = ", ".join(map(str, document["diverged"]))
+        raise RunError(f"{directory}: diverged (trial {trials}), and --fail-on-divergence was given")
 
 
 class _Bar:

@@ -6,15 +6,16 @@ names the columns. Not here: regularisation (it reads no data and is part of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dpsgd_cli.core.packing import Pack
-from dpsgd_cli.core.tensors import Batch, Table
+from dpsgd_cli.core.tensors import Batch, Examples, Table
 from dpsgd_cli.metrics import metrics_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -54,6 +55,11 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.squeeze(-1) - targets).square() / 2
 
 
+def bounded_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The same of targets that were scaled by public bounds: those outside are clamped to [-1, 1]."""
+    return squared_error(outputs, targets.clamp(-1, 1))
+
+
 LOSSES: dict[str, Loss] = {"classification": cross_entropy, "regression": squared_error}
 # On a CPU more rows at once only push activations out of the cache.
 _ROWS_IN_CACHE = 2048
@@ -70,27 +76,45 @@ def evaluate(
     """
     if table.rows == 0:
         return {}
+    metrics = {name: metric for name, metric in metrics_of(task).items() if metric.at_every_look}
+    loss_of = loss or LOSSES[task]
+    totals = {name: torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64) for name in metrics}
+    for outputs, y, mask in _passes(pack, values, table, most):
+        labels = y.expand(pack.trials, -1)
+        for name, metric in metrics.items():
+            counts = (metric.of_records or loss_of)(outputs, labels)
+            counts = counts if mask is None else torch.where(mask, counts, 0)
+            totals[name] += counts.sum(dim=1, dtype=torch.float64)
+    return {name: total / table.counts for name, total in totals.items()}
+
+
+@torch.no_grad()
+def outputs_on(pack: Pack, values: Tensor, table: Table, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """What weights `values` (R, P) give for all rows of a `table` that has any: outputs (R, N, K), labels (N,), and
+    with folds a mask (R, N) of the rows that count for a trial."""
+    found = [
+        (outputs.float().cpu(), y[0].cpu(), None if mask is None else mask.cpu())
+        for outputs, y, mask in _passes(pack, values, table, most)
+    ]
+    outputs, labels = torch.cat([one[0] for one in found], dim=1), torch.cat([one[1] for one in found])
+    masks = [one[2] for one in found if one[2] is not None]
+    return (
+        outputs.numpy(),
+        labels.float().numpy() if labels.dtype == torch.bfloat16 else labels.numpy(),
+        (torch.cat(masks, dim=1).numpy() if masks else None),
+    )
+
+
+def _passes(pack: Pack, values: Tensor, table: Table, most: int) -> Iterator[Examples]:
+    """All rows of `table` in pieces: outputs (R, B, K) in the place of inputs."""
     kept = pack.values.clone() if values is not pack.values else None
     if kept is not None:
         pack.values.copy_(values)
-    metrics, loss_of = metrics_of(task), loss or LOSSES[task]
-    totals = {name: torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64) for name in metrics}
     if not pack.values.is_cuda:
         most = min(most, max(1, _ROWS_IN_CACHE // pack.trials))
     try:
         for x, y, mask in table.chunks(Batch(rows=None), most):
-            outputs, labels = pack(x), y.expand(pack.trials, -1)
-            for name, metric in metrics.items():
-                counts = (metric.of_records or loss_of)(outputs, labels)
-                counts = counts if mask is None else torch.where(mask, counts, 0)
-                totals[name] += counts.sum(dim=1, dtype=torch.float64)
+            yield pack(x), y, mask
     finally:
         if kept is not None:
             pack.values.copy_(kept)
-    return {name: total / table.counts for name, total in totals.items()}
-
-
-def told(metrics: dict[str, Tensor], values: Tensor) -> dict[str, list[float]]:
-    """What is said of `metrics` (R,): no number where a trial's weights, `values` (R, P), are not finite."""
-    diverged = ~torch.isfinite(values).all(dim=1)
-    return {name: found.masked_fill(diverged, torch.nan).tolist() for name, found in metrics.items()}

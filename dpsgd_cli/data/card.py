@@ -1,4 +1,4 @@
-"""What a data set card (`datasets/NAME.yaml`) may say, and reading one.
+"""What a data set card may say (`datasets/NAME.yaml`, or a user's own), and reading one.
 
 A card holds public knowledge only: where the files are, what they hash to, what the columns mean and what values
 they can take. Not here: finding cards (`catalog.py`), reading the data (`readers.py`).
@@ -99,9 +99,9 @@ class Card(Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     description: str
-    homepage: str
-    licence: str
-    citation: str
+    homepage: str = ""
+    licence: str = ""
+    citation: str = ""
     reader: Reader
     files: Annotated[list[File], Field(min_length=1)]
     archive: Archive | None = None

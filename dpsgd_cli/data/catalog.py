@@ -1,4 +1,4 @@
-"""Finding cards by name, and the content of their files on this computer, checked against the card.
+"""Finding cards, shipped or a user's own, and the content of their files on this computer, checked against the card.
 
 A recipe's public bounds take the place of a card's: a narrower interval is a longer feature after scaling. How well a
 private method learns depends on the scale of its features, and a card's bounds are generous. Whoever knows better ones
@@ -22,7 +22,7 @@ import numpy as np
 
 from dpsgd_cli.data.card import Card, CardColumn, File, read_card
 from dpsgd_cli.errors import DataError, UsageError
-from dpsgd_cli.files import shipped
+from dpsgd_cli.files import irregularity, shipped
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import suggested
 
@@ -47,14 +47,38 @@ def names() -> list[str]:
 def load_card(name: str) -> Card:
     """The card called `name`; raises UsageError with a suggestion when there is none."""
     if name not in names():
-        raise UsageError(f"unknown data set {name!r}{suggested(name, names())}; your own file goes under data.path")
+        near = suggested(name, names())
+        raise UsageError(
+            f"unknown data set {name!r}{near}; your own file goes under data.path, a card under data.cards"
+        )
     return read_card(shipped("datasets") / f"{name}.yaml")
 
 
-def card_of(data: Data) -> Card:
-    """The card that a recipe names, with the recipe's bounds; raises DataError for columns that can have none."""
+def own_cards(folder: Path) -> dict[str, Path]:
+    """The cards in a folder of the user's own, by name; raises UsageError where it has none."""
+    found = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    if not found:
+        raise UsageError(f"{folder}: no cards (NAME.yaml) in this folder")
+    return found
+
+
+def plain_card(data: Data, base: Path) -> Card:
+    """The card that a recipe names, shipped or of the user's own (relative to `base`), as it stands."""
     assert data.name is not None
-    card = load_card(data.name)
+    if data.card_file is None:
+        return load_card(data.name)
+    path = base / data.card_file
+    if (why := irregularity(path)) is not None:
+        raise DataError(f"{path}: {why}")
+    if not path.is_file():
+        there = [one.stem if data.cards else one.name for one in sorted(path.parent.glob("*.yaml"))]
+        raise DataError(f"no such card: {path}{suggested(data.name.rpartition('/')[2], there)}")
+    return read_card(path)
+
+
+def card_of(data: Data, base: Path) -> Card:
+    """The same with the recipe's bounds; raises DataError for columns that can have none."""
+    card = plain_card(data, base)
     if not isinstance(data.bounds, dict):
         return card
     known = {name: column for name, column in card.features.items() if column.bounds is not None}

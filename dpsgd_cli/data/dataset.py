@@ -42,7 +42,9 @@ class Column:
     """One feature of a table: numeric with or without public bounds, or categorical with public values.
 
     A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a
-    0/1 or constant column (one-hot, bias), which scaling leaves alone; of those of one `category` one is 1.
+    0/1 or constant column (one-hot, bias), which scaling leaves alone; of those of one `category` one is 1 at most.
+    `filling` stands where a value is missing: a number, or one of `values`; None: nothing does. A column that `marks`
+    another is 1 where that one's value is missing.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Column:
     values: tuple[str, ...] | None = None
     indicator: bool = False
     category: str | None = None
+    filling: float | str | None = None
+    marks: str | None = None
 
     @property
     def numeric(self) -> bool:

@@ -55,8 +55,9 @@ def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def files_of(data: Mapping[str, Any]) -> list[str]:
-    """The files of a user's own that the resolved `data` section names."""
-    return [] if data.get("path") is None else Data.model_validate(data).files
+    """The files of a user's own that the resolved `data` section names, a card of theirs among them."""
+    section = Data.model_validate(data)
+    return section.files if section.card_file is None else [section.card_file]
 
 
 def public_validation(data: Mapping[str, Any]) -> str:
@@ -81,6 +82,8 @@ def _judges(data: Mapping[str, Any], folds: int | None) -> str:
     if folds is not None:
         return f"{folds} folds"
     split = data.get("split")
+    if split is None and data.get("name") is not None and files_of(data):
+        return "the test records of its card"
     cut = _usual_cut(data) if split is None else Split.model_validate(split)
     if cut is None:
         return "its own test records"

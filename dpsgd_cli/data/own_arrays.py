@@ -18,6 +18,7 @@ import numpy as np
 from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored
+from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import count, shortened, suggested
@@ -31,10 +32,10 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
 
     _refuse_names(data, paths[0], "an npz file")
     target = data.target or "y"
-    stored = _load_npz(paths[0])
+    stored = load(paths[0])
     pairs = [(_array(stored, "x", paths[0]), _array(stored, target, paths[0]))]
     if paths[1:]:
-        other = _load_npz(paths[1])
+        other = load(paths[1])
         pairs.append((_array(other, "x", paths[1]), _array(other, target, paths[1])))
     elif "x_test" in stored:
         pairs.append((_array(stored, "x_test", paths[0]), _array(stored, f"{target}_test", paths[0])))
@@ -43,14 +44,14 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
         _refuse_not_finite(x, f"{paths[0]}: x")
     labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
-    said, told = table.declarations(data, [], classes), tuple(table.label_warnings(data, classes))
+    said, told = table.declarations(data, [], classes), table.read_warnings(data, classes)
     layout = _layout(data, pairs[0][0])
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
 def read_new(path: Path, layout: Layout, target: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
     """Rows (N, *shape) of an npz file's `x`, or of a npy file, and the array `target` of labels if it is asked for."""
-    stored = _load_npz(path) if path.suffix == ".npz" else {"x": Stored(path).span(0, len(Stored(path)))}
+    stored = load(path) if path.suffix == ".npz" else {"x": Stored(path).span(0, len(Stored(path)))}
     x = rows_of(_array(stored, "x", path), layout, f"{path}: x")
     labels = None if target is None else _array(stored, target, path)
     if labels is not None and labels.shape != (len(x),):
@@ -80,7 +81,7 @@ def _refuse_not_finite(x: np.ndarray, where: str) -> None:
         )
 
 
-def _load_npz(path: Path) -> dict[str, np.ndarray]:
+def load(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             found = {name: stored[name] for name in stored.files}
@@ -181,7 +182,8 @@ def _whole_numbers(data: Data) -> tuple[int, ...]:
 def _coder(data: Data, y: Stored) -> Any:
     """From labels as stored to class indices, or to targets."""
     if data.task == "regression":
-        return lambda labels: labels.astype(np.float32)
+        scale = target_scale(data)
+        return lambda labels: scale.inward(labels.astype(np.float64)).astype(np.float32)
     known = np.array(_whole_numbers(data), dtype=np.int64)
     order = np.argsort(known)
     return lambda labels: order[np.searchsorted(known, labels.astype(np.int64), sorter=order)].astype(np.int64)
@@ -219,7 +221,7 @@ def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
 
 
 def _refuse_names(data: Data, path: Path, what: str) -> None:
-    unusable = [key for key in ("categorical", "drop") if getattr(data, key)]
+    unusable = [key for key in ("categorical", "drop", "missing") if getattr(data, key)]
     if unusable or isinstance(data.bounds, dict):
         raise DataError(
             f"{path}: {what} has no column names; leave out {', '.join(unusable) or 'the names in bounds'},"

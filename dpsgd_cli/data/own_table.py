@@ -1,4 +1,7 @@
-"""A user's own csv or parquet table: columns by name, declared in the recipe or read and declared public.
+"""A user's own table: columns by name, declared in the recipe or read from the rows and declared public.
+
+What a missing value means is a rule that the recipe gives for each column. It fills each record by itself, from public
+constants, so that neighbouring files stay neighbouring: it costs nothing.
 
 Not here: what a column's cells must look like (`table.py`).
 """
@@ -8,90 +11,137 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
+import json
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.wording import quoted, shortened, suggested
+from dpsgd_cli.recipe.schema.data import Data, Missing
+from dpsgd_cli.wording import quoted, shortened, similar, suggested
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _LONGEST_HEADER = 4_000_000
 SEPARATORS = (",", ";", "\t", "|")
+Judge = Callable[[Layout], object]
+"""Raises DataError for a layout that cannot be used."""
 
 
-def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]) -> Source:
-    """Read the table, and the test table if there is a second path; both have the same columns."""
-    wanted = Wanted.by_recipe(data)
-    frames = [KINDS[kind](path, wanted) for path, kind in zip(paths, kinds, strict=True)]
-    columns, told = _declare(data, frames, paths)
+def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str], judge: Judge) -> Source:
+    """Read the table, and the test table if there is a second path; both have the same columns.
+
+    Raises DataError that holds everything that is wrong: with the names that the recipe uses, with the cells of each
+    column, with the labels, and what `judge` has to say of the layout.
+    """
+    words = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
+    frames = [KINDS[kind](path, words) for path, kind in zip(paths, kinds, strict=True)]
+    problems = _Problems()
+    for frame, path in zip(frames, paths, strict=True):
+        problems.found += _wrong_names(path, list(frame.columns), data)
+    # of a column that was meant by a name that is wrong, nothing else is right
+    left_out = {*data.drop, *_meant(list(frames[0].columns), data)}
+    frames = [frame.drop(columns=list(left_out), errors="ignore") for frame in frames]
+    columns, found = _declare(data, frames, problems.found)
+    if not columns and left_out == {*data.drop}:
+        problems.found.append(f"{paths[0]} has no feature columns left besides the target {data.target!r}")
+    matrices, unusable = [], set[str]()
+    for frame, path in zip(frames, paths, strict=True):
+        missing = [c.name for c in columns if (c.marks or c.name) not in frame.columns]
+        problems.found += [f"{path} has no column {quoted(name)}, which {paths[0].name} has" for name in missing]
+        with problems.kept():
+            try:
+                usable = [column for column in columns if column.name not in missing]
+                matrices.append(table.to_matrix(frame, usable, path.name))
+            except table.BadColumns as error:
+                unusable |= error.no_numbers
+                raise
+    sound = tuple(column for column in columns if column.name not in unusable)
+    with problems.kept():
+        judge(Layout((len(sound),), sound))
+    labels: list[np.ndarray] = []
+    classes: tuple[Any, ...] | None = None
+    if all(data.target in frame.columns for frame in frames):
+        with problems.kept():
+            labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths)
+    problems.refuse()
     layout = Layout((len(columns),), tuple(columns))
-    matrices = [table.to_matrix(frame, columns, path.name) for frame, path in zip(frames, paths, strict=True)]
-    labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths)
     parts = [Part(x, y) for x, y in zip(matrices, labels, strict=True)]
-    said = table.declarations(data, columns, classes)
-    told += table.label_warnings(data, classes)
-    return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, tuple(told), hashes)
+    said, told = table.declarations(data, columns, classes), table.read_warnings(data, classes, found)
+    return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a table is read for: columns of `words`, those to `drop`, and what is wrong with its column names."""
-
-    words: frozenset[str]
-    drop: tuple[str, ...]
-    problems: Callable[[list[str]], list[str]]
-
-    @classmethod
-    def by_recipe(cls, data: Data) -> Wanted:
-        """A table to train on: it has every column that the recipe names."""
-        words = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
-        return cls(frozenset(words), tuple(data.drop), partial(_unlike_recipe, data))
-
-    @classmethod
-    def by_layout(cls, layout: Layout, target: str | None = None, words: bool = True) -> Wanted:
-        """New rows for a model: a table with every column of `layout`, and `target` (`words`: of classes) if given."""
-        read_as_text = {*layout.categorical, *([target] if target is not None and words else ())}
-        return cls(frozenset(read_as_text), (), partial(_unlike_layout, layout, target))
+def columns_of(layout: Layout) -> list[str]:
+    """The columns that a table needs for `layout`; those that mark gaps are made of others."""
+    return list(dict.fromkeys(column.marks or column.name for column in layout.columns or ()))
 
 
-def read_new(path: Path, kind: str, wanted: Wanted, layout: Layout) -> tuple[np.ndarray, pd.DataFrame]:
-    """Rows (N, D) of a table in the columns of `layout`, and the table; its other columns and their order are free."""
-    frame = KINDS[kind](path, wanted)
-    return table.to_matrix(frame, layout.columns or (), path.name), frame
+def read_new(
+    path: Path, kind: str, layout: Layout, target: str | None = None, words: bool = True
+) -> tuple[np.ndarray, pd.DataFrame]:
+    """New rows (N, D) for a model, of a table in the columns of `layout`, and the table, which has `target` if given.
+
+    `words`: the target holds classes. Other columns, and the order of all, are free.
+    """
+    frame = KINDS[kind](path, {*layout.categorical, *([target] if target is not None and words else ())})
+    return rows_of(frame, layout, target, str(path)), frame
 
 
 def rows_of(frame: pd.DataFrame, layout: Layout, target: str | None, where: str) -> np.ndarray:
     """The same of a table in memory, which messages call `where`, and which has the column `target` (None: no such)."""
-    problems = _unlike_layout(layout, target, [str(name) for name in frame.columns])
-    if problems:
-        raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
+    names = [str(name) for name in frame.columns]
+    told = [
+        f"there is no column {quoted(name)}, which the model needs{suggested(name, names)}"
+        for name in columns_of(layout)
+        if name not in names
+    ]
+    if target is not None and target not in names:
+        told.append(f"there is no column {quoted(target)}, which holds the labels{suggested(target, names)}")
+    if told:
+        raise DataError("\n".join(f"{where}: {problem}" for problem in told))
     if frame.empty:
         raise DataError(f"{where} has no rows")
     return table.to_matrix(frame, layout.columns or (), where)
 
 
-def _read_csv(path: Path, wanted: Wanted) -> pd.DataFrame:
+class _Problems:
+    """What is wrong with a table, to be said together."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep what is raised inside, and go on."""
+        try:
+            yield
+        except DataError as error:
+            self.found += str(error).splitlines()
+
+    def refuse(self) -> None:
+        """Raise DataError where there is any."""
+        if self.found:
+            raise DataError("\n".join(dict.fromkeys(self.found)))
+
+
+def _read_csv(path: Path, words: Set[str], separator: str | None = None) -> pd.DataFrame:
     import pandas as pd
 
     with _as_data_errors(path), _open_text(path) as lines:
         first = _first_line(lines, path)
-    separator = max(SEPARATORS, key="".join(first.split('"')[::2]).count)
+    separator = separator or max(SEPARATORS, key="".join(first.split('"')[::2]).count)
     with _as_data_errors(path):
         names = next(csv.reader([first.strip("\r\n")], delimiter=separator, skipinitialspace=True), [])
-    _check_header(path, names, wanted)
+    _refuse_twice(path, names)
     with _as_data_errors(path):
         frame = pd.read_csv(
             path,
@@ -100,12 +150,29 @@ def _read_csv(path: Path, wanted: Wanted) -> pd.DataFrame:
             skipinitialspace=True,
             index_col=False,
             keep_default_na=False,
-            na_values={name: list(table.MISSING) for name in names if name not in wanted.words},
-            dtype=dict.fromkeys(wanted.words, "category"),
+            na_values={name: list(table.MISSING) for name in names if name not in words},
+            dtype=dict.fromkeys(words, "category"),
         )
     if frame.empty:
         raise DataError(f"{path} has a header but no rows")
-    return frame.drop(columns=list(wanted.drop))
+    return frame
+
+
+def _read_json_lines(path: Path, words: Set[str]) -> pd.DataFrame:
+    """An object a line; a key that an object lacks, or that is null, is a missing value."""
+    import pandas as pd
+
+    del words
+    with _as_data_errors(path), _open_text(path) as lines:
+        rows = [json.loads(line) for line in lines if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} cannot be read as a table: a line is no object; write one with a key for each column")
+    frame = pd.DataFrame(rows)
+    nested = [name for name in frame.columns if any(isinstance(cell, list | dict) for cell in frame[name])]
+    if frame.empty or nested:
+        what = f"column {quoted(nested[0])} holds lists or objects; write plain values" if nested else "has no rows"
+        raise DataError(f"{path}: {what}")
+    return frame.rename(columns=str)
 
 
 @contextlib.contextmanager
@@ -143,50 +210,39 @@ def _open_text(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _read_parquet(path: Path, wanted: Wanted) -> pd.DataFrame:
+def _read_parquet(path: Path, words: Set[str]) -> pd.DataFrame:
     import pandas as pd
 
+    del words
     try:
         frame = pd.read_parquet(path)
     except ImportError:
         raise DataError(f"{path}: reading parquet needs pyarrow; run `pip install 'dpsgd[parquet]'`") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from None
-    _check_header(path, [str(name) for name in frame.columns], wanted)
+    _refuse_twice(path, [str(name) for name in frame.columns])
     if frame.empty:
         raise DataError(f"{path} has no rows")
-    return frame.drop(columns=list(wanted.drop))
+    return frame.rename(columns=str)
 
 
-def _check_header(path: Path, names: list[str], wanted: Wanted) -> None:
-    """Every column that is wanted must be there, and no name twice."""
+def _refuse_twice(path: Path, names: list[str]) -> None:
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
-    problems = [f"two columns are called {quoted(name)}" for name in twice] + wanted.problems(names)
-    if problems:
-        raise DataError("\n".join(f"{path}: {problem}" for problem in problems))
+    if twice:
+        raise DataError("\n".join(f"{path}: two columns are called {quoted(name)}" for name in twice))
 
 
-def _unlike_layout(layout: Layout, target: str | None, names: list[str]) -> list[str]:
-    """What columns called `names` lack of those that a model was trained on."""
-    wanted = [column.name for column in layout.columns or ()]
-    missing = [name for name in wanted if name not in names]
-    told = [f"there is no column {quoted(name)}, which the model needs{suggested(name, names)}" for name in missing]
-    if target is not None and target not in names:
-        told.append(f"there is no column {quoted(target)}, which holds the labels{suggested(target, names)}")
-    return told
-
-
-def _unlike_recipe(data: Data, names: list[str]) -> list[str]:
-    """What is wrong with columns called `names`, for what the recipe says of them."""
-    problems = []
+def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
+    """Every column that the recipe names must be there, and in one role."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
-    asked = {"target": [data.target], "categorical": data.categorical or (), "bounds": bounds, "drop": data.drop}
-    for key, wanted in asked.items():
-        problems += [
-            f"data.{key} names {quoted(n)}, which is no column{suggested(str(n), names)}"
-            for n in wanted
-            if n not in names
-        ]
+    problems = [
+        f"{path}: data.{key} names {quoted(name)}, which is no column{suggested(name, names)}"
+        for key, wanted in _named(data).items()
+        for name in wanted
+        if name not in names
+    ]
+    if data.target in bounds and data.task == "regression":
+        problems.append(f"data.bounds names the target {data.target!r}; give data.target_bounds")
     unusable = {*(data.categorical or ()), *data.drop, data.target}
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     if data.target in data.drop:
@@ -194,40 +250,84 @@ def _unlike_recipe(data: Data, names: list[str]) -> list[str]:
     return problems
 
 
-def _declare(data: Data, frames: list[pd.DataFrame], paths: list[Path]) -> tuple[list[Column], list[str]]:
-    """The columns with what is public about each, and a warning for what had to be read from the rows."""
-    told = []
-    columns = []
+def _named(data: Data) -> dict[str, list[str]]:
+    """The columns that the recipe names, by key."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
-    for name in frames[0].columns:
+    lists = {"target": [str(data.target)], "categorical": data.categorical or (), "bounds": bounds}
+    return {key: list(names) for key, names in (lists | {"missing": data.missing or (), "drop": data.drop}).items()}
+
+
+def _meant(names: list[str], data: Data) -> set[str]:
+    """The columns that names which are no columns' were probably meant to be."""
+    wrong = [name for wanted in _named(data).values() for name in wanted if name not in names]
+    return {near for name in wrong if (near := similar(name, names)) is not None and near != data.target}
+
+
+def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tuple[list[Column], list[str]]:
+    """The columns with what is public about each, and those whose values had to be read from the rows."""
+    found, columns = [], []
+    for name in map(str, frames[0].columns):
         if name == data.target:
             continue
-        for frame, path in zip(frames[1:], paths[1:], strict=True):
-            if name not in frame.columns:
-                raise DataError(f"{path} has no column {quoted(name)}, which {paths[0].name} has")
+        filling = data.fillings.get(name)
         if data.categorical is None or name not in data.categorical:
-            pair = bounds.get(name) if isinstance(data.bounds, dict) else data.bounds
-            columns.append(Column(str(name), pair))
-        elif isinstance(data.categorical, dict):
-            columns.append(Column(str(name), values=tuple(table.plain_text(v) for v in data.categorical[name])))
+            pair = data.bounds.get(name) if isinstance(data.bounds, dict) else data.bounds
+            columns += _numeric(name, pair, filling, problems)
+            continue
+        if isinstance(data.categorical, dict):
+            values = tuple(table.plain_text(value) for value in data.categorical[name])
         else:
-            columns.append(Column(str(name), values=_found_values(frames, str(name))))
-            told.append(
-                f"the values of categorical column {quoted(name)} were read from the data and are declared public;"
-                f" if they are not, list them: data.categorical: {{{name}: [...]}}"
-            )
-    if not columns:
-        raise DataError(f"{paths[0]} has no feature columns left besides the target {data.target!r}")
-    return columns, told
+            values = found_values(frames, name)
+            found.append(name)
+        columns.append(_categorical(name, values, filling or Missing(), problems))
+    return columns, found
 
 
-def _found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
-    found = {table.plain_text(value) for frame in frames for value in frame[name].dropna().unique()}
+def _numeric(
+    name: str, bounds: tuple[float, float] | None, filling: Missing | None, problems: list[str]
+) -> list[Column]:
+    """The column, and the one that marks its gaps where that is asked for."""
+    if filling is None:
+        return [Column(name, bounds)]
+    value, here = filling.value, f"data.missing: {name}:"
+    if value is None and bounds is not None:
+        value = (bounds[0] + bounds[1]) / 2
+    if value is None:
+        problems.append(f"{here} give a value, for the column has no bounds to take the middle of")
+    elif isinstance(value, str):
+        problems.append(f"{here} {quoted(value)} is no number; name the column under data.categorical if it holds text")
+    elif bounds is not None and not bounds[0] <= value <= bounds[1]:
+        problems.append(f"{here} {value:g} is not within the column's bounds {list(bounds)}")
+    marks = f"{name} is missing"
+    own = [Column(name, bounds, filling=0.0 if isinstance(value, str) else value)]
+    return own + [Column(marks, (0.0, 1.0), indicator=True, category=marks, marks=name)] * filling.indicator
+
+
+def _categorical(name: str, values: tuple[str, ...], filling: Missing, problems: list[str]) -> Column:
+    """The column; a missing value of which nothing is said is a category as well, whether there are any or not."""
+    if filling.indicator:
+        problems.append(f"data.missing: {name}: a category needs no indicator; give it one of its own, or leave it out")
+    if filling.value is None:
+        return Column(name, values=values if "" in values else (*values, ""), filling="")
+    value = table.plain_text(filling.value)
+    if value not in values:
+        problems.append(f"data.missing: {name}: {quoted(value)} is not among the column's values; add it there")
+    return Column(name, values=values, filling=value)
+
+
+def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
+    held = [frame[name] for frame in frames if name in frame.columns]
+    found = {table.plain_text(value) for cells in held for value in cells.dropna().unique()}
     return tuple(sorted(found - {""}))
 
 
-KINDS: dict[str, Callable[[Path, Wanted], pd.DataFrame]] = {
+_READERS: dict[str, Callable[[Path, Set[str]], pd.DataFrame]] = {
     ".csv": _read_csv,
-    ".csv.gz": _read_csv,
+    ".tsv": partial(_read_csv, separator="\t"),
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+}
+KINDS = {
+    **{ending + packed: reader for ending, reader in _READERS.items() for packed in ("", ".gz")},
     ".parquet": _read_parquet,
 }

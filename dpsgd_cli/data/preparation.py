@@ -57,7 +57,7 @@ def outline(data: Data, base: Path) -> Outline:
         layout, classes, said = source.layout, source.classes, source.declarations
         name, on_disk = source.name, isinstance(source.train, DiskPart)
     else:
-        card = catalog.card_of(data)
+        card = catalog.card_of(data, base)
         counted = {
             part: sum(catalog.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
             for part in ("train", "test")
@@ -65,7 +65,7 @@ def outline(data: Data, base: Path) -> Outline:
         files = tuple(rows for rows in counted.values() if rows)
         layout, classes, said = card.layout, card.labels, readers.declarations(card)
         name = card.name
-    sizes = _parts(source, data).sizes if on_disk else _sizes(files, data)
+    sizes = _parts(source, data, base).sizes if on_disk else _sizes(files, data, base)
     layouts = _plan(steps, layout)
     said = (*said, *_declarations(steps, data, sizes))
     outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
@@ -74,7 +74,7 @@ def outline(data: Data, base: Path) -> Outline:
 
 def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
     """What `data` names, unless it stays on disk and a step needs all rows in memory."""
-    source = open_source(data, base)
+    source = open_source(data, base, partial(_plan, steps))
     if not isinstance(source.train, DiskPart):
         return source
     if data.features is not None:
@@ -113,9 +113,9 @@ class Parts:
         return Sizes(*(0 if part is None else len(part) for part in vars(self).values()))
 
 
-def _sizes(files: tuple[int, ...], data: Data) -> Sizes:
+def _sizes(files: tuple[int, ...], data: Data, base: Path) -> Sizes:
     """The parts of `files`, given by their numbers of rows."""
-    split, first = _split(data, len(files) > 1), places_of(files)
+    split, first = _split(data, len(files) > 1, base), places_of(files)
     train, test = (first[: files[0]], first[files[0] :]) if split is None else cut_places(first, split)
     held: dict[str, np.ndarray] = {}
     if data.validation is not None:
@@ -127,14 +127,14 @@ def _sizes(files: tuple[int, ...], data: Data) -> Sizes:
     return Sizes(len(train), len(test), **{name: len(places) for name, places in held.items()})
 
 
-def private_releases(data: Data, adjacency: Adjacency) -> list[Release]:
+def private_releases(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Release]:
     """What preprocessing will release, in order; known from the recipe (and card) alone."""
-    return [Release(step.release) for step in _steps(data, adjacency) if step.release is not None]
+    return [Release(step.release) for step in _steps(data, adjacency, base) if step.release is not None]
 
 
-def uncovered_steps(data: Data, adjacency: Adjacency) -> list[str]:
+def uncovered_steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[str]:
     """Which steps read training rows without noise, in words: no statement covers them. From recipe and card alone."""
-    return [step.nonprivate for step in _steps(data, adjacency) if step.nonprivate is not None]
+    return [step.nonprivate for step in _steps(data, adjacency, base) if step.nonprivate is not None]
 
 
 @np.errstate(**UNTOLD)
@@ -151,7 +151,7 @@ def prepare(
     source = _opened(data, base, steps)
     let_go_of_large()
     layouts = _plan(steps, source.layout)
-    cut = _parts(source, data)
+    cut = _parts(source, data, base)
     train, test = cut.train, cut.test
     pipeline = Pipeline(steps, layouts, dict(released or {}), normal)
     given = {name: part for name, part in vars(cut).items() if part is not None}
@@ -190,18 +190,18 @@ def held_out_of(data: Data, base: Path, folds: bool) -> Part:
 
     Raises DataError as `prepare` does, and where rows stay on disk.
     """
-    cut = _parts(open_source(data, base), data)
+    cut = _parts(open_source(data, base), data, base)
     train, test = cut.train, cut.test
     if not isinstance(train, Part) or not isinstance(test, Part):
         raise DataError("records that stay on disk are not read as a whole; save some of them as a npz file")
     return train.pooled(test) if folds else test
 
 
-def steps_of(data: Data) -> list[PreprocessStep]:
+def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """The preprocessing that `data` asks for, or that its card, or any own file, has by default."""
     if data.preprocess is not None:
         return data.preprocess
-    return list(OWN_FILE_STEPS if data.name is None else catalog.load_card(data.name).preprocess)
+    return list(OWN_FILE_STEPS if data.name is None else catalog.plain_card(data, base).preprocess)
 
 
 def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipeline:
@@ -279,9 +279,9 @@ class Pipeline:
     def _without_noise(self, index: int, parts: Sequence[Rows], key: str, has_public: bool) -> list[Rows]:
         """All parts after a step that draws nothing, fitted on the training rows, or on the public ones."""
         step, layout = self.steps[index], self.layouts[index]
-        if step.of_public and not has_public:
-            raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
         if key not in self.fitted:
+            if step.of_public and not has_public:
+                raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
             # rows on disk are as much of an array as steps that `_opened` lets pass need
             kept = step.kept(cast(np.ndarray, parts[-1 if step.of_public else 0]), layout)
             self.fitted.update({} if kept is None else {key: kept})
@@ -319,7 +319,7 @@ def _own(labels: Rows) -> Rows:
 
 
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
-    steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in steps_of(data)]
+    steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in steps_of(data, base)]
     if data.features is None:
         return steps
     from dpsgd_cli.data.features import EXTRACTORS
@@ -336,21 +336,21 @@ def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
     return layouts
 
 
-def _split(data: Data, has_test: bool) -> Split | None:
+def _split(data: Data, has_test: bool, base: Path) -> Split | None:
     """How a test set is cut; None where the files have one and the recipe does not ask for another."""
     if data.split is not None:
         return data.split
     if has_test:
         return None
-    return Split() if data.name is None else catalog.load_card(data.name).split
+    return Split() if data.name is None else catalog.plain_card(data, base).split
 
 
-def _parts(source: Source, data: Data) -> Parts:
+def _parts(source: Source, data: Data, base: Path) -> Parts:
     """Validation rows are cut from what the test part leaves, public ones from the test part or from what is left.
 
     A split named in the recipe is cut from ALL rows, the files' own test rows included.
     """
-    train, test, split = source.train, source.test, _split(data, source.test is not None)
+    train, test, split = source.train, source.test, _split(data, source.test is not None, base)
     if isinstance(train, Part) and not isinstance(test, DiskPart):
         test = None if test is None else test.of_second_file()
         train = train if split is None else train.pooled(test)

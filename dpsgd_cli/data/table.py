@@ -7,15 +7,16 @@ Shared by card tables (`readers.py`) and a user's own files (`own_table.py`, `ow
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.recipe.schema.data import Data, Missing
 from dpsgd_cli.wording import count, listed, quoted, shortened
 
 if TYPE_CHECKING:
@@ -32,28 +33,56 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
     """
     matrix = np.empty((len(frame), len(columns)), order="F")
     problems: list[str] = []
+    no_numbers = set()
     for index, column in enumerate(columns):
         try:
-            series = frame[column.name]
-            numbers = to_codes(series, column) if column.values is not None else to_numbers(series)
-            matrix[:, index] = numbers
+            series = frame[column.marks or column.name]
+            if column.marks is not None:
+                matrix[:, index] = gaps(series)
+            else:
+                matrix[:, index] = to_codes(series, column) if column.values else to_numbers(series, column.filling)
         except DataError as error:
             problems.append(f"{where}: {error}")
+            if isinstance(error, NoNumbers):
+                no_numbers.add(column.name)
         if len(problems) == _MOST_PROBLEMS:
             problems.append(f"{where}: columns after {quoted(column.name)} were not looked at")
             break
     if problems:
-        raise DataError("\n".join(problems))
+        raise BadColumns(problems, no_numbers)
     return matrix
 
 
-def to_numbers(series: pd.Series, is_target: bool = False) -> np.ndarray:
-    """The column as finite float64; raises DataError for text, missing and infinite values."""
+class BadColumns(DataError):
+    """What is wrong with the cells of some columns; those of the columns `no_numbers` are text or dates."""
+
+    def __init__(self, problems: Sequence[str], no_numbers: Set[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.no_numbers = no_numbers
+
+
+class NoNumbers(DataError):
+    """A column holds text, or dates."""
+
+
+def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
+    """Which cells (N,) hold no value: empty ones, and the usual words for that where they are not `listed`."""
+    cells = series.astype("category")
+    blank = {"", *MISSING} - set(listed)
+    empty = [plain_text(value) in blank for value in cells.cat.categories]
+    return np.array([*empty, True])[cells.cat.codes.to_numpy()]
+
+
+def to_numbers(series: pd.Series, filling: float | str | None = None, is_target: bool = False) -> np.ndarray:
+    """The column as finite float64, `filling` where a value is missing.
+
+    Raises DataError for text and infinite values, and for missing ones without a filling.
+    """
     import pandas as pd
 
     drop = "" if is_target else ", or put the column under data.drop"
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
-        raise DataError(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
+        raise NoNumbers(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
     numbers = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if np.isfinite(numbers).all():
         return numbers
@@ -65,27 +94,38 @@ def to_numbers(series: pd.Series, is_target: bool = False) -> np.ndarray:
             if is_target
             else "; name the column under data.categorical, or leave it out with data.drop"
         )
-        raise DataError(
+        raise NoNumbers(
             f"column {quoted(series.name)} holds {quoted(str(series.iloc[row]))} in data row {row + 1}, which is not"
             f" a number{advice}"
         )
+    if filling is not None:
+        numbers = np.where(np.isnan(numbers), float(filling), numbers)
     bad = ~np.isfinite(numbers)
-    count = int(bad.sum())
-    what = "missing" if np.isnan(numbers[bad]).all() else "missing or infinite"
+    if not bad.any():
+        return numbers
+    number, infinite = int(bad.sum()), not np.isnan(numbers[bad]).all()
+    what = "missing or infinite value" if infinite else "missing value"
+    advice = f"say what they mean, data.missing: {{{series.name}: VALUE}}, or leave those rows out"
     raise DataError(
-        f"column {quoted(series.name)} has {count} {what} value{'s' * (count > 1)}, first in data row"
-        f" {int(bad.argmax()) + 1}; fill them or leave those rows out{drop}"
+        f"column {quoted(series.name)} has {count(number, what)}, first in data row"
+        f" {int(bad.argmax()) + 1}; {'mend them' if infinite else advice}{drop}"
     )
 
 
 def to_codes(series: pd.Series, column: Column) -> np.ndarray:
-    """Each cell's index among the column's public values; a value that is not listed is an error, never guessed."""
+    """Each cell's index among the column's public values; a value that is not listed is an error, never guessed.
+
+    An empty cell, or one that holds another word for that, is the column's filling.
+    """
     import pandas as pd
 
     cells = series.astype("category")
     known = pd.Index(column.values or ())
-    codes_of = known.get_indexer(pd.Index([plain_text(value) for value in cells.cat.categories]))
-    codes = np.append(codes_of, -1)[cells.cat.codes.to_numpy()]
+    texts = [plain_text(value) for value in cells.cat.categories]
+    codes_of = known.get_indexer(pd.Index(texts, dtype=object))
+    filling = -1 if column.filling is None else int(known.get_indexer([column.filling])[0])
+    codes_of[(codes_of < 0) & np.isin(texts, MISSING)] = filling
+    codes = np.append(codes_of, filling)[cells.cat.codes.to_numpy()]
     if (codes >= 0).all():
         return np.asarray(codes)
     row = int((codes < 0).argmax())
@@ -118,18 +158,32 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
             f"{where} has {count(int(missing.sum()), 'missing label')}, first in data row {int(missing.argmax()) + 1};"
             " leave those rows out"
         )
-    texts = _whole(texts, where)
+    texts = _whole(_as_answers(texts) if classes is None else texts, where)
     found = _found_classes(texts, len(series), where) if classes is None else tuple(classes)
     order = _whole([plain_text(label) for label in found], where)
+    answers = [_ANSWERS.get(text.casefold()) for text in order]
+    if answers in ([False, True], [True, False]):
+        order, texts = list(map(str, answers)), [str(_ANSWERS.get(text.casefold(), text)) for text in texts]
     lookup = {text: index for index, text in enumerate(order)}
     unlisted = [text for text in texts if text not in lookup]
     if unlisted:
         row = int((np.array(texts)[codes] == unlisted[0]).argmax()) + 1
         raise DataError(
             f"{where} holds {quoted(unlisted[0])} in data row {row}, which is not among the classes {listed(found)};"
-            f" add it to data.classes{_yaml_hint(order)}"
+            " add it to data.classes"
         )
     return np.array([lookup[text] for text in texts], np.int64)[codes], found
+
+
+_ANSWERS = dict.fromkeys(("true", "yes", "t", "y", "1"), True) | dict.fromkeys(("false", "no", "f", "n", "0"), False)
+"""Words for the classes of a question: where the two classes are such words, so may labels be, whichever and however
+they are written. (YAML has true and false, spreadsheets TRUE and FALSE, people yes and no.)"""
+
+
+def _as_answers(texts: list[str]) -> list[str]:
+    """Lower case where all are words for yes and no."""
+    folded = [text.casefold() for text in texts]
+    return folded if all(text in _ANSWERS for text in folded) else texts
 
 
 def plain_text(value: object) -> str:
@@ -183,14 +237,20 @@ def _yaml_hint(values: Sequence[str]) -> str:
 def read_labels(
     data: Data, columns: Sequence[pd.Series], paths: Sequence[Path]
 ) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
-    """The labels of each part, and the classes that all parts share; None for regression."""
+    """The labels of each part, and the classes that all parts share; None for regression.
+
+    Targets are those of training (`targets.py`).
+    """
     import pandas as pd
 
     target = pd.concat([column.astype(object) for column in columns], ignore_index=True)
+    filling = data.fillings.get(data.target or "", Missing()).value
+    if filling is not None:
+        target = target.where(~gaps(target, [plain_text(label) for label in data.classes or ()]), filling)
     classes: tuple[Any, ...] | None = None
     try:
         if data.task == "regression":
-            y = to_numbers(target, is_target=True).astype(np.float32)
+            y = target_scale(data).inward(to_numbers(target, is_target=True)).astype(np.float32)
         else:
             y, classes = to_labels(target, data.classes)
     except DataError as error:
@@ -206,17 +266,35 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
         said.append(f"The class labels are public ({how}): {', '.join(map(str, classes))}.")
     if data.bounds is not None:
         said.append("The bounds of the numeric features are public (recipe).")
+    if data.target_bounds is not None:
+        low, high = data.target_bounds
+        said.append(
+            f"The bounds of the target are public (recipe): {low:g} to {high:g}; in training values outside are"
+            " clamped, and metrics of test records are of their targets as they are."
+        )
     if any(column.values is not None for column in columns):
         how = "recipe" if isinstance(data.categorical, dict) else "read from the data"
         said.append(f"The values of the categorical columns are public ({how}).")
+    if data.missing:
+        told = {column.name: column.filling for column in columns if column.name in data.missing}
+        told |= {name: one.value for name, one in data.fillings.items() if name == data.target}
+        what = ", ".join(f"{name} {quoted(value)}" for name, value in told.items())
+        said.append(f"What a missing value means is public (recipe), a rule for each record by itself: {what}.")
     return tuple(said)
 
 
-def label_warnings(data: Data, classes: tuple[Any, ...] | None) -> list[str]:
-    """A warning when the classes had to be read from the data."""
-    if classes is None or data.classes is not None:
-        return []
-    return [
-        "the class labels were read from the data and are declared public; if they are not, list them:"
-        f" data.classes: {list(classes)}"
-    ]
+def read_warnings(data: Data, classes: tuple[Any, ...] | None, columns: Sequence[str] = ()) -> tuple[str, ...]:
+    """One warning of all that had to be read from the data: the classes, and the values of `columns`."""
+    found, lists = [], []
+    if columns:
+        found.append(f"the values of categorical column{'s' * (len(columns) > 1)} {', '.join(map(quoted, columns))}")
+        lists.append(f"data.categorical: {{{', '.join(f'{name}: [...]' for name in columns)}}}")
+    if classes is not None and data.classes is None:
+        found.append("the class labels")
+        lists.append(f"data.classes: {list(classes)}")
+    if not found:
+        return ()
+    return (
+        f"{' and '.join(found)} were read from the data and are declared public; if they are not, list them:"
+        f" {' and '.join(lists)}",
+    )

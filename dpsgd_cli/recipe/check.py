@@ -17,12 +17,17 @@ from pydantic import ValidationError
 from dpsgd_cli.recipe import expected
 from dpsgd_cli.recipe.expected import Schema, shown, words
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.base import TO_FILL_IN
 from dpsgd_cli.recipe.tree import Key, Node, Path, Place, Problem, dotted, grow
 from dpsgd_cli.wording import any_of, similar
 
 OTHER_NAMES = {"gpu": "cuda", "bf16": "bfloat16"}
 """What some call a value that goes by another name here."""
 
+FILL_IN = (
+    f"still to be filled in; replace [{', '.join(TO_FILL_IN)}] by the least and the largest value there can be, from"
+    " public knowledge and not from the data"
+)
 MOST_ROUNDS = 10
 Report = tuple[tuple[Key, ...], dict[str, Any]]
 """What pydantic says: where, from the value at hand on, and what."""
@@ -154,6 +159,10 @@ class _Reports:
 
     def _wrong(self, schema: Schema, node: Node, path: Path, guess: bool = True) -> None:
         """Report a value that `schema` does not allow; put the likely one in its place, or any if `guess`."""
+        if node.value in TO_FILL_IN:
+            self._report(node.place, path[:-1], FILL_IN)
+            node.value = float(TO_FILL_IN.index(node.value))
+            return
         options = expected.alternatives(schema)
         meant = _likely(node.value, [name for option in options for name in expected.literals(option)])
         step = _likely(node.value, [name for option in options for name in option.get("properties", {})])

@@ -129,6 +129,8 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
 def named_files(recipe: Recipe) -> list[str]:
     """Every file or folder that a recipe names."""
     names = recipe.data.files
+    if recipe.data.card_file is not None:
+        names.append(recipe.data.card_file)
     features = recipe.data.features
     if isinstance(features, TorchvisionFeatures) and features.weights is not None:
         names.append(features.weights)

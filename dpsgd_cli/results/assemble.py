@@ -26,9 +26,9 @@ from dpsgd_cli.privacy.together import Run, scope
 from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.recipe.schema.privacy import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices
+from dpsgd_cli.results.judgement import diverged, warnings_of_rows, warnings_of_training
 from dpsgd_cli.results.result import Released, Result, Row, Unreleased, marked, summarise_columns, together
 from dpsgd_cli.search import ExactSum
-from dpsgd_cli.wording import count
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def result(released: Released, unreleased: Unreleased) -> Result:
         history=_history(released, unreleased, [spent.epochs for spent in spendings]),
         ledger=[line for i, ledger in enumerate(released.ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
         warnings=[*released.warnings, *_warnings(released, spendings)],
-        nonprivate_warnings=_nonprivate_warnings(unreleased, released.finite),
+        nonprivate_warnings=warnings_of_rows(unreleased, released.finite),
+        diverged=diverged(released),
     )
 
 
@@ -144,29 +145,7 @@ def _warnings(released: Released, spendings: Sequence[Spending]) -> list[str]:
     if plan is not None:
         epsilon = prices.largest([spent.epsilon for spent in spendings])
         told += warnings_of(epsilon, plan.delta, plan.sampling.records)
-    rows = _by_trial(released.metrics, len(released.finite))
-    good = [finite and None not in row.values() for finite, row in zip(released.finite, rows, strict=True)]
-    diverged = [str(trial) for trial, well in enumerate(good) if not well]
-    if not diverged:
-        return told
-    several = f"{len(diverged)} of {len(good)} trials diverged (trial {', '.join(diverged)})"
-    return [
-        *told,
-        f"{several if len(good) > 1 else 'the training diverged'}: weights or losses are not finite, so there is"
-        " no metric; lower method.learning_rate",
-    ]
-
-
-def _nonprivate_warnings(unreleased: Unreleased, finite: Sequence[bool]) -> list[str]:
-    """The same, where saying it tells something of the training rows."""
-    told, bad = [], int(sum(sum(sums["nonfinite"]) for sums in unreleased.epochs))
-    if bad:
-        told.append(f"not finite and replaced by zero: {count(bad, 'per-example gradient')}")
-    rows = _by_trial(unreleased.metrics, len(finite))
-    lost = [str(i) for i, row in enumerate(rows) if finite[i] and None in row.values()]
-    if lost:
-        told.append(f"losses on training rows are not finite (trial {', '.join(lost)}); lower method.learning_rate")
-    return told
+    return told + warnings_of_training(released)
 
 
 def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[Spending]:

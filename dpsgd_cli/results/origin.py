@@ -23,12 +23,13 @@ from dpsgd_cli.results.result import Row
 
 
 def hashes(loaded: LoadedRecipe, sha256: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The hashes of what anybody can fetch, and those of the user's own files.
+    """The hashes of what anybody can fetch, and those of the user's own files, or of those that a card of theirs names.
 
     The hash of a user's own file is a function of every record, without noise: who knows all others can try out
     candidates for the last.
     """
-    own = loaded.recipe.data.files
+    data = loaded.recipe.data
+    own = data.files if data.card_file is None else [name for name in sha256 if name != "features"]
     return (
         {name: found for name, found in sha256.items() if name not in own},
         {name: found for name, found in sha256.items() if name in own},
@@ -69,13 +70,21 @@ def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:
     return {name: sha256(path) for name, path in own_code(loaded).items()}
 
 
+def card_sha256(loaded: LoadedRecipe) -> dict[str, str]:
+    """SHA-256 of the card of the user's own that the recipe names, if it does and it is there."""
+    name = loaded.recipe.data.card_file
+    return {} if name is None or not (loaded.base / name).is_file() else {name: sha256(loaded.base / name)}
+
+
 def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> list[str]:
     """See that the files the recipe names are those that the result in `directory` was made from.
 
     Returns the names of files that are no longer there, which cannot be compared. Raises RunError naming the
     files that differ: the recipe is the same, and yet this is not its result.
     """
-    files = {name: loaded.base / name for name in loaded.recipe.data.files} | own_code(loaded)
+    data = loaded.recipe.data
+    named = [*data.files, *([] if data.card_file is None else [data.card_file])]
+    files = {name: loaded.base / name for name in named} | own_code(loaded)
     kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256")
     made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}
     here = [name for name, path in files.items() if path.is_file()]

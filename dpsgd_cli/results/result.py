@@ -83,7 +83,10 @@ def together(public: Sequence[Row], others: Sequence[Row]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Result:
-    """One finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`."""
+    """One finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`.
+
+    `diverged` are trials whose published weights or test metrics show it.
+    """
 
     name: str
     privacy: Row
@@ -95,6 +98,7 @@ class Result:
     ledger: list[str]
     warnings: list[str] = field(default_factory=list)
     nonprivate_warnings: list[str] = field(default_factory=list)
+    diverged: list[int] = field(default_factory=list)
 
     def document(self) -> Row:
         """The content of `result.json`."""
@@ -103,6 +107,7 @@ class Result:
             "privacy": self.privacy,
             "metrics": self.metrics,
             "timing": self.timing,
+            "diverged": self.diverged,
             "warnings": self.warnings,
             "nonprivate_warnings": self.nonprivate_warnings,
             "provenance": self.provenance,

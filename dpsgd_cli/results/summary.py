@@ -22,7 +22,11 @@ def result_text(document: Row, directory: Path) -> str:
     lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
     metrics = document["metrics"]
     shown = [name for name in _SHOWN if name in metrics] + [name for name in metrics if name in document["trials"][0]]
-    lines += [f"  {name:<26}{metric_over_trials(metrics[name])}" for name in dict.fromkeys(shown)]
+    lines += [
+        f"  {name:<26}{metric_over_trials(metrics[name])}{_beside(metrics, name)}"
+        for name in dict.fromkeys(shown)
+        if not name.startswith("constant_")
+    ]
     lines += _privacy_lines(document["privacy"])
     lines.append(f"  results in {directory}")
     return "\n".join(lines)
@@ -31,6 +35,12 @@ def result_text(document: Row, directory: Path) -> str:
 def _lengths(trials: Sequence[Row]) -> str:
     lengths = sorted({row["epochs"] for row in trials})
     return count(lengths[0], "epoch") if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} epochs"
+
+
+def _beside(metrics: Row, name: str) -> str:
+    """What a constant gets, where it is known."""
+    constant = metrics.get(name.replace("test_", "constant_", 1)) if name.startswith("test_") else None
+    return "" if constant is None or constant["mean"] is None else f"; a constant: {metric_text(constant['mean'])}"
 
 
 def metric_over_trials(metric: Row) -> str:

@@ -43,6 +43,20 @@ def test_results_go_to_stdout_and_files_and_nothing_to_stderr(write_recipe: Writ
     assert directory.name.startswith("tiny-")
 
 
+def test_a_divergence_fails_where_that_is_asked_for_once_the_result_is_there(
+    write_recipe: WriteRecipe, tmp_path: Path
+) -> None:
+    method = {"kind": "sgd", "batching": "full", "learning_rate": 1e38, "weight_decay": 1}
+    recipe, out = write_recipe(method=method, privacy=None), tmp_path / "out"
+    assert run(recipe, "--out", out).exit_code == 0
+    for arguments in (("--out", out), ("--out", tmp_path / "new")):
+        failed = run(recipe, *arguments, "--fail-on-divergence")
+        assert failed.exit_code == 1
+        assert "diverged (trial 0, 1), and --fail-on-divergence was given" in failed.stderr.splitlines()[-1]
+        assert "results in" in failed.stdout
+    assert run(write_recipe(), "--out", out, "--fail-on-divergence").exit_code == 0
+
+
 def test_a_second_time_shows_what_is_there(write_recipe: WriteRecipe, tmp_path: Path) -> None:
     recipe = write_recipe(data={"path": "tiny.npz", "bounds": [0, 1]})
     first = run(recipe, "--out", tmp_path / "out")

@@ -41,6 +41,18 @@ def test_columns_of_like_names_are_categories_of_their_own(tmp_path: Path) -> No
     assert outline(data, tmp_path).norm_bound == pytest.approx(np.sqrt(2))
 
 
+def test_columns_that_mark_gaps_lengthen_a_record(tmp_path: Path) -> None:
+    """With ones for the two values that are missing and two marks, a record is 2 long."""
+    pd.DataFrame({"a": [None, 1.0] * 6, "b": [None, 0.0] * 6, "y": [0, 1] * 6}).to_csv(tmp_path / "t.csv", index=False)
+    filling = {"value": 1, "indicator": True}
+    data = Data.model_validate(
+        {"path": "t.csv", "target": "y", "bounds": [0, 1], "missing": {"a": filling, "b": filling}}
+    )
+    found = prepared(data, tmp_path)
+    longest = np.linalg.norm(np.concatenate([found.train_x, found.test_x]), axis=1).max()
+    assert longest == pytest.approx(2) and found.norm_bound == pytest.approx(2)
+
+
 @pytest.mark.parametrize(
     ("steps", "bound"),
     [

@@ -44,8 +44,8 @@ def test_layout_leaves_out_the_target_and_dropped_columns() -> None:
 def test_problems_of_a_card_are_named(tmp_path: Path) -> None:
     source = (shipped("datasets") / "bank.yaml").read_text()
     path = tmp_path / "bank.yaml"
-    path.write_text(source.replace('target: "y"', "target: z").replace("licence:", "license:"))
-    with pytest.raises(DataError, match=r"(?s)bank.yaml is not a data set card.*licence: Field required.*license"):
+    path.write_text(source.replace("description:", "# ").replace("licence:", "license:"))
+    with pytest.raises(DataError, match=r"(?s)bank.yaml is not a data set card.*description: Field required.*license"):
         read_card(path)
     path.write_text(source.replace('target: "y"', "target: z"))
     with pytest.raises(DataError, match="target 'z' is not among the columns"):

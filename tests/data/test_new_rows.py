@@ -35,6 +35,28 @@ def test_columns_are_found_by_name_and_others_are_left_alone(tmp_path: Path, nam
     assert opening.open_unlabelled(path, DATA, LAYOUT).tolist() == ROWS
 
 
+def test_gaps_mean_what_the_recipe_says(tmp_path: Path) -> None:
+    """Of numbers with and without a column that marks them, of categories, and of labels."""
+    marks = Column("age is missing", (0, 1), indicator=True, category="age is missing", marks="age")
+    columns = (Column("age", (0, 99), filling=50.0), marks, Column("job", values=("smith", ""), filling=""))
+    layout = Layout((3,), columns)
+    data = DATA.model_copy(update={"missing": {"y": "no"}})
+    rows = [[50, 1, 1], [40, 0, 0]]
+    path = write(tmp_path, "new.csv", "y,job,age\nNA,,\nyes,smith,40\n")
+    assert opening.open_unlabelled(path, data, layout).tolist() == rows
+    assert opening.open_unlabelled(pd.read_csv(path), data, layout).tolist() == rows
+    lines = write(tmp_path, "new.jsonl", '{"y": null, "age": null}\n{"y": "yes", "job": "smith", "age": 40}\n')
+    for labelled in (path, lines):
+        part = opening.open_labelled(labelled, data, layout, ["no", "yes"])
+        assert (part.x.tolist(), part.y.tolist()) == (rows, [0, 1])
+
+
+def test_targets_are_those_of_training(tmp_path: Path) -> None:
+    path = write(tmp_path, "new.csv", "y,age,job,pay\n175,30,nurse,10.5\n250,40,smith,-2\n")
+    bounded = DATA.model_copy(update={"task": "regression", "classes": None, "target_bounds": (100.0, 200.0)})
+    assert opening.open_labelled(path, bounded, LAYOUT, None).y.tolist() == [0.5, 2.0]
+
+
 def test_tables_in_memory_and_parquet_are_read_alike(tmp_path: Path) -> None:
     frame = pd.DataFrame({"pay": [10.5, -2], "age": [30, 40], "job": ["nurse", "smith"]})
     frame.to_parquet(tmp_path / "new.parquet")
@@ -99,4 +121,4 @@ def test_arrays_are_of_the_models_shape(tmp_path: Path) -> None:
 def test_rows_for_a_card_are_in_the_units_of_its_files() -> None:
     digits = Data.model_validate({"name": "digits"})
     pixels = np.full((1, 1, 8, 8), 4, np.uint8)
-    assert np.unique(opening.open_unlabelled(pixels, digits, card_of(digits).layout)).tolist() == [0.25]
+    assert np.unique(opening.open_unlabelled(pixels, digits, card_of(digits, Path()).layout)).tolist() == [0.25]

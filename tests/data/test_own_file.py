@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpsgd_cli.data import opening
+from dpsgd_cli.data import opening, preparation
 from dpsgd_cli.data.dataset import Column, Source
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
@@ -39,7 +40,7 @@ def test_a_declared_table(tmp_path: Path) -> None:
     assert source.train.y.tolist() == [1, 0, 0]
     assert [(c.name, c.bounds, c.values) for c in source.layout.columns or ()] == [
         ("age", (0, 99), None),
-        ("job", None, ("smith", "nurse")),
+        ("job", None, ("smith", "nurse", "")),
         ("pay", None, None),
     ]
     assert source.warnings == ()
@@ -50,10 +51,10 @@ def test_a_declared_table(tmp_path: Path) -> None:
 
 def test_what_is_read_from_the_data_is_declared_public_with_a_warning(tmp_path: Path) -> None:
     source = read(tmp_path, categorical=["job"], bounds=[0, 100])
-    assert columns(source)[1].values == ("nurse", "smith")
+    assert columns(source)[1].values == ("nurse", "smith", "")
     assert source.classes == ("no", "yes")
-    assert len(source.warnings) == 2
-    assert "'job' were read from the data and are declared public" in source.warnings[0]
+    (warning,) = source.warnings
+    assert "column 'job' and the class labels were read from the data and are declared public" in warning
     assert sum("read from the data" in said for said in source.declarations) == 2
 
 
@@ -62,7 +63,7 @@ def test_separators_quotes_and_a_byte_order_mark(tmp_path: Path, separator: str)
     lines = [["age", '"job, or; trade"', "y"], ["30", '"a, b"', "no"], ["40", '"c; d"', "yes"]]
     content = "\ufeff" + "\r\n".join(separator.join(line) for line in lines)
     source = read(tmp_path, content, categorical=["job, or; trade"])
-    assert columns(source)[1].values == ("a, b", "c; d")
+    assert columns(source)[1].values == ("a, b", "c; d", "")
     assert source.train.y.tolist() == [0, 1]
 
 
@@ -79,7 +80,7 @@ def test_parquet(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "own.parquet")
     source = opened(tmp_path, {"path": "own.parquet", "target": "y", "categorical": {"c": ["u", "v"]}})
     assert source.train.x.tolist() == [[1, 0], [2, 1], [3, 0]]
-    assert (source.train.y.tolist(), source.classes) == ([0, 1, 1], ("False", "True"))
+    assert (source.train.y.tolist(), source.classes) == ([0, 1, 1], ("false", "true"))
 
 
 def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
@@ -96,7 +97,10 @@ def test_regression_targets_are_left_as_they_are(tmp_path: Path) -> None:
             "much",
             "holds 'much' in data row 2, which is not a number, as targets of data.task: regression must be; for cl",
         ),
-        ("NA", "has 1 missing value, first in data row 2; fill them or leave those rows out$"),
+        (
+            "NA",
+            "has 1 missing value, first in data row 2; say what they mean, data.missing: {y: VALUE}, or leave",
+        ),
     ],
 )
 def test_a_regression_target_that_is_no_number(tmp_path: Path, bad: str, message: str) -> None:
@@ -134,13 +138,102 @@ def test_bad_tables(tmp_path: Path, content: str | bytes, data: dict[str, Any], 
 def test_all_wrong_names_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, target="z", categorical=["q"], drop=["w"])
-    assert len(str(caught.value).splitlines()) == 3
+    lines = [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]
+    assert [line[:30] for line in lines if ": data." in line] == [
+        "own.csv: data.target names 'z'",
+        "own.csv: data.categorical name",
+        "own.csv: data.drop names 'w', ",
+    ]
+
+
+def test_all_that_is_wrong_with_a_table_is_reported_together(tmp_path: Path) -> None:
+    """Names, cells, labels and bounds; nothing else of a column that a wrong name meant, or that holds text."""
+    content = "age,job,pay,rank,y\n30,nurse,10.5,1,no\n,smith,inf,2,\n50,,0,3,yes\n"
+    data = {"path": "own.csv", "target": "y", "classes": ["no", "yes"], "bounds": {"rnak": [0, 9]}}
+    (tmp_path / "own.csv").write_text(content)
+    with pytest.raises(DataError) as caught:
+        preparation.outline(Data.model_validate(data), tmp_path)
+    lines = str(caught.value).splitlines()
+    wanted = ["data.bounds names 'rnak'", "'age' has 1 missing", "'job' holds 'nurse'", "'pay' has 1 missing or inf"]
+    wanted += ["scale by bounds: no public bounds for columns age, pay;", "label column 'y' has 1 missing label"]
+    for line, words in zip(lines, wanted, strict=True):
+        assert words in line
+
+
+GAPS = "age,job,pay,y\n30,nurse,10.5,no\n,,NA,yes\n50,?,-2,no\n"
+
+
+def test_a_gap_means_what_the_recipe_says(tmp_path: Path) -> None:
+    missing = {"age": {"indicator": True}, "pay": 7, "job": "other"}
+    data: dict[str, Any] = {"categorical": {"job": ["nurse", "other"]}, "bounds": {"age": [20, 60], "pay": [-9, 99]}}
+    source = read(tmp_path, GAPS, missing=missing, classes=["no", "yes"], **data)
+    assert [column.name for column in columns(source)] == ["age", "age is missing", "job", "pay"]
+    assert source.train.x.tolist() == [[30, 0, 0, 10.5], [40, 1, 1, 7], [50, 0, 1, -2]]
+    assert source.warnings == ()
+    assert source.declarations[-1].endswith("a rule for each record by itself: age 40.0, job 'other', pay 7.0.")
+
+
+def test_an_empty_category_is_a_category_whether_there_are_any_or_not(tmp_path: Path) -> None:
+    """Or what a model looks like would tell of single records."""
+    data: dict[str, Any] = {"missing": {"age": 0, "pay": 0}, "categorical": {"job": ["nurse"]}}
+    with_gaps, without = (read(tmp_path, text, **data) for text in (GAPS, GAPS.replace(",,", ",nurse,")))
+    assert columns(with_gaps) == columns(without) and columns(without)[1].values == ("nurse", "")
+    assert with_gaps.train.x[:, 1].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ({"age": 61}, r"data.missing: age: 61 is not within the column's bounds \[20.0, 60.0\]"),
+        ({"age": "old"}, r"data.missing: age: 'old' is no number"),
+        ({"pay": {"indicator": True}}, r"data.missing: pay: give a value, for the column has no bounds"),
+        ({"job": "thief"}, r"data.missing: job: 'thief' is not among the column's values"),
+        ({"jbo": "nurse"}, r"data.missing names 'jbo', which is no column; did you mean 'job'"),
+        ({"job": {"indicator": True}}, r"data.missing: job: a category needs no indicator"),
+    ],
+)
+def test_a_meaning_that_a_column_cannot_have(tmp_path: Path, missing: dict[str, Any], message: str) -> None:
+    data: dict[str, Any] = {"categorical": {"job": ["nurse"]}, "bounds": {"age": [20, 60]}}
+    missing = {"age": 30, "pay": 0} | missing
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, GAPS, missing=missing, **data)
+
+
+@pytest.mark.parametrize(
+    ("task", "filling", "targets"), [("classification", "no", [1, 0]), ("regression", 5, [1, -0.5])]
+)
+def test_a_missing_target_may_have_a_meaning(tmp_path: Path, task: str, filling: Any, targets: list[float]) -> None:
+    told = "yes" if task == "classification" else "20"
+    asked = {"classes": ["no", "yes"]} if task == "classification" else {"target_bounds": [0, 20]}
+    source = read(tmp_path, f"a,y\n1,{told}\n2,\n", task=task, missing={"y": filling}, **asked)
+    assert source.train.y.tolist() == targets
+
+
+@pytest.mark.parametrize("name", ["own.tsv", "own.tsv.gz", "own.jsonl", "own.ndjson.gz"])
+def test_tabs_and_json_lines(tmp_path: Path, name: str) -> None:
+    """A key that an object lacks is a missing value; text that looks like a date stays text."""
+    rows = [{"age": 30, "day": "2020-01-01", "y": True}, {"age": 4.5, "day": "x", "y": False}, {"day": "x", "y": True}]
+    if "tsv" in name:
+        text = "age\tday\ty\n30\t2020-01-01\ttrue\n4.5\tx\tFALSE\n\tx\ttrue\n"
+    else:
+        text = "\n".join(json.dumps(row) for row in rows)
+    content = gzip.compress(text.encode()) if name.endswith("gz") else text
+    source = read(tmp_path, content, name, missing={"age": -1}, categorical={"day": ["x", "2020-01-01"]})
+    assert source.train.x.tolist() == [[30, 1], [4.5, 0], [-1, 0]]
+    assert (source.train.y.tolist(), source.classes) == ([1, 0, 1], ("false", "true"))
+
+
+def test_json_lines_that_are_no_table(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="column 'a' holds lists or objects"):
+        read(tmp_path, '{"a": [1], "y": 1}\n', "own.jsonl")
+    with pytest.raises(DataError, match=r"own.jsonl cannot be read as a table"):
+        read(tmp_path, '{"a": 1\n', "own.jsonl")
 
 
 def test_files_that_are_not_there_or_of_no_known_kind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"no such file: {tmp_path.resolve()}/gone.csv"):
         opened(tmp_path, {"path": "gone.csv", "target": "y"})
-    with pytest.raises(DataError, match=r"unknown kind of file; data.path takes .csv, .csv.gz, .parquet, .npz"):
+    with pytest.raises(DataError, match=r"unknown kind of file; data.path takes .csv, .csv.gz, .tsv.*.parquet, .npz"):
         read(tmp_path, name="own.xlsx")
     with pytest.raises(DataError, match=r"own.parquet cannot be read as parquet"):
         read(tmp_path, name="own.parquet")

@@ -145,7 +145,7 @@ def test_own_csv_end_to_end(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text("age,job,y\n" + rows)
     settings = section(path="own.csv", target="y", categorical={"job": ["a", "b"]}, bounds={"age": [25, 35]})
     outline, dataset = data.outline(settings, tmp_path), data.prepare(settings, tmp_path, 1, refuse, "add-remove")
-    assert (outline.train_records, outline.test_records, outline.input_shape, outline.outputs) == (16, 4, (3,), 2)
+    assert (outline.train_records, outline.test_records, outline.input_shape, outline.outputs) == (16, 4, (4,), 2)
     assert dataset.declarations == outline.declarations
     assert (dataset.train_x.min(), dataset.train_x.max()) == (0, 1)
     assert (dataset.train_x[:, 1:].sum(axis=1) == 1).all()

@@ -61,7 +61,12 @@ def test_unlisted_and_empty_categories() -> None:
         ([1.0, 2.0, 1.0], None, [0, 1, 0], (1, 2)),
         (["a", "b", "a"], ["b", "a", "c"], [1, 0, 1], ("b", "a", "c")),
         (["1", "0", "1"], [0, 1], [1, 0, 1], (0, 1)),
-        ([True, False, True], None, [1, 0, 1], ("False", "True")),
+        ([True, False, True], None, [1, 0, 1], ("false", "true")),
+        (["Yes", "no", "NO"], None, [1, 0, 0], ("no", "yes")),
+        (["TRUE", "false", "True"], [False, True], [1, 0, 1], (False, True)),
+        (["yes", "no", "y"], [True, False], [0, 1, 0], (True, False)),
+        ([True, False, True], ["no", "yes"], [1, 0, 1], ("no", "yes")),
+        (["Yes", "yes", "no"], ["Yes", "yes", "no"], [0, 1, 2], ("Yes", "yes", "no")),
         (["NA", "EU", "NA"], ["EU", "NA"], [1, 0, 1], ("EU", "NA")),
     ],
 )
@@ -79,7 +84,7 @@ def test_labels(labels: list[Any], given: list[Any] | None, indices: list[int], 
         (["a", "a", "a"], None, "training needs at least two classes"),
         (["a", "b", "x"], ["a", "b"], r"holds 'x' in data row 3, which is not among the classes \['a', 'b'\]"),
         ([str(i) + "n" for i in range(60)], None, "60 different values in 60 rows: these are not classes"),
-        (["yes", "no"], [True, False], "YAML reads yes"),
+        (["yes", "no", "maybe"], [True, False], r"holds 'maybe' in data row 3, which is not among the classes \[True"),
     ],
 )
 def test_labels_that_are_not_classes(labels: list[Any], given: list[Any] | None, message: str) -> None:

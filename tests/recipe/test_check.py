@@ -175,7 +175,7 @@ BROKEN = [
     ("kind: linear", "kind: linear, xyzzy: 1", "3: model.xyzzy: unknown key; the keys here are kind, bias"),
     # rules that join several values
     ("batch_size: 10", "batching: full, batch_size: 10", "4: method.batching: full takes no batch_size"),
-    ("name: digits", "path: a.csv", "2: data: a csv or parquet file needs target, the name of the label column"),
+    ("name: digits", "path: a.csv", "2: data: a table needs target, the name of the label column"),
     (
         "name: digits",
         "name: digits, preprocess: [{pca: {components: 3}}]",

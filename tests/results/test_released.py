@@ -20,26 +20,27 @@ from dpsgd_cli.results.result import Released, Unreleased, marked, public
 from tests.conftest import Train, WriteRecipe
 
 
-def one_more_target(folder: Path, target: float) -> dict[str, Any]:
-    """A file of 40 records whose last has this target, and the `data` section that reads it."""
+def one_more_feature(folder: Path, feature: float) -> dict[str, Any]:
+    """A file of 40 records whose last has this feature, and the `data` section that reads it as it is."""
     rng = np.random.default_rng(0)
     x = rng.random((40, 3))
     y = x.sum(axis=1)
-    np.savez(folder / "own.npz", x=x, y=np.append(y[:-1], target), x_test=x[:8], y_test=y[:8])
-    return {"path": "own.npz", "bounds": [0, 1], "task": "regression"}
+    x[-1] = feature
+    np.savez(folder / "own.npz", x=x, y=y, x_test=x[:8], y_test=y[:8])
+    return {"path": "own.npz", "preprocess": [], "task": "regression", "target_bounds": [0, 3]}
 
 
-def outcome(folder: Path, write_recipe: WriteRecipe, target: float) -> tuple[dict[str, Any], str, str]:
+def outcome(folder: Path, write_recipe: WriteRecipe, feature: float) -> tuple[dict[str, Any], str, str]:
     """`result.json`, stdout and stderr of the whole command."""
-    recipe = write_recipe(data=one_more_target(folder, target), method={"kind": "dp-gd", "learning_rate": 0.1})
-    done = CliRunner().invoke(main, ["train", str(recipe), "--out", str(folder / f"out-{target:g}")])
+    recipe = write_recipe(data=one_more_feature(folder, feature), method={"kind": "dp-gd", "learning_rate": 0.1})
+    done = CliRunner().invoke(main, ["train", str(recipe), "--out", str(folder / f"out-{feature:g}")])
     assert done.exit_code == 0, done.stderr
-    (directory,) = (folder / f"out-{target:g}").glob("tiny-*")
+    (directory,) = (folder / f"out-{feature:g}").glob("tiny-*")
     return store.read_document(directory), done.stdout, done.stderr
 
 
 def test_public_warnings_do_not_look_at_training_losses(tmp_path: Path, write_recipe: WriteRecipe) -> None:
-    """A target of 1e30 has a squared error that float32 does not hold; its gradient is clipped like any other."""
+    """Features of 1e30 give an error whose square float32 does not hold; its gradient counts as zero."""
     ours, stdout, stderr = outcome(tmp_path, write_recipe, 1.0)
     theirs, other_stdout, other_stderr = outcome(tmp_path, write_recipe, 1e30)
     assert theirs["metrics"]["nonprivate_train_loss"]["mean"] is None

@@ -38,5 +38,5 @@ def test_the_document_holds_everything_but_the_tables() -> None:
     result = Result("a", {"epsilon": 1.0}, {}, {}, {}, [{"trial": 0}], [{"epoch": 0}], ["{}"], ["careful"])
     document = result.document()
     sections = {"name", "privacy", "metrics", "timing", "provenance", "trials"}
-    assert set(document) == sections | {"warnings", "nonprivate_warnings"}
+    assert set(document) == sections | {"warnings", "nonprivate_warnings", "diverged"}
     assert (document["trials"], document["warnings"]) == ([{"trial": 0}], ["careful"])

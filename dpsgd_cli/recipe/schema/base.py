@@ -19,6 +19,10 @@ DrawSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 """Of what NumPy draws."""
 
 
+TO_FILL_IN = ("LOW", "HIGH")
+"""What `dpsgd recipe new` writes for bounds that only a person knows."""
+
+
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
     if not pair[0] < pair[1]:
         raise ValueError(f"is {list(pair)}, but must be [low, high] with low < high")

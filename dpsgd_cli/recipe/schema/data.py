@@ -226,17 +226,29 @@ class PretrainedFeatures(Extractor):
 Features = Annotated[ScatteringFeatures | TorchvisionFeatures | PretrainedFeatures, Field(discriminator="kind")]
 
 
+class Missing(Section):
+    """What a cell without a value means; the rule is public and fills each record by itself, so it costs nothing."""
+
+    value: float | str | None = Field(
+        None, description="Stands in its place; left out, the middle of the column's bounds, or the category ''."
+    )
+    indicator: bool = Field(False, description="Add a column that is 1 where the value was missing (numeric columns).")
+
+
 class Data(Section):
     """A card by `name`, or a file of the user's own by `path`."""
 
-    name: str | None = Field(None, description="A data set card: `dpsgd data list` shows them.")
+    name: str | None = Field(
+        None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
+    )
+    cards: str | None = Field(None, description="A folder of cards of your own, relative to the recipe, to look in.")
     path: str | None = Field(
         None,
-        description="Your own .csv, .npz or .parquet file, relative to the recipe; or a .npy file of features, which"
-        " stays on disk and may be larger than memory.",
+        description="Your own .csv, .tsv, .jsonl, .parquet or .npz file, relative to the recipe; or a .npy file of"
+        " features, which stays on disk and may be larger than memory.",
     )
     test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
-    target: str | None = Field(None, description="Label column (csv, parquet), array (npz: default `y`) or file (npy).")
+    target: str | None = Field(None, description="Label column (of a table), array (npz: default `y`) or file (npy).")
     test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
@@ -247,6 +259,14 @@ class Data(Section):
         None,
         description="Public [low, high] of numeric columns by name, or (own files) one pair for all. With a card"
         " they take the place of its own; values outside are clamped.",
+    )
+    target_bounds: Interval | None = Field(
+        None,
+        description="Regression: public [low, high] of the target. Training sees it scaled to [-1, 1] (values outside"
+        " are clamped); metrics are in its own unit.",
+    )
+    missing: dict[str, float | str | Missing] | None = Field(
+        None, description="By column, what a missing value means: a number or category, or {value, indicator}."
     )
     drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
     split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
@@ -263,7 +283,7 @@ class Data(Section):
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
-            own = ("test_path", "target", "test_target", "categorical", "classes", "drop")
+            own = ("test_path", "target", "test_target", "categorical", "classes", "drop", "target_bounds", "missing")
             extra = [key for key in own if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
@@ -271,14 +291,31 @@ class Data(Section):
                 extra.append("task")
             if extra:
                 raise ValueError(f"{', '.join(extra)}: only for a file of your own (path); the card says it already")
+        elif self.cards is not None:
+            raise ValueError("cards: is where a card is looked for by its name; a file of your own (path) has none")
+        elif self.target_bounds is not None and self.task != "regression":
+            raise ValueError("target_bounds: is for task: regression; classes have none")
         elif self.target is None and not self.path.endswith(".npz"):
             what = "npy file needs target, the .npy file of its labels"
-            named = "csv or parquet file needs target, the name of the label column"
+            named = "table needs target, the name of the label column"
             raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
         npy = self.test_path is not None and self.test_path.endswith(".npy")
         if npy != (self.test_target is not None):
             raise ValueError("test_target goes with a test_path that is a .npy file, whose labels it holds")
         return self
+
+    @property
+    def card_file(self) -> str | None:
+        """The file of a card of the user's own, as the recipe says where it is."""
+        if self.name is None or (self.cards is None and not self.name.endswith((".yaml", ".yml"))):
+            return None
+        return self.name if self.cards is None else f"{self.cards.rstrip('/')}/{self.name}.yaml"
+
+    @property
+    def fillings(self) -> dict[str, Missing]:
+        """What a missing value means, by column."""
+        told = self.missing or {}
+        return {name: one if isinstance(one, Missing) else Missing(value=one) for name, one in told.items()}
 
     @property
     def files(self) -> list[str]:

@@ -1,0 +1,94 @@
+"""What trials are worth: metrics of the weights that would be published now, on records that are public or are not.
+
+At every look the means over records; at the end, on the test records alone, also what takes a table of answers, and
+beside each metric what a constant gets. The constant knows the test records, which are declared public, and no training
+record: what it gets costs nothing, and is the best that a model without features could do on them.
+
+Not here: the metrics (`metrics.py`), passing rows through models (`core/losses.py`), naming columns (`results/`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpsgd_cli.core.losses import Loss, evaluate, outputs_on
+from dpsgd_cli.core.packing import Pack
+from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.targets import target_scale
+from dpsgd_cli.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.trials import Trials
+
+MOST_OUTPUTS = 1 << 28
+"""Numbers that all models give for all test records; of more, only means over records are measured."""
+
+Columns = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Models:
+    """The weights `values` (R, P) of the trials of a pack, which solve a recipe's task; `classes` is None for targets.
+
+    No more than `most_rows` pass through them at once.
+    """
+
+    pack: Pack
+    values: Tensor
+    recipe: Recipe
+    classes: int | None
+    most_rows: int
+
+
+def models_of(trials: Trials) -> Models:
+    """What would be published now."""
+    context, classes = trials.context, trials.dataset.classes
+    values, count = trials.method.output, None if classes is None else len(classes)
+    return Models(context.pack, values, trials.recipe, count, context.most_rows)
+
+
+def measure(models: Models, table: Table, loss: Loss) -> Columns:
+    """Means over the records of `table`, by metric; not a number for a trial whose weights are not finite."""
+    data = models.recipe.data
+    diverged = ~torch.isfinite(models.values).all(dim=1)
+    found = evaluate(models.pack, models.values, table, data.task, models.most_rows, loss)
+    units = {name: target_scale(data).unit if METRICS[name].in_units else 1.0 for name in found}
+    return {name: (values * units[name]).masked_fill(diverged, torch.nan).tolist() for name, values in found.items()}
+
+
+def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
+    """What `measure` does not, and what a constant gets on the same records by every metric that is defined there."""
+    task, classes, trials = models.recipe.data.task, models.classes, models.pack.trials
+    if table.rows == 0 or table.rows * trials * (classes or 1) > MOST_OUTPUTS:
+        return {}, {}
+    outputs, labels, mask = outputs_on(models.pack, models.values, table, models.most_rows)
+    found: list[dict[str, float]] = []
+    constants: list[dict[str, float]] = []
+    for trial in range(trials):
+        own = slice(None) if mask is None else mask[trial]
+        told = _answers(models.recipe, labels[own], outputs[trial][own])
+        found.append(of_table(task, told))
+        if trial and mask is None:
+            constants.append(constants[0])
+        else:
+            constants.append(of_table(task, constant_answers(told.truth, classes)))
+    defined = [name for name in METRICS if all(name in one for one in (*found, *constants))]
+    measured = {name: [one[name] for one in found] for name in defined if not METRICS[name].at_every_look}
+    return measured, {name: [one[name] for one in constants] for name in defined}
+
+
+def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers:
+    """Of one trial, for records with these labels (N,) and outputs (N, K)."""
+    if recipe.data.task == "regression":
+        scale = target_scale(recipe.data)
+        truth, told = (scale.outward(part.astype(np.float64)) for part in (labels, outputs[:, 0]))
+        return Answers(truth, told)
+    logistic = not isinstance(recipe.model, ConvexModel) or recipe.model.loss == "logistic"
+    if not np.isfinite(outputs).all():
+        outputs = np.full_like(outputs, math.nan)
+    return answers_of_classes(labels, outputs, logistic)

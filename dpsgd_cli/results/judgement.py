@@ -1,0 +1,93 @@
+"""What a reader of a result should be told of how the training went.
+
+What is public looks at weights that are published and at metrics of test records, which are declared public; what looks
+at training rows is under another name. Not here: what the guarantee itself is worth (`privacy/statement.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from dpsgd_cli.metrics import METRICS, in_words, less_is_better
+from dpsgd_cli.results.result import Released, Unreleased
+from dpsgd_cli.rounding import metric_text
+from dpsgd_cli.wording import count
+
+RISE = 3.0
+"""A test loss of so many times the least of its epochs, by a model that no longer beats a constant, has diverged."""
+NEARLY_ALL = 0.95
+"""Share of clipped gradients from which on the clip is worth a word."""
+
+Columns = dict[str, list[float]]
+
+
+def diverged(released: Released) -> list[int]:
+    """The trials whose weights or metrics are not finite, or whose test loss ran away."""
+    own = {name: values for name, values in released.metrics.items() if not name.startswith("constant_")}
+    lost = [
+        trial
+        for trial, finite in enumerate(released.finite)
+        if not finite or not all(math.isfinite(values[trial]) for values in own.values())
+    ]
+    return sorted({*lost, *(trial for trial in range(len(released.finite)) if _ran_away(released, trial))})
+
+
+def warnings_of_training(released: Released) -> list[str]:
+    """What published weights, and metrics of public records, show to have gone wrong."""
+    bad, told = diverged(released), []
+    if bad:
+        several = f"{len(bad)} of {len(released.finite)} trials diverged (trial {', '.join(map(str, bad))})"
+        who = several if len(released.finite) > 1 else "the training diverged"
+        finite = all(released.finite[trial] for trial in bad)
+        why = (
+            f"the test loss rose to more than {RISE:g} times its least"
+            if finite and all(_ran_away(released, trial) for trial in bad)
+            else "weights or losses are not finite, so there is no metric"
+        )
+        told.append(f"{who}: {why}; lower method.learning_rate")
+    return told + _no_better(released.metrics)
+
+
+def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool]) -> list[str]:
+    """What tells something of the training rows."""
+    told, bad = [], int(sum(sum(sums["nonfinite"]) for sums in unreleased.epochs))
+    if bad:
+        told.append(f"not finite and replaced by zero: {count(bad, 'per-example gradient')}")
+    lost = [
+        str(trial)
+        for trial, well in enumerate(finite)
+        if well and not all(math.isfinite(values[trial]) for values in unreleased.metrics.values())
+    ]
+    if lost:
+        told.append(f"losses on training rows are not finite (trial {', '.join(lost)}); lower method.learning_rate")
+    clipped, seen = (sum(sum(sums[name]) for sums in unreleased.epochs) for name in ("clipped", "examples"))
+    if seen and clipped >= NEARLY_ALL * seen:
+        told.append(
+            f"the clip shortened {clipped / seen:.0%} of the gradients, so that their lengths no longer count; that may"
+            " be meant, else raise privacy.clipping.norm and lower method.learning_rate as much"
+        )
+    return told
+
+
+def _ran_away(released: Released, trial: int) -> bool:
+    losses = [epoch["test_loss"][trial] for epoch in released.epochs if "test_loss" in epoch]
+    own = {name: [values[trial]] for name, values in released.metrics.items()}
+    return bool(losses) and losses[-1] > RISE * min(losses) > 0 and bool(_no_better(own))
+
+
+def _no_better(metrics: Columns) -> list[str]:
+    """Of the metric that stands for the others, over all trials."""
+    name = next((name for name in METRICS if {f"test_{name}", f"constant_{name}"} <= metrics.keys()), None)
+    if name is None:
+        return []
+    ours, constant = (statistics.fmean(metrics[f"{place}_{name}"]) for place in ("test", "constant"))
+    better = ours < constant if less_is_better(f"test_{name}") else ours > constant
+    if better or not math.isfinite(ours):
+        return []
+    what = "the most frequent class" if name == "accuracy" else "the mean target"
+    return [
+        f"no better than a constant: {in_words(f'test_{name}')} {metric_text(ours)}, and {metric_text(constant)} for"
+        f" whoever always says {what} of the test records"
+    ]
