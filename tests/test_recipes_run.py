@@ -20,6 +20,7 @@ from dpsgd_cli.data.dataset import Part, Source
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.gradient import Gradient
+from dpsgd_cli.recipe.schema.pate import PateMethod
 from dpsgd_cli.trained import Trained
 
 RECIPES = shipped_recipes()
@@ -72,6 +73,13 @@ def shrink(recipe: Recipe, has_test: bool) -> Recipe:
         content["data"]["split"] = {"test": 0.25}
     if isinstance(recipe.method, Gradient):
         content["epochs"] = 1
+    if content["data"].get("public") is not None:
+        content["data"]["public"]["records"] = 8
+    if isinstance(recipe.method, PateMethod):
+        content["method"]["teachers"] |= {"count": 4, "epochs": 1}
+        content["method"]["student"]["epochs"] = 1
+        content["method"]["aggregation"]["threshold"] = 0
+        content["method"]["queries"] = 8
     content |= {"repeats": 1, "runtime": {"device": "cpu", "threads": 1}}
     return Recipe.model_validate(content)
 

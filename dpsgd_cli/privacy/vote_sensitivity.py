@@ -51,7 +51,7 @@ def price(settings: Sanitised, adjacency: Adjacency) -> ApproximateDP:
 
     >>> from dpsgd_cli.recipe.schema.pate import Sanitised
     >>> round(price(Sanitised(order=20, smoothness=0.02, noise=6, delta=1e-6), "add-remove").epsilon, 4)
-    1.353
+    1.3644
     """
     beta = settings.smoothness
     if not 1 < settings.order < 1 / (2 * beta):
