@@ -2,8 +2,8 @@
 
     DPSGD_DATA=... make reproduce-pate            (or: python -m benchmarks.pate.reproduce --help)
 
-Trains every case and writes `results/pate/trials.csv`, then the page and its pictures from that file alone (`--page-only`
-draws them again without training). Cases of one pack share teachers, which are trained once a seed.
+Trains every case and writes `results/pate/trials.csv`, then the page and its pictures from that file alone
+(`--page-only` draws them again without training). Cases of one pack share teachers, which are trained once a seed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 import pandas as pd
 
 NOISE = "threshold: 200, threshold_noise: 150"
-JUDGED = "{from: test, records: 9000}"
-PCA = "[{pca: {components: 200, of: public, whiten: 0.75}}, {unit-norm: {}}]"
+OF_ADULT = "threshold: 300, threshold_noise: 200"
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,11 @@ PACKS: tuple[tuple[Case, ...], ...] = (
     ),
     *((dp_gd("mnist", epsilon),) for epsilon in (1.0, 2.0, 4.0, 6.0)),
     (
-        pate("adult", "confident-gnmax, as published", "kind: confident-gnmax, threshold: 300, threshold_noise: 200, noise: 40", 1500),
+        pate("adult", "confident-gnmax, as published", f"kind: confident-gnmax, {OF_ADULT}, noise: 40", 1500),
         pate("adult", "gnmax, noise 100", "kind: gnmax, noise: 100", 1500),
     ),
     *((dp_gd("adult", epsilon),) for epsilon in (0.5, 2.0, 4.0, 6.5)),
-)  # fmt: skip
+)
 COLUMNS = {
     "epsilon": "epsilon (stated)",
     "spent_epsilon": "spent of it",
@@ -121,7 +120,7 @@ def table(rows: pd.DataFrame) -> str:
 
 
 def draw(rows: pd.DataFrame, data: str, path: Path) -> None:
-    """Student accuracy against the stated epsilon, and against what the votes say; labels answered, and how many right."""
+    """Student accuracy against epsilon, as stated and by votes; labels answered, and how many of them are right."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
