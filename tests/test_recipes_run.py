@@ -62,13 +62,6 @@ def shrink(recipe: Recipe, has_test: bool) -> Recipe:
     if content["data"].get("validation") is not None:
         content["data"]["validation"].pop("records", None)
         content["data"]["validation"]["fraction"] = 0.25
-    if content["data"].get("public") is not None:
-        content["data"]["public"]["records"] = 8
-    if content["method"]["kind"] == "pate":
-        content["method"]["teachers"] |= {"count": 3, "epochs": 1}
-        content["method"]["student"]["epochs"] = 1
-        content["method"]["queries"] = 4
-        content["method"]["aggregation"]["threshold"] = 1
     if not has_test and content.get("folds") is None:
         content["data"]["split"] = {"test": 0.25}
     if isinstance(recipe.method, Gradient):
