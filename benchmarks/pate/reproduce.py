@@ -138,12 +138,8 @@ def draw(rows: pd.DataFrame, data: str, path: Path) -> None:
             )
         right.plot(row["answered"], row["answers_right"], "o", color=f"C{number}")
         right.plot(row["answered"], row["nonprivate_ensemble_right"], "_", color=f"C{number}", markersize=14)
-    left.set(
-        xlabel="epsilon (full: stated; hollow: by votes, not private)", ylabel="test accuracy", xscale="log", title=data
-    )
-    right.set(
-        xlabel="queries answered", ylabel="labels right", title="full: released labels; bar: ensemble without noise"
-    )
+    left.set(title=data, xlabel="epsilon (full: stated; hollow: by votes, not private)", ylabel="test accuracy")
+    right.set(title="dot: released; bar: no noise (not private)", xlabel="queries answered", ylabel="labels right")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
