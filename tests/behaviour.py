@@ -50,6 +50,8 @@ def record(name: str, out: Path) -> None:
 def differences(ours: Path, theirs: Path) -> list[str]:
     """What differs between two recorded recipes, in words."""
     found = []
+    if not theirs.with_suffix(".json").exists():
+        return []  # the other commit had no such recipe
     new, old = (json.loads(path.with_suffix(".json").read_text()) for path in (ours, theirs))
     found += [f"another {key}" for key in ("ledger", "epsilon") if new[key] != old[key]]
     weights, before = (load_file(path.with_suffix(".safetensors")) for path in (ours, theirs))
