@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.optimize import brentq
@@ -126,7 +127,7 @@ class Curve:
     def _theorem(self, log_q: np.ndarray) -> np.ndarray:
         return by_theorem(np.atleast_1d(log_q), self.noise, np.array([self.order]))[:, 0].reshape(np.shape(log_q))
 
-    @property
+    @cached_property
     def log_q0(self) -> float:
         """Where what needs no q becomes the lesser bound; the theorem's conditions hold below."""
         noise, order = self.noise, self.order
