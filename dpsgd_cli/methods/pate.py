@@ -40,9 +40,9 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.dataset import UNKNOWN
 from dpsgd_cli.data.splits import SECOND_FILE, folds_of
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RunError
+from dpsgd_cli.methods import students
 from dpsgd_cli.methods.base import Context, Findings, Method
 from dpsgd_cli.methods.dp_sgd import WithoutPrivacy
-from dpsgd_cli.methods.students import lessons_of
 from dpsgd_cli.privacy import vote_sensitivity
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import Mechanism, Release
@@ -79,11 +79,13 @@ class Pate(Method):
         self.answers: list[np.ndarray] = []
         self.predicted_right: list[dict[str, float | None]] = []
         self.sanitised: list[float] = []
+        self.untrained = context.pack.values.clone()
+        self.lessons: list[students.Lessons] = []
         self.student: WithoutPrivacy | None = None
 
     @property
     def epochs(self) -> int:
-        return 1 + self.settings.student.epochs
+        return 1 + self.settings.student.rounds * self.settings.student.epochs
 
     @property
     def steps(self) -> int:
@@ -93,9 +95,12 @@ class Pate(Method):
         if epoch == 0:
             for trial in range(self.context.trials):
                 self._release(trial)
-            self._enrol()
+            self._teach()
         elif self.student is not None:
-            return self.student.run_epoch(epoch - 1)
+            place = (epoch - 1) % self.settings.student.epochs
+            if epoch > 1 and place == 0:
+                self._teach()
+            return self.student.run_epoch(place)
         return Diagnostics(self.context.trials, self.context.pack.values.device)
 
     @property
@@ -173,19 +178,41 @@ class Pate(Method):
                 kept.keep(place, found)
         return found
 
+    def _teach(self) -> None:
+        """A student of the next round: of what was released, or of what the one before it sees in the public records.
+
+        Where nothing was released there is none.
+        """
+        predicted = None if self.student is None else self._predicted()
+        shared: students.Course | None = None
+        lessons = []
+        for trial, (order, answers) in enumerate(zip(self.order, self.answers, strict=True)):
+            if shared is None or self.public.per_trial:
+                shared = students.Course.of(self.settings.student, _rows(self.public, trial))
+            released = students.answered(order, answers)
+            lessons.append(shared.first(*released) if predicted is None else shared.next(predicted[trial]))
+        self.lessons = lessons
+        self.context.pack.values.copy_(self.untrained)
+        self._enrol()
+
+    def _predicted(self) -> np.ndarray:
+        """The classes (R, Q) that the students of this round see in all public records."""
+        self.context.pack.values.copy_(self.output)
+        x = self.public.x if self.public.per_trial else self.public.x[None]
+        return _classified(self.context.pack, x, self.context.most_rows)
+
     def _enrol(self) -> None:
-        """The student, over what was released; None where that is nothing."""
-        lessons = [
-            lessons_of(self.settings.student, _rows(self.public, trial), self.order[trial], answers)
-            for trial, answers in enumerate(self.answers)
-        ]
-        if not any(len(labels) for _, labels in lessons):
+        """The student of `lessons`; None where there are none."""
+        if not any(len(labels) for _, labels in self.lessons):
             return
         most = self.settings.student.most_lessons(max(plan.queries for plan in self.plans), len(self.public))
         recipes = tuple(_descent(recipe, self.settings.student) for recipe in self.context.recipes)
         self.student = WithoutPrivacy(
             replace(
-                self.context, recipes=recipes, table=_joined(self.public, lessons, most), ledgers=_unpoliced(recipes)
+                self.context,
+                recipes=recipes,
+                table=_joined(self.public, self.lessons, most),
+                ledgers=_unpoliced(recipes),
             )
         )
 
@@ -227,6 +254,7 @@ class Pate(Method):
             "answers": [torch.from_numpy(answers) for answers in self.answers],
             "predicted_right": list(self.predicted_right),
             "sanitised": list(self.sanitised),
+            "lessons": [tuple(torch.from_numpy(side) for side in lesson) for lesson in self.lessons],
             "student": None if self.student is None else self.student.state(),
         }
 
@@ -235,6 +263,7 @@ class Pate(Method):
         self.votes = [votes.numpy() for votes in state["votes"]]
         self.answers = [answers.numpy() for answers in state["answers"]]
         self.predicted_right, self.sanitised = list(state["predicted_right"]), list(state["sanitised"])
+        self.lessons = [(rows.numpy(), labels.numpy()) for rows, labels in state["lessons"]]
         if state["student"] is not None:
             self._enrol()
             assert self.student is not None
@@ -320,13 +349,13 @@ class Teaching:
         for epoch in range(method.epochs):
             method.run_epoch(epoch)
         pack.values.copy_(method.output)
-        return _classified(pack, self.public, rows)
+        return _classified(pack, self.public[None], rows)
 
 
 @torch.no_grad()
 def _classified(pack: Pack, x: Tensor, most: int) -> np.ndarray:
-    """Classes (n, Q) that the pack's models give rows (Q, ...), int16."""
-    pieces = [pack(x[None, start : start + most]).argmax(dim=-1) for start in range(0, len(x), most)]
+    """Classes (n, Q) that the pack's models give rows (n or 1, Q, ...), int16."""
+    pieces = [pack(x[:, start : start + most]).argmax(dim=-1) for start in range(0, x.shape[1], most)]
     return torch.cat(pieces, dim=1).cpu().numpy().astype(np.int16)
 
 
@@ -361,7 +390,7 @@ def _rows(table: Table, trial: int) -> Tensor:
     return table.x[trial] if table.per_trial else table.x
 
 
-def _joined(public: Table, lessons: Sequence[tuple[np.ndarray, np.ndarray]], most: int) -> Table:
+def _joined(public: Table, lessons: Sequence[students.Lessons], most: int) -> Table:
     """One table of all trials' lessons, of which each trial has its own, in `most` places."""
     device = public.y.device
     x = torch.cat([_rows(public, t)[torch.from_numpy(rows).to(device)] for t, (rows, _) in enumerate(lessons)])

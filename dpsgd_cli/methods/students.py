@@ -6,44 +6,72 @@ Not here: votes and their release (`pate.py`).
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from dpsgd_cli.recipe.schema.pate import LabelSpreading, Supervised
 
+Lessons = tuple[np.ndarray, np.ndarray]
+"""Rows of the public records (n,), and the label of each, int64 (n,)."""
 
-def lessons_of(
-    settings: Supervised | LabelSpreading, public: Tensor, order: np.ndarray, answers: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `public` (Q, ...) and the label of each, int64.
 
-    `answers` are those to the first records in `order`; negative ones are none.
-    """
+def answered(order: np.ndarray, answers: np.ndarray) -> Lessons:
+    """The lessons that were released: `answers` are those to the first records in `order`; negative ones are none."""
     given = np.flatnonzero(answers >= 0)
-    rows, labels = order[given], answers[given].astype(np.int64)
-    if isinstance(settings, Supervised) or not len(rows):
-        return rows, labels
-    return _spread(settings, public.flatten(1).cpu().numpy(), rows, labels)
+    return order[given], answers[given].astype(np.int64)
 
 
-def _spread(
-    settings: LabelSpreading, x: np.ndarray, rows: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """All records that the graph joins to a labelled one, with the label that reaches them most."""
-    from sklearn.semi_supervised import LabelSpreading as Spreading  # takes a while to import
+@dataclass(frozen=True)
+class Course:
+    """How released answers become lessons; `graph` (Q, Q) joins neighbours where answers spread."""
 
-    known = np.full(len(x), -1)
-    known[rows] = labels
-    graph = Spreading(
-        kernel="knn", n_neighbors=min(settings.neighbours, len(x) - 1), alpha=settings.clamping, max_iter=200
-    )
-    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
-        # it says so where 200 rounds change labels still, and divides by 0 what no label reaches
-        warnings.simplefilter("ignore")
-        graph.fit(x, known)
-    shares = graph.label_distributions_
-    reached = np.flatnonzero(np.isfinite(shares).all(axis=1) & (shares.sum(axis=1) > 0))
-    if settings.balanced:
-        shares = shares / (labels[:, None] == graph.classes_).sum(axis=0)
-    return reached, graph.classes_[shares[reached].argmax(axis=1)].astype(np.int64)
+    settings: Supervised | LabelSpreading
+    graph: Any = None
+
+    @classmethod
+    def of(cls, settings: Supervised | LabelSpreading, public: Tensor) -> Course:
+        """For public records (Q, ...)."""
+        if isinstance(settings, Supervised):
+            return cls(settings)
+        return cls(settings, _graph(settings, public.flatten(1).cpu().numpy()))
+
+    def first(self, rows: np.ndarray, labels: np.ndarray) -> Lessons:
+        """What the first student learns from."""
+        if isinstance(self.settings, Supervised) or not len(rows):
+            return rows, labels
+        known = np.full(self.graph.shape[0], -1)
+        known[rows] = labels
+        return self._spread(known, self.settings.clamping, self.settings.balanced)
+
+    def next(self, predicted: np.ndarray) -> Lessons:
+        """What the next one learns from, by the classes (Q,) that the one before saw in all public records."""
+        assert isinstance(self.settings, LabelSpreading)
+        return self._spread(predicted, self.settings.later_clamping, False)
+
+    def _spread(self, known: np.ndarray, clamping: float, balanced: bool) -> Lessons:
+        """All records that the graph joins to a labelled one, with the label that reaches them most."""
+        from sklearn.semi_supervised import LabelSpreading as Spreading  # takes a while to import
+
+        spreading = Spreading(kernel=lambda one, other: self.graph, alpha=clamping, max_iter=200)
+        with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+            # it says so where 200 rounds change labels still, and divides by 0 what no label reaches
+            warnings.simplefilter("ignore")
+            spreading.fit(np.zeros((len(known), 1)), known)
+        shares, classes = spreading.label_distributions_, spreading.classes_
+        reached = np.flatnonzero(np.isfinite(shares).all(axis=1) & (shares.sum(axis=1) > 0))
+        if balanced:
+            shares = shares / (known[:, None] == classes).sum(axis=0)
+        return reached, classes[shares[reached].argmax(axis=1)].astype(np.int64)
+
+
+def _graph(settings: LabelSpreading, x: np.ndarray) -> Any:
+    """Symmetric weights between each record (Q, D) and its nearest neighbours, sparse (Q, Q)."""
+    from sklearn.neighbors import kneighbors_graph
+
+    graph = kneighbors_graph(x, min(settings.neighbours, len(x) - 1), mode="distance")
+    width = settings.width * np.median(graph.data)
+    graph.data = np.exp(-((graph.data / max(width, np.finfo(float).tiny)) ** 2))
+    return graph.maximum(graph.T)

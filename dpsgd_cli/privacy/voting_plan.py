@@ -98,7 +98,7 @@ class _Draft:
             self.privacy.budget,
             covers,
             chooses=rule.chooses,
-            silent=self.method.student.epochs,
+            silent=self.method.student.rounds * self.method.student.epochs,
             aggregation=rule,
             queries=self._queries,
             answers=self._answers,

@@ -16,8 +16,7 @@ import yaml
 from dpsgd_cli import experiment, kept
 from dpsgd_cli.core.streams import SecureStreams
 from dpsgd_cli.errors import DpsgdError
-from dpsgd_cli.methods import pate
-from dpsgd_cli.methods.students import lessons_of
+from dpsgd_cli.methods import pate, students
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.pate import LabelSpreading
 from dpsgd_cli.trials import Member, start
@@ -144,13 +143,22 @@ def test_other_noise_and_queries_train_no_teacher_again(tmp_path: Path, monkeypa
         trained(recipe(tmp_path / "one", flipped(*rows())), "changed")
 
 
-def test_a_resumed_run_draws_no_second_noise_and_is_charged_the_same(tmp_path: Path) -> None:
-    path = recipe(tmp_path / "one")
+@pytest.mark.parametrize(
+    ("student", "cut"),
+    [
+        ({}, 2),
+        *(({"student": {"kind": "label-spreading", "epochs": 2, "rounds": 2, **DESCENT}}, cut) for cut in (2, 4)),
+    ],
+)
+def test_a_resumed_run_draws_no_second_noise_and_is_charged_the_same(
+    student: dict[str, Any], cut: int, tmp_path: Path
+) -> None:
+    path = recipe(tmp_path / "one", **student)
     whole = of_start(path)
     for epoch in range(whole.method.epochs):
         whole.method.run_epoch(epoch)
     halved = of_start(path)
-    for epoch in range(2):
+    for epoch in range(cut):
         halved.method.run_epoch(epoch)
         halved.done = epoch + 1
     content = halved.checkpoint(halved.snapshot())
@@ -159,7 +167,7 @@ def test_a_resumed_run_draws_no_second_noise_and_is_charged_the_same(tmp_path: P
     drawn: list[str] = []
     for stream in again.context.streams:
         stream.normal = lambda purpose, *more: drawn.append(purpose)
-    for epoch in range(2, again.method.epochs):
+    for epoch in range(cut, again.method.epochs):
         again.method.run_epoch(epoch)
     assert not drawn
     assert (again.method.output == whole.method.output).all()
@@ -286,12 +294,22 @@ def test_a_class_with_fewer_answers_loses_no_records_where_classes_are_balanced(
     settings = LabelSpreading(epochs=1, neighbours=5)
     found = []
     for balanced in (False, True):
-        rows, labels = lessons_of(settings.model_copy(update={"balanced": balanced}), line, order, answers)
+        course = students.Course.of(settings.model_copy(update={"balanced": balanced}), line)
+        rows, labels = course.first(*students.answered(order, answers))
         assert (rows == np.arange(40)).all()
         assert (np.diff(labels) >= 0).all(), "one border"
         found.append(labels.sum())
     assert found[0] < 15, "four answers at one end reach further than one at the other"
     assert 17 <= found[1] <= 21, "the border is in the middle of what they span, 2 and 39"
+
+
+def test_neighbours_outvote_what_a_student_gets_wrong() -> None:
+    groups = torch.cat([torch.arange(20.0), 100 + torch.arange(20.0)])[:, None]
+    seen = np.repeat([0, 1], 20)
+    seen[[5, 30]] = 1 - seen[[5, 30]]
+    rows, labels = students.Course.of(LabelSpreading(epochs=1, neighbours=4), groups).next(seen)
+    assert (rows == np.arange(40)).all()
+    assert (labels == np.repeat([0, 1], 20)).all()
 
 
 def of_a_file(folder: Path, **public: Any) -> Path:

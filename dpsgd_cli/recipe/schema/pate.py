@@ -105,6 +105,7 @@ class Supervised(Training):
     """Learns from the answered queries."""
 
     kind: Literal["supervised"] = "supervised"
+    rounds: ClassVar[int] = 1
 
     def most_lessons(self, queries: int, public: int) -> int:
         """Records that a student may learn from, at the most."""
@@ -115,14 +116,20 @@ class Supervised(Training):
 class LabelSpreading(Training):
     """Answers first spread to all public records, along a graph of nearest neighbours (Zhou et al. 2004).
 
-    Where teachers are less sure of some classes, those get fewer answers, and lose records to the others; `balanced`
-    mends that, for classes of about equal size (class mass normalisation; Zhu, Ghahramani and Lafferty 2003).
+    Neighbours at distance d are joined with weight exp(-(d / (width m))^2), where m is the median distance of all that
+    are joined. Where teachers are less sure of some classes, those get fewer answers, and lose records to the others;
+    `balanced` mends that, for classes of about equal size (class mass normalisation; Zhu, Ghahramani and Lafferty
+    2003). In each further round what the student makes of all public records is spread in place of the answers, and a
+    new student learns from that: neighbours outvote what one student gets wrong.
     By scikit-learn's LabelSpreading; reads public features and released labels only, so it costs nothing.
     """
 
     kind: Literal["label-spreading"] = "label-spreading"
     neighbours: Count = Field(10, description="Of each record in the graph.")
+    width: Positive = Field(0.6, description="Of the weights, in median distances between neighbours.")
     clamping: Fraction = Field(0.99, description="alpha: how much a record takes from its neighbours at a time.")
+    rounds: Count = Field(1, description="Students that learn one after the other, each for all `epochs`.")
+    later_clamping: Fraction = Field(0.9, description="alpha of later rounds, in which every record has a label.")
     balanced: bool = Field(
         False, description="Divide what reaches a record of each class by the number of the class's answers."
     )
