@@ -46,7 +46,8 @@ def _sum(content: dict[str, Any]) -> str:
 def _parts(value: Any) -> Iterator[bytes]:
     """Bytes that tell any two contents apart: every part is preceded by its kind and size."""
     if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        # a clone: of no or one number, contiguous() leaves a stride of 0, which no view takes
+        flat = value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
         yield f"{flat.dtype} {tuple(value.shape)} ".encode()
         yield flat.view(torch.uint8).numpy().tobytes()
     elif isinstance(value, dict):

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,6 +30,13 @@ def test_a_checkpoint_is_read_back(tmp_path: Path) -> None:
     torch.testing.assert_close(found["method"]["values"], torch.arange(4.0))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_numbers_that_were_cut_from_an_array_are_sealed_as_what_they_are() -> None:
+    none, one = torch.from_numpy(np.zeros((5, 2), np.int64)[[]][:, 0]), torch.tensor(7).expand(1)[::1]
+    assert (none.stride(), one.stride()) == ((0,), (0,))
+    assert checkpoint.sealed({"rows": none})["sha256"] == checkpoint.sealed({"rows": torch.zeros(0).long()})["sha256"]
+    assert checkpoint.sealed({"rows": one})["sha256"] == checkpoint.sealed({"rows": torch.tensor([7])})["sha256"]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
