@@ -66,7 +66,11 @@ def said(rows: Rows) -> Mapping[str, str]:
 
     published, noisy = "confident-gnmax, as published", "gnmax, noise 100"
     students = [share("mnist", case.name) for case in CASES if case.table == "mnist" and "DP-SGD" not in case.name]
-    noisy_rows = rows.of("mnist", noisy)
+
+    def mean(name: str, column: str) -> str:
+        found = rows.of("mnist", name)
+        return MISSING if found is None else f"{found[column].mean():.2f}"
+
     return {
         "mnist": _table(rows, "mnist"),
         "adult": _table(rows, "adult"),
@@ -77,7 +81,12 @@ def said(rows: Rows) -> Mapping[str, str]:
         "confident_right": share("mnist", published, "answers_right"),
         "gnmax_right": share("mnist", "gnmax, noise 40", "answers_right"),
         "noisy_student": share("mnist", noisy),
-        "noisy_epsilon": MISSING if noisy_rows is None else f"{noisy_rows['epsilon'].iloc[0]:.2f}",
+        "noisy_epsilon": mean(noisy, "epsilon"),
+        "published_student": share("mnist", published),
+        "published_epsilon": mean(published, "epsilon"),
+        "published_votes": mean(published, "nonprivate_epsilon_data_dependent"),
+        "dp_two": share("mnist", "DP-SGD, full batches, epsilon 2"),
+        "dp_four": share("mnist", "DP-SGD, full batches, epsilon 4"),
     }
 
 
