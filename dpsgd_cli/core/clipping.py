@@ -22,6 +22,21 @@ def at_most(bounds: Tensor, norms: Tensor) -> Tensor:
     return (bounds / norms).clamp_(max=1.0)
 
 
+def automatic(bounds: Tensor, norms: Tensor, stability: float) -> Tensor:
+    """C / (|g| + gamma): a gradient's norm becomes C |g| / (|g| + gamma), below C (Bu et al. 2022, AUTO-S)."""
+    return bounds / (norms + stability)
+
+
+SHORTEST = 1e-10
+"""The least norm that a gradient is divided by. Squares of numbers much smaller vanish in float32, which would make a
+computed norm less than the true one, and a gradient divided by it longer than its bound."""
+
+
+def normalised(bounds: Tensor, norms: Tensor) -> Tensor:
+    """C / |g|, or C / `SHORTEST` for gradients shorter than that; 0 stays 0."""
+    return bounds / norms.clamp(min=SHORTEST)
+
+
 @dataclass(frozen=True)
 class Clipping:
     """L2 bounds on one example's gradient, by trial: `flat` has one, over all parameters; otherwise one a layer.

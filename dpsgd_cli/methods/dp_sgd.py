@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ from dpsgd_cli.methods.problem import l2_of, radii_of, section_of
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.base import Section
+from dpsgd_cli.recipe.schema.clipping import ClippingKind
 from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.gradient import TailIterates
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
@@ -328,10 +330,16 @@ def _section(privacy: Privacy | None) -> Privacy:
 
 def _bounds(sections: list[Privacy], layers: int, like: Tensor) -> Clipping:
     """Clip bounds of every trial: (1, R) flat, (M, R) per layer."""
-    kinds = {section.clipping.kind for section in sections}
-    if len(kinds) > 1:
-        raise PrivacyError(f"trials that train together share one kind of clipping, not {sorted(kinds)}")
-    kind = sections[0].clipping
+    first = sections[0].clipping
+    if any(_shape(section.clipping) != _shape(first) for section in sections):
+        kinds = sorted({section.clipping.kind for section in sections})
+        raise PrivacyError(f"trials that train together share one kind of clipping and its settings, not {kinds}")
     columns = [section.clipping.bounds(layers) for section in sections]
     norms = torch.tensor(columns, dtype=torch.float64).T.to(like)
-    return Clipping(norms, flat=not kind.by_layer, factors=named(kind.factors))
+    factors, settings = named(first.factors), first.factor_settings
+    return Clipping(norms, flat=not first.by_layer, factors=partial(factors, **settings) if settings else factors)
+
+
+def _shape(kind: ClippingKind) -> tuple[object, ...]:
+    """What trials that train together have in common of a kind of clipping."""
+    return kind.kind, kind.by_layer, dict(kind.factor_settings)

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 from dpsgd_cli.metrics import METRICS, in_words, less_is_better
+from dpsgd_cli.recipe.schema.clipping import ClippingKind
 from dpsgd_cli.results.result import Released, Unreleased
 from dpsgd_cli.rounding import metric_text
 from dpsgd_cli.wording import count
@@ -50,7 +51,7 @@ def warnings_of_training(released: Released) -> list[str]:
     return told + _no_better(released.metrics)
 
 
-def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool]) -> list[str]:
+def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], clipping: ClippingKind | None) -> list[str]:
     """What tells something of the training rows."""
     told, bad = [], int(sum(sum(sums["nonfinite"]) for sums in unreleased.epochs))
     if bad:
@@ -63,7 +64,8 @@ def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool]) -> list[str
     if lost:
         told.append(f"losses on training rows are not finite (trial {', '.join(lost)}); lower method.learning_rate")
     clipped, seen = (sum(sum(sums[name]) for sums in unreleased.epochs) for name in ("clipped", "examples"))
-    if seen and clipped >= NEARLY_ALL * seen:
+    plain = clipping is not None and clipping.plain
+    if plain and seen and clipped >= NEARLY_ALL * seen:
         told.append(
             f"the clip shortened {clipped / seen:.0%} of the gradients, so that their lengths no longer count; that may"
             " be meant, else raise privacy.clipping.norm and lower method.learning_rate as much"

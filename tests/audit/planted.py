@@ -27,7 +27,7 @@ from dpsgd_cli.methods.pate import Pate
 from dpsgd_cli.privacy import gradient_plan
 from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.privacy import PerLayerClipping
+from dpsgd_cli.recipe.schema.clipping import PerLayerClipping
 
 Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch, LeastSquaresMethod
 from dpsgd_cli.recipe.schema.data import Pca, Scale
 from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.pate import PateMethod
-from dpsgd_cli.recipe.schema.privacy import FlatClipping
 from dpsgd_cli.recipe.schema.schedule import Uniform
 from dpsgd_cli.wording import count
 
@@ -148,6 +148,8 @@ def _privacy(recipe: Recipe) -> list[str]:
     length = privacy.schedule.length
     if length is not None and isinstance(recipe.epochs, int) and recipe.epochs > length:
         return [f"privacy.schedule: lists noise for {count(length, 'epoch')}, but epochs is {recipe.epochs}; list more"]
+    if not privacy.clipping.plain and (problems := _clipping(recipe)):
+        return problems
     if privacy.correlated is not None and not recipe.method.described.correlates:
         return [f"privacy.noise: method {kind} draws its noise step by step; leave this out, or use dp-sgd"]
     if not isinstance(recipe.method, FullBatch):
@@ -160,6 +162,19 @@ def _privacy(recipe: Recipe) -> list[str]:
     ]
     where = "method.gradient_clip and method.objective_clip" if isinstance(recipe.method, DpAgdMethod) else "the method"
     return [f"privacy.{key}: method {kind} has its own; leave this out (see {where})" for key in unused]
+
+
+def _clipping(recipe: Recipe) -> list[str]:
+    """What is proved of gradients that are clipped at given bounds alone, and what clips by code of its own."""
+    assert recipe.privacy is not None
+    kind, problems = recipe.privacy.clipping.kind, []
+    if getattr(recipe.method, "learning_rate", None) == "theorem":
+        problems.append(f"method.learning_rate: theorem is for privacy.clipping flat, not {kind}; give a number")
+    if recipe.method.batching == "fixed":
+        problems.append(
+            f"privacy.clipping: {kind} is for batching poisson, shuffle or full; use kind: flat with batching: fixed"
+        )
+    return problems
 
 
 def _epochs(recipe: Recipe) -> list[str]:

@@ -1,0 +1,172 @@
+"""`privacy.clipping`: how one record's gradient is bounded, and all that depends on it.
+
+A kind of clipping is one class here, and its name in the union `Clipping`. The class owns its bounds, and with them the
+sensitivity that is charged; what a gradient is multiplied by is a function of `core/clipping.py` that it names.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.recipe.schema.base import Auto, Positive, Section
+from dpsgd_cli.wording import count
+
+
+class ClippingKind(Section):
+    """What every kind of clipping offers.
+
+    `factors`: `module:name` of the function that says what a gradient is multiplied by, from the L2 bounds and the L2
+    norms of the gradients (tensors that broadcast) and `factor_settings`: no factor may leave a norm above its bound.
+    `plain`: gradients within bounds that the recipe states stay as they are. Theorems' learning rates, the rule of
+    `automatic.py` and advice about norms are of those.
+    """
+
+    factors: ClassVar[str] = "dpsgd_cli.core.clipping:at_most"
+    plain: ClassVar[bool] = True
+    kind: str
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether each layer's gradient is bounded by itself, or one record's whole gradient."""
+        return False
+
+    @property
+    def factor_settings(self) -> Mapping[str, float]:
+        """What `factors` takes besides bounds and norms, by name."""
+        return {}
+
+    @abstractmethod
+    def bounds(self, layers: int | None) -> list[float]:
+        """L2 bounds on one record's gradient: one, or one for each of `layers` (None: unknown) where `by_layer`."""
+
+    def norm_bound(self, layers: int | None) -> float:
+        """L2 bound on all that one record adds to a sum."""
+        return math.sqrt(math.fsum(bound**2 for bound in self.bounds(layers)))
+
+    @property
+    def noise_by_layer(self) -> bool:
+        """Whether each layer has noise z times its own bound, instead of z times `norm_bound` everywhere."""
+        return False
+
+    def charged(self, noise_multiplier: float, layers: int | None) -> float:
+        """Noise multiplier of the one Gaussian that noise at `noise_multiplier` is.
+
+        Noise z C_l on layer l: M Gaussians of multiplier z on the parts of one vector, which together are one Gaussian
+        of multiplier z / sqrt(M).
+        """
+        return noise_multiplier / math.sqrt(len(self.bounds(layers))) if self.noise_by_layer else noise_multiplier
+
+
+class FlatClipping(ClippingKind):
+    kind: Literal["flat"] = "flat"
+    norm: Positive | Auto = Field(
+        "auto", description="L2 bound C of one record's whole gradient; auto: by the rule of method.learning_rate."
+    )
+
+    def bounds(self, layers: int | None) -> list[float]:
+        return [self.norm_bound(layers)]
+
+    def norm_bound(self, layers: int | None) -> float:
+        """C itself, without the rounding of a root; 1 where nobody chose it."""
+        del layers
+        return 1.0 if self.norm == "auto" else self.norm
+
+
+class PerLayerClipping(ClippingKind):
+    kind: Literal["per-layer"] = "per-layer"
+    norm: Positive | list[Positive] = Field(1.0, description="L2 bound C_l of each layer, or one per layer.")
+    noise: Literal["joint", "as-published"] = Field(
+        "joint",
+        description="`joint`: noise z * sqrt(sum C_l^2) everywhere. `as-published`: noise z * C_l on layer l of M,"
+        " which is charged what it costs, noise multiplier z / sqrt(M).",
+    )
+
+    @property
+    def by_layer(self) -> bool:
+        return True
+
+    def bounds(self, layers: int | None) -> list[float]:
+        if isinstance(self.norm, list):
+            if layers is not None and len(self.norm) != layers:
+                raise PrivacyError(
+                    f"privacy.clipping.norm lists {count(len(self.norm), 'bound')}, but the model has"
+                    f" {count(layers, 'layer')}"
+                )
+            return list(self.norm)
+        if layers is None:
+            raise PrivacyError("per-layer clipping with one norm needs the number of layers; list one norm per layer")
+        return [self.norm] * layers
+
+    @property
+    def noise_by_layer(self) -> bool:
+        return self.noise == "as-published"
+
+
+class OneLength(ClippingKind):
+    """Gradients of about one length C each, short ones lengthened: no bound has to be found.
+
+    The update is learning rate x (sum of such gradients + noise z C) / batch, so C and the learning rate are one
+    setting: their product is how far a record of a batch of one would move the weights. Leave C at 1 and choose the
+    learning rate, which then is about C |g| times that of plain clipping for typical gradients of norm |g| < C.
+    """
+
+    plain = False
+    norm: Positive = Field(1.0, description="L2 bound C of one record's gradient: goes with the learning rate.")
+    layers: Literal["together", "apart"] = Field(
+        "together", description="The whole gradient has one length, or each layer's its own, C / sqrt(layers)."
+    )
+
+    @property
+    def by_layer(self) -> bool:
+        return self.layers == "apart"
+
+    def bounds(self, layers: int | None) -> list[float]:
+        if not self.by_layer:
+            return [self.norm]
+        if layers is None:
+            raise PrivacyError("privacy.clipping.layers: apart needs the number of layers; use together")
+        return [self.norm / math.sqrt(layers)] * layers
+
+    def norm_bound(self, layers: int | None) -> float:
+        """C itself: layers of norm at most C / sqrt(M) each are of norm at most C together."""
+        del layers
+        return self.norm
+
+
+class AutomaticClipping(OneLength):
+    """C g / (|g| + gamma), of norm C |g| / (|g| + gamma) < C (Bu et al. 2022, arXiv 2206.07136, AUTO-S).
+
+    Sensitivity: C under add-remove and zero-out, 2 C under replace-one, as of plain clipping; never reached.
+    """
+
+    factors = "dpsgd_cli.core.clipping:automatic"
+    kind: Literal["automatic"] = "automatic"
+    stability: float = Field(
+        0.01, ge=1e-6, le=1e6, description="gamma, added to every norm: gradients far below it stay as short as they are."
+    )
+
+    @property
+    def factor_settings(self) -> Mapping[str, float]:
+        return {"stability": self.stability}
+
+
+class NormalisedClipping(OneLength):
+    """C g / |g|, of norm C, and 0 where g is 0.
+
+    Sensitivity: C under add-remove and zero-out, 2 C under replace-one; reached. A gradient whose norm is below
+    10^-10, where float32 no longer tells what it is, is C g / 10^-10: shorter.
+    """
+
+    factors = "dpsgd_cli.core.clipping:normalised"
+    kind: Literal["normalised"] = "normalised"
+
+
+Clipping = Annotated[
+    FlatClipping | PerLayerClipping | AutomaticClipping | NormalisedClipping, Field(discriminator="kind")
+]
