@@ -24,6 +24,7 @@ _MIXED = 0.8
 _MOST_TESTED = 200_000
 _CLOSE = 1 + 1e-4
 _LONGEST = 1500
+_FEW = 200
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
     if not watch.noise:
         return
     seen = np.stack(watch.noise)  # (T, R, c)
+    yield from _by_coordinate(seen)
     few = seen.ravel()[:: max(1, seen.size // _MOST_TESTED)]
     flat = np.random.default_rng(1).uniform(-math.sqrt(3), math.sqrt(3), len(few))
     yield Check("normality", "Kolmogorov and Smirnov", "standard normal", normal(few), normal(flat))
@@ -84,6 +86,19 @@ def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
         largest, p = largest_correlation(table)
         yield Check(f"independence of {what}", f"correlation of at most {largest:.3f} in any pair", "0", p,
                     largest_correlation(mixed)[1])  # fmt: skip
+
+
+def _by_coordinate(seen: np.ndarray) -> Iterator[Check]:
+    """The least noise of any coordinate of noise (T, R, c): one without would not show among many."""
+    draws = seen.shape[0] * seen.shape[1]
+    if draws < _FEW:
+        return
+    each = np.square(seen, dtype=np.float64).sum(axis=(0, 1))
+    least, count = float(each.min()), len(each)
+    yield Check(
+        "noise of each coordinate", f"at least {math.sqrt(least / draws):.4f} times the ledger's, of {count}", "1",
+        min(1.0, count * too_little_noise(least, draws)), min(1.0, count * too_little_noise(least / _WRONG**2, draws)),
+    )  # fmt: skip
 
 
 def _two_sided(squares: float, count: int) -> float:

@@ -43,11 +43,14 @@ class Clipping:
 
     `norms` is (1, R) when flat, (M, R) for a pack of M layers; every bound is positive and finite. `factors` says what
     a gradient is multiplied by, from the bounds and the gradients' norms; no factor leaves a norm above its bound.
+    `told`, where given, is told the squared norms (M, R, B) of all gradients that are clipped, layer by layer (M may be
+    1 where `flat`), and which of the rows are there, (R, B) or None.
     """
 
     norms: Tensor
     flat: bool = True
     factors: Callable[[Tensor, Tensor], Tensor] = at_most
+    told: Callable[[Tensor, Tensor | None], None] | None = None
 
     @property
     def sensitivities(self) -> list[float]:
@@ -161,7 +164,10 @@ def add_clipped_sums(
     if batch[1].shape[1] > MOST_ROWS:
         raise ValueError(f"{batch[1].shape[1]} rows in one piece of a sum; at most {MOST_ROWS} are added up at once")
     if batch[1].shape[1]:
-        seen.add(*(function or sum_clipped)(pack, batch, loss, clipping), batch[2], clipping)
+        losses, squares = (function or sum_clipped)(pack, batch, loss, clipping)
+        seen.add(losses, squares, batch[2], clipping)
+        if clipping is not None and clipping.told is not None and squares is not None:
+            clipping.told(squares, batch[2])
 
 
 @torch.no_grad()

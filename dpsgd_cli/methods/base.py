@@ -146,6 +146,10 @@ class Method(ABC):
         """What a preconditioner's releases were made into, one a trial, once they were; predicting takes them."""
         return ()
 
+    def published(self) -> dict[str, list[float]]:
+        """Numbers of each trial now, (R,) by name, for `history.csv`: functions of what was released, hence public."""
+        return {}
+
     @property
     @abstractmethod
     def steps(self) -> int:

@@ -45,15 +45,15 @@ class FullBatchMethod(GradientMethod):
 
     @cached_property
     def risk(self) -> LinearRisk | None:
-        """The fast path of convex models, on rows as they are, which knows no other factors than `at_most`."""
+        """The fast path of convex models, on rows as they are: it knows no factors but `at_most`, and tells nobody."""
         context, clipping = self.context, self.clipping
         fast = isinstance(context.recipes[0].model, ConvexModel) and self.preconditioning is None
-        fast = fast and (clipping is None or clipping.factors is at_most)
+        fast = fast and (clipping is None or (clipping.factors is at_most and clipping.told is None))
         return linear_risk(context) if fast and not context.table.per_trial else None
 
     @cached_property
     def affine(self) -> AffineRisk | None:
-        """That of several outputs, of preconditioned rows and of other factors; made once a preconditioner was released."""
+        """That of several outputs, preconditioned rows and other factors; made once a preconditioner was released."""
         context, model = self.context, self.context.recipes[0].model
         if not isinstance(model, LinearModel | ConvexModel) or context.table.per_trial:
             return None

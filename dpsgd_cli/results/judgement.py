@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Sequence
 
 from dpsgd_cli.metrics import METRICS, in_words, less_is_better
-from dpsgd_cli.recipe.schema.clipping import ClippingKind
 from dpsgd_cli.results.result import Released, Unreleased
 from dpsgd_cli.rounding import metric_text
 from dpsgd_cli.wording import count
@@ -51,8 +50,8 @@ def warnings_of_training(released: Released) -> list[str]:
     return told + _no_better(released.metrics)
 
 
-def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], clipping: ClippingKind | None) -> list[str]:
-    """What tells something of the training rows."""
+def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool) -> list[str]:
+    """What tells something of the training rows; `bound`: whether somebody chose a bound to clip at."""
     told, bad = [], int(sum(sum(sums["nonfinite"]) for sums in unreleased.epochs))
     if bad:
         told.append(f"not finite and replaced by zero: {count(bad, 'per-example gradient')}")
@@ -64,8 +63,7 @@ def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], clipping: C
     if lost:
         told.append(f"losses on training rows are not finite (trial {', '.join(lost)}); lower method.learning_rate")
     clipped, seen = (sum(sum(sums[name]) for sums in unreleased.epochs) for name in ("clipped", "examples"))
-    plain = clipping is not None and clipping.plain
-    if plain and seen and clipped >= NEARLY_ALL * seen:
+    if bound and seen and clipped >= NEARLY_ALL * seen:
         told.append(
             f"the clip shortened {clipped / seen:.0%} of the gradients, so that their lengths no longer count; that may"
             " be meant, else raise privacy.clipping.norm and lower method.learning_rate as much"

@@ -174,6 +174,10 @@ def _clipping(recipe: Recipe) -> list[str]:
         problems.append(
             f"privacy.clipping: {kind} is for batching poisson, shuffle or full; use kind: flat with batching: fixed"
         )
+    if recipe.privacy.clipping.in_units and not recipe.method.described.finds_bounds:
+        problems.append(
+            f"privacy.clipping: method {recipe.method.kind} has no bound that {kind} could find; use flat, or dp-sgd"
+        )
     return problems
 
 

@@ -25,10 +25,16 @@ class ClippingKind(Section):
     norms of the gradients (tensors that broadcast) and `factor_settings`: no factor may leave a norm above its bound.
     `plain`: gradients within bounds that the recipe states stay as they are. Theorems' learning rates, the rule of
     `automatic.py` and advice about norms are of those.
+    `held`: `module:name` of the class that holds the bounds of trials while they train.
+    `in_units`: nobody knows the bound before training; sums are charged in units of it, so that `bounds` are 1.
+    `moves`: it changes from step to step.
     """
 
     factors: ClassVar[str] = "dpsgd_cli.core.clipping:at_most"
     plain: ClassVar[bool] = True
+    held: ClassVar[str] = "dpsgd_cli.methods.clip_bounds:Bounds"
+    in_units: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
     kind: str
 
     @property
@@ -61,6 +67,13 @@ class ClippingKind(Section):
         of multiplier z / sqrt(M).
         """
         return noise_multiplier / math.sqrt(len(self.bounds(layers))) if self.noise_by_layer else noise_multiplier
+
+    def applied(self, noise_multiplier: float) -> float:
+        """What of a schedule's noise multiplier is added to the sums: all, unless something else is released with it.
+
+        Raises PrivacyError where that leaves nothing.
+        """
+        return noise_multiplier
 
 
 class FlatClipping(ClippingKind):
@@ -148,7 +161,10 @@ class AutomaticClipping(OneLength):
     factors = "dpsgd_cli.core.clipping:automatic"
     kind: Literal["automatic"] = "automatic"
     stability: float = Field(
-        0.01, ge=1e-6, le=1e6, description="gamma, added to every norm: gradients far below it stay as short as they are."
+        0.01,
+        ge=1e-6,
+        le=1e6,
+        description="gamma, added to every norm: gradients far below it stay as short as they are.",
     )
 
     @property
@@ -167,6 +183,51 @@ class NormalisedClipping(OneLength):
     kind: Literal["normalised"] = "normalised"
 
 
+class QuantileClipping(ClippingKind):
+    """A bound that follows a quantile of the gradients' norms, by a noised count of those within it in each step.
+
+    Andrew et al. 2019 (arXiv 1905.03871). The count is charged in the Gaussian of the sum: at the noise multiplier z of
+    the schedule, which is charged, the sum has noise z_d = (z^-2 - (2 s_b)^-2)^(-1/2) times its sensitivity. Proof:
+    `methods/clip_bounds.py`, `QuantileBounds`. One bound for the whole gradient.
+    """
+
+    plain = False
+    held = "dpsgd_cli.methods.clip_bounds:QuantileBounds"
+    in_units = True
+    moves = True
+    kind: Literal["quantile"] = "quantile"
+    quantile: float = Field(
+        0.5, gt=0, lt=1, description="gamma: the share of gradients that shall be within the bound."
+    )
+    learning_rate: Positive = Field(0.2, description="eta: a step multiplies the bound by e^(-eta (share - gamma)).")
+    count_noise: Positive = Field(
+        description="s_b: standard deviation of the noise on the count (twice that under replace-one); more than half"
+        " the noise multiplier. Andrew et al. take a twentieth of the batch."
+    )
+    initial: Positive = Field(0.1, description="The bound C_0 of the first step.")
+
+    def bounds(self, layers: int | None) -> list[float]:
+        """In units of the bound."""
+        del layers
+        return [1.0]
+
+    def applied(self, noise_multiplier: float) -> float:
+        """z_d, so that the sum's sensitivity 1 / z_d and the count's 1 / (2 s_b), in noise, are 1 / z together."""
+        left = noise_multiplier**-2 - (2 * self.count_noise) ** -2 if noise_multiplier > 0 else math.inf
+        if left <= 0:
+            raise PrivacyError(
+                f"privacy.clipping.count_noise is {self.count_noise:g}, but must be more than half the noise multiplier"
+                f" {noise_multiplier:.6g}, or the count alone spends it; give at least {_ample(noise_multiplier)}"
+            )
+        return left**-0.5
+
+
+def _ample(noise_multiplier: float) -> str:
+    """A count noise that leaves nearly all of a noise multiplier to the sum: z_d is 1.033 z."""
+    return f"{2 * noise_multiplier:.3g}"
+
+
 Clipping = Annotated[
-    FlatClipping | PerLayerClipping | AutomaticClipping | NormalisedClipping, Field(discriminator="kind")
+    FlatClipping | PerLayerClipping | AutomaticClipping | NormalisedClipping | QuantileClipping,
+    Field(discriminator="kind"),
 ]
