@@ -182,6 +182,12 @@ WAYS: dict[str, dict[str, Any]] = {
         },
         "epochs": 4,
     },
+    "poisson-quantile": {
+        "privacy": {
+            "budget": {"epsilon": 4, "delta": 1e-3},
+            "clipping": {"kind": "quantile", "count_noise": 3, "learning_rate": 0.5},
+        },
+    },
     "shuffle-validation": {
         "data": OWN | {"validation": {"records": 12, "noise_multiplier": 8}},
         "method": GRADIENT | {"batching": "shuffle", "learning_rate": {"kind": "cosine", "initial": 0.5}},
