@@ -40,7 +40,23 @@ class Check:
 
 def checks_of(watch: Watch, confidence: float) -> list[Check]:
     """Every check that the run allows."""
-    return [*noise_checks(watch, confidence), *batch_checks(watch), *norm_checks(watch)]
+    before = [check for noise in watch.before for check in _before(noise)]
+    return [*before, *noise_checks(watch, confidence), *batch_checks(watch), *norm_checks(watch)]
+
+
+def _before(noise: np.ndarray) -> Iterator[Check]:
+    """Noise (R, n) of what was released before the first step, in units of the ledger's."""
+    squares, count = float(np.square(noise).sum()), noise.size
+    yield Check(
+        "noise before training", f"{math.sqrt(squares / count):.4f} times the ledger's ({count:,} draws)", "1",
+        too_little_noise(squares, count), too_little_noise(squares / _WRONG**2, count),
+    )  # fmt: skip
+    if len(noise) > 1 and noise.shape[1] >= 8:
+        largest, p = largest_correlation(noise)
+        mixed = noise.copy()
+        mixed[1] = _MIXED * mixed[0] + math.sqrt(1 - _MIXED**2) * mixed[1]
+        yield Check("independence of trials before training", f"correlation of at most {largest:.3f} in any pair", "0",
+                    p, largest_correlation(mixed)[1])  # fmt: skip
 
 
 def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:

@@ -22,7 +22,7 @@ from dpsgd_cli.audit.stage import Staged
 from dpsgd_cli.core.correlation import StepNoise, step_noise
 from dpsgd_cli.core.tensors import Batch
 from dpsgd_cli.privacy.correlation import Toeplitz
-from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.privacy.plan import Sampling
 
 _MOST_KEPT = 1 << 22
@@ -48,6 +48,7 @@ class Watch:
         self.squares: dict[int, float] = {}
         self.counts: dict[int, int] = {}
         self.noise: list[np.ndarray] = []
+        self.before: list[np.ndarray] = []
         self.largest = 0.0
         self.kept: np.ndarray | None = None
         self._most_kept = 1
@@ -83,6 +84,14 @@ class Watch:
             chosen = np.random.default_rng(3).choice(width, min(width, self._most_kept), replace=False)
             self.kept = np.unique([*chosen, width - 1])
         return self.kept
+
+    def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
+        staged = self.staged
+        assert staged is not None and isinstance(mechanism, GaussianSum)
+        entries = staged.trials.context.ledgers[0].entries
+        charged = [e.release.mechanism for e in entries if e.phase == "before"]
+        own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), mechanism)
+        self.before.append((noisy - exact).cpu().numpy() / (own.noise_multiplier * own.sensitivity))
 
     def drawn(self, step: int, batch: Batch) -> None:
         del step

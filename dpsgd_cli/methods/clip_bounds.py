@@ -8,7 +8,8 @@ Not here: sums and factors (`core/clipping.py`), noise on the sums (`dp_sgd.py`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,8 +21,13 @@ from dpsgd_cli.core.noise import NoiseSource, add_noise
 from dpsgd_cli.core.precision import PRECISION
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context
-from dpsgd_cli.recipe.schema.clipping import ClippingKind, QuantileClipping
+from dpsgd_cli.privacy.norm_histogram import released_histogram
+from dpsgd_cli.recipe.schema.clipping import ClippingKind, HistogramClipping, QuantileClipping
 from dpsgd_cli.recipe.schema.descriptor import named
+
+Visit = Callable[[Clipping], None]
+"""Makes the gradients of this process's part of all training records, at the weights as they are: those who are told by
+the clipping are told, and the sums are dropped."""
 
 
 class Bounds:
@@ -43,6 +49,9 @@ class Bounds:
         self.clipping = Clipping(norms, not first.by_layer, partial(factors, **settings) if settings else factors)
         self.sensitivities = self.clipping.sensitivities
         self.kept: dict[str, Tensor] = {}
+
+    def prepare(self, visit: Visit) -> None:
+        """Release what bounds are made of before the first step, unless that was done; `visit` shows all records."""
 
     def begin(self) -> None:
         """A step begins: its bounds are what was released before it leads to."""
@@ -135,6 +144,82 @@ class QuantileBounds(Bounds):
 
     def beside_unit(self, multipliers: Tensor) -> Tensor:
         return self._noise / multipliers
+
+    def published(self) -> dict[str, list[float]]:
+        return {"clip_norm": self.kept["clip"].squeeze(1).tolist()}
+
+
+class HistogramBounds(Bounds):
+    """One bound C, a quantile of the gradients' norms at the initial weights, by a noised histogram of these.
+
+    Released, once, before the first step: counts h_k of the training records i with |g_i| in bin k, plus N(0, s^2) on
+    every count. Bins are public: of equal ratio between two bounds, the first one with all that is shorter, the last
+    one with all that is longer or not finite. C is where the noised counts, added up, reach `quantile` of the public
+    number of records: a function of the release and of public numbers, within the bounds of the bins.
+
+    Sensitivity: a record that is there is in one bin, one that is not there, and the null record, in none, and no bin
+    depends on other records. So counts move by 1 (add-remove, zero-out) or sqrt(2) (replace-one) in the L2 norm.
+
+    Price: s = z times that is a Gaussian mechanism on all records, of noise multiplier z, charged before training
+    (`privacy/norm_histogram.py`). The sums of the steps, clipped at C, are charged in units of C, which is fixed when
+    the first of them is made (adaptive composition): noise z_t C moves on a sum that one record moves by C moves.
+    """
+
+    def __init__(self, context: Context, kinds: Sequence[ClippingKind]) -> None:
+        super().__init__(context, kinds)
+        self._context = context
+        self._kinds = [kind for kind in kinds if isinstance(kind, HistogramClipping)]
+        if len({(kind.bins, kind.range) for kind in self._kinds}) > 1 or len(self._kinds) < len(kinds):
+            raise PrivacyError("trials that train together share the bins of privacy.clipping histogram")
+        (low, high), bins = self._kinds[0].range, self._kinds[0].bins
+        device = context.pack.values.device
+        self._edges = low * (high / low) ** (torch.arange(bins + 1, dtype=PRECISION, device=device) / bins)
+        self._counts = torch.zeros(context.trials, bins, dtype=PRECISION, device=device)
+        self.kept = {"clip": torch.full((context.trials, 1), math.nan, dtype=PRECISION, device=device)}
+
+    def prepare(self, visit: Visit) -> None:
+        if bool(self.kept["clip"].isnan().any()):
+            visit(Clipping(torch.ones_like(self.clipping.norms), told=self._count))
+            self._context.team.add_up(self._counts)
+            if self._context.team.first:
+                self._release()
+            self._context.team.share(self._counts)
+            clips = [self._read_off(trial, kind.quantile) for trial, kind in enumerate(self._kinds)]
+            self.kept["clip"].copy_(torch.stack(clips).unsqueeze(1))
+            self._counts.zero_()
+        norms = self.kept["clip"].T.to(self.clipping.norms)
+        self.clipping, self.unit = replace(self.clipping, norms=norms), norms.T
+
+    def _count(self, squares: Tensor, mask: Tensor | None) -> None:
+        """Add 1 to the bin of each gradient's norm."""
+        norms = squares.sum(dim=0).sqrt().to(PRECISION)
+        inner = self._edges[1:-1].contiguous()
+        # what is no number is as long as can be
+        bins = torch.bucketize(norms.nan_to_num(nan=math.inf, posinf=math.inf), inner)
+        there = torch.ones_like(norms) if mask is None else mask.to(PRECISION)
+        self._counts.scatter_add_(1, bins, there)
+
+    def _release(self) -> None:
+        """Turn the counts into what may be released."""
+        context, watcher = self._context, self._context.watcher
+        exact = None if watcher is None else self._counts.clone()
+        mechanisms = [released_histogram(plan) for plan in context.plans if plan is not None]
+        for stream, counts, mechanism in zip(context.streams, self._counts, mechanisms, strict=True):
+            normals = stream.normal("norm-histogram", 0, torch.empty(counts.shape, dtype=PRECISION))
+            counts.add_(normals.to(counts.device), alpha=mechanism.noise_multiplier * mechanism.sensitivity)
+        if watcher is not None and exact is not None:
+            watcher.prepared(mechanisms[0], exact, self._counts)
+
+    def _read_off(self, trial: int, quantile: float) -> Tensor:
+        """Where the noised counts, added up, reach the quantile: within a bin in equal ratios."""
+        reached = self._counts[trial].cumsum(dim=0)
+        wanted = quantile * len(self._context.table)
+        at = int((reached < wanted).cumprod(dim=0).sum())
+        if at == len(reached):
+            return self._edges[-1]
+        before = reached[at - 1] if at else reached.new_zeros(())
+        part = ((wanted - before) / (reached[at] - before)).clamp(0, 1)
+        return self._edges[at] * (self._edges[at + 1] / self._edges[at]) ** part
 
     def published(self) -> dict[str, list[float]]:
         return {"clip_norm": self.kept["clip"].squeeze(1).tolist()}

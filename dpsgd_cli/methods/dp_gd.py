@@ -151,6 +151,10 @@ class Gd(FullBatchMethod, WithoutPrivacy):
 class DpGd(FullBatchMethod, DpSgd):
     """`dp-sgd` with full batches, at the speed of two matrix products on convex models."""
 
+    def noise_of_mean(self, trial: int) -> float:
+        unit = self.bounds.unit
+        return super().noise_of_mean(trial) * (1.0 if unit is None else float(unit[trial]))
+
     def learning_rates(self, epoch: int) -> list[float]:
         moments = []
         for recipe, plan in zip(self.context.recipes, self.context.plans, strict=True):

@@ -290,10 +290,23 @@ class DpSgd(GradientMethod):
     def run_epoch(self, epoch: int) -> Diagnostics:
         if self.preconditioning is not None:
             self.preconditioning.prepare()
+        self.bounds.prepare(self._visit)
+        self.clipping = self.bounds.clipping
         seen = super().run_epoch(epoch)
         self._done = epoch + 1
         self.adaptive.look(epoch, self.output)
         return seen
+
+    def _visit(self, clipping: Clipping) -> None:
+        """Make the gradients of this process's part of all records, as `clipping` wants them, and drop their sums."""
+        context = self.context
+        rows = range(context.table.rows)[context.team.part(context.table.rows)]
+        dropped = Diagnostics(context.trials, context.pack.values.device)
+        for start in range(rows.start, rows.stop, context.most_rows):
+            x, y, mask = context.table.every(start, min(start + context.most_rows, rows.stop))
+            x = x if self.preconditioning is None else self.preconditioning.ready.units(x)
+            add_clipped_sums(context.pack, (x, y, mask), context.loss, clipping, dropped)
+        context.pack.sums.zero_()
 
     def privatise(self, epoch: int, step: int) -> None:
         if self._scale is None or self._scale[0] != epoch:

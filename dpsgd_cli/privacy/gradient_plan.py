@@ -32,6 +32,7 @@ from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
 from dpsgd_cli.privacy.budget import describe, epochs_that_fit, excess, solve_schedule
 from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, Release
+from dpsgd_cli.privacy.norm_histogram import with_histogram
 from dpsgd_cli.privacy.plan import Facts, Plan, PlannedNoise, Sampling, adjacency_of, delta_of, privacy_of
 from dpsgd_cli.privacy.second_moments import with_preconditioner
 from dpsgd_cli.privacy.statement import Least
@@ -70,7 +71,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
         others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
-    facts = replace(facts, before=with_preconditioner(recipe, facts.before))
+    facts = replace(facts, before=with_histogram(recipe, with_preconditioner(recipe, facts.before)))
     draft = _Draft(recipe, privacy, sampling, facts)
     if isinstance(privacy.schedule, Validation):
         return draft.adaptive(privacy.schedule)

@@ -26,6 +26,7 @@ from dpsgd_cli.methods import batches, clip_bounds, dp_agd, dp_sgd
 from dpsgd_cli.methods.pate import Pate
 from dpsgd_cli.privacy import gradient_plan
 from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
+from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.clipping import PerLayerClipping, QuantileClipping
 
@@ -197,6 +198,19 @@ def free_count(patch: Patch, folder: Path) -> None:
     patch.setattr(QuantileClipping, "applied", lambda self, noise_multiplier: noise_multiplier)
 
 
+def bare_histogram(patch: Patch, folder: Path) -> None:
+    own = clip_bounds.released_histogram
+    patch.setattr(clip_bounds, "released_histogram", lambda plan: replace(own(plan), noise_multiplier=0.0))
+
+
+def free_histogram(patch: Patch, folder: Path) -> None:
+    patch.setattr(gradient_plan, "with_histogram", lambda recipe, before: before)
+    patch.setattr(
+        clip_bounds, "released_histogram", lambda plan: GaussianSum(5.0, "add-remove", label="norm-histogram")
+    )
+
+
+HISTOGRAM = [*POISSON, "privacy.clipping={kind: histogram}"]
 QUANTILE = [*POISSON, "privacy.clipping={kind: quantile, count_noise: 1}"]
 PCA = [*FULL, "data.preprocess=[{pca: {components: 4, noise_multiplier: 20}}]"]
 LOOKS = [
@@ -223,6 +237,8 @@ BUGS: dict[str, Bug] = {
     "noise for one layer of several": Bug(LAYERS, without_root, "BC"),
     "a count of clipped gradients without noise": Bug(QUANTILE, bare_count, "C"),
     "a count of clipped gradients without its charge": Bug(QUANTILE, free_count, "D"),
+    "a histogram of norms without noise": Bug(HISTOGRAM, bare_histogram, "C"),
+    "a histogram of norms without its charge": Bug(HISTOGRAM, free_histogram, "D"),
     "a schedule off by an epoch": Bug(DECAYS, off_by_one, "C"),
     "noisy-min with noise on one side": Bug(AGD, one_sided, "A", "lee2018/dp-agd"),
     "pca without its charge": Bug(PCA, free_pca, "D"),

@@ -1,8 +1,9 @@
-"""Clip bounds that follow a quantile: what is released beside the sums, how far a record moves both, and the bounds."""
+"""Clip bounds that follow from releases: what is released, how far one record moves it, and the bounds."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -245,3 +246,131 @@ def test_noise_across_steps_is_refused_where_the_bound_moves(noise: dict[str, An
 def test_methods_that_know_no_such_bounds_refuse_them(method: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"privacy.clipping.*quantile|theorem is"):
         recipe(method=method, privacy={"clipping": QUANTILE})
+
+
+HISTOGRAM: dict[str, Any] = {"kind": "histogram", "quantile": 0.4, "share": 0.02, "bins": 40, "range": [0.05, 20]}
+
+
+def counted(batching: str = "shuffle", adjacency: Any = None, **clipping: Any) -> Recipe:
+    privacy = {"adjacency": adjacency, "clipping": HISTOGRAM | clipping, "budget": {"rho": 0.5}, "delta": 1e-5}
+    return recipe(method={"batching": batching, "batch_size": SIZES[batching]}, privacy=privacy, epochs=1)
+
+
+@dataclass
+class Seen:
+    """A watcher of what is released before the first step."""
+
+    made: list[tuple[Any, Tensor, Tensor]] = field(default_factory=list)
+
+    def prepared(self, mechanism: Any, exact: Tensor, noisy: Tensor) -> None:
+        self.made.append((mechanism, exact.clone(), noisy.clone()))
+
+    def drawn(self, *rest: Any) -> None: ...
+
+    def released(self, *rest: Any) -> None: ...
+
+    def measured(self, *rest: Any) -> None: ...
+
+
+def counts_of(one: Recipe, data: Data | None = None) -> tuple[Any, Tensor, Tensor, DpSgd]:
+    seen = Seen()
+    method = method_of(replace(context([one], data), watcher=seen))
+    method.run_epoch(0)
+    ((mechanism, exact, noisy),) = seen.made
+    return mechanism, exact[0], noisy[0], method
+
+
+@pytest.mark.parametrize("quantile", [0.05, 0.4, 0.9])
+def test_without_noise_the_bound_is_in_the_bin_of_the_quantile(quantile: float) -> None:
+    trained = context([counted(quantile=quantile)], streams=[Silent(0)])
+    norms = norms_at(trained.pack.values[0], *records())
+    method = method_of(trained)
+    method.run_epoch(0)
+    (found,) = method.published()["clip_norm"]
+    edges = np.geomspace(0.05, 20, 41)
+    wanted = np.quantile(norms, quantile, method="inverted_cdf")
+    assert np.searchsorted(edges, found * (1 - 1e-9)) == np.searchsorted(edges, wanted)
+    assert method.clipping is not None and method.clipping.norms.tolist() == [[pytest.approx(found)]]
+
+
+def test_a_histogram_is_charged_its_share_before_training_and_steps_in_units_of_its_bound() -> None:
+    """rho .5 is mu^2 = 1, of which .02 is z = .02^(-1/2)."""
+    for adjacency, root in (("zero-out", 1.0), ("replace-one", math.sqrt(2))):
+        plan = context([counted(adjacency=adjacency)]).plans[0]
+        assert plan is not None
+        (first,) = plan.before
+        assert isinstance(first.mechanism, GaussianSum)
+        assert first.mechanism.noise_multiplier == pytest.approx(7.0710678118654755)
+        expected = GaussianSum(1, adjacency, sensitivity=root, label="norm-histogram")  # type: ignore[arg-type]
+        assert replace(first.mechanism, noise_multiplier=1) == expected
+        assert plan.sensitivity == pytest.approx(root**2)
+        spent = sum(r.count / r.mechanism.noise_multiplier**2 / 2 for r in plan.releases)  # type: ignore[union-attr]
+        assert spent <= 0.5
+
+
+@pytest.mark.parametrize(("adjacency", "most"), [("zero-out", 1.0), ("replace-one", math.sqrt(2))])
+def test_a_record_moves_the_histogram_by_at_most_what_is_charged(adjacency: str, most: float) -> None:
+    """One count by one (beside a null record, which is in none), or two counts; the edges' sides are in outer bins."""
+    x, y = records()
+    one, moved = counted(adjacency=adjacency), []
+    for row in (x[3], -x[3], 1e3 * x[3], np.full(4, np.nan), np.full(4, np.inf), np.zeros(4)):
+        other = np.concatenate([x[:3], row[None], x[4:]])
+        _, exact, _, _ = counts_of(one, (other, y))
+        assert float(exact.sum()) == RECORDS and bool((exact >= 0).all())
+        moved.append(exact)
+    apart = max(float(torch.linalg.vector_norm(a - b)) for a in moved for b in moved)
+    assert apart == pytest.approx(math.sqrt(2)) and (adjacency == "zero-out" or apart <= most + 1e-12)
+    table = context([one]).table
+    without = replace(table, held_out=(torch.arange(RECORDS) == 3)[:, None], own=table.y.new_tensor([[0]]))
+    seen = Seen()
+    trained = replace(context([one]), table=replace(without, own=torch.arange(RECORDS)[None]), watcher=seen)
+    method_of(trained).run_epoch(0)
+    assert float(seen.made[0][1].sum()) == RECORDS - 1
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+def test_noise_on_the_histogram_is_what_was_charged(adjacency: str) -> None:
+    """Chi-square at 1e-6 of 2,000 counts; 2/3 and 3/2 of the scale are rejected."""
+    mechanism, exact, noisy, method = counts_of(counted(adjacency=adjacency, bins=2000))
+    scale = 0.02**-0.5 * (math.sqrt(2) if adjacency == "replace-one" else 1.0)
+    for factor in (1, 2 / 3, 3 / 2):
+        squares = float(((noisy - exact) / (factor * scale)).square().sum())
+        accepted = stats.chi2.cdf(squares, 2000) > 1e-6 and stats.chi2.sf(squares, 2000) > 1e-6
+        assert accepted == (factor == 1)
+    assert mechanism.label == "norm-histogram"
+    # and that of the steps is the schedule's multiplier times the bound, doubled where records are replaced
+    plan, (clip,) = method.plans[0], method.published()["clip_norm"]
+    pack, steps = method.context.pack, 300
+    seen = []
+    for step in range(steps):
+        pack.sums.zero_()
+        method.privatise(0, step)
+        seen += pack.sums[0].tolist()
+    moves = 2.0 if adjacency == "replace-one" else 1.0
+    assert np.std(seen) == pytest.approx(plan.noise_multipliers[0] * clip * moves, rel=0.05)
+
+
+def test_a_resumed_trial_takes_its_bound_and_releases_nothing_anew() -> None:
+    one = counted().model_copy(update={"epochs": 2})
+    seen = Seen()
+    first, second = (method_of(replace(context([one]), watcher=seen)) for _ in range(2))
+    first.run_epoch(0)
+    second.load_state(first.state())
+    second.run_epoch(1)
+    assert len(seen.made) == 1 and second.published() == first.published()
+    assert second.clipping is not None and first.clipping is not None
+    assert torch.equal(second.clipping.norms, first.clipping.norms)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"budget": None, "schedule": {"kind": "uniform", "initial": 2}}, "is one of privacy.budget, which is missing"),
+        ({"budget_covers": "training"}, "is one of the whole budget"),
+        ({"clipping": HISTOGRAM | {"range": [3, 0.1]}}, "give the smaller bound first"),
+    ],
+)
+def test_histograms_that_no_budget_pays_for_are_refused(changes: dict[str, Any], told: str) -> None:
+    base = {"clipping": HISTOGRAM, "budget": {"rho": 0.5}, "delta": 1e-5}
+    with pytest.raises(ValueError, match=told):
+        recipe(privacy=base | changes)

@@ -11,10 +11,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe.schema.base import Auto, Positive, Section
+from dpsgd_cli.recipe.schema.base import Auto, Fraction, Positive, Section
 from dpsgd_cli.wording import count
 
 
@@ -46,6 +46,11 @@ class ClippingKind(Section):
     def factor_settings(self) -> Mapping[str, float]:
         """What `factors` takes besides bounds and norms, by name."""
         return {}
+
+    @property
+    def share_before(self) -> float | None:
+        """The share of the budget's mu^2 that a histogram of norms gets before training; None for no histogram."""
+        return None
 
     @abstractmethod
     def bounds(self, layers: int | None) -> list[float]:
@@ -227,7 +232,42 @@ def _ample(noise_multiplier: float) -> str:
     return f"{2 * noise_multiplier:.3g}"
 
 
+class HistogramClipping(ClippingKind):
+    """A quantile of the gradients' norms before the first step, read off a noised histogram that is charged first.
+
+    After DC-SGD (Wei et al. 2025, arXiv 2503.22988), which makes such a histogram again and again; this one is made
+    once, at the initial weights, of all training records. Proof: `methods/clip_bounds.py`, `HistogramBounds`. One bound
+    for the whole gradient.
+    """
+
+    plain = False
+    held = "dpsgd_cli.methods.clip_bounds:HistogramBounds"
+    in_units = True
+    kind: Literal["histogram"] = "histogram"
+    quantile: float = Field(0.5, gt=0, lt=1, description="The share of gradients to be within the bound at the start.")
+    share: Fraction = Field(0.02, description="Share of the budget's mu^2 (or rho) that the histogram gets.")
+    bins: int = Field(60, ge=2, le=10_000, description="Bins of equal ratio between the bounds of `range`.")
+    range: tuple[Positive, Positive] = Field(
+        (1e-3, 1e3), description="The least and the largest bound: shorter and longer gradients are in the outer bins."
+    )
+
+    @model_validator(mode="after")
+    def _range_goes_up(self) -> HistogramClipping:
+        if not self.range[0] < self.range[1]:
+            raise ValueError(f"range: goes from {self.range[0]:g} to {self.range[1]:g}; give the smaller bound first")
+        return self
+
+    @property
+    def share_before(self) -> float:
+        return self.share
+
+    def bounds(self, layers: int | None) -> list[float]:
+        """In units of the bound."""
+        del layers
+        return [1.0]
+
+
 Clipping = Annotated[
-    FlatClipping | PerLayerClipping | AutomaticClipping | NormalisedClipping | QuantileClipping,
+    FlatClipping | PerLayerClipping | AutomaticClipping | NormalisedClipping | QuantileClipping | HistogramClipping,
     Field(discriminator="kind"),
 ]
