@@ -42,10 +42,10 @@ from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import Choice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.agreement import preconditioner_problems
+from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.gradient import Gradient, Preconditioned, SecondMoments, SgdSettings, TailIterates
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel, OneLayer
-from dpsgd_cli.recipe.schema.privacy import FlatClipping
 
 BATCH = 8192
 MOMENTS = SecondMoments(share=0.15)
@@ -176,6 +176,7 @@ def covers(recipe: Recipe) -> bool:
         and method.described.by_rule
         and recipe.model.by_rule
         and recipe.privacy is not None
+        and recipe.privacy.clipping.plain
         and method.learning_rate == "auto"
         and isinstance(method.optimizer, SgdSettings)
     )

@@ -309,6 +309,7 @@ def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> asse
     if wanted and rows is not None and cut is not None and cut.public:
         rows = trials.method.rows_for_output(rows)
         named.update({f"validation_{k}": v for k, v in measure(models, rows, loss).items()})
+    named.update(trials.method.published())
     return assemble.EpochRecord(epoch, named, seen.sums(), time.time())
 
 

@@ -182,6 +182,23 @@ WAYS: dict[str, dict[str, Any]] = {
         },
         "epochs": 4,
     },
+    "poisson-quantile": {
+        "privacy": {
+            "budget": {"epsilon": 4, "delta": 1e-3},
+            "clipping": {"kind": "quantile", "count_noise": 3, "learning_rate": 0.5},
+        },
+    },
+    "full-histogram-convex": {
+        "data": {"name": "breast-cancer"},
+        "model": {"kind": "convex"},
+        "method": {"kind": "dp-gd", "learning_rate": 1},
+        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}, "clipping": {"kind": "histogram", "share": 0.1}},
+        "epochs": 4,
+    },
+    "shuffle-histogram": {
+        "method": GRADIENT | {"batching": "shuffle"},
+        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}, "clipping": {"kind": "histogram", "share": 0.1}},
+    },
     "shuffle-validation": {
         "data": OWN | {"validation": {"records": 12, "noise_multiplier": 8}},
         "method": GRADIENT | {"batching": "shuffle", "learning_rate": {"kind": "cosine", "initial": 0.5}},

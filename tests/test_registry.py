@@ -56,24 +56,24 @@ ADDITIONS = {
             "PythonSchedule | Validation,": "Halving | ",
         },
     ),
-    # recipe/schema/privacy.py: "a kind is one class here, and its name in the union `Clipping`"; where its factors are
+    # recipe/schema/clipping.py: "A kind is one class here, and its name in the union `Clipping`"; where its factors are
     # new, too, it names their function
     "clipping kind": Addition(
         files={
-            "dpsgd_cli/core/automatic.py": (
+            "dpsgd_cli/core/halfway.py": (
                 "def almost_to_the_bound(bounds, norms):\n"
-                "    print('clipped automatically')\n"
+                "    print('clipped halfway')\n"
                 "    return bounds / (norms + 0.01)\n"
             )
         },
-        edited="dpsgd_cli/recipe/schema/privacy.py",
+        edited="dpsgd_cli/recipe/schema/clipping.py",
         edits={
             "Clipping = Annotated[": (
-                "class AutomaticClipping(FlatClipping):\n"
-                "    factors = 'dpsgd_cli.core.automatic:almost_to_the_bound'\n"
-                "    kind: Literal['automatic'] = 'automatic'\n\n\n"
+                "class HalfwayClipping(FlatClipping):\n"
+                "    factors = 'dpsgd_cli.core.halfway:almost_to_the_bound'\n"
+                "    kind: Literal['halfway'] = 'halfway'\n\n\n"
             ),
-            "FlatClipping | PerLayerClipping, Field(": "AutomaticClipping | ",
+            "FlatClipping | PerLayerClipping |": "HalfwayClipping | ",
         },
     ),
     # recipe/schema/noise.py: "A kind of noise is one class here, and its name in the union `Noise`"
@@ -172,7 +172,7 @@ RECIPE: dict[str, Any] = {
     "model": {"kind": "linear"},
     "method": {"kind": "halved-dp-sgd", "batching": "full", "learning_rate": 1},
     "privacy": {
-        "clipping": {"kind": "automatic", "norm": 0.5},
+        "clipping": {"kind": "halfway", "norm": 0.5},
         "schedule": {"kind": "halving", "initial": "auto"},
         "budget": {"epsilon": 3, "delta": 1e-5},
         "accountant": "generous",
@@ -274,8 +274,8 @@ def test_a_schedule_is_one_class_and_its_name(said: dict[str, Said], place: Path
 
 def test_a_clipping_kind_is_one_class_and_its_name(said: dict[str, Said]) -> None:
     """Its factors are those that gradients are multiplied by, and its bound is what is charged."""
-    assert "clipped automatically" in said["train"].out
-    assert "AutomaticClipping" in json.loads(said["schema"].out)["$defs"]
+    assert "clipped halfway" in said["train"].out
+    assert "HalfwayClipping" in json.loads(said["schema"].out)["$defs"]
 
 
 def test_a_kind_of_noise_is_one_class_and_its_name(said: dict[str, Said], place: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from dpsgd_cli.core.tensors import Batch, Table
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.ledger import LedgerEntry
-from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema.data import ValidationSet
@@ -54,9 +54,13 @@ class Difference:
 
 @dataclass
 class _Seen:
-    """Of one training: batches, exact sums, noisy means, and what was charged and published in the end."""
+    """Of one training: batches, exact sums, noisy means, and what was charged and published in the end.
+
+    `before`: of each release before the first step, who is charged for it, and its sums before and after noise.
+    """
 
     batches: list[tuple[Tensor, ...]] = field(default_factory=list)
+    before: list[tuple[Mechanism, Tensor, Tensor]] = field(default_factory=list)
     sums: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
     entries: list[LedgerEntry] = field(default_factory=list)
@@ -76,6 +80,12 @@ class _Follower:
         del step
         parts = [torch.as_tensor(part).clone() for part in (batch.rows, batch.mask) if part is not None]
         self.seen.batches.append(tuple(parts))
+
+    def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
+        place = len(self.seen.before)
+        if self.first is not None:
+            noisy.copy_(self.first.before[place][2])
+        self.seen.before.append((mechanism, exact.clone(), noisy.clone()))
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
         raise AssertionError("only steps of descent are followed")
@@ -175,6 +185,7 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
                    "at most 1", worst, moved[worst] > _CLOSE),
         Difference("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
     ]  # fmt: skip
+    found += _before(seen)
     if base.looks and cut is not None and not cut.public:
         charged = sum(_is_look(entry) for entry in base.entries)
         told = f"{base.looks} taken, {charged} charged"
@@ -184,6 +195,23 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
         differ = [name for name in others if others[name][what] != usual[what]]
         found.append(Difference(what, "differ" if differ else "the same", "the same", ", ".join(differ), bool(differ)))
     return found
+
+
+def _before(seen: dict[str, _Seen]) -> Iterator[Difference]:
+    """What neighbours move sums by that are released before the first step, each of which must be charged."""
+    base = next(iter(seen.values()))
+    charged = [e.release.mechanism for e in base.entries if e.phase == "before"]
+    for number, (mechanism, exact, _) in enumerate(base.before):
+        assert isinstance(mechanism, GaussianSum)
+        own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), None)
+        if own is None:
+            yield Difference(f"{mechanism.label} before training", "not charged", "charged", "", True)
+            continue
+        apart = {name: float(torch.linalg.vector_norm(one.before[number][1] - exact)) for name, one in seen.items()}
+        worst = max(apart, key=lambda name: apart[name])
+        moved = apart[worst] / own.sensitivity
+        yield Difference(f"{mechanism.label} before training", f"{moved:.6f} sensitivities at most", "at most 1", worst,
+                         moved > _CLOSE)  # fmt: skip
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

@@ -24,6 +24,7 @@ _MIXED = 0.8
 _MOST_TESTED = 200_000
 _CLOSE = 1 + 1e-4
 _LONGEST = 1500
+_FEW = 200
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,23 @@ class Check:
 
 def checks_of(watch: Watch, confidence: float) -> list[Check]:
     """Every check that the run allows."""
-    return [*noise_checks(watch, confidence), *batch_checks(watch), *norm_checks(watch)]
+    before = [check for noise in watch.before for check in _before(noise)]
+    return [*before, *noise_checks(watch, confidence), *batch_checks(watch), *norm_checks(watch)]
+
+
+def _before(noise: np.ndarray) -> Iterator[Check]:
+    """Noise (R, n) of what was released before the first step, in units of the ledger's."""
+    squares, count = float(np.square(noise).sum()), noise.size
+    yield Check(
+        "noise before training", f"{math.sqrt(squares / count):.4f} times the ledger's ({count:,} draws)", "1",
+        too_little_noise(squares, count), too_little_noise(squares / _WRONG**2, count),
+    )  # fmt: skip
+    if len(noise) > 1 and noise.shape[1] >= 8:
+        largest, p = largest_correlation(noise)
+        mixed = noise.copy()
+        mixed[1] = _MIXED * mixed[0] + math.sqrt(1 - _MIXED**2) * mixed[1]
+        yield Check("independence of trials before training", f"correlation of at most {largest:.3f} in any pair", "0",
+                    p, largest_correlation(mixed)[1])  # fmt: skip
 
 
 def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
@@ -71,6 +88,7 @@ def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
     if not watch.noise:
         return
     seen = np.stack(watch.noise)  # (T, R, c)
+    yield from _by_coordinate(seen)
     few = seen.ravel()[:: max(1, seen.size // _MOST_TESTED)]
     flat = np.random.default_rng(1).uniform(-math.sqrt(3), math.sqrt(3), len(few))
     yield Check("normality", "Kolmogorov and Smirnov", "standard normal", normal(few), normal(flat))
@@ -84,6 +102,19 @@ def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
         largest, p = largest_correlation(table)
         yield Check(f"independence of {what}", f"correlation of at most {largest:.3f} in any pair", "0", p,
                     largest_correlation(mixed)[1])  # fmt: skip
+
+
+def _by_coordinate(seen: np.ndarray) -> Iterator[Check]:
+    """The least noise of any coordinate of noise (T, R, c): one without would not show among many."""
+    draws = seen.shape[0] * seen.shape[1]
+    if draws < _FEW:
+        return
+    each = np.square(seen, dtype=np.float64).sum(axis=(0, 1))
+    least, count = float(each.min()), len(each)
+    yield Check(
+        "noise of each coordinate", f"at least {math.sqrt(least / draws):.4f} times the ledger's, of {count}", "1",
+        min(1.0, count * too_little_noise(least, draws)), min(1.0, count * too_little_noise(least / _WRONG**2, draws)),
+    )  # fmt: skip
 
 
 def _two_sided(squares: float, count: int) -> float:

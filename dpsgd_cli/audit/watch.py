@@ -22,7 +22,7 @@ from dpsgd_cli.audit.stage import Staged
 from dpsgd_cli.core.correlation import StepNoise, step_noise
 from dpsgd_cli.core.tensors import Batch
 from dpsgd_cli.privacy.correlation import Toeplitz
-from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.privacy.plan import Sampling
 
 _MOST_KEPT = 1 << 22
@@ -48,7 +48,10 @@ class Watch:
         self.squares: dict[int, float] = {}
         self.counts: dict[int, int] = {}
         self.noise: list[np.ndarray] = []
+        self.before: list[np.ndarray] = []
         self.largest = 0.0
+        self.kept: np.ndarray | None = None
+        self._most_kept = 1
         self.mechanism: GaussianSum | None = None
         self._fresh = StepNoise()
         self._blocks: Blocks | None = None
@@ -70,10 +73,25 @@ class Watch:
             self._blocks = Blocks(correlated.correlation.weights, staged.inside.shape)
         steps = max(1, staged.trials.method.epochs * staged.trials.method.steps)
         watched = max(2, min(sampling.records, _MOST_MEMBERS // (steps * trials)))
-        kept = max(1, min(staged.trials.context.pack.size, _MOST_COORDINATES, _MOST_KEPT // (steps * trials)))
+        self._most_kept = max(1, min(_MOST_COORDINATES, _MOST_KEPT // (steps * trials)))
         random = np.random.default_rng(3)
         self.watched = np.sort(random.choice(sampling.records, watched, replace=False))
-        self.kept = np.sort(random.choice(staged.trials.context.pack.size, kept, replace=False))
+
+    def _kept(self, released: Tensor) -> np.ndarray:
+        """Which coordinates of what is released are kept: of one beside the sums, always."""
+        if self.kept is None:
+            width = released.shape[1]
+            chosen = np.random.default_rng(3).choice(width, min(width, self._most_kept), replace=False)
+            self.kept = np.unique([*chosen, width - 1])
+        return self.kept
+
+    def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
+        staged = self.staged
+        assert staged is not None and isinstance(mechanism, GaussianSum)
+        entries = staged.trials.context.ledgers[0].entries
+        charged = [e.release.mechanism for e in entries if e.phase == "before"]
+        own = next((m for m in charged if isinstance(m, GaussianSum) and m.label == mechanism.label), mechanism)
+        self.before.append((noisy - exact).cpu().numpy() / (own.noise_multiplier * own.sensitivity))
 
     def drawn(self, step: int, batch: Batch) -> None:
         del step
@@ -104,7 +122,7 @@ class Watch:
         self.squares[0] = self.squares.get(0, 0.0) + float(np.square(noise).sum())
         self.counts[0] = self.counts.get(0, 0) + noise.size
         if len(trials) == len(self.scores) and len(self.noise) < _MOST_MEASURED:
-            self.noise.append(noise[:, self.kept].astype(np.float32))
+            self.noise.append(noise[:, self._kept(exact)].astype(np.float32))
         columns = staged.columns[0]
         self.largest = max(
             self.largest, float(exact[:, columns].abs().max()) * _moves(staged.plan.sampling) / units[0, 0]
@@ -147,7 +165,7 @@ class Watch:
         self.squares[epoch] = self.squares.get(epoch, 0.0) + float(own.square().sum())
         self.counts[epoch] = self.counts.get(epoch, 0) + own.numel()
         if running.all():
-            self.noise.append(noise[:, self.kept].to(torch.float32).cpu().numpy())
+            self.noise.append(noise[:, self._kept(noise)].to(torch.float32).cpu().numpy())
 
     def _note_lanes(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged

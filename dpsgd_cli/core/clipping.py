@@ -22,17 +22,35 @@ def at_most(bounds: Tensor, norms: Tensor) -> Tensor:
     return (bounds / norms).clamp_(max=1.0)
 
 
+def automatic(bounds: Tensor, norms: Tensor, stability: float) -> Tensor:
+    """C / (|g| + gamma): a gradient's norm becomes C |g| / (|g| + gamma), below C (Bu et al. 2022, AUTO-S)."""
+    return bounds / (norms + stability)
+
+
+SHORTEST = 1e-10
+"""The least norm that a gradient is divided by. Squares of numbers much smaller vanish in float32, which would make a
+computed norm less than the true one, and a gradient divided by it longer than its bound."""
+
+
+def normalised(bounds: Tensor, norms: Tensor) -> Tensor:
+    """C / |g|, or C / `SHORTEST` for gradients shorter than that; 0 stays 0."""
+    return bounds / norms.clamp(min=SHORTEST)
+
+
 @dataclass(frozen=True)
 class Clipping:
     """L2 bounds on one example's gradient, by trial: `flat` has one, over all parameters; otherwise one a layer.
 
     `norms` is (1, R) when flat, (M, R) for a pack of M layers; every bound is positive and finite. `factors` says what
     a gradient is multiplied by, from the bounds and the gradients' norms; no factor leaves a norm above its bound.
+    `told`, where given, is told the squared norms (M, R, B) of all gradients that are clipped, layer by layer (M may be
+    1 where `flat`), and which of the rows are there, (R, B) or None.
     """
 
     norms: Tensor
     flat: bool = True
     factors: Callable[[Tensor, Tensor], Tensor] = at_most
+    told: Callable[[Tensor, Tensor | None], None] | None = None
 
     @property
     def sensitivities(self) -> list[float]:
@@ -146,7 +164,10 @@ def add_clipped_sums(
     if batch[1].shape[1] > MOST_ROWS:
         raise ValueError(f"{batch[1].shape[1]} rows in one piece of a sum; at most {MOST_ROWS} are added up at once")
     if batch[1].shape[1]:
-        seen.add(*(function or sum_clipped)(pack, batch, loss, clipping), batch[2], clipping)
+        losses, squares = (function or sum_clipped)(pack, batch, loss, clipping)
+        seen.add(losses, squares, batch[2], clipping)
+        if clipping is not None and clipping.told is not None and squares is not None:
+            clipping.told(squares, batch[2])
 
 
 @torch.no_grad()

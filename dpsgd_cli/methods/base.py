@@ -22,6 +22,7 @@ from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.core.tensors import Batch, Table, sent
 from dpsgd_cli.privacy.ledger import Ledger
+from dpsgd_cli.privacy.mechanism import Mechanism
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.schema import Recipe
 
@@ -31,6 +32,9 @@ class Watcher(Protocol):
 
     No training that writes a result has one.
     """
+
+    def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
+        """Of what `mechanism` releases before the first step: sums (R, n) before and after noise."""
 
     def drawn(self, step: int, batch: Batch) -> None:
         """The batch of `step`, as its sampler gave it."""
@@ -145,6 +149,10 @@ class Method(ABC):
     def cuts(self) -> Sequence[Tensor]:
         """What a preconditioner's releases were made into, one a trial, once they were; predicting takes them."""
         return ()
+
+    def published(self) -> dict[str, list[float]]:
+        """Numbers of each trial now, (R,) by name, for `history.csv`: functions of what was released, hence public."""
+        return {}
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ from functools import cached_property
 
 import torch
 
-from dpsgd_cli.core.clipping import Diagnostics
+from dpsgd_cli.core.clipping import Diagnostics, at_most
 from dpsgd_cli.core.problems.affine import AffineRisk
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.errors import RecipeError
@@ -45,17 +45,20 @@ class FullBatchMethod(GradientMethod):
 
     @cached_property
     def risk(self) -> LinearRisk | None:
-        """The fast path of convex models, on rows as they are."""
-        context = self.context
+        """The fast path of convex models, on rows as they are: it knows no factors but `at_most`, and tells nobody."""
+        context, clipping = self.context, self.clipping
         fast = isinstance(context.recipes[0].model, ConvexModel) and self.preconditioning is None
+        fast = fast and (clipping is None or (clipping.factors is at_most and clipping.told is None))
         return linear_risk(context) if fast and not context.table.per_trial else None
 
     @cached_property
     def affine(self) -> AffineRisk | None:
-        """That of several outputs, and of preconditioned rows; made once a preconditioner was released."""
+        """That of several outputs, preconditioned rows and other factors; made once a preconditioner was released."""
         context, model = self.context, self.context.recipes[0].model
         if not isinstance(model, LinearModel | ConvexModel) or context.table.per_trial:
             return None
+        if len(context.pack.spans) > 1 + model.has_bias:
+            return None  # an audit gave the layer lanes, which this path does not know
         longest = None if self.preconditioning is None else 1.0
         return AffineRisk(self.rows_for_output(context.table), context.loss, model.has_bias, longest)
 
@@ -147,6 +150,10 @@ class Gd(FullBatchMethod, WithoutPrivacy):
 
 class DpGd(FullBatchMethod, DpSgd):
     """`dp-sgd` with full batches, at the speed of two matrix products on convex models."""
+
+    def noise_of_mean(self, trial: int) -> float:
+        unit = self.bounds.unit
+        return super().noise_of_mean(trial) * (1.0 if unit is None else float(unit[trial]))
 
     def learning_rates(self, epoch: int) -> list[float]:
         moments = []

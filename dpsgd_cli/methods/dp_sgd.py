@@ -39,12 +39,12 @@ from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.adaptive_schedule import AdaptiveSchedules
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.methods.batches import Batches
+from dpsgd_cli.methods.clip_bounds import bounds_of
 from dpsgd_cli.methods.preconditioning import Preconditioning
 from dpsgd_cli.methods.problem import l2_of, radii_of, section_of
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.base import Section
-from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.gradient import TailIterates
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
 from dpsgd_cli.recipe.schema.privacy import Privacy
@@ -135,16 +135,20 @@ class GradientMethod(Method):
         """One step of every trial: batch, clipped sums, noise, mean, update."""
         pack, team = self.context.pack, self.context.team
         pack.sums.zero_()
+        self.begin()
         self.add_sums(epoch, step, seen)
-        team.add_up(pack.sums)
-        watcher = self.context.watcher
-        exact = None if watcher is None else pack.sums.clone()
+        released = [pack.sums] if self.beside is None else [pack.sums, self.beside]
+        for sums in released:
+            team.add_up(sums)
+        exact = None if self.context.watcher is None else [sums.clone() for sums in released]
         if team.first:
             self.privatise(epoch, step)
-        team.share(pack.sums)
+        for sums in released:
+            team.share(sums)
         gradient = pack.sums.div_(self.divisor).to(pack.values.dtype)
-        if watcher is not None and exact is not None:
-            watcher.released(epoch, step, exact, gradient)
+        if exact is not None:
+            self.show(epoch, step, exact, gradient)
+        self.follow()
         if self.decays:
             gradient.addcmul_(pack.values, self.weight_decay)
         self.update.apply(pack.values, gradient, self.learning_rate, step)
@@ -152,6 +156,22 @@ class GradientMethod(Method):
             project_to_ball(pack.values, self.radii)
         if self.average is not None:
             self.average.add(pack.values, step)
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    @property
+    def beside(self) -> Tensor | None:
+        """What else, (R, n) float64, a step adds up over records, makes private and releases."""
+        return None
+
+    def show(self, epoch: int, step: int, exact: list[Tensor], gradient: Tensor) -> None:
+        """Show the watcher the sums without noise and what they became."""
+        assert self.context.watcher is not None
+        self.context.watcher.released(epoch, step, exact[0], gradient)
+
+    def follow(self) -> None:
+        """Learn from what was released `beside`."""
 
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Add the clipped gradients of this process's part of the step's batch to `pack.sums`."""
@@ -164,7 +184,7 @@ class GradientMethod(Method):
         return self.batches.pieces(step)
 
     def _trained(self) -> dict[str, Tensor]:
-        """Every tensor (R, P) that a step changes."""
+        """Every tensor (R, n) that a step changes and the next one starts from."""
         found = {"values": self.context.pack.values, **{f"update.{k}": v for k, v in self.update.state.items()}}
         if self.average is not None:
             found["average"] = self.average.average
@@ -209,8 +229,10 @@ class DpSgd(GradientMethod):
             )
         self.sections = [_section(recipe.privacy) for recipe in context.recipes]
         pack = context.pack
-        self.clipping = self.bounds = _bounds(self.sections, len(pack.layers), pack.values)
+        self.bounds = bounds_of(context, [section.clipping for section in self.sections])
+        self.clipping = self.bounds.clipping
         self.sensitivities = self.bounds.sensitivities
+        self.moves = context.column([moves_of_a_sum(plan.sampling.adjacency) for plan in self.plans])
         precision = noise_precision(context.streams, pack.values.dtype)
         self.noise = NoiseSource(context.streams, pack.size, pack.values.device, precision)
         shapes = [None if plan.correlated is None else plan.correlated.correlation for plan in self.plans]
@@ -268,25 +290,74 @@ class DpSgd(GradientMethod):
     def run_epoch(self, epoch: int) -> Diagnostics:
         if self.preconditioning is not None:
             self.preconditioning.prepare()
+        self.bounds.prepare(self._visit)
+        self.clipping = self.bounds.clipping
         seen = super().run_epoch(epoch)
         self._done = epoch + 1
         self.adaptive.look(epoch, self.output)
         return seen
 
+    def _visit(self, clipping: Clipping) -> None:
+        """Make the gradients of this process's part of all records, as `clipping` wants them, and drop their sums."""
+        context = self.context
+        rows = range(context.table.rows)[context.team.part(context.table.rows)]
+        dropped = Diagnostics(context.trials, context.pack.values.device)
+        for start in range(rows.start, rows.stop, context.most_rows):
+            x, y, mask = context.table.every(start, min(start + context.most_rows, rows.stop))
+            x = x if self.preconditioning is None else self.preconditioning.ready.units(x)
+            add_clipped_sums(context.pack, (x, y, mask), context.loss, clipping, dropped)
+        context.pack.sums.zero_()
+
     def privatise(self, epoch: int, step: int) -> None:
         if self._scale is None or self._scale[0] != epoch:
             self._scale = (epoch, self._noise_scale(epoch))
-        self.step_noise.add(self.context.pack.sums, step, self.noise.draw(step), self._scale[1])
+        unit, scale = self.bounds.unit, self._scale[1]
+        self.step_noise.add(
+            self.context.pack.sums, step, self.noise.draw(step), scale if unit is None else scale * unit
+        )
+        self.bounds.privatise(step, self.moves)
+
+    def begin(self) -> None:
+        self.bounds.begin()
+        self.clipping = self.bounds.clipping
+
+    @property
+    def beside(self) -> Tensor | None:
+        return self.bounds.beside
+
+    def follow(self) -> None:
+        self.bounds.follow(self.divisor)
+
+    def show(self, epoch: int, step: int, exact: list[Tensor], gradient: Tensor) -> None:
+        """In the units in which everything released has noise of the charged multiplier times `plan.sensitivity`."""
+        watcher, beside, unit = self.context.watcher, self.bounds.beside, self.bounds.unit
+        if watcher is None or unit is None:
+            super().show(epoch, step, exact, gradient)
+            return
+        charged, applied = (
+            self.context.column([of(epoch, trial) for trial in range(self.context.trials)]).double()
+            for of in (self._multiplier, self._applied)
+        )
+        units = [unit * applied / charged]
+        seen = [gradient]
+        if beside is not None:
+            units, seen = [*units, self.bounds.beside_unit(charged)], [gradient, beside / self.divisor]
+        mean = torch.cat([one / own for one, own in zip(seen, units, strict=True)], dim=1)
+        watcher.released(epoch, step, torch.cat([one / own for one, own in zip(exact, units, strict=True)], 1), mean)
+        # an audit may have put another release in its place
+        gradient.copy_(mean[:, : gradient.shape[1]] * units[0])
+        if beside is not None:
+            beside.copy_(mean[:, gradient.shape[1] :] * units[1] * self.divisor)
 
     def _noise_scale(self, epoch: int) -> Tensor:
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
-        multipliers = [self._multiplier(epoch, trial) for trial in range(self.context.trials)]
+        multipliers = [self._applied(epoch, trial) for trial in range(self.context.trials)]
         scale = self.context.column([z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)])
         published = [section.clipping.noise_by_layer for section in self.sections]
         if not any(published):
             return scale
         doubled = [plan.sensitivity / bound for plan, bound in zip(self.plans, self.sensitivities, strict=True)]
-        by_layer = self.bounds.norms.T * self.context.column(doubled) * self.context.column(multipliers)
+        by_layer = self.bounds.clipping.norms.T * self.context.column(doubled) * self.context.column(multipliers)
         chosen = self.context.column([float(own) for own in published]) > 0
         return torch.where(chosen, by_layer.index_select(1, self.context.pack.group_of), scale)
 
@@ -296,6 +367,16 @@ class DpSgd(GradientMethod):
             return self.adaptive.runs[trial].noise.multiplier
         planned = self.plans[trial].noise_multipliers
         return planned[min(epoch, len(planned) - 1)]
+
+    def _applied(self, epoch: int, trial: int) -> float:
+        """What of it is added to the sums."""
+        return self.sections[trial].clipping.applied(self._multiplier(epoch, trial))
+
+    def _trained(self) -> dict[str, Tensor]:
+        return super()._trained() | self.bounds.kept
+
+    def published(self) -> dict[str, list[float]]:
+        return self.bounds.published()
 
     def charged_for(self, done: int) -> bool:
         return self.adaptive.charged_for(done)
@@ -324,14 +405,3 @@ def _section(privacy: Privacy | None) -> Privacy:
     if privacy is None:
         raise PrivacyError("dp-sgd was started without a privacy section")
     return privacy
-
-
-def _bounds(sections: list[Privacy], layers: int, like: Tensor) -> Clipping:
-    """Clip bounds of every trial: (1, R) flat, (M, R) per layer."""
-    kinds = {section.clipping.kind for section in sections}
-    if len(kinds) > 1:
-        raise PrivacyError(f"trials that train together share one kind of clipping, not {sorted(kinds)}")
-    kind = sections[0].clipping
-    columns = [section.clipping.bounds(layers) for section in sections]
-    norms = torch.tensor(columns, dtype=torch.float64).T.to(like)
-    return Clipping(norms, flat=not kind.by_layer, factors=named(kind.factors))

@@ -89,7 +89,7 @@ class LectureSgd(DpSgd):
         margins = (z * pack.values).sum(dim=1)
         if self.rows.offset is not None:
             margins = margins + self.rows.offset[at]
-        most = self.bounds.norms[0] / self.rows.norms[at]
+        most = self.bounds.clipping.norms[0] / self.rows.norms[at]
         slopes = torch.maximum(torch.minimum(self.loss.slope(margins), most), -most).nan_to_num(nan=0.0)
         # where a fold's place is left over, a record that adds nothing was drawn
         slopes = torch.where(index >= 0, slopes, 0.0)

@@ -19,9 +19,10 @@ from dpsgd_cli.privacy.second_moments import joint_sensitivity, weight_of
 from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.batching import Adjacency, moves_of_a_sum
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.convex import LeastSquaresMethod, OutputPerturbationMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, FlatClipping
+from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
 from dpsgd_cli.recipe.schema.schedule import Uniform
 
 _BELOW = 1 - 1e-9

@@ -32,6 +32,7 @@ from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
 from dpsgd_cli.privacy.budget import describe, epochs_that_fit, excess, solve_schedule
 from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, Release
+from dpsgd_cli.privacy.norm_histogram import with_histogram
 from dpsgd_cli.privacy.plan import Facts, Plan, PlannedNoise, Sampling, adjacency_of, delta_of, privacy_of
 from dpsgd_cli.privacy.second_moments import with_preconditioner
 from dpsgd_cli.privacy.statement import Least
@@ -62,7 +63,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
             f"method.batch_size is {batch}, more than the {facts.records} training records; make it smaller"
         )
     noise = privacy.correlated
-    _check_noise(noise, method.batching, batch, facts.records)
+    _check_noise(privacy, method.batching, batch, facts.records)
     groups = 1 if noise is None or _undecided(noise) else noise.groups
     sampling = Sampling(method.batching, facts.records, batch, adjacency_of(recipe), groups)
     unproved = sampling.kind.unproved.get(sampling.adjacency)
@@ -70,7 +71,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
         others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
-    facts = replace(facts, before=with_preconditioner(recipe, facts.before))
+    facts = replace(facts, before=with_histogram(recipe, with_preconditioner(recipe, facts.before)))
     draft = _Draft(recipe, privacy, sampling, facts)
     if isinstance(privacy.schedule, Validation):
         return draft.adaptive(privacy.schedule)
@@ -108,10 +109,16 @@ def _undecided(noise: CorrelatedNoise | None) -> bool:
     return isinstance(noise, BandedNoise) and noise.bands == "auto"
 
 
-def _check_noise(noise: CorrelatedNoise | None, batching: Batching, batch: int, records: int) -> None:
-    """Refuse correlated noise on batches that its theorem is not about."""
+def _check_noise(privacy: Privacy, batching: Batching, batch: int, records: int) -> None:
+    """Refuse correlated noise on batches, and of sensitivities, that its theorem is not about."""
+    noise, clipping = privacy.correlated, privacy.clipping
     if noise is None:
         return
+    if clipping.moves:
+        raise PrivacyError(
+            f"no guarantee for privacy.noise {noise.kind} with privacy.clipping {clipping.kind}: its theorem is about"
+            " sums of one sensitivity, and this bound moves from step to step; use clipping flat, or leave noise out"
+        )
     if batching != noise.batching:
         raise PrivacyError(
             f"no guarantee for privacy.noise {noise.kind} on {batching} batches: its theorem is about"
@@ -148,6 +155,8 @@ class _Draft:
 
     def plan(self) -> Plan:
         kind, multipliers = self._solve()
+        for multiplier in set(multipliers):
+            self.privacy.clipping.applied(multiplier)
         plan = Plan(
             noise_multipliers=tuple(multipliers),
             epochs=self._epochs(multipliers),
@@ -217,6 +226,7 @@ class _Draft:
                 " the gaussian accountant, can be policed then; use method.batching shuffle or full, or a schedule that"
                 " is known beforehand"
             )
+        self.privacy.clipping.applied(kind.initial)
         look = None
         if cut.noise_multiplier is not None:
             look = Release(GaussianSum(cut.noise_multiplier, self.sampling.adjacency, label="validation"))

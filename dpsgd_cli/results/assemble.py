@@ -69,7 +69,8 @@ def result(released: Released, unreleased: Unreleased) -> Result:
     """The record of a finished run."""
     for ledger in released.ledgers:
         ledger.close()
-    seeds = released.loaded.recipe.seeds
+    seeds, privacy = released.loaded.recipe.seeds, released.loaded.recipe.privacy
+    bound = privacy is not None and privacy.clipping.plain
     spendings = _spendings(released.plan, released.ledgers, len(released.epochs))
     none: list[Row] = [{}] * len(seeds)
     claimed, measured = released.findings or none, unreleased.findings or none
@@ -89,7 +90,7 @@ def result(released: Released, unreleased: Unreleased) -> Result:
         history=_history(released, unreleased, [spent.epochs for spent in spendings]),
         ledger=[line for i, ledger in enumerate(released.ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
         warnings=[*released.warnings, *_warnings(released, spendings)],
-        nonprivate_warnings=warnings_of_rows(unreleased, released.finite),
+        nonprivate_warnings=warnings_of_rows(unreleased, released.finite, bound),
         diverged=diverged(released),
     )
 

@@ -50,8 +50,8 @@ def warnings_of_training(released: Released) -> list[str]:
     return told + _no_better(released.metrics)
 
 
-def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool]) -> list[str]:
-    """What tells something of the training rows."""
+def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool) -> list[str]:
+    """What tells something of the training rows; `bound`: whether somebody chose a bound to clip at."""
     told, bad = [], int(sum(sum(sums["nonfinite"]) for sums in unreleased.epochs))
     if bad:
         told.append(f"not finite and replaced by zero: {count(bad, 'per-example gradient')}")
@@ -63,7 +63,7 @@ def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool]) -> list[str
     if lost:
         told.append(f"losses on training rows are not finite (trial {', '.join(lost)}); lower method.learning_rate")
     clipped, seen = (sum(sum(sums[name]) for sums in unreleased.epochs) for name in ("clipped", "examples"))
-    if seen and clipped >= NEARLY_ALL * seen:
+    if bound and seen and clipped >= NEARLY_ALL * seen:
         told.append(
             f"the clip shortened {clipped / seen:.0%} of the gradients, so that their lengths no longer count; that may"
             " be meant, else raise privacy.clipping.norm and lower method.learning_rate as much"

@@ -22,12 +22,13 @@ from dpsgd_cli.core import noise, sampling, selection
 from dpsgd_cli.core.clipping import add_clipped_sums
 from dpsgd_cli.core.correlation import step_noise
 from dpsgd_cli.core.noise import add_noise
-from dpsgd_cli.methods import batches, dp_agd, dp_sgd
+from dpsgd_cli.methods import batches, clip_bounds, dp_agd, dp_sgd
 from dpsgd_cli.methods.pate import Pate
 from dpsgd_cli.privacy import gradient_plan
 from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
+from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.privacy import PerLayerClipping
+from dpsgd_cli.recipe.schema.clipping import PerLayerClipping, QuantileClipping
 
 Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]
@@ -188,6 +189,29 @@ def two_votes(patch: Patch, folder: Path) -> None:
     patch.setattr(Pate, "_predictions", lambda self, trial: np.repeat(own(self, trial), 2, axis=0))
 
 
+def bare_count(patch: Patch, folder: Path) -> None:
+    patch.setattr(clip_bounds.QuantileBounds, "privatise", lambda self, step, moves: None)
+
+
+def free_count(patch: Patch, folder: Path) -> None:
+    """Noise z on the sum, as if the count cost nothing."""
+    patch.setattr(QuantileClipping, "applied", lambda self, noise_multiplier: noise_multiplier)
+
+
+def bare_histogram(patch: Patch, folder: Path) -> None:
+    own = clip_bounds.released_histogram
+    patch.setattr(clip_bounds, "released_histogram", lambda plan: replace(own(plan), noise_multiplier=0.0))
+
+
+def free_histogram(patch: Patch, folder: Path) -> None:
+    patch.setattr(gradient_plan, "with_histogram", lambda recipe, before: before)
+    patch.setattr(
+        clip_bounds, "released_histogram", lambda plan: GaussianSum(5.0, "add-remove", label="norm-histogram")
+    )
+
+
+HISTOGRAM = [*POISSON, "privacy.clipping={kind: histogram}"]
+QUANTILE = [*POISSON, "privacy.clipping={kind: quantile, count_noise: 1}"]
 PCA = [*FULL, "data.preprocess=[{pca: {components: 4, noise_multiplier: 20}}]"]
 LOOKS = [
     "method={kind: dp-sgd, batching: shuffle, batch_size: 256, learning_rate: 1}", "privacy.adjacency=zero-out",
@@ -211,6 +235,10 @@ BUGS: dict[str, Bug] = {
     "shuffled batches priced as Poisson's": Bug(POISSON, shuffled, "C"),
     "examples mixed by a layer": Bug(FULL, mixing, "D"),
     "noise for one layer of several": Bug(LAYERS, without_root, "BC"),
+    "a count of clipped gradients without noise": Bug(QUANTILE, bare_count, "C"),
+    "a count of clipped gradients without its charge": Bug(QUANTILE, free_count, "D"),
+    "a histogram of norms without noise": Bug(HISTOGRAM, bare_histogram, "C"),
+    "a histogram of norms without its charge": Bug(HISTOGRAM, free_histogram, "D"),
     "a schedule off by an epoch": Bug(DECAYS, off_by_one, "C"),
     "noisy-min with noise on one side": Bug(AGD, one_sided, "A", "lee2018/dp-agd"),
     "pca without its charge": Bug(PCA, free_pca, "D"),

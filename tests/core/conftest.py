@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, at_most
 from dpsgd_cli.core.layers import WeightStandardisedConv2d
 from dpsgd_cli.core.packing import Pack, Placement
 
@@ -50,7 +50,10 @@ def weighted_output(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass
 class Case:
-    """A model, one batch and clip bounds. `x` is (R or 1, B, ...), `y` (R or 1, B), `mask` (R, B)."""
+    """A model, one batch and clip bounds. `x` is (R or 1, B, ...), `y` (R or 1, B), `mask` (R, B).
+
+    `factors` make gradients of a norm as long as `length` says of that and the bound.
+    """
 
     build: Build
     x: Tensor
@@ -64,6 +67,8 @@ class Case:
     seeds: Sequence[int] = (0,)
     loss: Callable[[Tensor, Tensor], Tensor] = weighted_output
     groups: Sequence[Sequence[str]] | None = None
+    factors: Callable[[Tensor, Tensor], Tensor] = at_most
+    length: Callable[[float, float], float] = min
     seen: Diagnostics = field(init=False)
 
     def pack(self) -> Pack:
@@ -76,7 +81,7 @@ class Case:
         bounds = [[norm * (1 + trial) for trial in range(len(self.seeds))] for norm in self.norms]
         if not self.flat and len(bounds) == 1:
             bounds = bounds * layers
-        return Clipping(torch.tensor(bounds, dtype=self.dtype), self.flat)
+        return Clipping(torch.tensor(bounds, dtype=self.dtype), self.flat, self.factors)
 
     def fast(self, pack: Pack | None = None, most: int | None = None) -> dict[str, Tensor]:
         """What the package computes: sums (R, *shape) by the names of the module, `most` rows at a time."""
@@ -127,7 +132,7 @@ class Case:
         for group, bound in zip(groups, bounds * (len(groups) if len(bounds) == 1 else 1), strict=True):
             norm = math.sqrt(sum(float(gradients[name].square().sum()) for name in group))
             for name in group:
-                clipped[name] = gradients[name] * (min(1.0, bound / norm) if norm > 0 else 1.0)
+                clipped[name] = gradients[name] * (self.length(norm, bound) / norm if norm > 0 else 1.0)
         return clipped
 
     def check(self) -> dict[str, Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpsgd_cli.core.clipping import Clipping
+from dpsgd_cli.core.clipping import SHORTEST, Clipping, at_most, automatic, normalised
 from dpsgd_cli.core.losses import cross_entropy
-from tests.core.conftest import Case, numbers
+from tests.core.conftest import Case, linear_loss, numbers
 
 
 def mlp() -> nn.Module:
@@ -46,6 +48,25 @@ def test_each_layer_has_its_own_bound() -> None:
         for name, bound in (("0", 0.01), ("2", 0.3)):
             own = {key: value for key, value in one.items() if key.startswith(name)}
             assert total_norm(own, trial) == pytest.approx(bound * (1 + trial))
+
+
+LENGTHS: dict[str, tuple[Any, Any]] = {
+    "at most": (at_most, min),
+    "automatic": (partial(automatic, stability=0.1), lambda norm, bound: bound * norm / (norm + 0.1)),
+    "normalised": (normalised, lambda norm, bound: bound),
+}
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_gradients_become_as_long_as_their_kind_says(kind: str, flat: bool) -> None:
+    """Against one example at a time; the gradient of the label -1 is 0, and stays so."""
+    labels = torch.tensor([[-1.0, 0.0, 1.0, 30.0], [-1.0] * 4])
+    mask = torch.tensor([[True, True, False, True], [True] * 4])
+    factors, length = LENGTHS[kind]
+    made = Case(mlp, numbers(2, 4, 3), labels, (0.5,), mask, flat, seeds=(0, 1), factors=factors, length=length)
+    sums = made.check()
+    assert total_norm(sums, 0) > 0 and total_norm(sums, 1) == 0
 
 
 def test_sensitivities_are_those_of_the_stacked_layers() -> None:
@@ -89,20 +110,34 @@ FEATURES = st.sampled_from([0.0, 1e-30, -1.0, 3.0, 1e10, -1e19, 1e25, 3e38, math
     label=st.sampled_from([0.0, 1.0, 1e20, 1e38, math.inf, math.nan]),
     flat=st.booleans(),
     seed=st.integers(0, 3),
+    kind=st.sampled_from(sorted(LENGTHS)),
 )
-def test_no_record_moves_the_sum_beyond_its_bound(record: list[float], label: float, flat: bool, seed: int) -> None:
+def test_no_record_moves_the_sum_beyond_its_bound(
+    record: list[float], label: float, flat: bool, seed: int, kind: str
+) -> None:
     """In float32, whatever its features and label are; and it never makes the sum infinite or undefined."""
     others = numbers(1, 3, 1, 6, seed=seed).float()
     joined = torch.cat([others, torch.tensor(record).view(1, 1, 1, 6)], dim=1)
     labels = torch.tensor([[1.0, 0.0, 2.0, label]])
     bound = 0.7 * (1.0 if flat else math.sqrt(6))
-    made = Case(Both, joined, labels, dtype=torch.float32, norms=(0.7,), flat=flat, seeds=(seed,))
+    factors = LENGTHS[kind][0]
+    made = Case(Both, joined, labels, dtype=torch.float32, norms=(0.7,), flat=flat, seeds=(seed,), factors=factors)
     pack = made.pack()
     with_record = made.fast(pack)
     made.x, made.y = others, labels[:, :3]
     without = made.fast(pack)
     moved = total_norm({name: with_record[name] - without[name] for name in without})
     assert moved <= bound * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-21, 1e-23, 3e-30, SHORTEST / 4])
+def test_a_gradient_too_short_to_tell_its_norm_is_not_lengthened_beyond_its_bound(size: float) -> None:
+    """In float32 the squares of its 10,000 numbers vanish, and with them the norm that it would be divided by."""
+    layer = nn.Linear(10_000, 1, bias=False)
+    x = torch.full((1, 1, 10_000), size)
+    made = Case(lambda: layer, x, torch.zeros(1, 1), dtype=torch.float32, factors=normalised, loss=linear_loss)
+    moved = total_norm(made.fast())
+    assert 0 < moved <= 1 + 1e-5 and moved == pytest.approx(min(1.0, 100 * size / SHORTEST), rel=1e-4)
 
 
 @pytest.mark.parametrize("flat", [True, False])

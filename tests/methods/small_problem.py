@@ -27,6 +27,9 @@ class Silent(SeededStreams):
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
         return out.zero_()
 
+    def under(self, name: str) -> Streams:
+        return Silent(f"{self.seed}/{name}")
+
 
 def points(records: int = 60, features: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Features in [0, 1] and classes 0 and 1 that a plane roughly separates."""

@@ -55,5 +55,5 @@ def test_weights_or_metrics_that_are_not_finite_have_diverged(changes: dict[str,
 @pytest.mark.parametrize(("clipped", "told"), [(94, False), (95, True), (100, True)])
 def test_a_clip_that_touches_nearly_all(clipped: int, told: bool) -> None:
     sums = {"nonfinite": [0.0], "clipped": [float(clipped)], "examples": [100.0]}
-    found = warnings_of_rows(Unreleased([sums], {}, {}, {}), [True])
+    found = warnings_of_rows(Unreleased([sums], {}, {}, {}), [True], True)
     assert [f"shortened {clipped}% of" in line for line in found] == [True] * told

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch, LeastSquaresMethod
 from dpsgd_cli.recipe.schema.data import Pca, Scale
 from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.pate import PateMethod
-from dpsgd_cli.recipe.schema.privacy import FlatClipping
 from dpsgd_cli.recipe.schema.schedule import Uniform
 from dpsgd_cli.wording import count
 
@@ -148,6 +148,8 @@ def _privacy(recipe: Recipe) -> list[str]:
     length = privacy.schedule.length
     if length is not None and isinstance(recipe.epochs, int) and recipe.epochs > length:
         return [f"privacy.schedule: lists noise for {count(length, 'epoch')}, but epochs is {recipe.epochs}; list more"]
+    if not privacy.clipping.plain and (problems := _clipping(recipe)):
+        return problems
     if privacy.correlated is not None and not recipe.method.described.correlates:
         return [f"privacy.noise: method {kind} draws its noise step by step; leave this out, or use dp-sgd"]
     if not isinstance(recipe.method, FullBatch):
@@ -160,6 +162,32 @@ def _privacy(recipe: Recipe) -> list[str]:
     ]
     where = "method.gradient_clip and method.objective_clip" if isinstance(recipe.method, DpAgdMethod) else "the method"
     return [f"privacy.{key}: method {kind} has its own; leave this out (see {where})" for key in unused]
+
+
+def _clipping(recipe: Recipe) -> list[str]:
+    """What is proved of gradients that are clipped at given bounds alone, and what clips by code of its own."""
+    assert recipe.privacy is not None
+    kind, problems = recipe.privacy.clipping.kind, []
+    if getattr(recipe.method, "learning_rate", None) == "theorem":
+        problems.append(f"method.learning_rate: theorem is for privacy.clipping flat, not {kind}; give a number")
+    if recipe.method.batching == "fixed":
+        problems.append(
+            f"privacy.clipping: {kind} is for batching poisson, shuffle or full; use kind: flat with batching: fixed"
+        )
+    if recipe.privacy.clipping.in_units and not recipe.method.described.finds_bounds:
+        problems.append(
+            f"privacy.clipping: method {recipe.method.kind} has no bound that {kind} could find; use flat, or dp-sgd"
+        )
+    if recipe.privacy.clipping.share_before is None:
+        return problems
+    where = "privacy.clipping.share"
+    if recipe.privacy.budget is None:
+        problems.append(f"{where}: is one of privacy.budget, which is missing; give it, or use another kind")
+    if recipe.privacy.budget_covers == "training":
+        problems.append(f"privacy.budget_covers: {where} is one of the whole budget; use total")
+    if recipe.runtime.dtype in ("bfloat16", "tf32"):
+        problems.append(f"runtime.dtype: the histogram of privacy.clipping {kind} needs float32 or float64")
+    return problems
 
 
 def _epochs(recipe: Recipe) -> list[str]:

@@ -16,6 +16,7 @@ ITS_BUDGET = ("privacy.budget", "privacy.budget_covers", "privacy.delta")
 ITS_TRAINING = (
     *ITS_BUDGET,
     *("epochs", "privacy.schedule", "privacy.accountant", "privacy.clipping.norm"),
+    *(f"privacy.clipping.{name}" for name in ("quantile", "learning_rate", "count_noise", "initial")),
     *("method.learning_rate", "method.weight_decay", "model.l2", "model.radius"),
 )
 
@@ -33,6 +34,7 @@ class Descriptor:
     `only_convex`: it is for `model.kind: convex` alone.
     `by_rule`: settings that are auto are chosen by the rule of `automatic.py`, where it is for the model as well.
     `correlates`: every sum that it releases is made private by the noise of its plan, which may be correlated.
+    `finds_bounds`: its clip bounds may be found from what it releases (`methods/clip_bounds.py`).
     `may_differ`: keys that it reads trial by trial, so that recipes which differ in them train as one pack.
     """
 
@@ -45,6 +47,7 @@ class Descriptor:
     by_rule: bool = False
     may_differ: tuple[str, ...] = ()
     correlates: bool = False
+    finds_bounds: bool = False
 
 
 def named(name: str) -> Any:

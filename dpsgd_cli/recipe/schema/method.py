@@ -37,6 +37,7 @@ class DpSgdMethod(Preconditioned):
         by_steps=True,
         in_processes=True,
         by_rule=True,
+        finds_bounds=True,
         may_differ=ITS_TRAINING,
         correlates=True,
     )
@@ -84,7 +85,7 @@ class GdMethod(FullGradient):
 class DpGdMethod(FullGradient, Preconditioned):
     """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
 
-    descriptor = Descriptor("dpsgd_cli.methods.dp_gd:DpGd", by_rule=True, may_differ=ITS_TRAINING)
+    descriptor = Descriptor("dpsgd_cli.methods.dp_gd:DpGd", by_rule=True, finds_bounds=True, may_differ=ITS_TRAINING)
     kind: Literal["dp-gd"] = "dp-gd"
 
 
@@ -96,6 +97,7 @@ class SgdMaMethod(Gradient):
         "dpsgd_cli.privacy.gradient_plan:by_moments",
         in_processes=True,
         by_rule=True,
+        finds_bounds=True,
         may_differ=ITS_TRAINING,
     )
     kind: Literal["sgd-ma"] = "sgd-ma"
@@ -110,6 +112,7 @@ class SgdAdvMethod(Gradient):
         "dpsgd_cli.privacy.gradient_plan:by_advanced_composition",
         in_processes=True,
         by_rule=True,
+        finds_bounds=True,
         may_differ=ITS_TRAINING,
     )
     kind: Literal["sgd-adv"] = "sgd-adv"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.recipe.accountants import ACCOUNTANTS
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.base import Auto, Delta, Positive, Section
+from dpsgd_cli.recipe.schema.base import Delta, Positive, Section
+from dpsgd_cli.recipe.schema.clipping import Clipping, FlatClipping
 from dpsgd_cli.recipe.schema.noise import CorrelatedNoise, Noise
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
-from dpsgd_cli.wording import count
 
 NoiseSource = Literal["seeded", "secure"]
 
@@ -30,85 +27,6 @@ def describe_noise(source: NoiseSource) -> str:
     if source == "secure":
         return "secure"
     return "seeded (experiment: who knows the seed can take the noise away, and runs with one seed share their noise)"
-
-
-class ClippingKind(Section):
-    """What every kind of clipping offers; a kind is one class here, and its name in the union `Clipping`.
-
-    `by_layer`: whether each layer's gradient is bounded by itself, or one record's whole gradient.
-    `factors`: `module:name` of the function that says what a gradient is multiplied by, from the L2 bounds and the L2
-    norms of the gradients (tensors that broadcast): no factor may leave a norm above its bound.
-    """
-
-    by_layer: ClassVar[bool] = False
-    factors: ClassVar[str] = "dpsgd_cli.core.clipping:at_most"
-    kind: str
-
-    @abstractmethod
-    def bounds(self, layers: int | None) -> list[float]:
-        """L2 bounds on one record's gradient: one, or one for each of `layers` (None: unknown) where `by_layer`."""
-
-    def norm_bound(self, layers: int | None) -> float:
-        """L2 bound on all that one record adds to a sum."""
-        return math.sqrt(math.fsum(bound**2 for bound in self.bounds(layers)))
-
-    @property
-    def noise_by_layer(self) -> bool:
-        """Whether each layer has noise z times its own bound, instead of z times `norm_bound` everywhere."""
-        return False
-
-    def charged(self, noise_multiplier: float, layers: int | None) -> float:
-        """Noise multiplier of the one Gaussian that noise at `noise_multiplier` is.
-
-        Noise z C_l on layer l: M Gaussians of multiplier z on the parts of one vector, which together are one Gaussian
-        of multiplier z / sqrt(M).
-        """
-        return noise_multiplier / math.sqrt(len(self.bounds(layers))) if self.noise_by_layer else noise_multiplier
-
-
-class FlatClipping(ClippingKind):
-    kind: Literal["flat"] = "flat"
-    norm: Positive | Auto = Field(
-        "auto", description="L2 bound C of one record's whole gradient; auto: by the rule of method.learning_rate."
-    )
-
-    def bounds(self, layers: int | None) -> list[float]:
-        return [self.norm_bound(layers)]
-
-    def norm_bound(self, layers: int | None) -> float:
-        """C itself, without the rounding of a root; 1 where nobody chose it."""
-        del layers
-        return 1.0 if self.norm == "auto" else self.norm
-
-
-class PerLayerClipping(ClippingKind):
-    by_layer = True
-    kind: Literal["per-layer"] = "per-layer"
-    norm: Positive | list[Positive] = Field(1.0, description="L2 bound C_l of each layer, or one per layer.")
-    noise: Literal["joint", "as-published"] = Field(
-        "joint",
-        description="`joint`: noise z * sqrt(sum C_l^2) everywhere. `as-published`: noise z * C_l on layer l of M,"
-        " which is charged what it costs, noise multiplier z / sqrt(M).",
-    )
-
-    def bounds(self, layers: int | None) -> list[float]:
-        if isinstance(self.norm, list):
-            if layers is not None and len(self.norm) != layers:
-                raise PrivacyError(
-                    f"privacy.clipping.norm lists {count(len(self.norm), 'bound')}, but the model has"
-                    f" {count(layers, 'layer')}"
-                )
-            return list(self.norm)
-        if layers is None:
-            raise PrivacyError("per-layer clipping with one norm needs the number of layers; list one norm per layer")
-        return [self.norm] * layers
-
-    @property
-    def noise_by_layer(self) -> bool:
-        return self.noise == "as-published"
-
-
-Clipping = Annotated[FlatClipping | PerLayerClipping, Field(discriminator="kind")]
 
 
 _ACCOUNTANTS = ("auto", *(name for name, listed in ACCOUNTANTS.items() if listed.in_recipes))
