@@ -23,6 +23,7 @@ PAGES = {
     "lee2018": "benchmarks.lee2018.page",
     "pate": "benchmarks.pate.page",
     "frontier": "benchmarks.frontier.page",
+    "beyond": "benchmarks.beyond.page",
 }
 RESULTS = Path("results")
 

@@ -93,6 +93,7 @@ def _keep(cases: Sequence[Case], chunk: Chunk, directory: Path, metrics: Sequenc
     told = pd.read_csv(directory / "trials.csv")
     timing = {name.removeprefix("nonprivate_"): value for name, value in document["timing"].items()}
     told["seconds"] = timing["train_seconds"] / timing["pack_trials"]
+    told["predicted_error_ratio"] = (document["privacy"] or {}).get("predicted_error_ratio")
     own = told.reindex(columns=["seed", "fold", *metrics])
     own["fold"] = own["fold"].fillna(0).astype(int)
     own["epsilon"] = (document["privacy"] or {}).get("epsilon")

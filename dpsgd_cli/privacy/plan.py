@@ -88,6 +88,11 @@ class PlannedNoise:
     error: float | None
     independent: float | None = None
 
+    @property
+    def ratio(self) -> float | None:
+        """The predicted error over that of independent noise, where both are known."""
+        return None if self.error is None or self.independent is None else self.error / self.independent
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -166,9 +171,7 @@ def noise_text(noise: PlannedNoise) -> str:
     said = f"{noise.kind}, correlated over {count(noise.correlation.bands, 'step')}"
     if noise.error is None:
         return said
-    beside = (
-        "" if noise.independent is None else f", {noise.error / noise.independent:.4g} of that of independent noise"
-    )
+    beside = "" if noise.ratio is None else f", {noise.ratio:.4g} of that of independent noise"
     return f"{said}; predicted error {noise.error:.6g}{beside}"
 
 

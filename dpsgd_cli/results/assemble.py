@@ -20,7 +20,7 @@ from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.ledger import Ledger, to_lines
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.privacy.plan import Plan, noise_text
+from dpsgd_cli.privacy.plan import Plan, PlannedNoise, noise_text
 from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.privacy.together import Run, scope
 from dpsgd_cli.recipe.loading import resolved
@@ -253,11 +253,15 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "budget": None if plan.budget is None else plan.budget.model_dump(),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,
-        **({} if plan.correlated is None else {"correlated_noise": noise_text(plan.correlated)}),
+        **({} if plan.correlated is None else _correlated(plan.correlated)),
         "noise_source": describe_noise(noise_source(recipe.seed)),
         "declarations": [*released.declarations, *declared_by_model(recipe), *trusted],
         "uncovered_steps": list(released.uncovered_steps),
     }
+
+
+def _correlated(noise: PlannedNoise) -> Row:
+    return {"correlated_noise": noise_text(noise), "predicted_error_ratio": noise.ratio}
 
 
 def _spent(spendings: Sequence[Spending], of_parts: Row) -> Row:

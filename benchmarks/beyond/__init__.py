@@ -1,0 +1,1 @@
+"""The page of what goes beyond schedules: correlated noise, batches and clip bounds at equal budgets."""
