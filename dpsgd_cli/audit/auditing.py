@@ -111,18 +111,18 @@ def _by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: O
     attacks = next((own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)), None)
     if attacks is None:
         return before, {}, [f"method {loaded.recipe.method.kind}: no attack on a method of this kind is known to dpsgd"]
-    beyond = _beyond(loaded)
+    beyond = _beyond(loaded, plan)
     if beyond is not None:
         return before, {}, [beyond]
     findings, told, left_out = attacks(loaded, outline, plan, options)
     return [*before, *(one for one in findings if one.tier in options.tiers)], told, left_out
 
 
-def _beyond(loaded: LoadedRecipe) -> str | None:
+def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
     """Why no attack here fits a recipe's gradients."""
     recipe = loaded.recipe
-    if recipe.preconditioner is not None:
-        return "gradients: a preconditioner (method.preconditioner) changes the records that canaries are known by"
+    if recipe.preconditioner is not None and plan.correlated is not None:
+        return "gradients: no attack on correlated noise behind a preconditioner is known to dpsgd"
     return None
 
 

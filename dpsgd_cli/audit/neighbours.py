@@ -29,6 +29,7 @@ from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.ledger import LedgerEntry
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.second_moments import released_moments
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema.data import ValidationSet
 from dpsgd_cli.trials import Member, Stage, start
@@ -59,6 +60,7 @@ class _Seen:
     batches: list[tuple[Tensor, ...]] = field(default_factory=list)
     sums: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
+    moments: tuple[np.ndarray, np.ndarray] | None = None
     entries: list[LedgerEntry] = field(default_factory=list)
     output: Tensor | None = None
     epochs: int = 0
@@ -79,6 +81,12 @@ class _Follower:
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
         raise AssertionError("only steps of descent are followed")
+
+    def prepared(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
+        del trial
+        self.seen.moments = (exact.copy(), noisy.copy())
+        if self.first is not None and self.first.moments is not None:
+            noisy[:] = self.first.moments[1]
 
     def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
         del epoch
@@ -175,6 +183,8 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
                    "at most 1", worst, moved[worst] > _CLOSE),
         Difference("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
     ]  # fmt: skip
+    if base.moments is not None:
+        found.append(_second_moments(seen, released_moments(plan).sensitivity))
     if base.looks and cut is not None and not cut.public:
         charged = sum(_is_look(entry) for entry in base.entries)
         told = f"{base.looks} taken, {charged} charged"
@@ -184,6 +194,18 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
         differ = [name for name in others if others[name][what] != usual[what]]
         found.append(Difference(what, "differ" if differ else "the same", "the same", ", ".join(differ), bool(differ)))
     return found
+
+
+def _second_moments(seen: dict[str, _Seen], sensitivity: float) -> Difference:
+    """How far a record moves what a preconditioner is made of; and noise, which no record may move."""
+    pairs = {name: one.moments for name, one in seen.items() if one.moments is not None}
+    exact, noisy = next(iter(pairs.values()))
+    moved = {name: float(np.linalg.norm(own[0] - exact)) / sensitivity for name, own in pairs.items()}
+    worst = max(moved, key=lambda name: moved[name])
+    noise = max(float(np.abs(own[1] - own[0] - noisy + exact).max()) for own in pairs.values())
+    told = f"moved by {moved[worst]:.6f} sensitivities at most, their noise by {noise:.2g}"
+    off = not moved[worst] <= _CLOSE or not noise <= _ROUNDED * float(np.abs(noisy - exact).max())
+    return Difference("second moments", told, "at most 1, and nothing", worst, off)
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from dpsgd_cli.audit.statistics import far_from, noise_bound, normal, too_little_noise
-from dpsgd_cli.audit.watch import Watch
+from dpsgd_cli.audit.watch import BEFORE, Watch
 from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum
 
 _WRONG = 1.5
@@ -61,9 +61,10 @@ def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
         wrong = [_two_sided(watch.squares[e] / _WRONG**2, watch.counts[e]) for e in epochs]
         worst = epochs[int(np.argmin(each))]
         ratio = math.sqrt(watch.squares[worst] / watch.counts[worst])
+        place = "the preconditioner" if worst == BEFORE else f"epoch {worst}"
         yield Check(
             "noise of each epoch",
-            f"{ratio:.4f} times the ledger's in epoch {worst}, the farthest",
+            f"{ratio:.4f} times the ledger's in {place}, the farthest",
             "1",
             min(1.0, min(each) * len(each)),
             min(1.0, min(wrong) * len(wrong)),
