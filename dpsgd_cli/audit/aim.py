@@ -1,4 +1,4 @@
-"""Canaries of a dense layer, with or without a preconditioner: what each would add to a step's sums, as an attacker knows it beforehand.
+"""Canaries of a dense layer, preconditioned or not: what each would add to a step, as an attacker knows it.
 
 A canary's row has one feature of its own, which no other row has; behind a preconditioner all other rows are 0. It
 moves one diagonal entry of the second moments by 1, and in each step the weights of its feature by its clipped

@@ -12,7 +12,7 @@ from typing import Any
 
 from dpsgd_cli import __version__, data
 from dpsgd_cli.audit import laws, neighbours, outputs, picture, preparing, training
-from dpsgd_cli.audit.claim import Claim, unsupported
+from dpsgd_cli.audit.claim import Claim, bound_of, unsupported
 from dpsgd_cli.audit.findings import TIERS, UNSEEN, Finding, by_p_value, exact, judged
 from dpsgd_cli.audit.parts import checks_of
 from dpsgd_cli.audit.stage import Size, cut, without_folds
@@ -197,7 +197,7 @@ def membership(
     alone = epsilon_of_guesses(guesses, delta, confidence)
     sharp = claim.curve.proved_by != "rdp"
     stands = claim.standing(errors, confidence) if sharp else None
-    bound = 0.0 if stands is None else stands.own_epsilon
+    bound = bound_of(stands)
     names = ("false_positive", "false_negative")
     told["membership"] = {
         "threshold": line.threshold,
@@ -242,9 +242,10 @@ def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options
     trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
     options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
     found = outputs.attack(loaded, outline, plan, trials, options.confidence)
-    told = {"neighbours": {"trials": 2 * found.trials, "records": found.records}}
+    told = {"neighbours": found.told}
     findings = [*found.findings, *_choices(loaded, [entry.release.mechanism for entry in found.entries], options)]
-    left_out = ["tier C: the method's noise and batches are not watched, what it publishes is"]
+    watched = any(one.tier == "C" for one in findings)
+    left_out = [] if watched else ["tier C: the method's noise is not watched, what it publishes is"]
     return findings, told, left_out
 
 
@@ -284,8 +285,20 @@ def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options:
 
 _CANDIDATES = ("step_candidates", "population", "candidates")
 _USUALLY = 400
-_MANY = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 2000, "dp-agd": 100, "privgene": 100}
-_FEW = {"output-perturbation": 400, "objective-perturbation": 200, "dp-agd": 20, "privgene": 20}
+_MANY = {
+    "output-perturbation": 10_000,
+    "objective-perturbation": 4000,
+    "majority": 4000,
+    "dp-agd": 100,
+    "privgene": 100,
+}
+    "output-perturbation": 10_000,
+    "objective-perturbation": 4000,
+    "majority": 4000,
+    "dp-agd": 100,
+    "privgene": 100,
+}
+_FEW = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 1000, "dp-agd": 20, "privgene": 20}
 _ATTACKS: dict[type, Callable[[LoadedRecipe, data.Outline, Plan, Options], Found]] = {
     DpSgd: _by_training,
     Pate: _by_votes,

@@ -148,6 +148,11 @@ class Claim:
         return out, inside
 
 
+def bound_of(stands: Claim | None) -> float:
+    """The lower bound on epsilon that a member of the claim's family proves by standing."""
+    return 0.0 if stands is None else stands.own_epsilon
+
+
 def shift_of(mechanism: GaussianSum) -> tuple[float, float]:
     """Where a canary's lane stands, in sensitivities, when it is out and when it is in.
 

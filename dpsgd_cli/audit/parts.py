@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from dpsgd_cli.audit.statistics import far_from, noise_bound, normal, too_little_noise
-from dpsgd_cli.audit.watch import BEFORE, Watch
+from dpsgd_cli.audit.watch import BEFORE, Noise, Watch
 from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum
 
 _WRONG = 1.5
@@ -39,11 +39,11 @@ class Check:
 
 def checks_of(watch: Watch, confidence: float) -> list[Check]:
     """Every check that the run allows."""
-    return [*noise_checks(watch, confidence), *batch_checks(watch), *norm_checks(watch)]
+    return [*noise_checks(watch.drew, confidence), *batch_checks(watch), *norm_checks(watch)]
 
 
-def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
-    squares, count = sum(watch.squares.values()), sum(watch.counts.values())
+def noise_checks(drew: Noise, confidence: float) -> Iterator[Check]:
+    squares, count = sum(drew.squares.values()), sum(drew.counts.values())
     if not count:
         return
     bound = noise_bound(squares, count, confidence)
@@ -54,13 +54,13 @@ def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
         too_little_noise(squares, count),
         too_little_noise(squares / _WRONG**2, count),
     )
-    epochs = sorted(watch.squares)
+    epochs = sorted(drew.squares)
     if len(epochs) > 1:
         # an epoch that is not the claimed one has other noise; too much of it is no breach, but not what is claimed
-        each = [_two_sided(watch.squares[e], watch.counts[e]) for e in epochs]
-        wrong = [_two_sided(watch.squares[e] / _WRONG**2, watch.counts[e]) for e in epochs]
+        each = [_two_sided(drew.squares[e], drew.counts[e]) for e in epochs]
+        wrong = [_two_sided(drew.squares[e] / _WRONG**2, drew.counts[e]) for e in epochs]
         worst = epochs[int(np.argmin(each))]
-        ratio = math.sqrt(watch.squares[worst] / watch.counts[worst])
+        ratio = math.sqrt(drew.squares[worst] / drew.counts[worst])
         place = "the preconditioner" if worst == BEFORE else f"epoch {worst}"
         yield Check(
             "noise of each epoch",
@@ -69,9 +69,9 @@ def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
             min(1.0, min(each) * len(each)),
             min(1.0, min(wrong) * len(wrong)),
         )
-    if not watch.noise:
+    if not drew.noise:
         return
-    seen = np.stack(watch.noise)  # (T, R, c)
+    seen = np.stack(drew.noise)  # (T, R, c)
     few = seen.ravel()[:: max(1, seen.size // _MOST_TESTED)]
     flat = np.random.default_rng(1).uniform(-math.sqrt(3), math.sqrt(3), len(few))
     yield Check("normality", "Kolmogorov and Smirnov", "standard normal", normal(few), normal(flat))

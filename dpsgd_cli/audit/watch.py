@@ -43,15 +43,26 @@ class Drawn:
     held: list[np.ndarray] = field(default_factory=list)
 
 
+@dataclass
+class Noise:
+    """Noise in units of the ledger's: sums of squares and counts by epoch, and of each step some coordinates (R, c)."""
+
+    squares: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    noise: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, epoch: int, drawn: np.ndarray | Tensor) -> None:
+        self.squares[epoch] = self.squares.get(epoch, 0.0) + float((drawn**2).sum())
+        self.counts[epoch] = self.counts.get(epoch, 0) + math.prod(drawn.shape)
+
+
 class Watch:
     """Sees every step of all trials. `begin` before the first epoch; a resumed training is begun again."""
 
     def __init__(self) -> None:
         self.staged: Staged | None = None
         self.batches = Drawn()
-        self.squares: dict[int, float] = {}
-        self.counts: dict[int, int] = {}
-        self.noise: list[np.ndarray] = []
+        self.drew = Noise()
         self.largest = 0.0
         self.mechanism: GaussianSum | None = None
         self._fresh = StepNoise()
@@ -108,10 +119,9 @@ class Watch:
         multipliers = np.array([one.noise_multiplier for one in gaussians])[:, None]
         units = np.array([one.sensitivity for one in gaussians])[:, None]
         noise = (noisy.double() - exact.double()).cpu().numpy() / (multipliers * units)
-        self.squares[0] = self.squares.get(0, 0.0) + float(np.square(noise).sum())
-        self.counts[0] = self.counts.get(0, 0) + noise.size
-        if len(trials) == len(self.scores) and len(self.noise) < _MOST_MEASURED:
-            self.noise.append(noise[:, self.kept].astype(np.float32))
+        self.drew.add(0, noise)
+        if len(trials) == len(self.scores) and len(self.drew.noise) < _MOST_MEASURED:
+            self.drew.noise.append(noise[:, self.kept].astype(np.float32))
         columns = staged.columns[0]
         self.largest = max(
             self.largest, float(exact[:, columns].abs().max()) * _moves(staged.plan.sampling) / units[0, 0]
@@ -125,8 +135,7 @@ class Watch:
         mechanism = released_moments(staged.plan)
         unit = mechanism.sensitivity
         noise = as_vector(noisy - exact) / (mechanism.noise_multiplier * unit)
-        self.squares[BEFORE] = self.squares.get(BEFORE, 0.0) + float(np.square(noise).sum())
-        self.counts[BEFORE] = self.counts.get(BEFORE, 0) + noise.size
+        self.drew.add(BEFORE, noise)
         if staged.aim.instead is not None:
             return  # a row and its opposite have one second moment
         lanes = np.arange(len(exact) - staged.inside.shape[1], len(exact))
@@ -165,10 +174,9 @@ class Watch:
 
     def _note_noise(self, epoch: int, noise: Tensor, running: np.ndarray) -> None:
         own = noise[torch.from_numpy(running).to(noise.device)]
-        self.squares[epoch] = self.squares.get(epoch, 0.0) + float(own.square().sum())
-        self.counts[epoch] = self.counts.get(epoch, 0) + own.numel()
+        self.drew.add(epoch, own)
         if running.all():
-            self.noise.append(noise[:, self.kept].to(torch.float32).cpu().numpy())
+            self.drew.noise.append(noise[:, self.kept].to(torch.float32).cpu().numpy())
 
     def _note_lanes(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged
