@@ -292,12 +292,6 @@ _MANY = {
     "dp-agd": 100,
     "privgene": 100,
 }
-    "output-perturbation": 10_000,
-    "objective-perturbation": 4000,
-    "majority": 4000,
-    "dp-agd": 100,
-    "privgene": 100,
-}
 _FEW = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 1000, "dp-agd": 20, "privgene": 20}
 _ATTACKS: dict[type, Callable[[LoadedRecipe, data.Outline, Plan, Options], Found]] = {
     DpSgd: _by_training,

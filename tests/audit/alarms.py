@@ -11,11 +11,12 @@ import sys
 
 from scipy import stats
 
-from tests.audit.planted import audited
+from tests.audit.planted import PRECONDITIONED, audited
 
 SMALL = {
     "poisson": ["epochs=2", "method.batch_size=144"],
     "full": ["method={kind: dp-sgd, batching: full, learning_rate: 1}", "epochs=2"],
+    "preconditioned": [*PRECONDITIONED, "epochs=2"],
 }
 CONFIDENCE = 0.95
 _APART = 1000

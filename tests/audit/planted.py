@@ -33,6 +33,7 @@ Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]
 BANDED = [*POISSON, "privacy.noise={kind: banded, bands: 3}"]
 FULL = ["method={kind: dp-sgd, batching: full, learning_rate: 1}", "privacy.budget.epsilon=6", "epochs=6"]
+PRECONDITIONED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind: second-moment}}", *FULL[1:]]
 REPLACED = [*FULL, "privacy.adjacency=replace-one"]
 DECAYS = [*FULL[:1], "privacy.budget=null", "privacy.delta=1e-5", "epochs=6",
           "privacy.schedule={kind: exponential, initial: 4, decay: 0.3}"]  # fmt: skip
