@@ -5,13 +5,14 @@ Not here: files, pages and pictures (`report.py`, `picture.py`), any statistic (
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpsgd_cli import __version__, data
-from dpsgd_cli.audit import laws, neighbours, outputs, picture, preparing, training
+from dpsgd_cli.audit import choices, neighbours, outputs, picture, preparing, training, votes
 from dpsgd_cli.audit.claim import Claim, bound_of, unsupported
 from dpsgd_cli.audit.findings import TIERS, UNSEEN, Finding, by_p_value, exact, judged
 from dpsgd_cli.audit.parts import checks_of
@@ -27,12 +28,14 @@ from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.pate import Pate
 from dpsgd_cli.methods.private_selection import PrivateSelection
+from dpsgd_cli.privacy.candidates import SelectionPlan
 from dpsgd_cli.privacy.mechanism import Mechanism, PureDP
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.voting_plan import VotingPlan
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
 from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.pate import PateMethod
 from dpsgd_cli.rounding import epsilon_text
 
 USUAL = Size(trials=100, canaries=100, rows=1e8)
@@ -90,7 +93,11 @@ def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
         "confidence": options.confidence,
         "refuted": bool(refuted),
         "refuted_by": refuted,
-        "lower_bounds": {row["tier"]: row["epsilon"] for row in rows if "epsilon" in row},
+        "lower_bounds": {
+            tier: max(own)
+            for tier in TIERS
+            if (own := [r["epsilon"] for r in rows if r["tier"] == tier and "epsilon" in r])
+        },
         "findings": rows,
         "not_audited": left_out,
         "cannot_see": {tier: UNSEEN[tier] for tier in options.tiers if any(row["tier"] == tier for row in rows)},
@@ -130,17 +137,22 @@ def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, option
     findings: list[Finding] = []
     told: dict[str, Any] = {}
     left_out: list[str] = []
-    if "D" in options.tiers:
-        options.say("Tier D: neighbouring data, side by side")
-        findings += [
-            exact("D", one.name, f"{one.found}{f' ({one.worst})' if one.worst else ''}", one.allowed, one.refuted)
-            for one in neighbours.compare(loaded, outline, plan)
-        ]
+    findings += _side_by_side(loaded, outline, plan, options)
     if not set("ABC") & set(options.tiers):
         return findings, told, left_out
     watched, told, left_out = _watched(loaded, outline, plan, options)
     del told["charged"]
     return [*findings, *watched], told, left_out
+
+
+def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> list[Finding]:
+    if "D" not in options.tiers:
+        return []
+    options.say("Tier D: neighbouring data, side by side")
+    return [
+        exact("D", one.name, f"{one.found}{f' ({one.worst})' if one.worst else ''}", one.allowed, one.refuted)
+        for one in neighbours.compare(loaded, outline, plan)
+    ]
 
 
 def _watched(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
@@ -243,7 +255,7 @@ def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options
     options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
     found = outputs.attack(loaded, outline, plan, trials, options.confidence)
     told = {"neighbours": found.told}
-    findings = [*found.findings, *_choices(loaded, [entry.release.mechanism for entry in found.entries], options)]
+    findings = [*found.findings, *_choices(loaded, [entry.release.mechanism for entry in found.entries], plan, options)]
     watched = any(one.tier == "C" for one in findings)
     left_out = [] if watched else ["tier C: the method's noise is not watched, what it publishes is"]
     return findings, told, left_out
@@ -255,32 +267,56 @@ def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: O
         return _by_outputs(loaded, outline, plan, options)
     findings, told, left_out = _watched(loaded, outline, plan, options)
     charged = [mechanism for mechanism in told.pop("charged") if isinstance(mechanism, PureDP)]
-    return [*findings, *_choices(loaded, charged, options)], told, left_out
+    return [*findings, *_choices(loaded, charged, plan, options)], told, left_out
 
 
-def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], options: Options) -> list[Finding]:
+def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, options: Options) -> list[Finding]:
+    """Every kind of choice that was `charged`; and all together, where they are all of one kind and nothing else is."""
     method = loaded.recipe.method
     kind: NoisyChoice = getattr(method, "selection", "exponential")
     many = next((getattr(method, name) for name in _CANDIDATES if hasattr(method, name)), None)
-    if many is None:
+    made = [one for one in charged if isinstance(one, PureDP)]
+    if many is None or not made:
         return []
     count = len(many) if isinstance(many, list) else int(many)
-    kinds = dict.fromkeys(one for one in charged if isinstance(one, PureDP))
-    return [laws.choices(one, kind, count, options.confidence) for one in kinds]
+    choosing = choices.Choosing(kind, count, 20_000 if options.quick else 200_000)
+    found = [choices.one_choice(one, choosing, options.confidence) for one in dict.fromkeys(made)]
+    if len(set(charged)) == 1 and kind == "exponential":
+        stated = plan.guarantee()
+        whole = choices.Whole(len(made), stated.epsilon, stated.delta)
+        found.append(choices.all_choices(made[0], choosing, whole, options.confidence))
+    return found
 
 
 def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
-    assert isinstance(plan, VotingPlan)
-    options.say("Tiers B, D: votes of teachers, and one answer by its law")
-    left_out = ["tier C: the noise of answers is not watched", "the student, which sees nothing but what was released"]
-    return laws.votes(loaded, outline, plan, options.confidence), {}, left_out
+    assert isinstance(plan, VotingPlan) and isinstance(loaded.recipe.method, PateMethod)
+    options.say("Tiers A, B, D: votes of teachers, and what is released of them by its law")
+    left_out = ["the student, which sees nothing but what was released"]
+    if loaded.recipe.method.sanitised is not None:
+        left_out.append("the price that votes show (method.sanitised)")
+    draws = 20_000 if options.quick else 200_000
+    return votes.attack(loaded, outline, plan, draws, options.confidence), {}, left_out
 
 
 def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
-    del outline
-    charged = [release.mechanism for release in plan.releases]
-    left_out = ["the candidates' trainings: audit the recipe with method.kind dp-sgd and one of the schedules"]
-    return _choices(loaded, charged, options), {}, left_out
+    """The choice by its law, one record through all of it, and each candidate's training on records like its part."""
+    assert isinstance(plan, SelectionPlan)
+    findings = _choices(loaded, [release.mechanism for release in plan.releases], plan, options)
+    findings += _side_by_side(loaded, outline, plan, options)
+    left_out = ["the candidates' trainings on their own parts: they were trained as recipes of dp-sgd, one by one"]
+    told: dict[str, Any] = {}
+    if not set("ABC") & set(options.tiers):
+        return findings, told, left_out
+    for number, (recipe, own) in enumerate(zip(plan.recipes, plan.candidates, strict=True)):
+        rows = recipe.data.model_copy(update={"preprocess": ()})
+        alone = dataclasses.replace(loaded, recipe=recipe.model_copy(update={"data": rows}))
+        part = dataclasses.replace(outline, train_records=own.sampling.records, files=(own.sampling.records,))
+        options.say(f"Candidate {number}")
+        watched, told, more = _watched(alone, part, own, options)
+        del told["charged"]
+        findings += [dataclasses.replace(one, name=f"candidate {number}: {one.name}") for one in watched]
+        left_out += [f"candidate {number}: {one}" for one in more]
+    return findings, told, left_out
 
 
 _CANDIDATES = ("step_candidates", "population", "candidates")

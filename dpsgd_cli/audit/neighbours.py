@@ -26,6 +26,8 @@ from dpsgd_cli.audit.stage import Size, sized, smaller
 from dpsgd_cli.core.tensors import Batch, Table
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.private_selection import PrivateSelection
+from dpsgd_cli.privacy.candidates import SelectionPlan
 from dpsgd_cli.privacy.ledger import LedgerEntry
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.privacy.plan import Plan
@@ -125,7 +127,9 @@ def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[Di
     plan = plan_of(small, dataclasses.replace(outline, train_records=records, files=(records,)))
     assert plan is not None
     stands: dict[str, tuple[np.ndarray, Any] | None] = {**rows}
-    if plan.sampling.adjacency != "replace-one":
+    if isinstance(plan, SelectionPlan):
+        stands = {"nobody": rows["not a number"], **rows}  # its table has no places that are nobody's
+    elif plan.sampling.adjacency != "replace-one":
         stands = {"nobody": None, **rows}
     seen: dict[str, _Seen] = {}
     first: _Seen | None = None
@@ -145,7 +149,9 @@ def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | 
         at.method.run_epoch(at.done)
         at.done += 1
     follower.seen.entries, follower.seen.epochs = list(at.context.ledgers[0].entries), at.method.epochs
-    follower.seen.output = at.method.output.clone()
+    # whichever candidate is chosen, all of them were trained
+    trained = at.method.inner if isinstance(at.method, PrivateSelection) else at.method
+    follower.seen.output = trained.output.clone()
     if isinstance(at.method, DpSgd):
         follower.seen.looks = sum(len(run.noise.seen) for run in at.method.adaptive.runs.values())
     return follower.seen
