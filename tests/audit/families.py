@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 import time
 
-from dpsgd_cli.audit.auditing import Options, audit
+from dpsgd_cli.audit.auditing import audit
+from dpsgd_cli.audit.options import Options
 from dpsgd_cli.audit.report import lines
 from dpsgd_cli.recipe.loading import load_recipe
 
