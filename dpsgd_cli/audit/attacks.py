@@ -16,6 +16,7 @@ from dpsgd_cli.audit.membership import Found, watched
 from dpsgd_cli.audit.options import Options
 from dpsgd_cli.core.selection import NoisyChoice
 from dpsgd_cli.methods.base import OneShot
+from dpsgd_cli.methods.creation import own_factory
 from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.pate import Pate
@@ -26,17 +27,18 @@ from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.voting_plan import VotingPlan
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.schema.method import PythonMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.pate import PateMethod
 
 
 def by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
     """Findings, what the document says besides, and what was left out and why."""
-    runs = named(loaded.recipe.method.described.runs)
+    method = loaded.recipe.method
+    runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
+    kinds = [own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)]
+    attacks = kinds[0] if kinds else _by_outputs
     before = preparing.compare(loaded, plan) if "D" in options.tiers else []
-    attacks = next((own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)), None)
-    if attacks is None:
-        return before, {}, [f"method {loaded.recipe.method.kind}: no attack on a method of this kind is known to dpsgd"]
     beyond = _beyond(loaded, plan)
     if beyond is not None:
         return before, {}, [beyond]
@@ -119,7 +121,7 @@ def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: 
     left_out = ["the student, which sees nothing but what was released"]
     if loaded.recipe.method.sanitised is not None:
         left_out.append("the price that votes show (method.sanitised)")
-    draws = 20_000 if options.quick else 200_000
+    draws = (20_000 if options.quick else 200_000) if set("ABC") & set(options.tiers) else 0
     return votes.attack(loaded, outline, plan, draws, options.confidence), {}, left_out
 
 

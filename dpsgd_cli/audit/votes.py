@@ -60,10 +60,12 @@ class _Release:
 def attack(
     loaded: LoadedRecipe, outline: data.Outline, plan: VotingPlan, draws: int, confidence: float
 ) -> list[Finding]:
-    """How far one record moves votes; what `draws` releases of each kind tell; and the noise of the trained method."""
+    """How far one record moves votes; what `draws` (0: none) of each release tell; and the noise of the trained method."""
     method, found = _moved_votes(loaded, outline)
     rule, adjacency = plan.aggregation, plan.sampling.adjacency
     assert rule is not None
+    if not draws:
+        return found
     made = _releases(rule, rule.answered(adjacency), rule.asked(adjacency), max(2, outline.outputs))
     for one in made:
         found += _of_law(one, _errors(rule, one, draws), plan, confidence)
