@@ -60,7 +60,7 @@ class _Release:
 def attack(
     loaded: LoadedRecipe, outline: data.Outline, plan: VotingPlan, draws: int, confidence: float
 ) -> list[Finding]:
-    """How far one record moves votes; what `draws` (0: none) of each release tell; and the noise of the trained method."""
+    """How far one record moves votes; what `draws` (0: none) of each release tell; and the noise of a run."""
     method, found = _moved_votes(loaded, outline)
     rule, adjacency = plan.aggregation, plan.sampling.adjacency
     assert rule is not None
