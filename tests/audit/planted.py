@@ -193,6 +193,11 @@ def little_noise_on_moments(patch: Patch, folder: Path) -> None:
     patch.setattr(second_moments, "add_noise", lambda exact, scale, draws: own(exact, 0.8 * scale, draws))
 
 
+def long_rows_in_moments(patch: Patch, folder: Path) -> None:
+    own = second_moments.exactly_one
+    patch.setattr(second_moments, "exactly_one", lambda block: 1.2 * own(block))
+
+
 def long_rows(patch: Patch, folder: Path) -> None:
     own = Preconditioner.factors
     patch.setattr(Preconditioner, "factors", lambda self, x, per_trial: 1.5 * own(self, x, per_trial))
@@ -258,6 +263,7 @@ BUGS: dict[str, Bug] = {
     "pca without its charge": Bug(PCA, free_pca, "D"),
     "looks at validation records without their charge": Bug(LOOKS, free_looks, "D"),
     "noise of second moments times .8": Bug(PRECONDITIONED, little_noise_on_moments, "C"),
+    "rows of second moments that are too long": Bug(PRECONDITIONED, long_rows_in_moments, "CD"),
     "preconditioned rows that are too long": Bug(PRECONDITIONED, long_rows, "D"),
     "noise of an output times .8": Bug(ONCE, little_output_noise, "C", "lee2018/output-perturbation"),
     "noise of votes times .8": Bug(VOTES, little_vote_noise, "C", "pate/adult-confident"),
