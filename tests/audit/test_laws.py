@@ -42,6 +42,9 @@ def test_the_exponential_mechanism_is_found_to_range_by_its_epsilon_and_not_by_m
     errors = choices._errors(PureDP(1.0, "add-remove"), choices.Choosing("exponential", 8, 200_000), 4)
     assert 0.95 < choices.odds_ratio(errors, 0.95) < 1.0
     assert choices.odds_ratio(Errors(0, 10, 10, 10), 0.95) == 0.0
+    above, below = stats.beta.ppf(0.975, 501, 500), stats.beta.ppf(0.975, 301, 700)
+    expected = math.log((1 - below) / below * (1 - above) / above)
+    assert choices.odds_ratio(Errors(500, 1000, 300, 1000), 0.95) == pytest.approx(expected, rel=1e-9)
 
 
 def test_noise_of_votes_passes_a_gap_as_often_as_said() -> None:
