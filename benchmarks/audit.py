@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from dpsgd_cli import data
 from dpsgd_cli.audit import training
-from dpsgd_cli.audit.auditing import Options, audit
+from dpsgd_cli.audit.auditing import audit
+from dpsgd_cli.audit.options import Options
 from dpsgd_cli.audit.stage import Size, cut
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.recipe.loading import load_recipe

@@ -21,7 +21,10 @@ import yaml
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from dpsgd_cli.audit.auditing import audit
+from dpsgd_cli.audit.options import Options
 from dpsgd_cli.main import main
+from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.method import METHODS
 
 ROWS = 24
@@ -135,6 +138,7 @@ METHOD: dict[str, dict[str, Any]] = {
     "confident pate": {**VOTES, "method": {**PATE, "aggregation": {"kind": "confident-gnmax", "threshold": 2}}},
     "python": {**PLANNED, "method": {**DP_SGD, "kind": "python", "file": "own.py", "factory": "Own"}},
 }
+WITHOUT_STEPS = {"privgene", "majority", "objective-perturbation", "raw privgene", "raw dp-agd, network"}
 PLAIN = {"sgd", "gd", "non-private"}
 CHOOSES = {"dp-agd", "validation", "confident pate", "python"}
 
@@ -161,32 +165,37 @@ def nulled(rows: Rows) -> Rows:
 CHANGES: dict[str, Callable[[Rows], Rows]] = {"flipped": flipped, "huge": huge, "nulled": nulled}
 
 
+def lay_out(folder: Path, rows: Rows, sections: dict[str, Any]) -> Path:
+    """Write a recipe and its data into a new folder; the recipe's file."""
+    folder.mkdir()
+    write(folder / "own.csv", rows)
+    write(folder / "test.csv", base_rows()[:8])
+    (folder / "own.py").write_text(PYTHON)
+    data = {
+        "path": "own.csv",
+        "test_path": "test.csv",
+        "target": "y",
+        "classes": ["no", "yes"],
+        "bounds": [0, 1],
+        **sections.get("data", {}),
+    }
+    recipe = {
+        "name": "own",
+        "seed": 0,
+        "repeats": 2,
+        "save_model": True,
+        **sections,
+        "data": {k: v for k, v in data.items() if v != ""},
+    }
+    (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
+    return folder / "own.yaml"
+
+
 class Run:
     """One run of the command in a folder of its own, and everything that it shows."""
 
     def __init__(self, folder: Path, rows: Rows, sections: dict[str, Any]) -> None:
-        folder.mkdir()
-        write(folder / "own.csv", rows)
-        write(folder / "test.csv", base_rows()[:8])
-        (folder / "own.py").write_text(PYTHON)
-        data = {
-            "path": "own.csv",
-            "test_path": "test.csv",
-            "target": "y",
-            "classes": ["no", "yes"],
-            "bounds": [0, 1],
-            **sections.get("data", {}),
-        }
-        recipe = {
-            "name": "own",
-            "seed": 0,
-            "repeats": 2,
-            "save_model": True,
-            **sections,
-            "data": {k: v for k, v in data.items() if v != ""},
-        }
-        (folder / "own.yaml").write_text(yaml.safe_dump(recipe))
-        arguments = ["train", str(folder / "own.yaml"), "--out", str(folder / "out")]
+        arguments = ["train", str(lay_out(folder, rows, sections)), "--out", str(folder / "out")]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.done = CliRunner().invoke(main, arguments)
@@ -301,6 +310,15 @@ def test_one_record_changed_shows_in_nothing_public(runs: Callable[..., Run], me
     assert one.done.exit_code == 0, one.done.stderr
     ours, theirs = one.shown(chooses), other.shown(chooses)
     assert differing(ours, theirs) == {}
+
+
+@pytest.mark.parametrize("method", METHOD)
+def test_nor_does_it_move_what_steps_add_up_by_more_than_the_ledger_says(method: str, tmp_path: Path) -> None:
+    """Step by step, from equal weights: tier D of an audit, of worse records than a file can hold."""
+    recipe = lay_out(tmp_path / "own", base_rows(), METHOD[method])
+    found = audit(load_recipe(str(recipe)), Options(("D",), trials=4, quick=True, curves=False))
+    assert not found["refuted"], found["refuted_by"]
+    assert {row["tier"] for row in found["findings"]} == {"D"} or method in WITHOUT_STEPS
 
 
 def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.privacy.conversions import gaussian_epsilon
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, Release, merge
+from dpsgd_cli.privacy.second_moments import LABEL as PRECONDITIONER
 from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.privacy.tradeoff import Curve, curve_of
 
@@ -35,6 +36,12 @@ def gradients(ledger: Ledger) -> dict[int, Release]:
         if isinstance(mechanism, GaussianSum) and mechanism.label == GRADIENT and entry.epoch is not None:
             found[entry.epoch] = entry.release
     return found
+
+
+def before_gradients(ledger: Ledger) -> list[Release]:
+    """What a ledger charges for a preconditioner, which canaries take part in as in gradients."""
+    found = [entry.release for entry in ledger.entries]
+    return [one for one in found if isinstance(m := one.mechanism, GaussianSum) and m.label == PRECONDITIONER]
 
 
 def last_gradient(ledger: Ledger, epoch: int) -> GaussianSum | None:
@@ -141,6 +148,11 @@ class Claim:
         return out, inside
 
 
+def bound_of(stands: Claim | None) -> float:
+    """The lower bound on epsilon that a member of the claim's family proves by standing."""
+    return 0.0 if stands is None else stands.own_epsilon
+
+
 def shift_of(mechanism: GaussianSum) -> tuple[float, float]:
     """Where a canary's lane stands, in sensitivities, when it is out and when it is in.
 
@@ -161,12 +173,20 @@ def score(seen: np.ndarray, noise: np.ndarray | float, rate: float, shift: tuple
     def against_nothing(place: float) -> np.ndarray:
         if place == 0:
             return np.zeros_like(seen)
-        ratio = (2 * place * seen - place**2) / (2 * np.square(noise))
-        if rate == 1:
-            return np.asarray(ratio)
-        return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + ratio))
+        return log_ratio(place * seen, place**2, noise, rate)
 
     return against_nothing(shift[1]) - against_nothing(shift[0])
+
+
+def log_ratio(product: np.ndarray, square: np.ndarray | float, noise: np.ndarray | float, rate: float) -> np.ndarray:
+    """Log-likelihood ratio of a vector that moves a sum against none, with probability `rate`.
+
+    `product` is that vector's with what is seen, `square` its own; `noise` is the standard deviation of a coordinate.
+    """
+    ratio = (2 * product - square) / (2 * np.square(noise))
+    if rate == 1:
+        return np.asarray(ratio)
+    return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + ratio))
 
 
 def unsupported(claim: Claim) -> str | None:

@@ -7,7 +7,6 @@ rows of an audit together raise a false alarm with probability at most 1 - confi
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +75,3 @@ def by_p_value(tier: str, name: str, told: tuple[str, str], p_value: float, cont
 def exact(tier: str, name: str, found: str, claimed: str, refuted: bool) -> Finding:
     """A finding that no chance takes part in."""
     return Finding(tier, name, found, claimed, lambda confidence: refuted, chance=False)
-
-
-def renamed(finding: Finding, name: str) -> Finding:
-    return dataclasses.replace(finding, name=name)

@@ -26,9 +26,12 @@ from dpsgd_cli.audit.stage import Size, sized, smaller
 from dpsgd_cli.core.tensors import Batch, Table
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.private_selection import PrivateSelection
+from dpsgd_cli.privacy.candidates import SelectionPlan
 from dpsgd_cli.privacy.ledger import LedgerEntry
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.second_moments import released_moments
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema.data import ValidationSet
 from dpsgd_cli.trials import Member, Stage, start
@@ -63,6 +66,7 @@ class _Seen:
     before: list[tuple[Mechanism, Tensor, Tensor]] = field(default_factory=list)
     sums: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
+    moments: tuple[np.ndarray, np.ndarray] | None = None
     entries: list[LedgerEntry] = field(default_factory=list)
     output: Tensor | None = None
     epochs: int = 0
@@ -89,6 +93,12 @@ class _Follower:
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
         raise AssertionError("only steps of descent are followed")
+
+    def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
+        del trial
+        self.seen.moments = (exact.copy(), noisy.copy())
+        if self.first is not None and self.first.moments is not None:
+            noisy[:] = self.first.moments[1]
 
     def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
         del epoch
@@ -127,7 +137,9 @@ def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[Di
     plan = plan_of(small, dataclasses.replace(outline, train_records=records, files=(records,)))
     assert plan is not None
     stands: dict[str, tuple[np.ndarray, Any] | None] = {**rows}
-    if plan.sampling.adjacency != "replace-one":
+    if isinstance(plan, SelectionPlan):
+        stands = {"nobody": rows["not a number"], **rows}  # its table has no places that are nobody's
+    elif plan.sampling.adjacency != "replace-one":
         stands = {"nobody": None, **rows}
     seen: dict[str, _Seen] = {}
     first: _Seen | None = None
@@ -147,7 +159,9 @@ def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | 
         at.method.run_epoch(at.done)
         at.done += 1
     follower.seen.entries, follower.seen.epochs = list(at.context.ledgers[0].entries), at.method.epochs
-    follower.seen.output = at.method.output.clone()
+    # whichever candidate is chosen, all of them were trained
+    trained = at.method.inner if isinstance(at.method, PrivateSelection) else at.method
+    follower.seen.output = trained.output.clone()
     if isinstance(at.method, DpSgd):
         follower.seen.looks = sum(len(run.noise.seen) for run in at.method.adaptive.runs.values())
     return follower.seen
@@ -186,6 +200,8 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
         Difference("noise", f"{noise[noisy]:.2g} of its largest", "nothing", noisy, noise[noisy] > _ROUNDED),
     ]  # fmt: skip
     found += _before(seen)
+    if base.moments is not None:
+        found.append(_second_moments(seen, released_moments(plan).sensitivity))
     if base.looks and cut is not None and not cut.public:
         charged = sum(_is_look(entry) for entry in base.entries)
         told = f"{base.looks} taken, {charged} charged"
@@ -212,6 +228,18 @@ def _before(seen: dict[str, _Seen]) -> Iterator[Difference]:
         moved = apart[worst] / own.sensitivity
         yield Difference(f"{mechanism.label} before training", f"{moved:.6f} sensitivities at most", "at most 1", worst,
                          moved > _CLOSE)  # fmt: skip
+
+
+def _second_moments(seen: dict[str, _Seen], sensitivity: float) -> Difference:
+    """How far a record moves what a preconditioner is made of; and noise, which no record may move."""
+    pairs = {name: one.moments for name, one in seen.items() if one.moments is not None}
+    exact, noisy = next(iter(pairs.values()))
+    moved = {name: float(np.linalg.norm(own[0] - exact)) / sensitivity for name, own in pairs.items()}
+    worst = max(moved, key=lambda name: moved[name])
+    noise = max(float(np.abs(own[1] - own[0] - noisy + exact).max()) for own in pairs.values())
+    told = f"moved by {moved[worst]:.6f} sensitivities at most, their noise by {noise:.2g}"
+    off = not moved[worst] <= _CLOSE or not noise <= _ROUNDED * float(np.abs(noisy - exact).max())
+    return Difference("second moments", told, "at most 1, and nothing", worst, off)
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

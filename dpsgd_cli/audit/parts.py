@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from dpsgd_cli.audit.statistics import far_from, noise_bound, normal, too_little_noise
-from dpsgd_cli.audit.watch import Watch
+from dpsgd_cli.audit.watch import BEFORE, Noise, Watch
 from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum
 
 _WRONG = 1.5
@@ -41,7 +41,7 @@ class Check:
 def checks_of(watch: Watch, confidence: float) -> list[Check]:
     """Every check that the run allows."""
     before = [check for noise in watch.before for check in _before(noise)]
-    return [*before, *noise_checks(watch, confidence), *batch_checks(watch), *norm_checks(watch)]
+    return [*before, *noise_checks(watch.drew, confidence), *batch_checks(watch), *norm_checks(watch)]
 
 
 def _before(noise: np.ndarray) -> Iterator[Check]:
@@ -59,8 +59,8 @@ def _before(noise: np.ndarray) -> Iterator[Check]:
                     p, largest_correlation(mixed)[1])  # fmt: skip
 
 
-def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
-    squares, count = sum(watch.squares.values()), sum(watch.counts.values())
+def noise_checks(drew: Noise, confidence: float) -> Iterator[Check]:
+    squares, count = sum(drew.squares.values()), sum(drew.counts.values())
     if not count:
         return
     bound = noise_bound(squares, count, confidence)
@@ -71,23 +71,24 @@ def noise_checks(watch: Watch, confidence: float) -> Iterator[Check]:
         too_little_noise(squares, count),
         too_little_noise(squares / _WRONG**2, count),
     )
-    epochs = sorted(watch.squares)
+    epochs = sorted(drew.squares)
     if len(epochs) > 1:
         # an epoch that is not the claimed one has other noise; too much of it is no breach, but not what is claimed
-        each = [_two_sided(watch.squares[e], watch.counts[e]) for e in epochs]
-        wrong = [_two_sided(watch.squares[e] / _WRONG**2, watch.counts[e]) for e in epochs]
+        each = [_two_sided(drew.squares[e], drew.counts[e]) for e in epochs]
+        wrong = [_two_sided(drew.squares[e] / _WRONG**2, drew.counts[e]) for e in epochs]
         worst = epochs[int(np.argmin(each))]
-        ratio = math.sqrt(watch.squares[worst] / watch.counts[worst])
+        ratio = math.sqrt(drew.squares[worst] / drew.counts[worst])
+        place = "the preconditioner" if worst == BEFORE else f"epoch {worst}"
         yield Check(
             "noise of each epoch",
-            f"{ratio:.4f} times the ledger's in epoch {worst}, the farthest",
+            f"{ratio:.4f} times the ledger's in {place}, the farthest",
             "1",
             min(1.0, min(each) * len(each)),
             min(1.0, min(wrong) * len(wrong)),
         )
-    if not watch.noise:
+    if not drew.noise:
         return
-    seen = np.stack(watch.noise)  # (T, R, c)
+    seen = np.stack(drew.noise)  # (T, R, c)
     yield from _by_coordinate(seen)
     few = seen.ravel()[:: max(1, seen.size // _MOST_TESTED)]
     flat = np.random.default_rng(1).uniform(-math.sqrt(3), math.sqrt(3), len(few))

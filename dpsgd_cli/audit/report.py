@@ -12,6 +12,8 @@ from dpsgd_cli.results.files import to_json, write_whole
 from dpsgd_cli.results.prose import Block, Bullets, Heading, Table, Text, markdown
 from dpsgd_cli.rounding import epsilon_text
 
+_OTHER_SEED = "seed=1000"
+
 
 def write(document: dict[str, Any], directory: Path) -> list[Path]:
     """Write everything into `directory`, and return the files."""
@@ -38,6 +40,11 @@ def lines(document: dict[str, Any]) -> list[str]:
         weak = [row["name"] for row in rows if row.get("control_refuted") is False]
         if weak:
             told.append(f"            too little to look at, a wrong claim would pass: {', '.join(weak)}")
+    if document["refuted"] and not any(row["refuted"] and row["tier"] == "D" for row in document["findings"]):
+        told.append(
+            f"  chance alone says so in at most {1 - document['confidence']:.2g} of audits: ask again with another"
+            f" seed ({_OTHER_SEED}); a bug stays"
+        )
     told += [f"  not audited: {reason}" for reason in document["not_audited"]]
     return told
 

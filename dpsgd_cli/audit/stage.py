@@ -21,12 +21,15 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.audit import lanes
+from dpsgd_cli.audit.aim import Aim
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.base import Watcher
+from dpsgd_cli.methods.dp_gd import FullBatchMethod
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.schema.model import ConvexModel, LinearModel
 from dpsgd_cli.trials import Member, Stage, Trials, start
 
 _FEW_RECORDS = 64
@@ -35,6 +38,9 @@ _FIXED_RECORDS = 500
 _UNKNOWN_LENGTH = 1000
 _SAME_RATE = 0.01
 _TEST_RECORDS = 8
+_STEADY = 0.1
+_FEATURES = 200
+"""Of rows behind a preconditioner, whose second moments every trial releases of its own."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Staged:
-    """An audit that is ready to train. `inside` (R, k): which canaries are in; `places` (k,): their rows' numbers."""
+    """An audit that is ready to train. `inside` (R, k): which canaries are in; `places` (k,): their rows' numbers.
+
+    `columns`: where lanes are among the parameters. `aim`: of canaries whose gradients are not all of one length.
+    """
 
     trials: Trials
     plan: Plan
@@ -57,13 +66,22 @@ class Staged:
     columns: list[np.ndarray]
     signs: float
     changed: dict[str, Any]
+    aim: Aim | None = None
 
 
 def fast_path(loaded: LoadedRecipe) -> bool:
     """Whether the method takes a convex model's gradients without packed layers."""
     recipe = loaded.recipe
     kinds = recipe.method.batching in ("full", "fixed")
-    return isinstance(recipe.model, ConvexModel) and kinds
+    return isinstance(recipe.model, ConvexModel) and kinds and recipe.preconditioner is None
+
+
+def aimed(loaded: LoadedRecipe) -> bool:
+    """Whether canaries' gradients are told by an `Aim`: behind a preconditioner, and of a dense layer's fast path."""
+    recipe = loaded.recipe
+    runs = named(recipe.method.described.runs)
+    dense = isinstance(recipe.model, LinearModel) and isinstance(runs, type) and issubclass(runs, FullBatchMethod)
+    return dense or recipe.preconditioner is not None
 
 
 def canaries_of(plan: Plan, size: Size) -> int:
@@ -110,17 +128,34 @@ def cut(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size: Size) ->
     records, batch = sized(whole, size, fast_path(loaded))
     small, changed = smaller(loaded, size.trials, batch)
     plan: Plan | None = whole
+    assert outline.input_shape is not None
+    if loaded.recipe.preconditioner is not None and math.prod(outline.input_shape) > _FEATURES:
+        changed["features"] = _FEATURES
+        outline = dataclasses.replace(outline, input_shape=(_FEATURES,))
     if (records, batch) != (whole.sampling.records, whole.sampling.batch_size):
         changed["records"] = records
+        if aimed(loaded):
+            small = _as_steady(small, records / whole.sampling.records, changed)
         plan = plan_of(small, dataclasses.replace(outline, train_records=records, files=(records,)))
     assert plan is not None
     return Cut(small, outline, plan, canaries_of(plan, size), changed)
 
 
+def _as_steady(loaded: LoadedRecipe, share: float, changed: dict[str, Any]) -> LoadedRecipe:
+    """With steps so short that noise does not decide whether a canary is learned, which leaves it no gradient."""
+    rate = getattr(loaded.recipe.method, "learning_rate", None)
+    if not isinstance(rate, int | float):
+        return loaded
+    changed["learning_rate"] = rate * share * _STEADY
+    method = loaded.recipe.method.model_copy(update={"learning_rate": rate * share * _STEADY})
+    return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"method": method}))
+
+
 def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) -> Staged:
     """All trials of the audit, ready for their first epoch (or, with a checkpoint, for where it left off)."""
     recipe, plan, canaries, outline = made.loaded.recipe, made.plan, made.canaries, made.outline
-    replaced, convex = plan.sampling.adjacency == "replace-one", fast_path(made.loaded)
+    replaced, aim_at = plan.sampling.adjacency == "replace-one", aimed(made.loaded)
+    convex = fast_path(made.loaded) or aim_at
     random = np.random.default_rng([0 if recipe.seed is None else recipe.seed, 17])
     inside = random.random((recipe.trials, canaries)) < 0.5
     assert outline.input_shape is not None and recipe.privacy is not None
@@ -131,16 +166,18 @@ def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) ->
     else:
         rows = lanes.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
     others = plan.sampling.records - canaries
+    label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = Stage(
-        _dataset(outline, rows, others, convex),
+        _dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)),
         share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else lanes.instrument(canaries, clipping.by_layer),
         watcher=watcher,
     )
     trials = start([Member(made.loaded, plan)], earlier, stage=on)
     places = np.arange(others, plan.sampling.records)
-    columns = _convex_columns(trials, canaries) if convex else _lane_columns(trials)
-    return Staged(trials, plan, inside, places, columns, -1.0 if convex else 1.0, made.changed)
+    columns = _last_features(trials, canaries) if convex else _lane_columns(trials)
+    aim = Aim(trials, places, places + canaries if replaced else None, columns) if aim_at else None
+    return Staged(trials, plan, inside, places, columns, -1.0 if convex else 1.0, made.changed, aim)
 
 
 def without_folds(loaded: LoadedRecipe) -> LoadedRecipe:
@@ -164,24 +201,35 @@ def smaller(loaded: LoadedRecipe, trials: int, batch: int) -> tuple[LoadedRecipe
     return dataclasses.replace(loaded, recipe=recipe.model_copy(update=update)), changed
 
 
-def _dataset(outline: data.Outline, rows: np.ndarray, others: int, convex: bool) -> data.Dataset:
-    """Rows of chance, and then the canaries, all of label 0 (of a convex model: 1, whose gradient is negative)."""
-    random = np.random.default_rng(0)
+@dataclass(frozen=True)
+class _Rows:
+    """Canaries' `rows`, of `label`, and `others`: of chance, or `silent`, which is 0. `flat`: features in columns."""
+
+    rows: np.ndarray
+    others: int
+    flat: bool
+    silent: bool
+    label: int
+
+
+def _dataset(outline: data.Outline, made: _Rows) -> data.Dataset:
+    """Other rows, and then the canaries, all of label 0 (of a convex model's columns: 1, of negative gradient)."""
+    random, rows = np.random.default_rng(0), made.rows
     assert outline.input_shape is not None
     shape, outputs = outline.input_shape, outline.outputs
 
     def chance(count: int) -> np.ndarray:
-        if not convex:
+        if not made.flat:
             return random.random((count, *shape), dtype=np.float32)
-        real = random.random((count, math.prod(shape)), dtype=np.float32)
+        real = random.random((count, math.prod(shape)), dtype=np.float32) * np.float32(not made.silent)
         return np.concatenate([real, np.zeros((count, rows.shape[1] - real.shape[1]), np.float32)], axis=1)
 
     def labels(count: int) -> np.ndarray:
         return random.integers(outputs, size=count) if outputs > 1 else random.random(count, dtype=np.float32)
 
-    x = np.concatenate([chance(others), rows])
-    own = np.full(len(rows), 1 if convex else 0)
-    y = np.concatenate([labels(others), own.astype(np.int64 if outputs > 1 else np.float32)])
+    x = np.concatenate([chance(made.others), rows])
+    own = np.full(len(rows), made.label)
+    y = np.concatenate([labels(made.others), own.astype(np.int64 if outputs > 1 else np.float32)])
     test, validation = chance(_TEST_RECORDS), chance(_TEST_RECORDS)
     classes = tuple(range(outputs)) if outputs > 1 else None
     return data.Dataset(
@@ -218,7 +266,9 @@ def _lane_columns(trials: Trials) -> list[np.ndarray]:
     return [np.arange(offset, offset + shape.numel()) for offset, shape in found]
 
 
-def _convex_columns(trials: Trials, canaries: int) -> list[np.ndarray]:
-    """The weights of the last features of a convex model; its constant, where it has one, comes after them."""
+def _last_features(trials: Trials, canaries: int) -> list[np.ndarray]:
+    """The weights of the last features of a dense layer, of each output; its constant, if it has one, comes after."""
     offset, shape = next(span for name, span in trials.context.pack.spans.items() if name.endswith("weight"))
-    return [np.arange(offset + shape.numel() - canaries, offset + shape.numel())]
+    width = shape[-1]
+    ends = range(offset + width, offset + shape.numel() + 1, width)
+    return [np.arange(end - canaries, end) for end in ends]

@@ -16,6 +16,7 @@ from dpsgd_cli.audit.statistics import Errors, Guesses, epsilon_of_guesses, mu_o
 _SHARES = (0.001, 0.003, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25)
 _LINES = 61
 _FEWEST = 4
+_DRAWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ class Line:
 def line_for(claim: Claim, positives: int, negatives: int, confidence: float) -> Line:
     """What serves so many canaries of each kind best, if the claim is true."""
     out, inside = claim.sample(np.random.default_rng(23))
-    candidates = np.quantile(np.concatenate([out, inside]), np.linspace(0.005, 0.995, _LINES))
-    values = [mu_of_errors(_expected(out, inside, t, positives, negatives), confidence) for t in candidates]
+    threshold = _threshold(out, inside, positives, negatives, confidence)
     both = np.concatenate([out, inside])
     member = np.concatenate([np.zeros(len(out), bool), np.ones(len(inside), bool)])[np.argsort(both)]
     total = positives + negatives
@@ -46,7 +46,20 @@ def line_for(claim: Claim, positives: int, negatives: int, confidence: float) ->
             guesses = Guesses(total, sum(guessed), int(right))
             found.append((epsilon_of_guesses(guesses, claim.delta, confidence), top, bottom))
     _, top, bottom = max(found, default=(0.0, 0.25, 0.25))
-    return Line(float(candidates[int(np.argmax(values))]), top, bottom)
+    return Line(threshold, top, bottom)
+
+
+def threshold_of_gaussian(mu: float, positives: int, negatives: int, confidence: float) -> float:
+    """What serves log-likelihood ratios of two Gaussians best, whose means are `mu` standard deviations apart."""
+    drawn = np.random.default_rng(23).standard_normal((2, _DRAWS))
+    out, inside = (mu * own + sign * mu**2 / 2 for own, sign in zip(drawn, (-1, 1), strict=True))
+    return _threshold(out, inside, positives, negatives, confidence)
+
+
+def _threshold(out: np.ndarray, inside: np.ndarray, positives: int, negatives: int, confidence: float) -> float:
+    candidates = np.quantile(np.concatenate([out, inside]), np.linspace(0.005, 0.995, _LINES))
+    values = [mu_of_errors(_expected(out, inside, t, positives, negatives), confidence) for t in candidates]
+    return float(candidates[int(np.argmax(values))]) if max(values) > 0 else 0.0
 
 
 def _expected(out: np.ndarray, inside: np.ndarray, threshold: float, positives: int, negatives: int) -> Errors:

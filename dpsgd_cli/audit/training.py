@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dpsgd_cli.audit.claim import GRADIENT, Claim, gradients
+from dpsgd_cli.audit.claim import GRADIENT, Claim, before_gradients, gradients
 from dpsgd_cli.audit.stage import Cut, Staged, stage
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.errors import PrivacyError
@@ -83,4 +83,4 @@ def law_of(staged: Staged) -> Claim:
 
 
 def _epochs_of(ledger: Ledger) -> tuple[Release, ...]:
-    return tuple(gradients(ledger).values())
+    return (*before_gradients(ledger), *gradients(ledger).values())

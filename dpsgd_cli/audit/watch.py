@@ -17,18 +17,22 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.audit.blocks import Blocks
-from dpsgd_cli.audit.claim import last_gradient, score, shift_of
+from dpsgd_cli.audit.claim import last_gradient, log_ratio, score, shift_of
 from dpsgd_cli.audit.stage import Staged
 from dpsgd_cli.core.correlation import StepNoise, step_noise
+from dpsgd_cli.core.second_moments import as_vector
 from dpsgd_cli.core.tensors import Batch
 from dpsgd_cli.privacy.correlation import Toeplitz
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.privacy.plan import Sampling
+from dpsgd_cli.privacy.second_moments import released_moments
 
 _MOST_KEPT = 1 << 22
 _MOST_COORDINATES = 256
 _MOST_MEMBERS = 1 << 26
 _MOST_MEASURED = 400
+BEFORE = -1
+"""In the place of an epoch: what a preconditioner releases before the first."""
 
 
 @dataclass
@@ -39,15 +43,26 @@ class Drawn:
     held: list[np.ndarray] = field(default_factory=list)
 
 
+@dataclass
+class Noise:
+    """Noise in units of the ledger's: sums of squares and counts by epoch, and of each step some coordinates (R, c)."""
+
+    squares: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    noise: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, epoch: int, drawn: np.ndarray | Tensor) -> None:
+        self.squares[epoch] = self.squares.get(epoch, 0.0) + float((drawn**2).sum())
+        self.counts[epoch] = self.counts.get(epoch, 0) + math.prod(drawn.shape)
+
+
 class Watch:
     """Sees every step of all trials. `begin` before the first epoch; a resumed training is begun again."""
 
     def __init__(self) -> None:
         self.staged: Staged | None = None
         self.batches = Drawn()
-        self.squares: dict[int, float] = {}
-        self.counts: dict[int, int] = {}
-        self.noise: list[np.ndarray] = []
+        self.drew = Noise()
         self.before: list[np.ndarray] = []
         self.largest = 0.0
         self.kept: np.ndarray | None = None
@@ -106,7 +121,10 @@ class Watch:
         added = mean.double() * staged.plan.sampling.batch_size - exact
         difference = self._fresh.fresh(step, added) / on
         self._note_noise(epoch, difference, running)
-        self._note_lanes(exact, mean, multipliers, running)
+        if staged.aim is None:
+            self._note_lanes(exact, mean, multipliers, running)
+        else:
+            self._note_aimed(exact, mean, multipliers, running)
         self._note_batch()
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
@@ -119,16 +137,28 @@ class Watch:
         multipliers = np.array([one.noise_multiplier for one in gaussians])[:, None]
         units = np.array([one.sensitivity for one in gaussians])[:, None]
         noise = (noisy.double() - exact.double()).cpu().numpy() / (multipliers * units)
-        self.squares[0] = self.squares.get(0, 0.0) + float(np.square(noise).sum())
-        self.counts[0] = self.counts.get(0, 0) + noise.size
-        if len(trials) == len(self.scores) and len(self.noise) < _MOST_MEASURED:
-            self.noise.append(noise[:, self._kept(exact)].astype(np.float32))
+        self.drew.add(0, noise)
+        if len(trials) == len(self.scores) and len(self.drew.noise) < _MOST_MEASURED:
+            self.drew.noise.append(noise[:, self._kept(exact)].astype(np.float32))
         columns = staged.columns[0]
         self.largest = max(
             self.largest, float(exact[:, columns].abs().max()) * _moves(staged.plan.sampling) / units[0, 0]
         )
         seen = staged.signs * noisy[:, columns].double().cpu().numpy() / units
         self.scores[list(trials)] += score(seen, multipliers, 1.0, shift_of(gaussians[0]))
+
+    def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
+        staged = self.staged
+        assert staged is not None and staged.aim is not None
+        mechanism = released_moments(staged.plan)
+        unit = mechanism.sensitivity
+        noise = as_vector(noisy - exact) / (mechanism.noise_multiplier * unit)
+        self.drew.add(BEFORE, noise)
+        if staged.aim.instead is not None:
+            return  # a row and its opposite have one second moment
+        lanes = np.arange(len(exact) - staged.inside.shape[1], len(exact))
+        self.largest = max(self.largest, float(np.abs(exact[lanes, lanes]).max()) / unit)
+        self.scores[trial] += score(noisy[lanes, lanes] / unit, mechanism.noise_multiplier, 1.0, shift_of(mechanism))
 
     def _of_ledgers(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Noise multipliers (R,) that trials were charged for in `epoch` (0: it is over), and noise by (R, 1 or P)."""
@@ -162,10 +192,9 @@ class Watch:
 
     def _note_noise(self, epoch: int, noise: Tensor, running: np.ndarray) -> None:
         own = noise[torch.from_numpy(running).to(noise.device)]
-        self.squares[epoch] = self.squares.get(epoch, 0.0) + float(own.square().sum())
-        self.counts[epoch] = self.counts.get(epoch, 0) + own.numel()
+        self.drew.add(epoch, own)
         if running.all():
-            self.noise.append(noise[:, self._kept(noise)].to(torch.float32).cpu().numpy())
+            self.drew.noise.append(noise[:, self._kept(noise)].to(torch.float32).cpu().numpy())
 
     def _note_lanes(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
         staged = self.staged
@@ -189,6 +218,28 @@ class Watch:
 
         shown = staged.signs * seen / unit
         self.scores = self.scores + of(shown) if self._blocks is None else self._blocks.add(shown, of)
+
+    def _note_aimed(self, exact: Tensor, mean: Tensor, multipliers: np.ndarray, running: np.ndarray) -> None:
+        staged = self.staged
+        assert staged is not None and staged.aim is not None
+        plan, rate = staged.plan, self._first.sampling_rate
+
+        def on_lanes(flat: Tensor) -> np.ndarray:
+            """(R, k, outputs), in sensitivities."""
+            own = [flat[:, columns].double().cpu().numpy() for columns in staged.columns]
+            return np.stack(own, axis=2) / plan.sensitivity
+
+        seen = on_lanes(mean) * plan.sampling.batch_size
+        if staged.trials.recipe.preconditioner is None:  # a root lets other canaries through, a little
+            norms = np.linalg.norm(on_lanes(exact), axis=2)
+            self.largest = max(self.largest, float(norms.max()) * _moves(plan.sampling))
+        counted = running[:, None] & self._told()
+        for sign, aim in zip((1, -1), staged.aim.gradients(), strict=True):
+            if aim is not None:
+                own = aim / plan.sensitivity
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    found = log_ratio((seen * own).sum(axis=2), (own**2).sum(axis=2), multipliers[:, None], rate)
+                self.scores += sign * np.where(counted, found, 0.0)
 
     @property
     def _first(self) -> GaussianSum:

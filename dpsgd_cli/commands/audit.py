@@ -55,7 +55,7 @@ def command(
     result = Path(target) if (Path(target) / "recipe.yaml").is_file() else None
     loaded = load_recipe(target if result is None else str(result / "recipe.yaml"), overrides)
 
-    from dpsgd_cli.audit.auditing import Options  # torch
+    from dpsgd_cli.audit.options import Options  # torch
     from dpsgd_cli.commands.auditing import audit
 
     def say(text: str) -> None:

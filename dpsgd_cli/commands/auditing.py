@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dpsgd_cli.audit import auditing, report
+from dpsgd_cli.audit.options import Options
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.experiment import result_directory, settled
 from dpsgd_cli.failures import kill_is_interrupt
@@ -15,7 +16,7 @@ from dpsgd_cli.results import audited, store
 from dpsgd_cli.results import report as pages
 
 
-def audit(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: auditing.Options) -> None:
+def audit(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Options) -> None:
     """Audit, write what was found, and print it. Raises RunError where the claim is refuted."""
     if result is not None:
         store.read_whole(result)

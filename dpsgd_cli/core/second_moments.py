@@ -59,6 +59,12 @@ def second_moments(pieces: Iterable[np.ndarray], features: int, exactly: bool = 
     return total
 
 
+def as_vector(matrix: np.ndarray) -> np.ndarray:
+    """The upper triangle of a symmetric matrix, entries off the diagonal times sqrt(2): what a sensitivity bounds."""
+    upper = np.triu_indices(len(matrix))
+    return np.where(upper[0] == upper[1], 1.0, math.sqrt(2)) * matrix[upper]
+
+
 def add_noise(exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
     """`exact` plus symmetric Gaussian noise: `scale` on the diagonal, scale / sqrt(2) off it.
 

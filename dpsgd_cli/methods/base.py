@@ -43,7 +43,13 @@ class Watcher(Protocol):
         """Of a step: the clipped sums (R, P) before noise, and the noisy mean that the update is made from."""
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
-        """Of `trials` that were charged last for it: sums (A, P) before and after noise, for methods that choose."""
+        """Of `trials` that were charged last for it: sums (A, P) before and after noise, of what is no step of descent.
+
+        P numbers in the order and the units in which their sensitivity is bounded.
+        """
+
+    def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
+        """Of a preconditioner: second moments (D, D) before and after noise; what is left in `noisy` is used."""
 
 
 @dataclass(frozen=True)

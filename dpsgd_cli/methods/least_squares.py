@@ -86,6 +86,10 @@ class DpLeastSquares(OneShot):
         self.context.streams[trial].normal("least-squares", 0, draws)
         noise = draws[triangle:].numpy().reshape(products.shape) * (scale / weight)
         noisy = moments.add_noise(exact, scale, draws[:triangle].numpy())
+        if self.context.watcher is not None:
+            pairs = ((exact, products), (noisy, products + noise))
+            both = [np.concatenate([moments.as_vector(a), weight * z.ravel()])[None] for a, z in pairs]
+            self.context.watcher.measured([trial], *map(torch.from_numpy, both))
         values, vectors = eigen(noisy)
         values = values.clamp_min(0.0) + spread(len(exact), scale) / 4
         targets = torch.from_numpy(products + noise).to(vectors)

@@ -115,11 +115,11 @@ class Pate(Method):
         asked = predicted[:, self.order[trial][: plan.queries]]
         votes = np.stack([(asked == label).sum(axis=0) for label in range(classes)], axis=1)
         self.votes.append(votes)
-        self.answers.append(self._answer(trial, plan, votes))
+        self.answers.append(self.answer(trial, plan, votes))
         if self.settings.sanitised is not None:
             self.sanitised.append(self._sanitise(trial, plan))
 
-    def _answer(self, trial: int, plan: VotingPlan, votes: np.ndarray) -> np.ndarray:
+    def answer(self, trial: int, plan: VotingPlan, votes: np.ndarray) -> np.ndarray:
         """A label for each query (Q,), or why there is none."""
         answers = np.full(len(votes), NOT_ASKED)
         if not plan.chooses:

@@ -159,7 +159,10 @@ class OutputPerturbation(OneShot):
             project_to_ball(values.sub_(gradient * rates), radii)
         scale = context.column([self._scale(trial) for trial in range(context.trials)])
         precision = noise_precision(context.streams, context.pack.values.dtype)
+        exact = values.clone()
         add_noise(values, NoiseSource(context.streams, context.pack.size, values.device, precision).draw(0), scale)
+        if context.watcher is not None:
+            context.watcher.measured(range(context.trials), exact, values)
         context.pack.values.copy_(project_to_ball(values, radii))
 
     def _scale(self, trial: int) -> float:

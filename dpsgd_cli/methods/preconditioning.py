@@ -66,7 +66,10 @@ class Preconditioning:
         scale = mechanism.noise_multiplier * mechanism.sensitivity
         draws = torch.empty(len(exact) * (len(exact) + 1) // 2, dtype=torch.float64)
         self.context.streams[trial].normal("second-moment", 0, draws)
-        return cut_of(moments.add_noise(exact, scale, draws.numpy()), scale)
+        noisy = moments.add_noise(exact, scale, draws.numpy())
+        if self.context.watcher is not None:
+            self.context.watcher.preconditioned(trial, exact, noisy)
+        return cut_of(noisy, scale)
 
     @property
     def cuts(self) -> Sequence[Tensor]:

@@ -17,16 +17,20 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli import data, trials
-from dpsgd_cli.audit.auditing import Options, audit
-from dpsgd_cli.core import noise, sampling, selection
+from dpsgd_cli.audit.auditing import audit
+from dpsgd_cli.audit.options import Options
+from dpsgd_cli.core import noise, sampling, second_moments, selection
 from dpsgd_cli.core.clipping import add_clipped_sums
 from dpsgd_cli.core.correlation import step_noise
 from dpsgd_cli.core.noise import add_noise
-from dpsgd_cli.methods import batches, clip_bounds, dp_agd, dp_sgd
+from dpsgd_cli.core.preconditioning import Preconditioner
+from dpsgd_cli.methods import batches, clip_bounds, dp_agd, dp_sgd, privgene
 from dpsgd_cli.methods.pate import Pate
-from dpsgd_cli.privacy import gradient_plan
+from dpsgd_cli.methods.perturbations import OutputPerturbation
+from dpsgd_cli.privacy import gradient_plan, norm_histogram
 from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
 from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.privacy.voting import ConfidentMax, GaussianMax
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.clipping import PerLayerClipping, QuantileClipping
 
@@ -34,6 +38,7 @@ Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]
 BANDED = [*POISSON, "privacy.noise={kind: banded, bands: 3}"]
 FULL = ["method={kind: dp-sgd, batching: full, learning_rate: 1}", "privacy.budget.epsilon=6", "epochs=6"]
+PRECONDITIONED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind: second-moment}}", *FULL[1:]]
 REPLACED = [*FULL, "privacy.adjacency=replace-one"]
 DECAYS = [*FULL[:1], "privacy.budget=null", "privacy.delta=1e-5", "epochs=6",
           "privacy.schedule={kind: exponential, initial: 4, decay: 0.3}"]  # fmt: skip
@@ -184,6 +189,46 @@ def free_looks(patch: Patch, folder: Path) -> None:
     patch.setattr(AdaptiveSchedulePlan, "releases_of", releases_of)
 
 
+def little_noise_on_moments(patch: Patch, folder: Path) -> None:
+    own = second_moments.add_noise
+    patch.setattr(second_moments, "add_noise", lambda exact, scale, draws: own(exact, 0.8 * scale, draws))
+
+
+def long_rows_in_moments(patch: Patch, folder: Path) -> None:
+    own = second_moments.exactly_one
+    patch.setattr(second_moments, "exactly_one", lambda block: 1.2 * own(block))
+
+
+def long_rows(patch: Patch, folder: Path) -> None:
+    own = Preconditioner.factors
+    patch.setattr(Preconditioner, "factors", lambda self, x, per_trial: 1.5 * own(self, x, per_trial))
+
+
+def little_output_noise(patch: Patch, folder: Path) -> None:
+    own = OutputPerturbation._scale
+    patch.setattr(OutputPerturbation, "_scale", lambda self, trial: 0.8 * own(self, trial))
+
+
+def little_vote_noise(patch: Patch, folder: Path) -> None:
+    def label(self: Any, votes: np.ndarray, draw: Any) -> int:
+        return int(np.argmax(votes + 0.8 * self.noise * draw("vote", (len(votes),))))
+
+    patch.setattr(GaussianMax, "label", label)
+
+
+def little_threshold_noise(patch: Patch, folder: Path) -> None:
+    own = ConfidentMax.accepts
+    patch.setattr(
+        ConfidentMax, "accepts", lambda self, votes, draw: own(self, votes, lambda *asked: 0.8 * draw(*asked))
+    )
+
+
+def twice_as_sharp(patch: Patch, folder: Path) -> None:
+    own = selection.select_least
+    for module in (selection, privgene):
+        patch.setattr(module, "select_least", lambda scores, epsilon, *rest: own(scores, 2 * epsilon, *rest))
+
+
 def two_votes(patch: Patch, folder: Path) -> None:
     own = Pate._predictions
     patch.setattr(Pate, "_predictions", lambda self, trial: np.repeat(own(self, trial), 2, axis=0))
@@ -199,7 +244,7 @@ def free_count(patch: Patch, folder: Path) -> None:
 
 
 def bare_histogram(patch: Patch, folder: Path) -> None:
-    own = clip_bounds.released_histogram
+    own = norm_histogram.released_histogram
     patch.setattr(clip_bounds, "released_histogram", lambda plan: replace(own(plan), noise_multiplier=0.0))
 
 
@@ -219,6 +264,8 @@ LOOKS = [
     "privacy.schedule={kind: validation, initial: 5, decay: 0.7, period: 2}", "epochs=8",
 ]  # fmt: skip
 AGD = ["folds=null", "privacy.budget={epsilon: 4, delta: 1e-5}", "method.splits=10"]
+ONCE = ["folds=null", "privacy.budget={epsilon: 4, delta: 1e-5}"]
+GENES = [*ONCE, "method.rounds=3"]
 VOTES = ["method.teachers.epochs=2"]
 
 BUGS: dict[str, Bug] = {
@@ -243,6 +290,13 @@ BUGS: dict[str, Bug] = {
     "noisy-min with noise on one side": Bug(AGD, one_sided, "A", "lee2018/dp-agd"),
     "pca without its charge": Bug(PCA, free_pca, "D"),
     "looks at validation records without their charge": Bug(LOOKS, free_looks, "D"),
+    "noise of second moments times .8": Bug(PRECONDITIONED, little_noise_on_moments, "C"),
+    "rows of second moments that are too long": Bug(PRECONDITIONED, long_rows_in_moments, "CD"),
+    "preconditioned rows that are too long": Bug(PRECONDITIONED, long_rows, "D"),
+    "noise of an output times .8": Bug(ONCE, little_output_noise, "C", "lee2018/output-perturbation"),
+    "noise of votes times .8": Bug(VOTES, little_vote_noise, "C", "pate/adult-confident"),
+    "noise of a threshold times .8": Bug(VOTES, little_threshold_noise, "C", "pate/adult-confident"),
+    "choices of twice their epsilon": Bug(GENES, twice_as_sharp, "B", "lee2018/privgene"),
     "votes counted twice": Bug(VOTES, two_votes, "D", "pate/adult-confident"),
 }
 

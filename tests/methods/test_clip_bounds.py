@@ -271,6 +271,8 @@ class Seen:
 
     def measured(self, *rest: Any) -> None: ...
 
+    def preconditioned(self, *rest: Any) -> None: ...
+
 
 def counts_of(one: Recipe, data: Data | None = None) -> tuple[Any, Tensor, Tensor, DpSgd]:
     seen = Seen()
@@ -304,7 +306,7 @@ def test_a_histogram_is_charged_its_share_before_training_and_steps_in_units_of_
         expected = GaussianSum(1, adjacency, sensitivity=root, label="norm-histogram")  # type: ignore[arg-type]
         assert replace(first.mechanism, noise_multiplier=1) == expected
         assert plan.sensitivity == pytest.approx(root**2)
-        spent = sum(r.count / r.mechanism.noise_multiplier**2 / 2 for r in plan.releases)  # type: ignore[union-attr]
+        spent = math.fsum(r.count / r.mechanism.noise_multiplier**2 / 2 for r in plan.releases)  # type: ignore[union-attr]
         assert spent <= 0.5
 
 

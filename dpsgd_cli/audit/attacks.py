@@ -1,0 +1,165 @@
+"""Which attacks fit a recipe's method, and what they leave out.
+
+Not here: any attack (one file each beside this), the whole audit (`auditing.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dpsgd_cli import data
+from dpsgd_cli.audit import choices, neighbours, outputs, preparing, votes
+from dpsgd_cli.audit.findings import Finding, exact
+from dpsgd_cli.audit.membership import Found, watched
+from dpsgd_cli.audit.options import Options
+from dpsgd_cli.core.selection import NoisyChoice
+from dpsgd_cli.methods.base import OneShot
+from dpsgd_cli.methods.creation import own_factory
+from dpsgd_cli.methods.dp_agd import DpAgd
+from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.pate import Pate
+from dpsgd_cli.methods.private_selection import PrivateSelection
+from dpsgd_cli.privacy.candidates import SelectionPlan
+from dpsgd_cli.privacy.mechanism import Mechanism, PureDP
+from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.privacy.voting_plan import VotingPlan
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.schema.method import PythonMethod
+from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.pate import PateMethod
+
+
+def by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+    """Findings, what the document says besides, and what was left out and why."""
+    method = loaded.recipe.method
+    runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
+    kinds = [own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)]
+    attacks = kinds[0] if kinds else _by_outputs
+    before = preparing.compare(loaded, plan) if "D" in options.tiers else []
+    beyond = _beyond(loaded, plan)
+    if beyond is not None:
+        return before, {}, [beyond]
+    findings, told, left_out = attacks(loaded, outline, plan, options)
+    return [*before, *(one for one in findings if one.tier in options.tiers)], told, left_out
+
+
+def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
+    """Why no attack here fits a recipe's gradients."""
+    recipe = loaded.recipe
+    if recipe.preconditioner is not None and plan.correlated is not None:
+        return "gradients: no attack on correlated noise behind a preconditioner is known to dpsgd"
+    return None
+
+
+def _by_training(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+    findings: list[Finding] = []
+    told: dict[str, Any] = {}
+    left_out: list[str] = []
+    findings += _side_by_side(loaded, outline, plan, options)
+    if not set("ABC") & set(options.tiers):
+        return findings, told, left_out
+    seen, told, left_out = watched(loaded, outline, plan, options)
+    del told["charged"]
+    return [*findings, *seen], told, left_out
+
+
+def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> list[Finding]:
+    if "D" not in options.tiers:
+        return []
+    options.say("Tier D: neighbouring data, side by side")
+    return [
+        exact("D", one.name, f"{one.found}{f' ({one.worst})' if one.worst else ''}", one.allowed, one.refuted)
+        for one in neighbours.compare(loaded, outline, plan)
+    ]
+
+
+def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+    """Neighbours told apart by what is published; and every kind of choice that was charged, by its law."""
+    trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
+    options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
+    found = outputs.attack(loaded, outline, plan, trials, options.confidence)
+    told = {"neighbours": found.told}
+    findings = [*found.findings, *_choices(loaded, [entry.release.mechanism for entry in found.entries], plan, options)]
+    noise_was_seen = any(one.tier == "C" for one in findings)
+    left_out = [] if noise_was_seen else ["tier C: the method's noise is not watched, what it publishes is"]
+    return findings, told, left_out
+
+
+def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+    """Lanes where a method measures gradients and chooses; and its choices, by their law."""
+    if not isinstance(loaded.recipe.model, ConvexModel):
+        return _by_outputs(loaded, outline, plan, options)
+    findings, told, left_out = watched(loaded, outline, plan, options)
+    charged = [mechanism for mechanism in told.pop("charged") if isinstance(mechanism, PureDP)]
+    return [*findings, *_choices(loaded, charged, plan, options)], told, left_out
+
+
+def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, options: Options) -> list[Finding]:
+    """Every kind of choice that was `charged`; and all together, where they are all of one kind and nothing else is."""
+    method = loaded.recipe.method
+    kind: NoisyChoice = getattr(method, "selection", "exponential")
+    many = next((getattr(method, name) for name in _CANDIDATES if hasattr(method, name)), None)
+    made = [one for one in charged if isinstance(one, PureDP)]
+    if many is None or not made:
+        return []
+    count = len(many) if isinstance(many, list) else int(many)
+    choosing = choices.Choosing(kind, count, 20_000 if options.quick else 200_000)
+    found = [choices.one_choice(one, choosing, options.confidence) for one in dict.fromkeys(made)]
+    if len(set(charged)) == 1 and kind == "exponential":
+        stated = plan.guarantee()
+        whole = choices.Whole(len(made), stated.epsilon, stated.delta)
+        found.append(choices.all_choices(made[0], choosing, whole, options.confidence))
+    return found
+
+
+def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+    assert isinstance(plan, VotingPlan) and isinstance(loaded.recipe.method, PateMethod)
+    options.say("Tiers A, B, D: votes of teachers, and what is released of them by its law")
+    left_out = ["the student, which sees nothing but what was released"]
+    if loaded.recipe.method.sanitised is not None:
+        left_out.append("the price that votes show (method.sanitised)")
+    draws = (20_000 if options.quick else 200_000) if set("ABC") & set(options.tiers) else 0
+    return votes.attack(loaded, outline, plan, draws, options.confidence), {}, left_out
+
+
+def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+    """The choice by its law, one record through all of it, and each candidate's training on records like its part."""
+    assert isinstance(plan, SelectionPlan)
+    findings = _choices(loaded, [release.mechanism for release in plan.releases], plan, options)
+    findings += _side_by_side(loaded, outline, plan, options)
+    left_out = ["the candidates' trainings on their own parts: they were trained as recipes of dp-sgd, one by one"]
+    told: dict[str, Any] = {}
+    if not set("ABC") & set(options.tiers):
+        return findings, told, left_out
+    for number, (recipe, own) in enumerate(zip(plan.recipes, plan.candidates, strict=True)):
+        rows = recipe.data.model_copy(update={"preprocess": ()})
+        alone = dataclasses.replace(loaded, recipe=recipe.model_copy(update={"data": rows}))
+        part = dataclasses.replace(outline, train_records=own.sampling.records, files=(own.sampling.records,))
+        options.say(f"Candidate {number}")
+        seen, told, more = watched(alone, part, own, dataclasses.replace(options, curves=False))
+        del told["charged"]
+        findings += [dataclasses.replace(one, name=f"candidate {number}: {one.name}") for one in seen]
+        left_out += [f"candidate {number}: {one}" for one in more]
+    return findings, told, left_out
+
+
+_CANDIDATES = ("step_candidates", "population", "candidates")
+_USUALLY = 400
+_MANY = {
+    "output-perturbation": 10_000,
+    "objective-perturbation": 4000,
+    "majority": 4000,
+    "dp-agd": 100,
+    "privgene": 100,
+}
+_FEW = {"output-perturbation": 2000, "objective-perturbation": 1000, "majority": 1000, "dp-agd": 20, "privgene": 20}
+_ATTACKS: dict[type, Callable[[LoadedRecipe, data.Outline, Plan, Options], Found]] = {
+    DpSgd: _by_training,
+    Pate: _by_votes,
+    PrivateSelection: _by_choice,
+    DpAgd: _by_both,
+    OneShot: _by_outputs,
+}

@@ -1,0 +1,119 @@
+"""Tiers A, B and C of one training: canaries in lanes, told in from out by their scores; noise and batches.
+
+Not here: how it is staged and trained (`stage.py`, `training.py`), the parts (`parts.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpsgd_cli import data
+from dpsgd_cli.audit import picture, training
+from dpsgd_cli.audit.claim import Claim, bound_of, unsupported
+from dpsgd_cli.audit.findings import Finding, by_p_value
+from dpsgd_cli.audit.options import Options
+from dpsgd_cli.audit.parts import checks_of
+from dpsgd_cli.audit.stage import cut
+from dpsgd_cli.audit.statistics import epsilon_of_guesses
+from dpsgd_cli.audit.thresholds import errors_at, guesses_of, line_for
+from dpsgd_cli.audit.watch import Watch
+from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.rounding import epsilon_text
+
+Found = tuple[list[Finding], dict[str, Any], list[str]]
+"""Findings, what the document says besides, and what was left out and why."""
+
+
+def watched(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
+    """Tiers A, B and C of one training with canaries; `charged` is what its first trial's ledger holds."""
+    findings: list[Finding] = []
+    told: dict[str, Any] = {}
+    left_out: list[str] = []
+    size = options.size
+    options.say(f"Tiers A, B, C: {size.trials} trials, {size.canaries} canaries each")
+    watch, claim = training.train(cut(loaded, outline, plan, size))
+    staged = watch.staged
+    assert staged is not None
+    inside = staged.inside
+    told["training"] = {
+        "trials": len(inside),
+        "canaries": inside.shape[1],
+        "in": int(inside.sum()),
+        "out": int((~inside).sum()),
+        "changed": staged.changed,
+        "epsilon_audited": claim.epsilon,
+        "epsilon_of_gradients": None if unsupported(claim) else claim.own_epsilon,
+    }
+    told["charged"] = [entry.release.mechanism for entry in staged.trials.context.ledgers[0].entries]
+    if "C" in options.tiers:
+        findings += [
+            by_p_value("C", one.name, (one.found, one.claimed), one.p_value, one.control)
+            for one in checks_of(watch, options.confidence)
+        ]
+    findings += [one for one in membership(watch, claim, options, told, left_out) if one.tier in options.tiers]
+    return findings, told, left_out
+
+
+def membership(
+    watch: Watch, claim: Claim, options: Options, told: dict[str, Any], left_out: list[str]
+) -> list[Finding]:
+    """Tiers A and B of the scores that a training gave its canaries.
+
+    Many canaries of one trial are one run. Tier B counts them as independent, which they are in every member of the
+    claim's family: each has a lane and a coin of its own, noise on different coordinates is independent, and so is who
+    is in a Poisson batch (who is in a shuffled one is told to the attacker, as the theorem that prices it allows).
+    Tier C looks whether that is so. Tier A may not assume it, and does not: its bound is that of guesses of one run,
+    for which coins alone have to be independent (`statistics.one_run_p_value`).
+    """
+    reason = unsupported(claim)
+    staged = watch.staged
+    assert staged is not None
+    if reason is not None:
+        left_out.append(f"tiers A and B: no trade-off curve is known of the claim: {reason}")
+        return []
+    inside, confidence, delta = staged.inside, options.confidence, claim.delta
+    positives, negatives = int(inside.sum()), int((~inside).sum())
+    line = line_for(training.law_of(staged), positives, negatives, confidence)
+    errors, guesses = errors_at(watch.scores, inside, line.threshold), guesses_of(watch.scores, inside, line)
+    alone = epsilon_of_guesses(guesses, delta, confidence)
+    sharp = claim.curve.proved_by != "rdp"
+    stands = claim.standing(errors, confidence) if sharp else None
+    bound = bound_of(stands)
+    names = ("false_positive", "false_negative")
+    told["membership"] = {
+        "threshold": line.threshold,
+        "guesses": {"made": guesses.made, "right": guesses.right, "of": guesses.canaries},
+        "errors": vars(errors),
+        "rates": dict(zip(names, errors.rates, strict=True)),
+        "rates_at_least": dict(zip(names, errors.lower(confidence), strict=True)),
+        "rates_at_most": dict(zip(names, errors.upper(confidence), strict=True)),
+        **({"curves": _curves(claim, stands)} if options.curves and sharp else {}),
+        "mu": claim.curve.mu,
+    }
+    claimed = f"at most {epsilon_text(claim.epsilon)}"
+    found = [
+        Finding(
+            "A", "membership guessed", f"epsilon at least {alone:.3f}: {guesses.right} of {guesses.made} guesses right",
+            claimed, lambda level: epsilon_of_guesses(guesses, delta, level) > claim.epsilon, epsilon=alone,
+        )
+    ]  # fmt: skip
+    if not sharp:
+        left_out.append("tier B: of this claim's trade-off curve only a bound by Renyi divergences is known")
+        return found
+    found.append(
+        Finding(
+            "B", "membership by score", f"epsilon at least {bound:.3f}: {errors.false_positives} of"
+            f" {errors.negatives} false positives, {errors.false_negatives} of {errors.positives} false negatives",
+            claimed, lambda level: claim.refuted_by(errors, level), epsilon=bound,
+        )
+    )  # fmt: skip
+    return found
+
+
+def _curves(claim: Claim, stands: Claim | None) -> dict[str, list[float]]:
+    """False-negative rates that are allowed, by false-positive rate: by the claim, and by what was not refuted."""
+    at = picture.points()
+    allowed = [[1 - one.curve.power(float(rate)) for rate in at] for one in (claim, stands) if one is not None]
+    blind = list(1 - at)
+    return {"false_positive": list(at), "claimed": allowed[0], "refuted": allowed[1] if len(allowed) > 1 else blind}

@@ -1,0 +1,227 @@
+"""Votes of teachers, attacked: by what one record moves, and by what is released of worst-case counts, many times.
+
+What is released of counts is asked of the method's own rule, with the noise that its ledger is charged for; one vote is
+moved between neighbours, which moves two counts by 1. What is counted is one event: the label of a tie, and whether a
+query at the edge of the rule's test is answered. That a run has this noise is asked of the trained method (tier C).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from dpsgd_cli import data
+from dpsgd_cli.audit.claim import Claim, bound_of
+from dpsgd_cli.audit.findings import Finding, by_p_value, exact
+from dpsgd_cli.audit.stage import smaller
+from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, far_from
+from dpsgd_cli.joint import plan_of
+from dpsgd_cli.methods.pate import Pate
+from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
+from dpsgd_cli.privacy.voting import GAP, Aggregation, ConfidentMax, GaussianMax, LaplaceMax, StableMode
+from dpsgd_cli.privacy.voting_plan import VotingPlan
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.schema.pate import PateMethod
+from dpsgd_cli.rounding import epsilon_text
+from dpsgd_cli.trials import Member, Stage, start
+
+_DELTA = 1e-9
+_TEACHERS, _RECORDS, _QUERIES = 4, 16, 12
+_ASKED, _WRONG = 4000, 1.5
+_SURE = 20.0
+"""How many times its noise a count is above what it always passes."""
+
+
+@dataclass(frozen=True)
+class _Release:
+    """Something that is released of counts, and the event that it is attacked by: `answered`, or else label 0.
+
+    `edge` are counts (2, K) of the worst neighbours. `apart` are counts (K,) at which the event has a probability that
+    only the noise decides: `rate` of how many times the ledger's it is.
+    """
+
+    name: str
+    told: str
+    mechanism: Mechanism
+    answered: bool
+    edge: np.ndarray
+    apart: np.ndarray
+    rate: Callable[[float], float]
+
+    def of(self, found: np.ndarray) -> np.ndarray:
+        return (found >= 0) if self.answered else (found == 0)
+
+
+def attack(
+    loaded: LoadedRecipe, outline: data.Outline, plan: VotingPlan, draws: int, confidence: float
+) -> list[Finding]:
+    """How far one record moves votes; what `draws` (0: none) of each release tell; and the noise of a run."""
+    method, found = _moved_votes(loaded, outline)
+    rule, adjacency = plan.aggregation, plan.sampling.adjacency
+    assert rule is not None
+    if not draws:
+        return found
+    made = _releases(rule, rule.answered(adjacency), rule.asked(adjacency), max(2, outline.outputs))
+    for one in made:
+        found += _of_law(one, _errors(rule, one, draws), plan, confidence)
+    # last, as it leaves no ledger to the method
+    return [*found, *(_as_run(method, plan, one) for one in made)]
+
+
+def _releases(rule: Aggregation, label: Mechanism | None, test: Mechanism | None, classes: int) -> list[_Release]:
+    found = []
+    if isinstance(rule, LaplaceMax | GaussianMax) and label is not None:
+        laplace = isinstance(rule, LaplaceMax)
+        noise = rule.scale if isinstance(rule, LaplaceMax) else rule.noise
+        top = _SURE * (1 + noise)
+        if isinstance(rule, ConfidentMax):
+            top += rule.test.threshold + _SURE * rule.test.threshold_noise
+        gap = noise if laplace else math.sqrt(2) * noise
+        # of the difference of two Laplace or two normal numbers
+        rate = _two_laplace if laplace else _one_normal
+        tie = _counts(classes, (top, top), (top + 1, top - 1))
+        found.append(
+            _Release("a vote", "the label of a tie", label, False, tie, _counts(classes, (top + gap, top))[0], rate)
+        )
+    if isinstance(rule, ConfidentMax) and test is not None:
+        passed, noise = max(1.0, rule.test.threshold), rule.test.threshold_noise
+        edge, apart = _counts(classes, (passed, 1), (passed + 1, 0)), _counts(classes, (passed + noise, 0))[0]
+        found.append(_Release("an answer", "at the threshold", test, True, edge, apart, _one_normal))
+    if isinstance(rule, StableMode) and test is not None:
+        lead = GAP / rule.settings.epsilon
+        edge = _counts(classes, (math.floor(rule.bar), 1), (math.floor(rule.bar) + 1, 0))
+        apart = _counts(classes, (rule.bar + lead, 0))[0]
+        found.append(_Release("an answer", "at the edge of the test", test, True, edge, apart, _one_laplace))
+    return found
+
+
+def _counts(classes: int, *firsts: tuple[float, float]) -> np.ndarray:
+    """Counts (n, K) of which all but the first two are 0."""
+    counts = np.zeros((len(firsts), classes))
+    counts[:, :2] = firsts
+    return counts
+
+
+def _one_normal(scale: float) -> float:
+    """P[Z < 1] of a normal number of standard deviation `scale`."""
+    return float(ndtr(1 / scale))
+
+
+def _one_laplace(scale: float) -> float:
+    return 1 - math.exp(-1 / scale) / 2
+
+
+def _two_laplace(scale: float) -> float:
+    """Of the sum of two Laplace numbers, P[Z > g] = (2 + g / b) e^(-g / b) / 4."""
+    return 1 - (2 + 1 / scale) * math.exp(-1 / scale) / 4
+
+
+def _errors(rule: Aggregation, release: _Release, draws: int) -> Errors:
+    """How often the event is seen of either neighbour."""
+    random = np.random.default_rng(31)
+
+    def draw(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+        del purpose
+        return random.standard_normal(shape)
+
+    asked = rule.accepts if release.answered else lambda counts, draw: rule.label(counts, draw) == 0
+    seen = [sum(bool(asked(counts, draw)) for _ in range(draws)) for counts in release.edge]
+    return Errors(seen[0], draws, draws - seen[1], draws)
+
+
+def _as_run(method: Pate, plan: VotingPlan, release: _Release) -> Finding:
+    """Tier C: how often the event happens in the method, with its own streams; no ledger stops so many queries."""
+    free = dataclasses.replace(plan, queries=_ASKED, answers=_ASKED, chooses=False, epochs=((),), most=None)
+    method.plans = [free]
+    count = int(release.of(method.answer(0, free, np.repeat(release.apart[None], _ASKED, axis=0))).sum())
+    rate, wrong = release.rate(1.0), release.rate(_WRONG)
+    return by_p_value(
+        "C", f"noise of {release.name}", (f"{count / _ASKED:.4f} of {_ASKED:,} as with it", f"{rate:.4f}"),
+        far_from(count, _ASKED, rate), far_from(count, _ASKED, wrong),
+    )  # fmt: skip
+
+
+def _of_law(release: _Release, errors: Errors, plan: VotingPlan, confidence: float) -> Iterator[Finding]:
+    """One release by its law; and all that the plan allows, if all have that noise."""
+    name, told, mechanism = release.name, release.told, release.mechanism
+    if isinstance(mechanism, PureDP | ApproximateDP):
+        delta = getattr(mechanism, "delta", _DELTA)
+        alone = epsilon_of_errors(errors, delta, confidence)
+        yield Finding(
+            "A", name, f"epsilon of one at least {alone:.4f} ({told})", f"at most {epsilon_text(mechanism.epsilon)}",
+            lambda level: epsilon_of_errors(errors, delta, level) > mechanism.epsilon,
+        )  # fmt: skip
+    if isinstance(mechanism, GaussianSum):
+        claim = Claim((Release(mechanism),), math.inf, plan.delta)
+        stands, whole = claim.standing(errors, confidence), _whole(plan)
+        found, bound = f"epsilon of one at least {bound_of(stands):.4f} ({told})", None
+        if whole is not None:
+            noise = math.inf if stands is None else stands.first.noise_multiplier / mechanism.noise_multiplier
+            bound = 0.0 if stands is None else whole.member(noise).own_epsilon
+            found += f"; of the whole, if all have its noise, at least {bound:.4f}"
+        yield Finding(
+            "B", name, found, f"at most {epsilon_text(claim.own_epsilon)}",
+            lambda level: claim.refuted_by(errors, level), epsilon=bound,
+        )  # fmt: skip
+
+
+def _whole(plan: VotingPlan) -> Claim | None:
+    """All that votes may release, where it is Gaussian."""
+    made = plan.releases if plan.budget_cap is None else [Release(plan.budget_cap)]
+    if not made or not all(isinstance(one.mechanism, GaussianSum) for one in made):
+        return None
+    return Claim(tuple(made), plan.guarantee().epsilon, plan.delta)
+
+
+def _moved_votes(loaded: LoadedRecipe, outline: data.Outline) -> tuple[Pate, list[Finding]]:
+    """Tier D of votes: teachers trained on neighbouring records, with the same seeds; and the method that has them."""
+    settings = loaded.recipe.method
+    assert isinstance(settings, PateMethod) and outline.input_shape is not None
+    teachers = settings.teachers.model_copy(update={"count": _TEACHERS})
+    method = settings.model_copy(update={"teachers": teachers, "queries": None})
+    small, _ = smaller(loaded, 1, 1)
+    recipe = small.recipe.model_copy(update={"method": method, "seed": small.recipe.seed or 0})
+    small = dataclasses.replace(small, recipe=recipe)
+    known = dataclasses.replace(
+        outline, train_records=_RECORDS, files=(_RECORDS,), public_records=min(outline.public_records, _QUERIES)
+    )
+    plan = plan_of(small, known)
+    assert isinstance(plan, VotingPlan) and plan.aggregation is not None
+    seen: list[np.ndarray] = []
+    methods: list[Pate] = []
+    for changed in range(1 + _TEACHERS):
+        at = start([Member(small, plan)], stage=Stage(_voters(known, changed)))
+        assert isinstance(at.method, Pate)
+        at.method.run_epoch(0)
+        seen.append(at.method.votes[0].astype(float))
+        methods.append(at.method)
+    moved = max(float(np.abs(one - seen[0]).sum(axis=1).max()) for one in seen[1:])
+    allowed = 2.0  # one teacher's vote goes from one class to another
+    cast = float(seen[0].sum(axis=1).max())
+    return methods[0], [
+        exact("D", "votes", f"{moved:g} votes of a query moved at most", f"at most {allowed:g}", moved > allowed),
+        exact("D", "voters", f"{cast:g} votes of {_TEACHERS} teachers", "as many", cast > _TEACHERS),
+    ]
+
+
+def _voters(outline: data.Outline, changed: int) -> data.Dataset:
+    """Rows of chance for teachers and queries; `changed` of the first records have the opposite features and label."""
+    random = np.random.default_rng(5)
+    shape, outputs = outline.input_shape, max(2, outline.outputs)
+    assert shape is not None
+
+    def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
+        return random.random((count, *shape), dtype=np.float32), random.integers(outputs, size=count)
+
+    (x, y), test, public = rows(_RECORDS), rows(8), rows(outline.public_records)
+    if changed:
+        x[changed - 1], y[changed - 1] = -50 * x[changed - 1], (y[changed - 1] + 1) % outputs
+    return data.Dataset(
+        outline.name, x, y, *test, False, tuple(range(outputs)), (), (), {}, norm_bound=outline.norm_bound,
+        public_x=public[0], public_y=public[1], places=np.arange(_RECORDS + len(test[1])),
+    )  # fmt: skip
