@@ -38,6 +38,7 @@ class Sampling:
     batch_size: int
     adjacency: Adjacency
     groups: int = 1
+    largest_batch: int | None = None
 
     @property
     def kind(self) -> BatchingKind:

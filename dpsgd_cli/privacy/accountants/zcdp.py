@@ -128,9 +128,12 @@ class ZcdpRs(WithoutLeaks):
                 " epsilon can be several times larger: Chua et al. 2024); use zcdp, which charges an epoch as one"
                 " Gaussian"
             )
-        if mechanism.batching == "fixed":
-            return "batches of fixed size: its estimate is for independent sampling; use rdp"
-        if mechanism.batching == "poisson" and 0 < rate < 1:
+        if mechanism.sampled and not mechanism.comes_and_goes:
+            return (
+                f"{mechanism.batching} batches under {mechanism.adjacency} adjacency: its estimate is for Poisson"
+                " batches with a record more or less; use pld or rdp"
+            )
+        if mechanism.sampled and 0 < rate < 1:
             if noise < 1:
                 return f"noise multiplier {noise:g}: the estimate is only stated from 1 on; use rdp or pld"
             if rate > 1 / (16 * noise):

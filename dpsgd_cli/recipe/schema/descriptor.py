@@ -8,9 +8,10 @@ Not here: the sections (`method.py`, `convex.py`).
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from dpsgd_cli.recipe.naming import named as named
 
 ITS_BUDGET = ("privacy.budget", "privacy.budget_covers", "privacy.delta")
 ITS_TRAINING = (
@@ -45,9 +46,3 @@ class Descriptor:
     by_rule: bool = False
     may_differ: tuple[str, ...] = ()
     correlates: bool = False
-
-
-def named(name: str) -> Any:
-    """What `module:name` names."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
