@@ -226,14 +226,13 @@ class DpSgd(GradientMethod):
         """Refuse to run anything else than what the plans priced."""
         table, settings = self.context.table, section_of(self.context.recipes[0])
         size = settings.batch or len(table)
-        runs = (settings.batching, len(table), size, getattr(settings, "largest_batch", None))
+        runs: tuple[Any, ...] = (settings.batching, len(table), size, *settings.truncation.values())
         for plan, bound in zip(self.plans, self.sensitivities, strict=True):
             sampling = plan.sampling
-            priced = (sampling.batching, sampling.records, sampling.batch_size, sampling.largest_batch)
+            priced = (sampling.batching, sampling.records, sampling.batch_size, *sampling.truncation.values())
             if priced != runs:
                 raise PrivacyError(
-                    f"the plan priced (batching, records, batch size, largest) {priced} but not {runs}; plan this run"
-                    " anew"
+                    f"the plan priced (batching, records, batch size) {priced} but not {runs}; plan this run anew"
                 )
             moved = bound * moves_of_a_sum(sampling.adjacency)
             if not math.isclose(plan.sensitivity, moved, rel_tol=1e-6):

@@ -281,9 +281,9 @@ class _Draft:
             "sampling_rate": self.sampling.rate,
             "sensitivity": self.sensitivity,
         }
-        if self.sampling.largest_batch is not None:
-            numbers |= {"records": self.sampling.records, "largest_batch": self.sampling.largest_batch}
-            return Release(TruncatedSum(**numbers), self.sampling.releases_per_epoch)
+        if self.sampling.truncation:
+            one = TruncatedSum(**numbers, records=self.sampling.records, **self.sampling.truncation)
+            return Release(one, self.sampling.releases_per_epoch)
         noise = self.privacy.correlated
         if noise is None:
             return Release(GaussianSum(**numbers), self.sampling.releases_per_epoch)

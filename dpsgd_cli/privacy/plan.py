@@ -46,6 +46,11 @@ class Sampling:
         return BATCHINGS[self.batching]
 
     @property
+    def truncation(self) -> dict[str, int]:
+        """What a truncated batch's record says besides."""
+        return {} if self.largest_batch is None else {"largest_batch": self.largest_batch}
+
+    @property
     def rate(self) -> float:
         return self.kind.rate(self.groups * self.batch_size, self.records)
 

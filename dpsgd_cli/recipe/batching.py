@@ -1,7 +1,7 @@
 """How records reach a step: the kinds of batching, and what is proved for each under which adjacency.
 
-A kind of batching is one entry of `BATCHINGS` and its name in `Batching`; a method says which of them it takes.
-Not here: drawing batches (`core/sampling.py`), prices (`privacy/accountants/`).
+A kind of batching is one entry of `BATCHINGS`, which names what draws and prices it, and its name in `Batching`; a
+method says which of them it takes. Not here: drawing batches (`core/sampling.py`), prices (`privacy/sampled_pairs.py`).
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class Moments(WithoutLeaks):
         if mechanism.sampled and not mechanism.comes_and_goes:
             return (
                 f"{mechanism.batching} batches under {mechanism.adjacency} adjacency: its moments are those of Poisson"
-                " batches with a record more or less; use pld or rdp"
+                " batches with a record more or less; use pld"
             )
         return unsound_sampling(mechanism)
 

@@ -68,9 +68,10 @@ class Zcdp(Additive):
         if not isinstance(mechanism, GaussianSum):
             return None
         if mechanism.sampled:
+            estimate = ", or zcdp-rs for the published estimate" if mechanism.comes_and_goes else ""
             return (
                 f"{mechanism.batching} batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2);"
-                " use rdp or pld, or zcdp-rs for the published estimate"
+                f" use {'rdp or pld' if mechanism.batches.divergence else 'pld'}{estimate}"
             )
         return unsound_sampling(mechanism)
 
@@ -131,7 +132,7 @@ class ZcdpRs(WithoutLeaks):
         if mechanism.sampled and not mechanism.comes_and_goes:
             return (
                 f"{mechanism.batching} batches under {mechanism.adjacency} adjacency: its estimate is for Poisson"
-                " batches with a record more or less; use pld or rdp"
+                " batches with a record more or less; use pld"
             )
         if mechanism.sampled and 0 < rate < 1:
             if noise < 1:
