@@ -325,6 +325,12 @@ def test_only_what_was_priced_runs(changes: dict[str, Any], message: str | None)
         return
     with pytest.raises(PrivacyError, match=message):
         create(trained)
+    cut = context([made("truncated-poisson", "add-remove")])
+    planned = cut.plans[0]
+    assert planned is not None
+    looser = replace(planned, sampling=replace(planned.sampling, largest_batch=8))
+    with pytest.raises(PrivacyError, match=r"priced .*, 6, 8\) but not .*, 6, 7\)"):
+        method_of(replace(cut, plans=(looser,)))
     fewer = context([made("shuffle", "zero-out")], data=tuple(part[:20] for part in records()))  # type: ignore[arg-type]
     with pytest.raises(PrivacyError, match=r"priced .*\('shuffle', 20, 7\) but not \('shuffle', 30, 7\)"):
         create(replace(trained, plans=fewer.plans))

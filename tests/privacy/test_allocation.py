@@ -98,6 +98,16 @@ def test_means_are_kept_and_tails_charged(noise: float, steps: int) -> None:
     assert pair.add.infinite >= steps * float(stats.norm.sf(10 + 1 / noise))
 
 
+def test_what_cannot_be_without_the_record_is_charged() -> None:
+    """Ratio 0 is on the grid: there Q has mass and P none, so the way back has that much infinite loss besides."""
+    noise, steps = 0.5, 2
+    values, masses = law_of_ratio(noise, steps)
+    beyond = steps * float(stats.norm.sf(10 + 1 / noise))
+    never = float(masses[values == 0].sum())
+    assert 0 < never < 1e-20
+    assert losses(epoch(noise, steps), WIDTH).add.infinite == pytest.approx(never + beyond, rel=1e-9)
+
+
 def test_more_noise_and_more_steps_cost_less() -> None:
     costs = [pld.epsilon([Release(epoch(z, t), 4)], 1e-6) for z, t in ((0.8, 16), (1.0, 16), (1.0, 17), (1.0, 40))]
     assert costs == sorted(costs, reverse=True)

@@ -18,6 +18,7 @@ from scipy import stats
 
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.accountants.rdp import mechanism_divergence
 from dpsgd_cli.privacy.dominating_pairs import LossMasses, discretise
 from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, Release, TruncatedSum, from_record, to_record
 from dpsgd_cli.privacy.sampled_divergences import overflow_probability
@@ -178,6 +179,33 @@ def test_a_batch_that_always_overflows_is_one_of_fixed_size() -> None:
     for epsilon in (0.0, 1.0, 3.0):
         mixed = often * hockey_stick(rare, width, epsilon) + (1 - often) * hockey_stick(usual, width, epsilon)
         assert hockey_stick(own, width, epsilon) == pytest.approx(mixed, rel=1e-5)
+
+
+def test_loud_truncated_batches_cost_what_overflows_cost() -> None:
+    """Below noise .1 a use is priced as unsampled, at the noise over 2 C that a full batch has."""
+    loud = Release(truncated("add-remove", 1000, 20, 30, noise=0.08), 2)
+    known = accountants.get("gaussian").epsilon([Release(GaussianSum(0.04, "add-remove"), 2)], 1e-5)
+    assert accountants.get("pld").epsilon([loud], 1e-5) == pytest.approx(known)
+
+
+@pytest.mark.parametrize(("order", "largest"), [(2.0, 24), (8.0, 24), (8.0, 40), (12.0, 30)])
+def test_divergences_bound_what_they_are_said_to(order: float, largest: int) -> None:
+    """Of the worst pairs, by integrals: (1 - q) N(0) + q N(1/2) against its mirror image; and a mixture told apart."""
+    rate, noise = 0.02, 1.0
+    x, step = grid(noise)
+
+    def power(p: np.ndarray, q: np.ndarray) -> float:
+        return float((p**order * q ** (1 - order)).sum() * step)
+
+    def proved(mechanism: GaussianSum) -> float:
+        return math.exp((order - 1) * mechanism_divergence(mechanism, order))
+
+    replaced = power(mixture(x, rate, noise, 0.5), mixture(x, rate, noise, -0.5))
+    assert replaced <= proved(GaussianSum(noise, "replace-one", "poisson", rate))
+    often = float(stats.binom.sf(largest - 1, 1000, rate))
+    usual = power(mixture(x, rate, noise, 1.0), stats.norm.pdf(x, 0, noise))
+    rare = power(mixture(x, rate, noise, 2.0), stats.norm.pdf(x, 0, noise))
+    assert (1 - often) * usual + often * rare <= proved(truncated("add-remove", 1000, 20, largest)) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["moments", "zcdp-rs", "gaussian", "zcdp", "lemma-15.5", "basic-composition"])
