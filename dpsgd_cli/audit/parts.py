@@ -251,7 +251,7 @@ def _shuffled(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
 def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
     """The same, of batches whose sizes are those of independent draws of a step."""
     yield from _once_an_epoch(watch, mechanism.sampling_rate)
-    sizes, held, rate = np.stack(watch.batches.sizes), watch.held(), mechanism.sampling_rate
+    sizes, rate = np.stack(watch.batches.sizes), mechanism.sampling_rate
     staged = watch.staged
     assert staged is not None
     if mechanism.steps > 1:
@@ -261,7 +261,6 @@ def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
         free = sizes.size // mechanism.steps * (mechanism.steps - 1)
         yield Check("spread of batch sizes", f"{squares / free:.3f} times a multinomial's", "1",
                     _two_sided(squares, free), _two_sided(squares / _WRONG**2, free))  # fmt: skip
-    yield from _each_record(held, rate)
 
 
 def _once_an_epoch(watch: Watch, rate: float) -> Iterator[Check]:

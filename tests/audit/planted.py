@@ -22,7 +22,7 @@ from dpsgd_cli.core import noise, sampling, selection
 from dpsgd_cli.core.clipping import add_clipped_sums
 from dpsgd_cli.core.correlation import step_noise
 from dpsgd_cli.core.noise import add_noise
-from dpsgd_cli.methods import batches, dp_agd, dp_sgd
+from dpsgd_cli.methods import dp_agd, dp_sgd
 from dpsgd_cli.methods.pate import Pate
 from dpsgd_cli.privacy import gradient_plan
 from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
@@ -32,6 +32,9 @@ from dpsgd_cli.recipe.schema.privacy import PerLayerClipping
 Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]
 BANDED = [*POISSON, "privacy.noise={kind: banded, bands: 3}"]
+ALLOCATED = [*POISSON, "method.batching=random-allocation"]
+TRUNCATED = [*POISSON, "method.batching=truncated-poisson", "method.largest_batch=200"]
+FIXED = [*POISSON, "method.batching=fixed", "privacy.adjacency=replace-one"]
 FULL = ["method={kind: dp-sgd, batching: full, learning_rate: 1}", "privacy.budget.epsilon=6", "epochs=6"]
 REPLACED = [*FULL, "privacy.adjacency=replace-one"]
 DECAYS = [*FULL[:1], "privacy.budget=null", "privacy.delta=1e-5", "epochs=6",
@@ -143,8 +146,21 @@ def shared_noise(patch: Patch, folder: Path) -> None:
     patch.setattr(noise.NoiseSource, "__init__", made)
 
 
+def not_allocated(patch: Patch, folder: Path) -> None:
+    patch.setattr(sampling, "AllocationSampler", sampling.ShuffleSampler)
+
+
+def not_cut(patch: Patch, folder: Path) -> None:
+    patch.setattr(sampling.TruncatedSampler, "_kept", lambda self, size: size)
+
+
+def same_set(patch: Patch, folder: Path) -> None:
+    own = sampling.FixedSampler.batch
+    patch.setattr(sampling.FixedSampler, "batch", lambda self, step: own(self, step % self.steps_per_epoch))
+
+
 def shuffled(patch: Patch, folder: Path) -> None:
-    patch.setattr(batches, "PoissonSampler", sampling.ShuffleSampler)
+    patch.setattr(sampling, "PoissonSampler", sampling.ShuffleSampler)
 
 
 def mixing(patch: Patch, folder: Path) -> list[str]:
@@ -209,6 +225,9 @@ BUGS: dict[str, Bug] = {
     "the same noise after a resume": Bug(POISSON, noise_again_after_resume, "C"),
     "one noise for two trials": Bug(FULL, shared_noise, "C"),
     "shuffled batches priced as Poisson's": Bug(POISSON, shuffled, "C"),
+    "shuffled batches priced as allocated ones": Bug(ALLOCATED, not_allocated, "C"),
+    "truncated batches that are not cut": Bug([*TRUNCATED, "method.largest_batch=150"], not_cut, "C"),
+    "fixed batches drawn once": Bug(FIXED, same_set, "C"),
     "examples mixed by a layer": Bug(FULL, mixing, "D"),
     "noise for one layer of several": Bug(LAYERS, without_root, "BC"),
     "a schedule off by an epoch": Bug(DECAYS, off_by_one, "C"),
