@@ -179,8 +179,8 @@ class TruncatedSum(GaussianSum):
     more often: w = Pr[Binomial(N, q) >= B]. The price only grows in w and in p, since the second pair with p = q
     dominates the first (a Poisson step is one of three points of the same ball, `sampled_pairs`).
 
-    The same with exact p, for N - 1 others: Ganesh et al. 2025 (dp-accounting's TruncatedSubsampledGaussianDpEvent).
-    What it is at most, delta + T (1 + e^eps) Pr[Binomial(N, q) > B]: Chua et al. 2024, "Scalable DP-SGD", Theorem 3.3.
+    dp-accounting's TruncatedSubsampledGaussianDpEvent is the same with exact p, for N - 1 others. What it is at most,
+    delta + T (1 + e^eps) w: Chua et al. 2024, "Scalable DP-SGD" (arXiv 2411.04205).
     """
 
     kind: ClassVar[str] = "truncated"
