@@ -12,8 +12,8 @@ Three points. Let P = (1 - q) N(u) + q N(x) and Q = (1 - q) N(u) + q N(y), all o
 with E_x the mean under N(x) and L_y the density of N(y) over that of N(x) (in the second line over that of N(y)). Each
 is the mean of a convex function of a sum, with weights that are no less than 0, of exponentials of Gaussians, each of
 mean 1, whose logarithms have the covariances (y - x).(u - x) / s^2 and so on. Such a mean only grows with each of these
-covariances (Kahane's inequality for convex functions: Kahane 1985, "Sur le chaos multiplicatif"). So whatever bounds all
-of them bounds H_a, in any dimension. (Mixtures against one Gaussian: Choquette-Choo et al. 2024, arXiv 2310.15526.)
+covariances (Kahane's inequality for convex functions: Kahane 1985, "Sur le chaos multiplicatif"). So whatever bounds
+all of them bounds H_a, in any dimension. (Mixtures against one Gaussian: Choquette-Choo et al. 2024, arXiv 2310.15526.)
 """
 
 from __future__ import annotations

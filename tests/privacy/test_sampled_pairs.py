@@ -20,7 +20,15 @@ from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.rdp import mechanism_divergence
 from dpsgd_cli.privacy.dominating_pairs import LossMasses, discretise
-from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, Release, TruncatedSum, from_record, to_record
+from dpsgd_cli.privacy.mechanism import (
+    CorrelatedSums,
+    GaussianSum,
+    PureDP,
+    Release,
+    TruncatedSum,
+    from_record,
+    to_record,
+)
 from dpsgd_cli.privacy.sampled_divergences import overflow_probability
 from dpsgd_cli.recipe.batching import Adjacency, Batching
 
@@ -235,6 +243,23 @@ def test_a_truncated_sum_that_cannot_be_is_refused(changed: dict[str, object], s
     assert from_record(line) == Release(truncated("add-remove", 1000, 20, 40), 3)
     with pytest.raises(PrivacyError, match=said):
         from_record(line | changed)
+
+
+@pytest.mark.parametrize("batching", ["poisson", "fixed", "truncated-poisson", "random-allocation"])
+def test_samples_add_up_with_whatever_else_there_is(batching: Batching) -> None:
+    """Epsilon and delta are each other's inverse, curves end in the whole, and parts cost less than it."""
+    adjacency: Adjacency = "zero-out" if batching == "random-allocation" else "replace-one"
+    if batching == "truncated-poisson":
+        sample: GaussianSum = truncated(adjacency, 1000, 50, 90)
+    else:
+        sample = GaussianSum(1.0, adjacency, batching, 0.05)
+    used = [Release(sample, 30), Release(GaussianSum(8.0, adjacency), 3), Release(PureDP(0.05, adjacency))]
+    pld = accountants.get("pld")
+    epsilon = pld.epsilon(used, 1e-5)
+    assert pld.delta(used, epsilon) == pytest.approx(1e-5, rel=1e-3)
+    assert pld.curve([used[:1], used[1:]], 1e-5)[-1] == pytest.approx(epsilon, rel=1e-3)
+    assert pld.profile(used, 1e-3)(epsilon / 2) == pytest.approx(pld.delta(used, epsilon / 2), rel=1e-3)
+    assert max(pld.epsilon([one], 1e-5) for one in used) < epsilon < sum(pld.epsilon([one], 1e-5) for one in used)
 
 
 def test_a_truncated_batch_cannot_pass_for_one_that_is_not() -> None:

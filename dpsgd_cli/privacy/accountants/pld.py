@@ -180,11 +180,15 @@ def _in_poisson_batches(releases: Sequence[Release]) -> list[Release]:
     """Releases of which the best Renyi order is near that of these, for an aim: any is true, and a near one sharp."""
     found = []
     for release in releases:
-        own = release.mechanism
+        own, uses = release.mechanism, release.count
         if isinstance(own, GaussianSum) and own.sampled:
-            uses = release.count * (own.steps if own.by_allocation else 1)
-            release = Release(GaussianSum(own.noise_multiplier, "add-remove", "poisson", own.sampling_rate), uses)
-        found.append(release)
+            uses *= own.steps if own.by_allocation else 1
+            own = GaussianSum(own.noise_multiplier, "add-remove", "poisson", own.sampling_rate)
+        elif isinstance(own, GaussianSum):
+            own = GaussianSum(own.noise_multiplier, "add-remove")
+        else:
+            own = dataclasses.replace(own, adjacency="add-remove")
+        found.append(Release(own, uses))
     return found
 
 
