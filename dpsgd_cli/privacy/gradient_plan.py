@@ -282,8 +282,8 @@ class _Draft:
             "sensitivity": self.sensitivity,
         }
         if self.sampling.truncation:
-            one = TruncatedSum(**numbers, records=self.sampling.records, **self.sampling.truncation)
-            return Release(one, self.sampling.releases_per_epoch)
+            numbers |= {"records": self.sampling.records, **self.sampling.truncation}
+            return Release(TruncatedSum(**numbers), self.sampling.releases_per_epoch)
         noise = self.privacy.correlated
         if noise is None:
             return Release(GaussianSum(**numbers), self.sampling.releases_per_epoch)
