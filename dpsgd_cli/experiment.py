@@ -29,6 +29,7 @@ from dpsgd_cli.errors import UsageError
 from dpsgd_cli.evaluation import measure, measure_once, models_of
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.recipe.schema.model import ConvexModel
@@ -379,7 +380,7 @@ def _timing(trials: Trials, own: int, epochs: int) -> tuple[dict[str, Any], dict
     """
     settings = trials.recipe.method
     per_epoch = len(trials.context.table)
-    if settings.batching == "poisson" and settings.batch is not None:
+    if BATCHINGS[settings.batching].sampled and settings.batch is not None:
         per_epoch = trials.method.steps * settings.batch
     examples = per_epoch * trials.done * trials.context.trials
     rate = examples / trials.train_seconds if trials.train_seconds > 0 else 0.0

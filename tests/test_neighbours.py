@@ -57,6 +57,10 @@ METHOD: dict[str, dict[str, Any]] = {
         "method": {**DP_SGD, "batching": "shuffle"},
         "privacy": {**FLAT, "adjacency": "zero-out"},
     },
+    "replaced": {**PLANNED, "method": DP_SGD, "privacy": {**FLAT, "adjacency": "replace-one"}},
+    "truncated": {**PLANNED, "method": {**DP_SGD, "batching": "truncated-poisson", "largest_batch": 9}},
+    "fixed": {**PLANNED, "method": {**DP_SGD, "batching": "fixed"}},
+    "random-allocation": {**PLANNED, "method": {**DP_SGD, "batching": "random-allocation"}},
     "full": {**PLANNED, "method": {"kind": "dp-sgd", "batching": "full"}},
     "single": {
         **CONVEX,

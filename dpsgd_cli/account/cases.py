@@ -18,7 +18,7 @@ from typing import Any
 from dpsgd_cli.account.solving import Target, afforded
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release, TruncatedSum
 from dpsgd_cli.privacy.statement import epsilon_at_least
 from dpsgd_cli.privacy.together import ASSUMED, FIXED
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind
@@ -187,6 +187,7 @@ class FlagCase(Case):
     steps: int | None = None
     epochs: int | None = None
     records: int | None = None
+    largest_batch: int | None = None
     label: str = ""
     together: int | None = None
 
@@ -222,7 +223,9 @@ class FlagCase(Case):
             if self.epochs is not None:
                 return self.epochs
             if self.sampling_rate is None:
-                raise UsageError("shuffled batches are counted by epochs: give --epochs, or --sampling-rate to --steps")
+                raise UsageError(
+                    f"{self.batching} batches are counted by epochs: give --epochs, or --sampling-rate to --steps"
+                )
             return math.ceil(_given(self.steps, "--steps or --epochs") / self.steps_per_epoch)
         if self.steps is not None:
             return self.steps
@@ -236,7 +239,19 @@ class FlagCase(Case):
         rate = self.sampling_rate if self.kind.sampled else 1.0
         if rate is None:
             raise UsageError(f"{self.batching} batches need --sampling-rate, or --batch-size and --records")
-        return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
+        if self.kind.by_epoch and self.kind.sampled:
+            rate = 1 / self.steps_per_epoch
+        if self.kind.recorded != "truncated":
+            return Release(GaussianSum(noise, self.adjacency, self.batching, rate), uses)
+        records, largest = _given(self.records, "--records"), _given(self.largest_batch, "--largest-batch")
+        if largest < rate * records * (1 - 1e-9):
+            raise UsageError(
+                f"--largest-batch is {largest}, below the expected size {rate * records:g} of a batch, so that most"
+                " batches would be cut; give more"
+            )
+        return Release(
+            TruncatedSum(noise, self.adjacency, self.batching, rate, records=records, largest_batch=largest), uses
+        )
 
     def each_trial(self) -> list[list[Release]]:
         return [[self.release(self.uses)]]
@@ -251,8 +266,9 @@ class FlagCase(Case):
         return [epochs + ([[self.release(left % size)]] if left % size else [])]
 
     def parameters(self) -> dict[str, bool]:
-        length = "steps" if self.kind.sampled and self.epochs is None else "epochs"
-        size = {BATCH_SIZE: True} if self.kind.sampled and self.records is not None else {}
+        by_steps = self.kind.sampled and not self.kind.by_epoch
+        length = "steps" if by_steps and self.epochs is None else "epochs"
+        size = {BATCH_SIZE: True} if self.kind.sampled and self.records is not None and not self.largest_batch else {}
         return {"noise-multiplier": False, length: True} | size
 
     def free(self) -> str | None:
@@ -266,7 +282,7 @@ class FlagCase(Case):
         return self.records
 
     def own_remarks(self) -> list[str]:
-        if not self.kind.by_epoch or self.noise_multiplier is None or self.sampling_rate is None:
+        if self.batching != "shuffle" or self.noise_multiplier is None or self.sampling_rate is None:
             return []
         least = epsilon_at_least(self.noise_multiplier, self.steps_per_epoch, self.delta)
         return [

@@ -30,6 +30,7 @@ class Asked:
     sampling_rate: float | None
     batch_size: int | None
     records: int | None
+    largest_batch: int | None
     steps: int | None
     epochs: int | None
     batching: tuple[str, ...]
@@ -106,6 +107,7 @@ def _flag_cases(asked: Asked) -> list[Case]:
             noise_multiplier=asked.noise_multiplier,
             sampling_rate=sampling_rate,
             records=asked.records,
+            largest_batch=asked.largest_batch,
             steps=asked.steps,
             epochs=asked.epochs,
         )
@@ -120,6 +122,7 @@ def _check_flags(asked: Asked) -> None:
         "--epochs": asked.epochs,
         "--batch-size": asked.batch_size,
         "--records": asked.records,
+        "--largest-batch": asked.largest_batch,
     }
     for name, value in counts.items():
         if value is not None and not 1 <= value <= MOST_USES:
@@ -152,6 +155,7 @@ def _source_case(asked: Asked, source: str) -> Case:
         "--sampling-rate": asked.sampling_rate,
         "--batch-size": asked.batch_size,
         "--records": asked.records,
+        "--largest-batch": asked.largest_batch,
         "--steps": asked.steps,
         "--batching": asked.batching or None,
         "--adjacency": asked.adjacency,

@@ -115,7 +115,8 @@ class RecipeCase(Case):
         method = self.recipe.method
         if not isinstance(method, Gradient) or isinstance(method, PrivateSelectionMethod) or self._schedule.adaptive:
             return {}
-        size = {BATCH_SIZE: True} if BATCHINGS[method.batching].sampled and method.batch_size is not None else {}
+        sampled = BATCHINGS[method.batching].sampled and method.batch_size is not None
+        size = {BATCH_SIZE: True} if sampled and method.largest_batch is None else {}
         numbers = {path: not number.increasing for path, number in self._schedule.numbers().items()}
         return numbers | {"epochs": True} | size
 

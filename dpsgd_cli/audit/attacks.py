@@ -26,7 +26,7 @@ from dpsgd_cli.privacy.mechanism import Mechanism, PureDP
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.voting_plan import VotingPlan
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema.method import PythonMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.pate import PateMethod

@@ -140,9 +140,12 @@ class Claim:
             mechanism = release.mechanism
             assert isinstance(mechanism, GaussianSum)
             rate = mechanism.sampling_rate
-            for _ in range(release.count):
-                for scores, moved in ((out, shift[0]), (inside, shift[1])):
-                    drawn = random.random(count) < rate
+            steps = mechanism.steps if mechanism.by_allocation else 1
+            for step in range(release.count * steps):
+                if step % steps == 0:
+                    own = random.integers(steps, size=(2, count))
+                for which, (scores, moved) in enumerate(((out, shift[0]), (inside, shift[1]))):
+                    drawn = random.random(count) < rate if steps == 1 else own[which] == step % steps
                     seen = moved * drawn + mechanism.noise_multiplier * random.standard_normal(count)
                     scores += score(seen, mechanism.noise_multiplier, rate, shift)
         return out, inside

@@ -62,7 +62,8 @@ def membership(
 
     Many canaries of one trial are one run. Tier B counts them as independent, which they are in every member of the
     claim's family: each has a lane and a coin of its own, noise on different coordinates is independent, and so is who
-    is in a Poisson batch (who is in a shuffled one is told to the attacker, as the theorem that prices it allows).
+    is in a Poisson batch (who is in a shuffled one is told to the attacker, as the theorem that prices it allows; in
+    batches of one size, or one largest size, they are negatively associated, so that counts stray less).
     Tier C looks whether that is so. Tier A may not assume it, and does not: its bound is that of guesses of one run,
     for which coins alone have to be independent (`statistics.one_run_p_value`).
     """

@@ -45,7 +45,7 @@ from dpsgd_cli.privacy.ledger import LedgerEntry
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.rounding import epsilon_text
 from dpsgd_cli.trials import Member, Stage, Trials, start
 

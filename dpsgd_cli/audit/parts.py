@@ -17,7 +17,7 @@ from scipy import stats
 
 from dpsgd_cli.audit.statistics import far_from, noise_bound, normal, too_little_noise
 from dpsgd_cli.audit.watch import BEFORE, Noise, Watch
-from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum
+from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, TruncatedSum
 
 _WRONG = 1.5
 _MIXED = 0.8
@@ -182,6 +182,37 @@ def _poisson(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
     yield from _independent(watch, mechanism, np.stack(watch.batches.sizes), watch.held())
 
 
+def _truncated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
+    """Sizes of a binomial cut at the largest batch, whose records are a uniform set."""
+    assert isinstance(mechanism, TruncatedSum)
+    sizes, held = np.stack(watch.batches.sizes), watch.held()
+    records, largest = mechanism.records, mechanism.largest_batch
+    over = float((sizes > largest).mean())
+    yield Check("largest batch", f"{int(sizes.max())} records", f"at most {largest}", 0.0 if over else 1.0, 0.0)
+    law = stats.binom(records, mechanism.sampling_rate)
+    drawn = np.arange(records + 1)
+    chances, kept = law.pmf(drawn), np.minimum(drawn, largest)
+    mean = float(chances @ kept)
+    spread = math.sqrt(float(chances @ np.square(kept - mean)) / sizes.size)
+
+    def p_value(found: float) -> float:
+        return float(2 * stats.norm.sf(abs(found - mean) / spread)) if spread else float(found == mean)
+
+    yield Check("mean batch size", f"{sizes.mean():.3f} ({sizes.size:,} batches)", f"{mean:.3f}",
+                p_value(float(sizes.mean())), p_value(_WRONG * float(sizes.mean())))  # fmt: skip
+    yield from _each_record(held, mean / records)
+    yield from _over_time(held, mean / records)
+
+
+def _each_record(held: np.ndarray, rate: float) -> Iterator[Check]:
+    """How often each of the watched records is in a batch: binomial, record by record."""
+    each = held.sum(axis=(0, 1))
+    times = held.shape[0] * held.shape[1]
+    p, control = (float(np.min(_far(each, times, q))) * len(each) for q in (rate, min(1.0, _WRONG * rate)))
+    yield Check("inclusion of each record", f"{each.min() / times:.4f} to {each.max() / times:.4f}", f"{rate:.4f}",
+                min(1.0, p), min(1.0, control))  # fmt: skip
+
+
 def _independent(watch: Watch, mechanism: GaussianSum, sizes: np.ndarray, held: np.ndarray) -> Iterator[Check]:
     """Each record by itself in each of T batches: their `sizes` (T, R), and the watched ones (T, R, W)."""
     staged = watch.staged
@@ -200,15 +231,16 @@ def _independent(watch: Watch, mechanism: GaussianSum, sizes: np.ndarray, held: 
         _two_sided_normal(squares, sizes.size, records, rate),
         _two_sided_normal(squares / _WRONG, sizes.size, records, rate),
     )  # fmt: skip
-    each = held.sum(axis=(0, 1))
-    times = held.shape[0] * held.shape[1]
-    p, control = (float(np.min(_far(each, times, q))) * len(each) for q in (rate, min(1.0, wrong)))
-    yield Check("inclusion of each record", f"{each.min() / times:.4f} to {each.max() / times:.4f}", f"{rate:.4f}",
-                min(1.0, p), min(1.0, control))  # fmt: skip
-    yield from _pairs(held, rate)
+    yield from _each_record(held, rate)
+    yield from _over_time(held, rate)
+    if held.shape[2] > 1:
+        one, other = held[:, :, 0:-1:2], held[:, :, 1::2]
+        both = int((one & other).sum())
+        yield Check("inclusion of pairs of records", f"{both / one.size:.6f}", f"{rate**2:.6f}",
+                    far_from(both, one.size, rate**2), far_from(int(one.sum()), one.size, rate**2))  # fmt: skip
 
 
-def _pairs(held: np.ndarray, rate: float) -> Iterator[Check]:
+def _over_time(held: np.ndarray, rate: float) -> Iterator[Check]:
     """How often a record is in two batches at once, which for independent draws is rate^2: binomial, pair by pair."""
     steps, trials, _ = held.shape
     ways: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -224,11 +256,6 @@ def _pairs(held: np.ndarray, rate: float) -> Iterator[Check]:
             f"inclusion in {what}", f"{both / one.size:.6f}", f"{rate**2:.6f}", far_from(both, one.size, rate**2),
             far_from(int(one.sum()), one.size, rate**2),
         )  # fmt: skip
-    if held.shape[2] > 1:
-        one, other = held[:, :, 0:-1:2], held[:, :, 1::2]
-        both = int((one & other).sum())
-        yield Check("inclusion of pairs of records", f"{both / one.size:.6f}", f"{rate**2:.6f}",
-                    far_from(both, one.size, rate**2), far_from(int(one.sum()), one.size, rate**2))  # fmt: skip
 
 
 def _far(counts: np.ndarray, times: int, rate: float) -> np.ndarray:
@@ -244,8 +271,32 @@ def _two_sided_normal(squares: float, count: int, records: int, rate: float) -> 
 
 
 def _shuffled(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
-    """Every record once an epoch: exact; and another partition each epoch and trial."""
+    """Every record once an epoch: exact; and another partition each epoch and trial, of batches of a known size."""
     del mechanism
+    staged = watch.staged
+    assert staged is not None
+    sizes = np.full(staged.plan.sampling.steps_per_epoch, staged.plan.sampling.batch_size)
+    sizes[-1] -= sizes.sum() - staged.plan.sampling.records
+    yield from _once_an_epoch(watch, float(np.square(sizes / sizes.sum()).sum()))
+
+
+def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
+    """The same, of batches whose sizes are those of independent draws of a step."""
+    yield from _once_an_epoch(watch, mechanism.sampling_rate)
+    sizes, rate = np.stack(watch.batches.sizes), mechanism.sampling_rate
+    staged = watch.staged
+    assert staged is not None
+    if mechanism.steps > 1:
+        # T sizes of an epoch that add up have T - 1 free squares: Pearson's statistic, epoch by epoch
+        squares = float(np.square(sizes - staged.plan.sampling.records * rate).sum())
+        squares /= staged.plan.sampling.records * rate
+        free = sizes.size // mechanism.steps * (mechanism.steps - 1)
+        yield Check("spread of batch sizes", f"{squares / free:.3f} times a multinomial's", "1",
+                    _two_sided(squares, free), _two_sided(squares / _WRONG**2, free))  # fmt: skip
+
+
+def _once_an_epoch(watch: Watch, rate: float) -> Iterator[Check]:
+    """Two partitions put a record into the same batch with probability `rate`."""
     staged = watch.staged
     assert staged is not None
     held, per_epoch = watch.held(), staged.plan.sampling.steps_per_epoch
@@ -256,9 +307,6 @@ def _shuffled(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
     if per_epoch < 2:
         return
     batch = whole.argmax(axis=1)  # (E, R, W): the step of each record
-    sizes = np.full(per_epoch, staged.plan.sampling.batch_size)
-    sizes[-1] -= sizes.sum() - staged.plan.sampling.records
-    rate = float(np.square(sizes / sizes.sum()).sum())
     for what, pair in (("epochs", (batch[:-1:2], batch[1::2])), ("trials", (batch[:, :-1:2], batch[:, 1::2]))):
         one, other = pair[0], pair[1]
         if not one.size:
@@ -275,15 +323,24 @@ def _matching(same: int, count: int, rate: float) -> float:
 
 
 def _fixed(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
-    held, rate = watch.held(), mechanism.sampling_rate
+    """Every batch of one size: exact; and every record by itself over time."""
+    staged = watch.staged
+    assert staged is not None
+    held, rate, sizes = watch.held(), mechanism.sampling_rate, np.stack(watch.batches.sizes)
+    other = float((sizes != staged.plan.sampling.batch_size).mean())
+    yield Check("size of batches", f"{sizes.min()} to {sizes.max()}", f"{staged.plan.sampling.batch_size}",
+                0.0 if other else 1.0, 0.0)  # fmt: skip
     total, draws = int(held.sum()), held.size
     yield Check("inclusion rate", f"{total / draws:.6f} ({draws:,} draws)", f"{rate:.6f}", far_from(total, draws, rate),
                 far_from(total, draws, min(1.0, _WRONG * rate)))  # fmt: skip
-    yield from _pairs(held, rate)
+    yield from _each_record(held, rate)
+    yield from _over_time(held, rate)
 
 
 _LAWS: dict[str, Callable[[Watch, GaussianSum], Iterator[Check]]] = {
     "poisson": _poisson,
     "shuffle": _shuffled,
     "fixed": _fixed,
+    "truncated-poisson": _truncated,
+    "random-allocation": _allocated,
 }

@@ -28,7 +28,8 @@ from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.methods.dp_gd import FullBatchMethod
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.naming import named
+from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.recipe.schema.model import ConvexModel, LinearModel
 from dpsgd_cli.trials import Member, Stage, Trials, start
 
@@ -72,7 +73,8 @@ class Staged:
 def fast_path(loaded: LoadedRecipe) -> bool:
     """Whether the method takes a convex model's gradients without packed layers."""
     recipe = loaded.recipe
-    kinds = recipe.method.batching in ("full", "fixed")
+    by_record = isinstance(recipe.method, Gradient) and recipe.method.one_by_one
+    kinds = recipe.method.batching == "full" or by_record
     return isinstance(recipe.model, ConvexModel) and kinds and recipe.preconditioner is None
 
 
@@ -99,7 +101,7 @@ def sized(plan: Plan, size: Size, convex: bool) -> tuple[int, int]:
     least = max(3 * canaries, _FEW_RECORDS, min(records, _CONVEX_RECORDS) if convex else 0)
     if batch == records:
         return (least, least) if least < records else (records, batch)
-    if sampling.batching == "fixed":
+    if sampling.batching == "fixed" and batch == 1:
         return min(records, max(least, _FIXED_RECORDS)), batch
     if sampling.kind.by_epoch:
         small = -(-least // sampling.steps_per_epoch)
@@ -192,7 +194,10 @@ def smaller(loaded: LoadedRecipe, trials: int, batch: int) -> tuple[LoadedRecipe
     method, runtime = recipe.method, recipe.runtime
     if method.batch is not None and method.batch != batch:
         changed["batch_size"] = batch
-        method = method.model_copy(update={"batch_size": batch})
+        sizes = {"batch_size": batch}
+        if (largest := getattr(method, "largest_batch", None)) is not None:
+            sizes["largest_batch"] = changed["largest_batch"] = round(largest * batch / method.batch)
+        method = method.model_copy(update=sizes)
     for name, value in (("compile", False), ("dtype", "float32")):
         if getattr(runtime, name) != value:
             changed[name] = value

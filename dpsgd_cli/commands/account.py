@@ -35,6 +35,7 @@ class Rate(click.ParamType):
 @click.option("--sampling-rate", type=Rate(), metavar="Q", help="Expected batch size over records: 0.01, 600/60000.")
 @click.option("--batch-size", type=int, metavar="B", help="Expected records of a batch; with --records, instead of Q.")
 @click.option("--records", type=int, metavar="N", help="Of the training data; what a batch size is a share of.")
+@click.option("--largest-batch", type=int, metavar="M", help="Records that a truncated batch keeps at most.")
 @click.option("--steps", type=int, metavar="T", help="Number of steps.")
 @click.option("--epochs", type=int, metavar="E", help="Number of epochs of 1/Q steps (instead of --steps).")
 @click.option(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.recipe.batching import BATCHINGS, Batching
 from dpsgd_cli.recipe.expected import recipe_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, plain, question, shipped_recipes
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.data import OWN_FILE_STEPS
 from dpsgd_cli.recipe.schema.privacy import noise_source
@@ -161,15 +161,19 @@ def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
 
 @command.command("batching")
 @click.option("--records", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many records.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Expected, for poisson.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Expected, where sizes vary."
+)
+@click.option("--largest-batch", type=click.IntRange(min=1), help="For truncated-poisson; left out, the batch size.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
-def show_batching(records: int, batch_size: int, seed: int) -> None:
-    """Show the batches of one epoch: shuffled, Poisson, and of fixed size.
+def show_batching(records: int, batch_size: int, largest_batch: int | None, seed: int) -> None:
+    """Show the batches of one epoch, by kind, and what each is charged.
 
     Shuffled batches hold every record exactly once. In Poisson batches a record may be missing or appear several
     times, and batches differ in size and may be empty: that is the randomness which amplification by sampling is
-    proved for, and which shuffled batches do not have (Yu et al. 2019, Table I). Batches of fixed size are drawn
-    anew at each step.
+    proved for, and which shuffled batches do not have (Yu et al. 2019, Table I). Truncated ones are the same, but for
+    what is beyond the largest batch. Batches of fixed size are drawn anew at each step. Random allocation puts every
+    record into one step, by itself, so that batches differ in size.
 
     \b
     Examples:
@@ -178,28 +182,32 @@ def show_batching(records: int, batch_size: int, seed: int) -> None:
     """
     if batch_size > records:
         raise click.UsageError(f"--batch-size is {batch_size}, more than the {records} records")
-    for kind, batches in draw(records, batch_size, seed).items():
+    if largest_batch is not None and largest_batch < batch_size:
+        raise click.UsageError(f"--largest-batch is {largest_batch}, less than --batch-size {batch_size}")
+    for kind, batches in draw(records, batch_size, seed, largest_batch).items():
         shown = " ".join(f"[{' '.join(map(str, sorted(batch)))}]" for batch in batches)
         seen = [number for batch in batches for number in batch]
         missing, several = records - len(set(seen)), len({n for n in seen if seen.count(n) > 1})
-        click.echo(f"{kind:<8} {shown}")
-        click.echo(f"         {count(missing, 'record')} in no batch, {several} in several; {BATCHINGS[kind].claim}")
+        width = max(map(len, BATCHINGS))
+        click.echo(f"{kind:<{width}} {shown}")
+        click.echo(
+            f"{'':<{width}} {count(missing, 'record')} in no batch, {several} in several; {BATCHINGS[kind].claim}"
+        )
 
 
-def draw(records: int, batch_size: int, seed: int) -> dict[Batching, list[list[int]]]:
+def draw(records: int, batch_size: int, seed: int, largest_batch: int | None = None) -> dict[Batching, list[list[int]]]:
     """The batches of the first epoch, by kind of batching, each as record numbers from 0."""
-    from dpsgd_cli.core.sampling import PoissonSampler, Sampler, ShuffleSampler
     from dpsgd_cli.core.streams import SeededStreams
 
     streams = SeededStreams(seed)
     found: dict[Batching, list[list[int]]] = {}
-    samplers: dict[Batching, Callable[..., Sampler]] = {"shuffle": ShuffleSampler, "poisson": PoissonSampler}
-    for kind, sampler_of in samplers.items():
-        sampler = sampler_of([streams], records, batch_size)
-        drawn = [sampler.batch(step).rows for step in range(sampler.steps_per_epoch)]
-        found[kind] = [[] if rows is None else rows[0].tolist() for rows in drawn]
-    steps = len(found["shuffle"])
-    found["fixed"] = [streams.distinct("fixed", step, records, batch_size).tolist() for step in range(steps)]
+    for name, kind in BATCHINGS.items():
+        if kind.sampler is None:
+            continue
+        truncation = {"largest_batch": largest_batch or batch_size} if kind.recorded == "truncated" else {}
+        sampler = named(kind.sampler)([streams], records, batch_size, **truncation)
+        batches = [sampler.batch(step) for step in range(-(-records // batch_size))]
+        found[name] = [batch.rows[0].tolist() for batch in batches]
     return found
 
 

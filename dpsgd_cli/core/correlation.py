@@ -20,7 +20,7 @@ from torch import Tensor
 from dpsgd_cli.core.noise import add_noise
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.correlation import Correlation, Toeplitz, Tree
-from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.naming import named
 
 
 class StepNoise:

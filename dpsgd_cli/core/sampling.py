@@ -1,7 +1,7 @@
-"""Which records a step sees: Poisson, shuffled and full batches, for every trial of a pack at once.
+"""Which records a step sees, by kind of batching (`recipe/batching.py`), for every trial of a pack at once.
 
-The number of records, the expected batch size and the steps of an epoch are public. Which records are drawn, and of a
-Poisson batch how many, must stay unsaid: guarantees count on that.
+The number of records, the expected batch size and the steps of an epoch are public. Which records are drawn, and where
+that is chance how many, must stay unsaid: guarantees count on that.
 
 Not here: what a batching costs or is proved for (`privacy/mechanism.py`, README's table).
 """
@@ -162,9 +162,35 @@ class PoissonSampler(Sampler):
     def batch(self, step: int) -> Batch:
         drawn = []
         for stream in self._streams:
-            size = self._sizes.draw(stream.bits("poisson", step))
+            size = self._kept(self._sizes.draw(stream.bits("poisson", step)))
             drawn.append(stream.distinct("poisson", step, self._records, size))
         return _padded(drawn)
+
+    def _kept(self, size: int) -> int:
+        """How many of so many drawn records are kept."""
+        return size
+
+
+class TruncatedSampler(PoissonSampler):
+    """A Poisson batch, of which at most `largest_batch` records are kept, drawn uniformly; batches of a trial are as
+    those of `PoissonSampler` where those are no larger.
+
+    Guarantee: a uniform set of a uniform set is uniform, so a set of the lesser size has the law of what is kept; sizes
+    are within 2^-100 of theirs, as those of Poisson batches.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> sampler = TruncatedSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3, largest_batch=3)
+    >>> drawn = sampler.batch(2)
+    >>> drawn.rows.tolist(), drawn.mask.sum(axis=1).tolist()
+    ([[6, 1, 3], [3, 0, 0]], [3, 1])
+    """
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int, largest_batch: int) -> None:
+        super().__init__(streams, records, batch_size)
+        self._largest = largest_batch
+
+    def _kept(self, size: int) -> int:
+        return min(size, self._largest)
 
 
 class CyclicSampler(Sampler):
@@ -240,6 +266,65 @@ class SingleSampler(Sampler):
             self._rows = np.minimum((uniform * self._records).astype(np.int64), self._records - 1)
             self._block = number
         return Batch(rows=self._rows[:, place : place + 1])
+
+
+class FixedSampler(Sampler):
+    """A uniform set of `batch_size` records a step, drawn anew at each.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> FixedSampler([SeededStreams(0)], records=7, batch_size=3).batch(1).rows.tolist()
+    [[1, 3, 5]]
+    """
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+        self._streams = streams
+        self._records = records
+        self._batch_size = batch_size
+        self.steps_per_epoch = -(-records // batch_size)
+
+    def batch(self, step: int) -> Batch:
+        drawn = [s.distinct("fixed", step, self._records, self._batch_size) for s in self._streams]
+        return Batch(rows=np.stack(drawn))
+
+
+def fixed_sampler(streams: Sequence[Streams], records: int, batch_size: int) -> Sampler:
+    """Batches of fixed size; those of one record are drawn many at a time."""
+    return SingleSampler(streams, records) if batch_size == 1 else FixedSampler(streams, records, batch_size)
+
+
+class AllocationSampler(Sampler):
+    """Each record in one step of each epoch, drawn uniformly and independently of all others ("balls and bins").
+
+    Guarantee: which step a record is in depends on no record, not even on which others there are. An epoch has
+    ceil(records / batch_size) steps, whose batches differ in size by chance and may be empty. Holds a number and a
+    place for every record and trial.
+
+    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> sampler = AllocationSampler([SeededStreams(0)], records=7, batch_size=3)
+    >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
+    [[2], [1, 4, 5, 6], [0, 3]]
+    """
+
+    varies = True
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+        self._streams = streams
+        self._records = records
+        self.steps_per_epoch = -(-records // batch_size)
+        self._epoch = -1
+        self._batches: list[list[np.ndarray]] = []
+
+    def batch(self, step: int) -> Batch:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._batches = [self._allocated(stream, epoch) for stream in self._streams]
+            self._epoch = epoch
+        return _padded([batches[place] for batches in self._batches])
+
+    def _allocated(self, stream: Streams, epoch: int) -> list[np.ndarray]:
+        steps = stream.integers("allocation", epoch, self.steps_per_epoch, self._records)
+        sizes = np.bincount(steps, minlength=self.steps_per_epoch)
+        return np.split(np.argsort(steps, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 class ShuffleSampler(Sampler):

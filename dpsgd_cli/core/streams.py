@@ -38,6 +38,9 @@ class Streams(Protocol):
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
         """A uniformly random set of `size` distinct integers of 0..n-1; int64 (size,), in no promised order."""
 
+    def integers(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
+        """`size` independent uniform integers of 0..n-1; int64 (size,)."""
+
     def permutation(self, purpose: str, counter: int, n: int) -> np.ndarray:
         """A uniformly random permutation of 0..n-1; int64 (n,)."""
 
@@ -82,6 +85,9 @@ class SeededStreams:
 
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
         return self._numpy(purpose, 2 * counter + 1).choice(n, size, replace=False, shuffle=False)
+
+    def integers(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
+        return self._numpy(purpose, counter).integers(n, size=size)
 
     def permutation(self, purpose: str, counter: int, n: int) -> np.ndarray:
         return self._numpy(purpose, counter).permutation(n)
@@ -141,13 +147,16 @@ class SecureStreams:
         if 2 * size > n:
             return np.argsort(words(n), kind="stable").astype(np.int64)[:size]
         found = np.empty(0, dtype=np.int64)
-        # the multiples of n below 2^64: a word beyond them would favour small numbers
-        fair = np.uint64((1 << 64) // n * n - 1)
         while len(found) < size:
-            drawn = words(size)
-            kept = (drawn[drawn <= fair] % np.uint64(n)).astype(np.int64)
-            joined = np.concatenate([found, kept])
+            joined = np.concatenate([found, _fair(words(size), n)])
             found = joined[np.sort(np.unique(joined, return_index=True)[1])]
+        return found[:size]
+
+    def integers(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
+        words = self._source("integers", purpose, counter)
+        found = np.empty(0, dtype=np.int64)
+        while len(found) < size:
+            found = np.concatenate([found, _fair(words(size), n)])
         return found[:size]
 
     def permutation(self, purpose: str, counter: int, n: int) -> np.ndarray:
@@ -155,6 +164,13 @@ class SecureStreams:
 
     def integer(self, purpose: str) -> int:
         return int(self._source("integer", purpose, 0)(1)[0] >> np.uint64(1))
+
+
+def _fair(words: np.ndarray, n: int) -> np.ndarray:
+    """Integers of 0..n-1 from those words that are below the last multiple of n: beyond, small ones are favoured."""
+    fair = np.uint64((1 << 64) // n * n - 1)
+    found: np.ndarray = (words[words <= fair] % np.uint64(n)).astype(np.int64)
+    return found
 
 
 class SharedStreams(SecureStreams):

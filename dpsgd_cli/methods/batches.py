@@ -15,10 +15,7 @@ from dpsgd_cli.core.sampling import (
     FullSampler,
     OwnSampler,
     PartSampler,
-    PoissonSampler,
     Sampler,
-    ShuffleSampler,
-    SingleSampler,
     SteadySampler,
     WatchedSampler,
 )
@@ -28,6 +25,8 @@ from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.problem import section_of
 from dpsgd_cli.privacy.plan import adjacency_of
+from dpsgd_cli.recipe.batching import BATCHINGS
+from dpsgd_cli.recipe.naming import named
 
 
 class Batches:
@@ -85,8 +84,6 @@ def _whole_sampler(context: Context) -> Sampler:
             "runtime.dtype: rounded passes over all records are rounded anew when one comes or goes, which add-remove"
             " does not allow; use float32, or batching poisson"
         )
-    if settings.batching == "fixed":
-        return SingleSampler(context.streams, records)
     if settings.batching == "full" or settings.batch is None:
         # a pass over all rows, with a mask, costs less than gathering each trial's own unless those are few
         few = context.table.own is not None and 2 * records < context.table.rows
@@ -94,5 +91,7 @@ def _whole_sampler(context: Context) -> Sampler:
     groups = [1 if plan is None else plan.sampling.groups for plan in context.plans]
     if settings.batching == "poisson" and max(groups) > 1:
         return CyclicSampler(context.streams, context.lasting, records, settings.batch, groups)
-    kind = PoissonSampler if settings.batching == "poisson" else ShuffleSampler
-    return kind(context.streams, records, settings.batch)
+    kind = BATCHINGS[settings.batching].sampler
+    assert kind is not None, "batches of all records have no size"
+    drawn: Sampler = named(kind)(context.streams, records, settings.batch, **settings.truncation)
+    return drawn

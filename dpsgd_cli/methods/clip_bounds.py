@@ -22,8 +22,8 @@ from dpsgd_cli.core.precision import PRECISION
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.privacy.norm_histogram import released_histogram
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema.clipping import ClippingKind, HistogramClipping, QuantileClipping
-from dpsgd_cli.recipe.schema.descriptor import named
 
 Visit = Callable[[Clipping], None]
 """Makes the gradients of this process's part of all training records, at the weights as they are: those who are told by

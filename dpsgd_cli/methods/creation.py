@@ -10,7 +10,7 @@ from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.plugins import load_attribute, refusal_of_call
-from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema.method import PythonMethod
 
 
@@ -34,7 +34,7 @@ def _refuse(context: Context) -> None:
                 f" {processes} processes; start it without torchrun, or use another schedule"
             )
         return
-    name = f"method {settings.kind}{', batching fixed' if settings.batching == 'fixed' else ''}"
+    name = f"method {settings.kind}{', one record a step' if settings.batching == 'fixed' else ''}"
     if processes > 1:
         raise UsageError(f"{name} trains in one process, not in {processes}; start it without torchrun")
     if isinstance(context.table, StreamedTable):

@@ -6,7 +6,7 @@ Released at each step: sum over the batch of clipped per-example gradients, plus
 
 Sensitivity: one record adds a vector of L2 norm at most C (flat) or sqrt(sum C_l^2) (per-layer), so the sum moves
 by at most S = that norm under add-remove and zero-out, and twice that under replace-one. The sum is divided by a public
-constant (expected batch size for poisson, batch size for shuffle, N for full), never by what a batch happened to hold;
+constant (the batch size of the recipe, N for full), never by what a batch happened to hold;
 everything else that turns it into new weights is public, too.
 
 Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch; what a step or an epoch then costs
@@ -247,10 +247,11 @@ class DpSgd(GradientMethod):
     def _check_priced(self) -> None:
         """Refuse to run anything else than what the plans priced."""
         table, settings = self.context.table, section_of(self.context.recipes[0])
-        runs: tuple[str, int, int] = (settings.batching, len(table), settings.batch or len(table))
+        size = settings.batch or len(table)
+        runs: tuple[Any, ...] = (settings.batching, len(table), size, *settings.truncation.values())
         for plan, bound in zip(self.plans, self.sensitivities, strict=True):
             sampling = plan.sampling
-            priced = (sampling.batching, sampling.records, sampling.batch_size)
+            priced = (sampling.batching, sampling.records, sampling.batch_size, *sampling.truncation.values())
             if priced != runs:
                 raise PrivacyError(
                     f"the plan priced (batching, records, batch size) {priced} but not {runs}; plan this run anew"

@@ -18,11 +18,12 @@ from scipy.special import log_ndtr, ndtr
 
 from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, ZeroConcentrated
+from dpsgd_cli.recipe.naming import named
 
 Floats = NDArray[np.floating]
 Cells = NDArray[np.integer]
 
-_TAIL = 12.0
+TAIL = 12.0
 """Standard deviations kept on both sides; what lies beyond (2e-33) counts as infinite loss."""
 _EQUAL_CELLS = 400
 """Cells of equal width on each side of the mean; beyond them a cell is 1/400 of its distance from it."""
@@ -47,7 +48,7 @@ class LossMasses:
 
 @dataclass(frozen=True)
 class LossPair:
-    """Both directions of add-remove: the record is in P's data (`remove`) or in Q's (`add`)."""
+    """Both directions: the record is in P's data (`remove`) or in Q's (`add`); one object where they are the same."""
 
     remove: LossMasses
     add: LossMasses
@@ -57,12 +58,15 @@ def discretise(mechanism: Mechanism, width: float) -> LossPair:
     """The dominating losses of one use of `mechanism` on multiples of `width` (> 0).
 
     Guarantee: for every epsilon, the hockey-stick divergence of the result is at least that of the mechanism, under the
-    adjacency it is stated for. Gaussians: N(1, z^2) against N(0, z^2), mixed with N(0, z^2) when Poisson-sampled
-    (Zhu, Dong and Wang 2022, Theorem 11); the others: `_pure`.
+    adjacency it is stated for. Gaussians: N(1, z^2) against N(0, z^2); of samples, what the batching names
+    (`sampled_pairs.py`, `allocation.py`); the others: `_pure`.
     """
     if isinstance(mechanism, GaussianSum):
-        rate = mechanism.sampling_rate if mechanism.batching == "poisson" else 1.0
-        return _gaussian(rate, mechanism.noise_multiplier, width)
+        if not mechanism.sampled:
+            return gaussian_pair(1.0, mechanism.noise_multiplier, width)
+        assert mechanism.batches.losses is not None, "refused by Pld"
+        found: LossPair = named(mechanism.batches.losses)(mechanism, width)
+        return found
     assert not isinstance(mechanism, ZeroConcentrated), "refused by Accountant.check"
     leak = mechanism.delta if isinstance(mechanism, ApproximateDP) else 0.0
     masses = _pure(mechanism.epsilon, _share_of_ends(mechanism), leak, width)
@@ -70,43 +74,82 @@ def discretise(mechanism: Mechanism, width: float) -> LossPair:
 
 
 def loss_variance(mechanism: Mechanism) -> float:
-    """Variance of the loss under P, or more; it only sets the cell width."""
+    """Variance of the loss under P, more or less; it only sets the cell width."""
     if isinstance(mechanism, PureDP | ApproximateDP):
         return mechanism.epsilon**2
     assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
-    rate = mechanism.sampling_rate if mechanism.batching == "poisson" else 1.0
-    return _loss_moments(rate, mechanism.noise_multiplier)[1]
+    rate = mechanism.sampling_rate if mechanism.sampled else 1.0
+    own = _loss_moments(rate, mechanism.noise_multiplier)[1]
+    return min(own * mechanism.steps, mechanism.noise_multiplier**-2) if mechanism.by_allocation else own
 
 
-def _gaussian(rate: float, noise: float, width: float) -> LossPair:
+@dataclass(frozen=True)
+class GaussianCells:
+    """Cells of the loss of (1 - q) N(0, z^2) + q N(1, z^2) against N(0, z^2), from the dot `ends[0]` on.
+
+    Masses under both and the logarithm of their ratio; losses at both ends of each cell; and what lies outside.
+    """
+
+    ends: Cells
+    lows: Floats
+    highs: Floats
+    gaps: Floats
+    mixed: Floats
+    without: Floats
+    log_ratio: Floats
+    below_without: float
+    below_mixed: float
+    above_without: float
+    above_mixed: float
+
+
+def gaussian_cells(rate: float, noise: float, width: float, least: int | None = None) -> GaussianCells:
+    """From the cell `least` on, which is a dot then."""
     ends = _cell_ends(rate, noise, width)
+    if least is not None:
+        ends = np.concatenate([[least], ends[ends > least]])
     x = _point_of_loss(ends * width, rate, noise)
-    without, within = _cell_masses(x / noise), _cell_masses((x - 1) / noise)
-    mixed = (1 - rate) * without + rate * within if rate < 1 else within
-    lows, gaps = ends * width, np.expm1(-np.diff(ends) * width)
-    log_ratio = _log_ratio(within, without, x / noise, rate, noise)
+    without, within = cell_masses(x / noise), cell_masses((x - 1) / noise)
     # Nothing lies below the least loss log(1 - rate), whose cell starts at x = -inf.
     below_without, below_within = float(ndtr(x[0] / noise)), float(ndtr((x[0] - 1) / noise))
     above_without, above_within = float(ndtr(-x[-1] / noise)), float(ndtr((1 - x[-1]) / noise))
-    remove = _connect_dots(mixed, lows[:-1] - log_ratio, gaps)
-    remove[0] += (1 - rate) * below_without + rate * below_within
+    return GaussianCells(
+        ends,
+        (ends * width)[:-1],
+        (ends * width)[1:],
+        np.expm1(-np.diff(ends) * width),
+        (1 - rate) * without + rate * within if rate < 1 else within,
+        without,
+        _log_ratio(within, without, x / noise, rate, noise),
+        below_without,
+        (1 - rate) * below_without + rate * below_within,
+        above_without,
+        (1 - rate) * above_without + rate * above_within,
+    )
+
+
+def gaussian_pair(rate: float, noise: float, width: float) -> LossPair:
+    """N(1, z^2), mixed with N(0, z^2) below rate 1, against N(0, z^2)."""
+    cells = gaussian_cells(rate, noise, width)
+    remove = connect_dots(cells.mixed, cells.lows - cells.log_ratio, cells.gaps)
+    remove[0] += cells.below_mixed
     # Seen from Q the losses change sign and the cells their order.
-    add = _connect_dots(without[::-1], (log_ratio - lows[1:])[::-1], gaps[::-1])
-    add[0] += above_without
+    add = connect_dots(cells.without[::-1], (cells.log_ratio - cells.highs)[::-1], cells.gaps[::-1])
+    add[0] += cells.above_without
     return LossPair(
-        LossMasses(ends, remove, (1 - rate) * above_without + rate * above_within),
-        LossMasses(-ends[::-1], add, below_without),
+        LossMasses(cells.ends, remove, cells.above_mixed),
+        LossMasses(-cells.ends[::-1], add, cells.below_without),
     )
 
 
 def _cell_ends(rate: float, noise: float, width: float) -> Cells:
     """The multiples of `width` that become dots: dense around the mean losses under P and under Q, thinner far out."""
     mean, _, mean_under_q = _loss_moments(rate, noise)
-    low, high = _loss_at(np.array([-_TAIL * noise, 1 + _TAIL * noise]), rate, noise) / width
-    return _dots({round(mean / width), round(mean_under_q / width)}, int(np.floor(low)), int(np.ceil(high)))
+    low, high = _loss_at(np.array([-TAIL * noise, 1 + TAIL * noise]), rate, noise) / width
+    return dots_around({round(mean / width), round(mean_under_q / width)}, int(np.floor(low)), int(np.ceil(high)))
 
 
-def _dots(centres: set[int], lowest: int, highest: int) -> Cells:
+def dots_around(centres: set[int], lowest: int, highest: int) -> Cells:
     """Cells of equal width around `centres`, growing ones farther out, from `lowest` to `highest`."""
     parts = [np.array([lowest, highest])]
     for centre in centres:
@@ -124,7 +167,7 @@ def _loss_moments(rate: float, noise: float) -> tuple[float, float, float]:
     if rate == 1:
         variance = noise**-2
         return variance / 2, variance, -variance / 2
-    z = np.linspace(-_TAIL, _TAIL + 1 / noise, 1000)
+    z = np.linspace(-TAIL, TAIL + 1 / noise, 1000)
     loss = _loss_at(z * noise, rate, noise)
     density = np.exp(-(z**2) / 2)
     mixed = (1 - rate) * density + rate * np.exp(-((z - 1 / noise) ** 2) / 2)
@@ -134,7 +177,7 @@ def _loss_moments(rate: float, noise: float) -> tuple[float, float, float]:
     return mean, variance, float((density * loss).sum() / density.sum())
 
 
-def _connect_dots(p: Floats, log_shares: Floats, gaps: Floats) -> Floats:
+def connect_dots(p: Floats, log_shares: Floats, gaps: Floats) -> Floats:
     """Split each cell's P-mass between its ends so that both masses of the cell are kept.
 
     Args: p, the P-masses; log_shares, log(q e^low / p) <= 0, 0 where all of it belongs on the low end; gaps,
@@ -173,21 +216,21 @@ def _pure(epsilon: float, share: float, leak: float, width: float) -> LossMasses
         return LossMasses(np.zeros(1, dtype=np.int64), np.array([1 - leak]), leak)
     highest = math.ceil(epsilon / width)
     corners = np.unique([-highest, 1 - highest, highest - 1, highest])
-    ends = corners if share == 1 else _dots({highest}, -highest, highest)
+    ends = corners if share == 1 else dots_around({highest}, -highest, highest)
     rare, gaps = math.exp(-epsilon), np.expm1(-np.diff(ends) * width)
     atoms, at_ends = np.zeros(len(ends) - 1), np.zeros(len(ends) - 1)
     atoms[0], at_ends[0] = rare / (1 + rare), epsilon - highest * width
     atoms[-1], at_ends[-1] = 1 / (1 + rare), ends[-2] * width - epsilon
-    masses = share * _connect_dots(atoms, at_ends, gaps)
+    masses = share * connect_dots(atoms, at_ends, gaps)
     if share < 1:
         inside = np.clip(ends * width, -epsilon, epsilon)
         spread = -np.exp((inside[1:] - epsilon) / 2) * np.expm1(-np.diff(inside) / 2) / -math.expm1(-epsilon)
         middle = (inside[1:] + inside[:-1]) / 2
-        masses += (1 - share) * _connect_dots(spread, ends[:-1] * width - middle, gaps)
+        masses += (1 - share) * connect_dots(spread, ends[:-1] * width - middle, gaps)
     return LossMasses(ends, (1 - leak) * masses, leak)
 
 
-def _cell_masses(z: Floats) -> Floats:
+def cell_masses(z: Floats) -> Floats:
     """Standard normal mass between neighbours of the increasing z, to full relative precision in both tails."""
     tails = ndtr(-np.abs(z))
     middle = (z[:-1] < 0) & (z[1:] > 0)

@@ -4,14 +4,17 @@ Guarantee of every planned epoch (the release is the noisy clipped SUM of `core/
 sensitivity is S = C for flat clipping, sqrt(sum C_l^2) for per-layer clipping, and twice that when a record
 may be replaced; the noise has standard deviation z S):
 
-- poisson (add-remove, zero-out): each step is a Poisson-subsampled Gaussian of noise multiplier z and rate
-  q = batch_size / N. N is declared public. Under zero-out a sampled record is swapped for one that adds zero,
-  which moves the sum as its absence does.
+- poisson: each step is a Poisson-subsampled Gaussian of noise multiplier z and rate q = batch_size / N. N is declared
+  public. Under zero-out a sampled record is swapped for one that adds zero, which moves the sum as its absence does;
+  under replace-one for another, which has a pair of its own (`sampled_pairs.py`).
+- truncated-poisson: the same, and what is dropped moves the others: `mechanism.TruncatedSum`.
+- random-allocation (add-remove, zero-out): an epoch of T = ceil(N / batch_size) steps, of which a record is in one,
+  drawn by itself: `allocation.py`.
 - shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
   record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
   partition itself would change: refused.
 - full (all three): one Gaussian a step.
-- fixed (replace-one): each step is a Gaussian on one record drawn uniformly, a batch of fixed size 1.
+- fixed (replace-one): each step is a Gaussian on a batch of batch_size records, drawn without replacement.
 - `as-published` per-layer noise adds z C_l to layer l: M Gaussians of multiplier z on the parts of one vector, which
   together are one Gaussian of multiplier z / sqrt(M), and are recorded as that.
 
@@ -31,14 +34,14 @@ from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
 from dpsgd_cli.privacy.budget import describe, epochs_that_fit, excess, solve_schedule
-from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, Release
+from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, Release, TruncatedSum
 from dpsgd_cli.privacy.norm_histogram import with_histogram
 from dpsgd_cli.privacy.plan import Facts, Plan, PlannedNoise, Sampling, adjacency_of, delta_of, privacy_of
 from dpsgd_cli.privacy.second_moments import with_preconditioner
 from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.recipe.batching import BATCHINGS, Batching, moves_of_a_sum
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.noise import BandedNoise, CorrelatedNoise, numbers_of_bands
 from dpsgd_cli.recipe.schema.privacy import Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform, Validation
@@ -65,7 +68,15 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     noise = privacy.correlated
     _check_noise(privacy, method.batching, batch, facts.records)
     groups = 1 if noise is None or _undecided(noise) else noise.groups
-    sampling = Sampling(method.batching, facts.records, batch, adjacency_of(recipe), groups)
+    sampling = Sampling(
+        method.batching, facts.records, batch, adjacency_of(recipe), groups, getattr(method, "largest_batch", None)
+    )
+    if noise is not None and sampling.kind.sampled and sampling.adjacency == "replace-one":
+        raise PrivacyError(
+            f"no guarantee for privacy.noise {noise.kind} on {method.batching} batches under replace-one adjacency: its"
+            " theorem is about a record that comes or goes; state it for add-remove or zero-out, or leave privacy.noise"
+            " out"
+        )
     unproved = sampling.kind.unproved.get(sampling.adjacency)
     if unproved is not None:
         others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
@@ -280,6 +291,9 @@ class _Draft:
             "sampling_rate": self.sampling.rate,
             "sensitivity": self.sensitivity,
         }
+        if self.sampling.truncation:
+            numbers |= {"records": self.sampling.records, **self.sampling.truncation}
+            return Release(TruncatedSum(**numbers), self.sampling.releases_per_epoch)
         noise = self.privacy.correlated
         if noise is None:
             return Release(GaussianSum(**numbers), self.sampling.releases_per_epoch)

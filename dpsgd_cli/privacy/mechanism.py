@@ -8,10 +8,14 @@ Batching decides what ONE count of a `GaussianSum` means:
 ============  =========================================================================================
 full          one noisy sum over all records
 poisson       one noisy sum over a batch that holds each record independently with `sampling_rate`
+truncated-    the same, but of a batch of more than `largest_batch` records that many are kept, drawn
+poisson       uniformly: see `TruncatedSum`
 fixed         one noisy sum over a batch of fixed size drawn uniformly without replacement
 shuffle       one EPOCH: noisy sums over all the disjoint batches of a random partition whose choice
               does not depend on the data; by parallel composition it costs one Gaussian
               (Yu et al. 2019, Theorem 2 and Corollary 1)
+random-       one EPOCH of T = 1 / `sampling_rate` steps: each record is in one of them, drawn uniformly and
+allocation    independently of all other records (`privacy/allocation.py`)
 ============  =========================================================================================
 
 Where noise is correlated across steps, one count is all the steps that a record may take part in once: see
@@ -26,10 +30,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching
+from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind, moves_of_a_sum
 from dpsgd_cli.wording import quoted
 
 PureSource = Literal["laplace", "exponential", "pure"]
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,8 @@ class GaussianSum:
     `noise_multiplier` is the standard deviation of the noise over the L2 sensitivity OF THE SUM under
     `adjacency` (>= 0; 0 means no privacy). `sensitivity` (> 0) is that L2 sensitivity; it is recorded so
     that the released noise can be re-derived (`noise_multiplier * sensitivity`), and costs nothing.
-    `sampling_rate` is in [0, 1]: the inclusion probability (poisson), the batch over the data size (fixed),
-    and 1 for full and shuffle.
+    `sampling_rate` is in [0, 1]: the inclusion probability (poisson), the batch over the data size (fixed), 1 over the
+    steps of an epoch (random-allocation), and 1 for full and shuffle.
     """
 
     kind: ClassVar[str] = "gaussian"
@@ -59,11 +64,42 @@ class GaussianSum:
         _require_one_of(Batching, "batching", self.batching)
         if not self.sampled:
             _require(self.sampling_rate == 1, "sampling_rate", self.sampling_rate, f"1 for {self.batching} batching")
+        elif self.by_allocation:
+            whole = self.sampling_rate > 0 and abs(1 / self.sampling_rate / self.steps - 1) < _ROUNDING
+            _require(whole, "sampling_rate", self.sampling_rate, "1 over the number of steps of an epoch")
+        recorded = KINDS[self.batches.recorded]
+        known = isinstance(self, recorded) and (isinstance(self, TruncatedSum) == (recorded is TruncatedSum))
+        _require(known, "batching", self.batching, f"recorded as {self.batches.recorded}, not as {self.kind}")
+
+    @property
+    def batches(self) -> BatchingKind:
+        """What depends on the batching."""
+        return BATCHINGS[self.batching]
 
     @property
     def sampled(self) -> bool:
         """Whether the batch is a sample, whose rate amplifies the guarantee."""
-        return BATCHINGS[self.batching].sampled
+        return self.batches.sampled
+
+    @property
+    def by_allocation(self) -> bool:
+        """Whether one use is an epoch of which a record is in one secret step."""
+        return self.batches.by_epoch and self.sampled
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch of which a record is in one, drawn uniformly."""
+        return round(1 / self.sampling_rate)
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether a use is the Poisson-subsampled Gaussian of the literature: a record is there, or nothing is."""
+        return self.batching == "poisson" and self.adjacency != "replace-one"
+
+    @property
+    def unsampled_noise(self) -> float:
+        """The noise multiplier of an unsampled Gaussian that dominates a use (hockey-stick divergences are convex)."""
+        return self.noise_multiplier
 
 
 @dataclass(frozen=True)
@@ -124,6 +160,52 @@ class CorrelatedSums(GaussianSum):
 
 
 @dataclass(frozen=True)
+class TruncatedSum(GaussianSum):
+    """One noisy sum over a Poisson batch, of which at most B = `largest_batch` records are kept.
+
+    Every record is drawn independently with probability q = `sampling_rate`; of more than B, a uniform set of B is
+    kept. `records` is the public number N of records, which the price depends on: how often batches overflow does.
+
+    Guarantee: the price is that of a pair which says whether the others drawn, K, were B or more. Fix the others'
+    coins. K < B (of this pair: probability 1 - w): the record is drawn with probability q and nobody is dropped, so
+    this is a Poisson step, priced as one. K >= B (w): let U be B of the others, u one of U, both uniform. Without the
+    record in the batch, U is in it; with it, it has taken the place of u. The record is drawn and kept with probability
+    p <= q. So, with R = U - u, N(f(R + u)) has weight 1 - p in both outputs, and N(f(R + x)) against N(f(R + y))
+    weight p, where x and y are the record's two values; under add-remove and zero-out y is u or nothing. These three
+    points lie in a ball of radius C, which is the step of a fixed batch (`sampled_pairs.fixed`), of rate p, at the
+    distance 2 C. Joint convexity over coins, U and u gives the mixture of both, by w.
+
+    w. The larger of two neighbours has N or N + 1 records, so K is Binomial(N - 1, q) or (N, q); the latter overflows
+    more often: w = Pr[Binomial(N, q) >= B]. The price only grows in w and in p, since the second pair with p = q
+    dominates the first (a Poisson step is one of three points of the same ball, `sampled_pairs`).
+
+    dp-accounting's TruncatedSubsampledGaussianDpEvent is the same with exact p, for N - 1 others. What it is at most,
+    delta + T (1 + e^eps) w: Chua et al. 2024, "Scalable DP-SGD" (arXiv 2411.04205).
+    """
+
+    kind: ClassVar[str] = "truncated"
+    records: int = 1
+    largest_batch: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.batching == "truncated-poisson", "batching", self.batching, "truncated-poisson")
+        _require(self.records >= 1, "records", self.records, "at least 1")
+        expected = self.sampling_rate * self.records * (1 - _ROUNDING)
+        bound = f"at least the expected size {expected:g} of a batch"
+        _require(self.largest_batch >= max(expected, 1), "largest_batch", self.largest_batch, bound)
+
+    @property
+    def overflowing_noise(self) -> float:
+        """Noise over the 2 C that a full batch moves by when a record takes the place of another one."""
+        return self.noise_multiplier * moves_of_a_sum(self.adjacency) / 2
+
+    @property
+    def unsampled_noise(self) -> float:
+        return self.overflowing_noise
+
+
+@dataclass(frozen=True)
 class PureDP:
     """A release that is epsilon-DP; `source` says by what, so that accountants which know more of it can use that.
 
@@ -178,7 +260,7 @@ class ZeroConcentrated:
 
 Mechanism = GaussianSum | PureDP | ApproximateDP | ZeroConcentrated
 KINDS: dict[str, type[Mechanism]] = {
-    cls.kind: cls for cls in (GaussianSum, CorrelatedSums, PureDP, ApproximateDP, ZeroConcentrated)
+    cls.kind: cls for cls in (GaussianSum, CorrelatedSums, TruncatedSum, PureDP, ApproximateDP, ZeroConcentrated)
 }
 
 

@@ -19,8 +19,8 @@ from dpsgd_cli.privacy.budget import Budget, Filter
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import Mechanism, Release, merge
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy
 from dpsgd_cli.recipe.schema.schedule import Schedule
 from dpsgd_cli.wording import count
@@ -38,11 +38,17 @@ class Sampling:
     batch_size: int
     adjacency: Adjacency
     groups: int = 1
+    largest_batch: int | None = None
 
     @property
     def kind(self) -> BatchingKind:
         """What depends on the batching."""
         return BATCHINGS[self.batching]
+
+    @property
+    def truncation(self) -> dict[str, int]:
+        """What a truncated batch's record says besides."""
+        return {} if self.largest_batch is None else {"largest_batch": self.largest_batch}
 
     @property
     def rate(self) -> float:

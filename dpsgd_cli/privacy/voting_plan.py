@@ -26,8 +26,8 @@ from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.privacy.vote_sensitivity import price
 from dpsgd_cli.privacy.voting import Aggregation
 from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.pate import PateMethod
 from dpsgd_cli.recipe.schema.privacy import Privacy
 from dpsgd_cli.search import Span, most_expensive

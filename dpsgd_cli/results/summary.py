@@ -108,7 +108,7 @@ def plan_text(plan: Plan, name: str, declarations: Sequence[str], chosen: Sequen
     lines = [
         f"{name}: {_planned_length(plan)}",
         f"  sampler                   {sampling.batching}, {size} of {count(sampling.records, 'record')}"
-        + (f", rate {sampling.rate:.6g}" if sampling.batching == "poisson" else ""),
+        + (f", rate {sampling.rate:.6g}" if sampling.kind.sampled else ""),
         f"  adjacency                 {sampling.adjacency}",
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
         *([] if plan.correlated is None else [f"  noise                     {noise_text(plan.correlated)}"]),

@@ -24,7 +24,7 @@ from dpsgd_cli.core.clipping import add_clipped_sums
 from dpsgd_cli.core.correlation import step_noise
 from dpsgd_cli.core.noise import add_noise
 from dpsgd_cli.core.preconditioning import Preconditioner
-from dpsgd_cli.methods import batches, clip_bounds, dp_agd, dp_sgd, privgene
+from dpsgd_cli.methods import clip_bounds, dp_agd, dp_sgd, privgene
 from dpsgd_cli.methods.pate import Pate
 from dpsgd_cli.methods.perturbations import OutputPerturbation
 from dpsgd_cli.privacy import gradient_plan, norm_histogram
@@ -37,6 +37,9 @@ from dpsgd_cli.recipe.schema.clipping import PerLayerClipping, QuantileClipping
 Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]
 BANDED = [*POISSON, "privacy.noise={kind: banded, bands: 3}"]
+ALLOCATED = [*POISSON, "method.batching=random-allocation"]
+TRUNCATED = [*POISSON, "method.batching=truncated-poisson", "method.largest_batch=200"]
+FIXED = [*POISSON, "method.batching=fixed", "privacy.adjacency=replace-one"]
 FULL = ["method={kind: dp-sgd, batching: full, learning_rate: 1}", "privacy.budget.epsilon=6", "epochs=6"]
 PRECONDITIONED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind: second-moment}}", *FULL[1:]]
 REPLACED = [*FULL, "privacy.adjacency=replace-one"]
@@ -149,8 +152,21 @@ def shared_noise(patch: Patch, folder: Path) -> None:
     patch.setattr(noise.NoiseSource, "__init__", made)
 
 
+def not_allocated(patch: Patch, folder: Path) -> None:
+    patch.setattr(sampling, "AllocationSampler", sampling.ShuffleSampler)
+
+
+def not_cut(patch: Patch, folder: Path) -> None:
+    patch.setattr(sampling.TruncatedSampler, "_kept", lambda self, size: size)
+
+
+def same_set(patch: Patch, folder: Path) -> None:
+    own = sampling.FixedSampler.batch
+    patch.setattr(sampling.FixedSampler, "batch", lambda self, step: own(self, step % self.steps_per_epoch))
+
+
 def shuffled(patch: Patch, folder: Path) -> None:
-    patch.setattr(batches, "PoissonSampler", sampling.ShuffleSampler)
+    patch.setattr(sampling, "PoissonSampler", sampling.ShuffleSampler)
 
 
 def mixing(patch: Patch, folder: Path) -> list[str]:
@@ -280,6 +296,9 @@ BUGS: dict[str, Bug] = {
     "the same noise after a resume": Bug(POISSON, noise_again_after_resume, "C"),
     "one noise for two trials": Bug(FULL, shared_noise, "C"),
     "shuffled batches priced as Poisson's": Bug(POISSON, shuffled, "C"),
+    "shuffled batches priced as allocated ones": Bug(ALLOCATED, not_allocated, "C"),
+    "truncated batches that are not cut": Bug([*TRUNCATED, "method.largest_batch=150"], not_cut, "C"),
+    "fixed batches drawn once": Bug(FIXED, same_set, "C"),
     "examples mixed by a layer": Bug(FULL, mixing, "D"),
     "noise for one layer of several": Bug(LAYERS, without_root, "BC"),
     "a count of clipped gradients without noise": Bug(QUANTILE, bare_count, "C"),

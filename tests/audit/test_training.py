@@ -13,13 +13,16 @@ from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.recipe.loading import load_recipe
 from tests.audit import alarms
-from tests.audit.planted import FULL, LAYERS, POISSON, REPLACED, audited
+from tests.audit.planted import ALLOCATED, FULL, LAYERS, POISSON, REPLACED, TRUNCATED, audited
 
 EPSILON_4 = ["folds=null", "privacy.budget={epsilon: 4, delta: 1e-5}", "epochs=20"]
 SHUFFLED = ["method={kind: dp-sgd, batching: shuffle, batch_size: 256, learning_rate: 1}", "privacy.adjacency=zero-out",
             "privacy.budget.epsilon=4", "epochs=4"]  # fmt: skip
 PATHS = {
     "poisson": ("quickstart", POISSON),
+    "poisson, replace-one": ("quickstart", [*POISSON, "privacy.adjacency=replace-one"]),
+    "random-allocation": ("quickstart", ALLOCATED),
+    "truncated-poisson": ("quickstart", TRUNCATED),
     "full": ("quickstart", FULL),
     "replace-one": ("quickstart", REPLACED),
     "layers": ("quickstart", LAYERS),

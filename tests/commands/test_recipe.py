@@ -90,18 +90,22 @@ def test_shuffled_batches_hold_each_record_once_and_poisson_batches_do_not(recor
     assert sorted(n for batch in found["shuffle"] for n in batch) == list(range(records))
     assert {len(batch) for batch in found["fixed"]} == {size}
     steps = len(found["shuffle"])
-    assert [len(batches) for batches in found.values()] == [steps] * 3
+    assert max(len(batch) for batch in found["truncated-poisson"]) <= size
+    assert sorted(n for batch in found["random-allocation"] for n in batch) == list(range(records))
+    assert [len(batches) for batches in found.values()] == [steps] * 5
     assert len({len(batch) for batch in found["poisson"]}) > 1
     assert set(found) < set(BATCHINGS)
 
 
-def test_the_command_shows_all_three() -> None:
+def test_the_command_shows_every_kind_that_draws() -> None:
     result = run("batching", "--seed", "3")
     assert result.exit_code == 0
     lines = result.output.splitlines()
-    assert [line.split()[0] for line in lines[::2]] == ["shuffle", "poisson", "fixed"]
+    drawn = ["poisson", "shuffle", "fixed", "truncated-poisson", "random-allocation"]
+    assert [line.split()[0] for line in lines[::2]] == drawn
     assert lines[0].count("[") == lines[2].count("[") == lines[4].count("[") == 10
-    assert lines[1].startswith("         0 records in no batch, 0 in several; an epoch is one Gaussian")
+    assert "  0 records in no batch, 0 in several; an epoch is one Gaussian" in lines[3]
+    assert "  0 records in no batch, 0 in several; an epoch is one draw of a step" in lines[9]
     again = run("batching", "--seed", "3")
     assert again.output == result.output
 

@@ -22,6 +22,7 @@ from dpsgd_cli.core import sampling
 from dpsgd_cli.core.sampling import (
     BITS,
     AheadSampler,
+    AllocationSampler,
     BatchSizes,
     CyclicSampler,
     FullSampler,
@@ -30,8 +31,10 @@ from dpsgd_cli.core.sampling import (
     ShuffleSampler,
     SingleSampler,
     SteadySampler,
+    TruncatedSampler,
     _groups_of,
     batch_sizes,
+    fixed_sampler,
 )
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.tensors import Batch
@@ -192,6 +195,56 @@ def test_epochs_and_trials_are_shuffled_anew_and_uniformly(make: MakeStreams) ->
     assert not even(order[0], order[0], 1 / 3), "an order that is used twice is found"
 
 
+def test_allocated_records_choose_by_themselves(make: MakeStreams) -> None:
+    """2000 epochs of 3 steps: each record alone, an epoch later, in another trial, and two of one epoch together.
+
+    The last tells it from a partition of equal batches, of which two records share one in 1/5 of epochs, not 1/3.
+    """
+    sampler, epochs = AllocationSampler(make(2), RECORDS, BATCH), 2000
+    order = np.full((2, epochs, RECORDS), -1, dtype=np.int64)
+    for step in range(3 * epochs):
+        for trial, rows in enumerate(records(sampler.batch(step))):
+            assert (order[trial, step // 3, rows] == -1).all(), "no record in two steps of an epoch"
+            order[trial, step // 3, rows] = step % 3
+    assert order.min() == 0, "each record in one step"
+
+    def even(first: np.ndarray, second: np.ndarray, same: float = 1 / 3) -> bool:
+        return bool(unlikely(int((first == second).sum()), first.size, same) > LEAST)
+
+    for record in range(RECORDS):
+        own, beside = order[0, :, record], order[0, :, (record + 1) % RECORDS]
+        assert stats.chisquare(np.bincount(own, minlength=3)).pvalue > LEAST
+        assert even(own[0::2], own[1::2]) and even(own, order[1, :, record]) and even(own, beside)
+        assert not even(own, beside, 1 / 5)
+
+
+def test_a_truncated_batch_is_a_poisson_batch_of_which_no_more_are_kept(make: MakeStreams) -> None:
+    """Sizes have the binomial's law, cut at 3; each record has its share of what is kept, and no more."""
+    sampler = TruncatedSampler(make(2), RECORDS, BATCH, 3)
+    seen = inclusions(sampler, STEPS, RECORDS)
+    law = stats.binom.pmf(np.arange(RECORDS + 1), RECORDS, BATCH / RECORDS)
+    cut = np.append(law[:3], law[3:].sum())
+    assert stats.chisquare(np.bincount(seen[0].sum(axis=1), minlength=4), cut * STEPS).pvalue > LEAST
+    share = float(cut @ np.arange(4)) / RECORDS
+    tails = [unlikely(int(own.sum()), STEPS, share) for own in seen[0].T]
+    assert min(tails) > LEAST > min(unlikely(int(own.sum()), STEPS, 1.25 * share) for own in seen[0].T)
+
+
+def test_batches_of_one_size_are_uniform_sets_drawn_anew(make: MakeStreams) -> None:
+    """How often two records are together is that of draws without replacement, not of draws by themselves."""
+    sampler = fixed_sampler(make(2), RECORDS, BATCH)
+    seen = inclusions(sampler, STEPS, RECORDS)
+    assert (seen.sum(axis=2) == BATCH).all()
+    rate, both = BATCH / RECORDS, BATCH * (BATCH - 1) / (RECORDS * (RECORDS - 1))
+    pairs = list(itertools.combinations(range(RECORDS), 2))
+    together = [int((seen[0, :, i] & seen[0, :, j]).sum()) for i, j in pairs]
+    assert min(unlikely(count, STEPS, both) for count in together) > LEAST
+    assert min(unlikely(count, STEPS, rate**2) for count in together) < LEAST
+    assert min(unlikely(int(own.sum()), STEPS // 2, rate**2) for own in (seen[0, 0::2] & seen[0, 1::2]).T) > LEAST
+    assert min(unlikely(int(own.sum()), STEPS, rate**2) for own in (seen[0] & seen[1]).T) > LEAST
+    assert isinstance(fixed_sampler(make(1), RECORDS, 1), SingleSampler)
+
+
 def test_shuffled_batches_can_be_asked_for_again_when_seeded() -> None:
     first, again = (ShuffleSampler([SeededStreams(3)], 10, 4) for _ in range(2))
     wanted = [first.batch(step).rows for step in range(9)]
@@ -304,6 +357,9 @@ SAMPLERS = {
     "nearly-empty": lambda: PoissonSampler(STREAMS, 1000, 1),
     "shuffle": lambda: ShuffleSampler(STREAMS, 50, 7),
     "single": lambda: SingleSampler(STREAMS, 50),
+    "truncated": lambda: TruncatedSampler(STREAMS, 50, 7, 8),
+    "fixed": lambda: fixed_sampler(STREAMS, 50, 7),
+    "allocation": lambda: AllocationSampler(STREAMS, 50, 7),
 }
 
 

@@ -174,6 +174,20 @@ def test_distinct_of_many_covers_them_evenly(make: Make, kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [3, 3 * 2**61])
+def test_integers_of_many_are_as_likely_as_each_other(make: Make, kind: type, n: int) -> None:
+    """6000 in thirds; of 3 2^61, 64 bits without rejection give the first two thirds 3 times for twice of the last."""
+    stream = make(kind)
+    drawn = np.concatenate([stream.integers("allocation", counter, n, 600) for counter in range(10)])
+    assert drawn.dtype == np.int64 and drawn.min() >= 0 and drawn.max() < n
+    counts = np.bincount(drawn // (n // 3), minlength=3)
+    assert stats.chisquare(counts).pvalue > LEAST
+    assert stats.chisquare(counts, np.array([3, 3, 2]) * 750).pvalue < LEAST
+    later = drawn[np.arange(len(drawn)) % 600 != 0] // (n // 3), drawn[np.arange(len(drawn)) % 600 != 599] // (n // 3)
+    assert stats.chisquare(np.bincount(3 * later[0] + later[1], minlength=9)).pvalue > LEAST
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_permutations_are_uniform(make: Make, kind: type) -> None:
     """Chi-square over the 24 orders of 4 in 4000 draws; the orders that Sattolo's cycles leave out are missed."""
     stream = make(kind)

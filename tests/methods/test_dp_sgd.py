@@ -38,13 +38,24 @@ CLIPPINGS: dict[str, dict[str, Any]] = {
 NEIGHBOURS = [
     ("poisson", "add-remove"),
     ("poisson", "zero-out"),
+    ("poisson", "replace-one"),
+    ("truncated-poisson", "zero-out"),
+    ("fixed", "replace-one"),
+    ("random-allocation", "zero-out"),
     ("shuffle", "zero-out"),
     ("shuffle", "replace-one"),
     ("full", "add-remove"),
     ("full", "zero-out"),
     ("full", "replace-one"),
 ]
-SIZES = {"poisson": 6, "shuffle": 7, "full": None}
+SIZES: dict[str, dict[str, Any]] = {
+    "poisson": {"batch_size": 6},
+    "truncated-poisson": {"batch_size": 6, "largest_batch": 7},
+    "fixed": {"batch_size": 6},
+    "random-allocation": {"batch_size": 7},
+    "shuffle": {"batch_size": 7},
+    "full": {"batch_size": None},
+}
 
 
 def made(
@@ -52,7 +63,7 @@ def made(
 ) -> Recipe:
     privacy = {"adjacency": adjacency, "clipping": CLIPPINGS[clipping]}
     return recipe(
-        method={"batching": batching, "batch_size": SIZES[batching]},
+        method={"batching": batching, **SIZES[batching]},
         privacy=privacy if schedule is None else {**privacy, "schedule": schedule},
         **changes,
     )
@@ -89,8 +100,8 @@ def test_a_record_moves_the_release_by_no_more_than_the_ledger_says(
 ) -> None:
     """The same batches with one record replaced by another, or by one that adds nothing.
 
-    Absent from a Poisson or full batch and adding nothing are the same. Under `shuffle` the ledger counts an
-    epoch once, so at most one step of it may move at all.
+    Absent from a Poisson or full batch and adding nothing are the same. Under `shuffle` and `random-allocation` the
+    ledger counts an epoch once, so at most one step of it may move at all.
     """
     batching, adjacency = neighbours
     x, y = records()
@@ -111,7 +122,7 @@ def test_a_record_moves_the_release_by_no_more_than_the_ledger_says(
         assert isinstance(mechanism, GaussianSum) and mechanism.adjacency == adjacency
         moved = (ours - theirs)[:, trial].norm(dim=1)
         assert float(moved.max()) <= mechanism.sensitivity * (1 + 1e-9)
-        if batching == "shuffle":
+        if batching in ("shuffle", "random-allocation"):
             assert int((moved > 1e-12).sum()) <= plan.epochs[0][0].count == 1
         else:
             assert plan.epochs[0][0].count == len(moved)
@@ -130,7 +141,7 @@ def test_replacing_a_record_does_move_the_sum_by_more_than_one_norm(batching: st
     assert 1.2 * 0.7 < float(moved) <= 2 * 0.7
 
 
-@pytest.mark.parametrize(("batching", "adjacency"), [("shuffle", "add-remove"), ("poisson", "replace-one")])
+@pytest.mark.parametrize(("batching", "adjacency"), [("shuffle", "add-remove"), ("fixed", "add-remove")])
 def test_what_has_no_proof_is_refused(batching: str, adjacency: str) -> None:
     with pytest.raises(PrivacyError, match=batching):
         context([made(batching, adjacency)])
@@ -314,6 +325,12 @@ def test_only_what_was_priced_runs(changes: dict[str, Any], message: str | None)
         return
     with pytest.raises(PrivacyError, match=message):
         create(trained)
+    cut = context([made("truncated-poisson", "add-remove")])
+    planned = cut.plans[0]
+    assert planned is not None
+    looser = replace(planned, sampling=replace(planned.sampling, largest_batch=8))
+    with pytest.raises(PrivacyError, match=r"priced .*, 6, 8\) but not .*, 6, 7\)"):
+        method_of(replace(cut, plans=(looser,)))
     fewer = context([made("shuffle", "zero-out")], data=tuple(part[:20] for part in records()))  # type: ignore[arg-type]
     with pytest.raises(PrivacyError, match=r"priced .*\('shuffle', 20, 7\) but not \('shuffle', 30, 7\)"):
         create(replace(trained, plans=fewer.plans))

@@ -112,6 +112,9 @@ class Fresh(SeededStreams):
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
         return super().distinct(self._purpose("distinct", purpose, counter), counter, n, size)
 
+    def integers(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
+        return super().integers(self._purpose("integers", purpose, counter), counter, n, size)
+
     def permutation(self, purpose: str, counter: int, n: int) -> np.ndarray:
         return super().permutation(self._purpose("permutation", purpose, counter), counter, n)
 

@@ -67,7 +67,7 @@ def test_every_step_is_charged_as_a_record_drawn_from_all() -> None:
     run(method)
     releases = method.context.ledgers[0].releases
     assert [(r.count, r.mechanism.batching, r.mechanism.sampling_rate) for r in releases] == [(180, "fixed", 1 / 60)]  # type: ignore[union-attr]
-    assert accountants.get("rdp").epsilon(releases, 1e-5) == pytest.approx(5.0, rel=1e-3)
+    assert accountants.get("pld").epsilon(releases, 1e-5) == pytest.approx(5.0, rel=1e-3)
 
 
 def test_other_adjacencies_are_refused() -> None:

@@ -179,7 +179,7 @@ def test_what_a_checkpoint_holds_is_not_released_again() -> None:
         ({"model": {"kind": "convex", "l2": 0.1}}, "leave model.l2 and model.radius out"),
         ({"model": {"kind": "mlp"}}, "is for model.kind linear or convex, not mlp"),
         ({"runtime": {"dtype": "bfloat16"}}, "is proved for float32 and float64"),
-        ({"method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1}}, "not fixed"),
+        ({"method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1}}, "not one by one"),
         ({"method": {"preconditioner": {"share": 1.0}}}, "less than 1"),
         ({"method": {"kind": "gd"}, "privacy": None}, "preconditioner"),
     ],

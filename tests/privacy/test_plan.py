@@ -218,9 +218,14 @@ def test_noise_as_published_is_charged_what_it_costs() -> None:
             "shuffle",
             {"adjacency": "add-remove"},
             PrivacyError,
-            "state it for zero-out or replace-one, or use method.batching poisson or full",
+            "state it for zero-out or replace-one, or use method.batching poisson, full, truncated-poisson or ran",
         ),
-        ("poisson", {"adjacency": "replace-one"}, PrivacyError, "or use method.batching shuffle, full or fixed"),
+        (
+            "random-allocation",
+            {"adjacency": "replace-one"},
+            PrivacyError,
+            "or use method.batching poisson, shuffle, f",
+        ),
         ("poisson", {}, PrivacyError, "give privacy.budget as {epsilon: ..., delta: ...}"),
         ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "gaussian"}, UnsupportedMechanism, "pld"),
         ("poisson", {"budget": {"epsilon": 3, "delta": 1e-5}, "accountant": "zcdp"}, UnsupportedMechanism, "rdp or"),
@@ -263,6 +268,16 @@ def test_single_records_are_planned_for_replaced_ones_only(adjacency: str) -> No
     assert one.privacy is not None
     own = one.model_copy(update={"privacy": one.privacy.model_copy(update={"adjacency": None})})
     assert plan_for(own, Facts(60)).sampling == Sampling("fixed", 60, 1, "replace-one")
+
+
+def test_the_rate_of_an_allocation_is_one_over_the_steps_of_its_epoch() -> None:
+    """And truncated batches say all that their price depends on."""
+    made = plan("random-allocation", 3, budget={"epsilon": 3, "delta": 1e-5})
+    mechanism = made.releases[0].mechanism
+    assert isinstance(mechanism, GaussianSum)
+    assert [release.count for release in made.releases] == [1, 1, 1]
+    assert mechanism.sampling_rate * made.sampling.steps_per_epoch == pytest.approx(1, abs=1e-15)
+    assert mechanism.steps == made.sampling.steps_per_epoch == -(-made.sampling.records // made.sampling.batch_size)
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:

@@ -72,7 +72,8 @@ BROKEN = [
     (
         "batch_size: 10",
         "batch_size: 10, batching: poison",
-        "4: method.batching: must be poisson, shuffle, full or fixed, got 'poison'; did you mean poisson?",
+        "4: method.batching: must be poisson, shuffle, full, fixed, truncated-poisson or random-allocation, got"
+        " 'poison'; did you mean poisson?",
     ),
     (
         "  budget",

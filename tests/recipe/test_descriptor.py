@@ -9,7 +9,7 @@ import pytest
 
 from dpsgd_cli.methods import Method
 from dpsgd_cli.methods.creation import own
-from dpsgd_cli.recipe.schema.descriptor import named
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema.method import METHODS
 
 

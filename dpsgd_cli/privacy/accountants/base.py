@@ -13,7 +13,16 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated, merge
+from dpsgd_cli.privacy.mechanism import (
+    ApproximateDP,
+    CorrelatedSums,
+    GaussianSum,
+    Mechanism,
+    PureDP,
+    Release,
+    ZeroConcentrated,
+    merge,
+)
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
 from dpsgd_cli.search import ExactSum, smallest
 
@@ -198,6 +207,11 @@ def common_adjacency(releases: Sequence[Release]) -> Adjacency | None:
 
 def unsound_sampling(mechanism: GaussianSum) -> str | None:
     """Why a batching has no theorem under its adjacency, whoever accounts for it; None when it has one."""
+    if isinstance(mechanism, CorrelatedSums) and mechanism.sampled and mechanism.adjacency == "replace-one":
+        return (
+            "correlated noise on sampled batches under replace-one adjacency: its theorem is about a record that comes"
+            " or goes; use add-remove or zero-out"
+        )
     return BATCHINGS[mechanism.batching].unproved.get(mechanism.adjacency)
 
 

@@ -48,8 +48,9 @@ def checked_classical_gaussian(noise_multiplier: float, delta: float) -> float:
 def amplified(epsilon: float, sampling_rate: float) -> float:
     """log(1 + q (e^epsilon - 1)): what sampling makes of epsilon, while delta becomes q delta.
 
-    Poisson batches under add-remove, batches of fixed size under replace-one. Source: Balle, Barthe and Gaboardi 2018,
-    Theorems 8 and 9; Lecture 15, Lemma 15.4.
+    Poisson batches under any adjacency, batches of fixed size under replace-one (a replaced record of a Poisson batch
+    takes the place of nothing, of which it is no farther than of another record). Source: Balle, Barthe and Gaboardi
+    2018, Theorems 2, 8 and 9; Lecture 15, Lemma 15.4.
     """
     if epsilon < 30:
         return math.log1p(sampling_rate * math.expm1(epsilon))
@@ -78,7 +79,11 @@ class Composition(WithoutLeaks):
     """What all compositions have in common: they take every mechanism whose batching has a theorem."""
 
     def refusal(self, mechanism: Mechanism) -> str | None:
-        return unsound_sampling(mechanism) if isinstance(mechanism, GaussianSum) else None
+        if not isinstance(mechanism, GaussianSum):
+            return None
+        if not mechanism.batches.amplifies_pairs:
+            return f"{mechanism.batching} batches: no lemma makes one (epsilon, delta) of theirs of another; use pld"
+        return unsound_sampling(mechanism)
 
     @staticmethod
     def noisy_uses(kept: Sequence[Release]) -> int:

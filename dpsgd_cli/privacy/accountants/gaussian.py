@@ -48,7 +48,8 @@ class Gaussian(Additive):
             return None
         if mechanism.sampled:
             return (
-                f"{mechanism.batching} batches: the privacy loss of a sampled Gaussian is not Gaussian; use pld or rdp"
+                f"{mechanism.batching} batches: the privacy loss of a sampled Gaussian is not Gaussian; use pld"
+                f"{' or rdp' if mechanism.batches.divergence else ''}"
             )
         return unsound_sampling(mechanism)
 

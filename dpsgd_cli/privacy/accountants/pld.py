@@ -1,8 +1,7 @@
 """Privacy-loss distributions: the tightest bound for Poisson-sampled Gaussians and whatever is composed with them.
 
-Not for fixed-size batches, for which no dominating pair is built in. Discretisation is in `dominating_pairs.py`,
-composition in `loss_composition.py`; here they are put together, in both directions of the adjacency. SciPy loads on
-the first query.
+Discretisation is in `dominating_pairs.py` and what a batching names, composition in `loss_composition.py`; here they
+are put together, in both directions of the adjacency. SciPy loads on the first query.
 """
 
 from __future__ import annotations
@@ -17,7 +16,15 @@ from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy import conversions
 from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling
 from dpsgd_cli.privacy.accountants.rdp import Rdp
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, merge
+from dpsgd_cli.privacy.mechanism import (
+    ApproximateDP,
+    CorrelatedSums,
+    GaussianSum,
+    Mechanism,
+    PureDP,
+    Release,
+    merge,
+)
 from dpsgd_cli.recipe.batching import Adjacency
 
 if TYPE_CHECKING:
@@ -50,12 +57,7 @@ class Pld(Accountant):
     note = "numerical composition, rounded up"
 
     def refusal(self, mechanism: Mechanism) -> str | None:
-        if not isinstance(mechanism, GaussianSum):
-            return None
-        unsound = unsound_sampling(mechanism)
-        if unsound is None and mechanism.batching == "fixed":
-            return "batches of fixed size: no loss distribution of sampling without replacement is built in; use rdp"
-        return unsound
+        return unsound_sampling(mechanism) if isinstance(mechanism, GaussianSum) else None
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
         self.check(releases)
@@ -134,15 +136,23 @@ def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
             continue
         if noise == 0:
             return None
-        if mechanism.batching == "poisson" and rate < 1 and noise >= _LEAST_NOISE:
-            sampled = GaussianSum(noise, mechanism.adjacency, "poisson", max(rate, _LEAST_RATE))
-            kept.append(Release(sampled, count))
+        if mechanism.sampled and rate < 1 and noise >= _LEAST_NOISE:
+            kept.append(Release(_plain(mechanism, max(rate, _LEAST_RATE)), count))
         else:
-            precision += count / noise**2
+            precision += count / mechanism.unsampled_noise**2
             adjacency = mechanism.adjacency
     if precision > 0:
         kept.append(Release(GaussianSum(1 / math.sqrt(precision), adjacency)))
     return merge(kept)
+
+
+def _plain(mechanism: GaussianSum, rate: float) -> GaussianSum:
+    """What the price depends on, with another rate; of correlated noise, the sum that stands for it."""
+    if isinstance(mechanism, CorrelatedSums):
+        return GaussianSum(mechanism.noise_multiplier, mechanism.adjacency, mechanism.batching, rate)
+    # an epoch's rate is one over its steps, and none of these is so small
+    rate = mechanism.sampling_rate if mechanism.by_allocation else rate
+    return dataclasses.replace(mechanism, sampling_rate=rate, sensitivity=1.0, label="")
 
 
 def _gaussian_only(kept: Sequence[Release]) -> float | None:
@@ -163,7 +173,23 @@ def _largest_loss(kept: Sequence[Release]) -> float:
 
 
 def _samples(releases: Sequence[Release]) -> bool:
-    return any(isinstance(r.mechanism, GaussianSum) and r.mechanism.batching == "poisson" for r in releases)
+    return any(isinstance(r.mechanism, GaussianSum) and r.mechanism.sampled for r in releases)
+
+
+def _in_poisson_batches(releases: Sequence[Release]) -> list[Release]:
+    """Releases of which the best Renyi order is near that of these, for an aim: any is true, and a near one sharp."""
+    found = []
+    for release in releases:
+        own, uses = release.mechanism, release.count
+        if isinstance(own, GaussianSum) and own.sampled:
+            uses *= own.steps if own.by_allocation else 1
+            own = GaussianSum(own.noise_multiplier, "add-remove", "poisson", own.sampling_rate)
+        elif isinstance(own, GaussianSum):
+            own = GaussianSum(own.noise_multiplier, "add-remove")
+        else:
+            own = dataclasses.replace(own, adjacency="add-remove")
+        found.append(Release(own, uses))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,19 +202,19 @@ class Aim:
 
 def _aim_at_delta(releases: Sequence[Release], delta: float) -> Aim:
     """Tilt by the best Renyi order (an order of alpha weighs losses by e^((alpha - 1) loss))."""
-    return Aim(Rdp().best_order_for_delta(releases, delta) - 1, math.log(delta))
+    return Aim(Rdp().best_order_for_delta(_in_poisson_batches(releases), delta) - 1, math.log(delta))
 
 
 def _aim_at_epsilon(releases: Sequence[Release], epsilon: float) -> Aim:
     """The same, some way below the delta that Renyi orders prove."""
-    rdp = Rdp()
+    rdp, releases = Rdp(), _in_poisson_batches(releases)
     proved = rdp.delta(releases, epsilon)
     log_delta = math.log(max(proved, 1e-200)) - _BELOW
     return Aim(rdp.best_order_for_epsilon(releases, epsilon) - 1, log_delta)
 
 
 def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False) -> list[Composer]:
-    """One for each direction that matters; one is enough when nothing is sampled."""
+    """One for each direction that matters; one is enough where all losses are the same both ways round."""
     import numpy as np
 
     from dpsgd_cli.privacy.dominating_pairs import discretise, loss_variance
@@ -199,9 +225,10 @@ def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False)
     if not variance < _MOST_VARIANCE:
         raise FailedAccountant(f"{Pld.name}: a loss of variance {variance:.2g} is too large to discretise; use rdp")
     width = min(max(math.sqrt(variance / float(counts.sum())) * _RELATIVE_WIDTH, _LEAST_WIDTH), _GREATEST_WIDTH)
-    directions = ("remove", "add") if _samples(releases) else ("remove",)
     while True:
         pairs = [discretise(release.mechanism, width) for release in releases]
+        one_way = not _samples(releases) or all(pair.remove is pair.add for pair in pairs)
+        directions = ("remove",) if one_way else ("remove", "add")
         composers = [
             Composer([getattr(pair, side) for pair in pairs], width, counts, aim.tilt, aim.log_delta, shorter_too)
             for side in directions

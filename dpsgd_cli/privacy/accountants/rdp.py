@@ -21,6 +21,7 @@ from dpsgd_cli.privacy.mechanism import (
     ZeroConcentrated,
     merge,
 )
+from dpsgd_cli.recipe.naming import named
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +52,11 @@ class Rdp(WithoutLeaks):
         self.orders = tuple(sorted(orders))
 
     def refusal(self, mechanism: Mechanism) -> str | None:
-        return unsound_sampling(mechanism) if isinstance(mechanism, GaussianSum) else None
+        if not isinstance(mechanism, GaussianSum):
+            return None
+        if mechanism.sampled and mechanism.batches.divergence is None:
+            return f"{mechanism.batching} batches: no Renyi divergence of theirs is built in; use pld"
+        return unsound_sampling(mechanism)
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         profile = Profile(kept)
@@ -176,8 +181,11 @@ class Moments(WithoutLeaks):
                 " (its epsilon can be several times larger: Chua et al. 2024); use zcdp, gaussian, rdp or pld, which"
                 " charge an epoch as one Gaussian"
             )
-        if mechanism.batching == "fixed":
-            return "batches of fixed size: its moments are those of independent sampling; use rdp"
+        if mechanism.sampled and not mechanism.comes_and_goes:
+            return (
+                f"{mechanism.batching} batches under {mechanism.adjacency} adjacency: its moments are those of Poisson"
+                " batches with a record more or less; use pld"
+            )
         return unsound_sampling(mechanism)
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
@@ -248,9 +256,8 @@ class Profile:
 def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
     """Renyi divergence of one use at `order` > 1, in the worse of the two directions.
 
-    Gaussian (full, and an epoch of shuffled batches) alpha/(2 z^2); Poisson: Mironov, Talwar and Zhang 2019; fixed
-    size: Wang, Balle and Kasiviswanathan 2019; pure: randomised response, Laplace noise by itself, exponential
-    mechanism also alpha eps^2/8.
+    Gaussian (full, and an epoch of shuffled batches) alpha/(2 z^2); sampled batches: `sampled_divergences.py`; pure:
+    randomised response, Laplace noise by itself, exponential mechanism also alpha eps^2/8.
     """
     if isinstance(mechanism, PureDP) and mechanism.source == "laplace":
         return renyi.laplace_divergence(mechanism.epsilon, order)
@@ -260,23 +267,24 @@ def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
         return math.inf
     if isinstance(mechanism, ZeroConcentrated):
         return order * mechanism.rho
-    if mechanism.batching == "poisson":
-        return renyi.poisson_gaussian_divergence(mechanism.sampling_rate, mechanism.noise_multiplier, order)
-    if mechanism.batching == "fixed":
-        return renyi.fixed_size_gaussian_divergence(mechanism.sampling_rate, mechanism.noise_multiplier, order)
-    return renyi.gaussian_divergence(mechanism.noise_multiplier, order)
+    if not mechanism.sampled:
+        return renyi.gaussian_divergence(mechanism.noise_multiplier, order)
+    if mechanism.batches.divergence is None:
+        return math.inf
+    found: float = named(mechanism.batches.divergence)(mechanism, order)
+    return found
 
 
 def _is_least_of_several(mechanism: Mechanism) -> bool:
     if isinstance(mechanism, GaussianSum):
-        return mechanism.batching == "fixed"
+        return mechanism.sampled and not mechanism.comes_and_goes
     return isinstance(mechanism, PureDP) and mechanism.source == "exponential"
 
 
 def _is_sampled(mechanism: Mechanism) -> bool:
     return (
         isinstance(mechanism, GaussianSum)
-        and mechanism.batching == "poisson"
+        and mechanism.comes_and_goes
         and 0 < mechanism.sampling_rate < 1
         and mechanism.noise_multiplier > 0
     )

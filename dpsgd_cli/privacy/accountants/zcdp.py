@@ -68,9 +68,10 @@ class Zcdp(Additive):
         if not isinstance(mechanism, GaussianSum):
             return None
         if mechanism.sampled:
+            estimate = ", or zcdp-rs for the published estimate" if mechanism.comes_and_goes else ""
             return (
                 f"{mechanism.batching} batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2);"
-                " use rdp or pld, or zcdp-rs for the published estimate"
+                f" use {'rdp or pld' if mechanism.batches.divergence else 'pld'}{estimate}"
             )
         return unsound_sampling(mechanism)
 
@@ -128,9 +129,12 @@ class ZcdpRs(WithoutLeaks):
                 " epsilon can be several times larger: Chua et al. 2024); use zcdp, which charges an epoch as one"
                 " Gaussian"
             )
-        if mechanism.batching == "fixed":
-            return "batches of fixed size: its estimate is for independent sampling; use rdp"
-        if mechanism.batching == "poisson" and 0 < rate < 1:
+        if mechanism.sampled and not mechanism.comes_and_goes:
+            return (
+                f"{mechanism.batching} batches under {mechanism.adjacency} adjacency: its estimate is for Poisson"
+                " batches with a record more or less; use pld"
+            )
+        if mechanism.sampled and 0 < rate < 1:
             if noise < 1:
                 return f"noise multiplier {noise:g}: the estimate is only stated from 1 on; use rdp or pld"
             if rate > 1 / (16 * noise):

@@ -87,8 +87,8 @@ def preconditioner_problems(recipe: Recipe) -> list[str]:
         problems.append(f"{where}: changes what l2 and radius mean; leave model.l2 and model.radius out")
     if getattr(method, "learning_rate", None) == "theorem":
         problems.append(f"method.learning_rate: theorem is for rows as they are, without {where}; give a number")
-    if method.batching == "fixed":
-        problems.append(f"{where}: is for batching full, poisson or shuffle, not fixed; leave it out")
+    if isinstance(method, Gradient) and method.one_by_one:
+        problems.append(f"{where}: is for steps over many records, not one by one; leave it out, or draw more")
     if recipe.data.augment is not None:
         problems.append(f"{where}: takes the rows as they are; leave data.augment out")
     if recipe.runtime.dtype in ("bfloat16", "tf32"):

@@ -8,9 +8,8 @@ Not here: the sections (`method.py`, `convex.py`).
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 ITS_BUDGET = ("privacy.budget", "privacy.budget_covers", "privacy.delta")
 ITS_TRAINING = (
@@ -48,9 +47,3 @@ class Descriptor:
     may_differ: tuple[str, ...] = ()
     correlates: bool = False
     finds_bounds: bool = False
-
-
-def named(name: str) -> Any:
-    """What `module:name` names."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)

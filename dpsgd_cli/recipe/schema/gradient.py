@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.recipe.batching import Batching
+from dpsgd_cli.recipe.batching import BATCHINGS, Batching
 from dpsgd_cli.recipe.schema.base import Auto, Count, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.recipe.schema.descriptor import Descriptor
 from dpsgd_cli.recipe.schema.learning_rate import Rate
@@ -74,10 +74,16 @@ class Gradient(Section):
 
     batching: Batching = Field(
         "poisson",
-        description="How records reach a step; fixed: one record a step, drawn uniformly (replace-one, batch_size 1).",
+        description="How records reach a step; fixed: batches of one size, drawn anew (replace-one); random-allocation:"
+        " each record in one secret step of each epoch. `dpsgd recipe batching` shows each.",
     )
     batch_size: Count | Auto | None = Field(
-        "auto", description="Expected (poisson) or exact (shuffle) size, 1 (fixed), none (full); auto: by a rule."
+        "auto", description="Expected or exact (shuffle, fixed) size, none (full); auto: by a rule, 1 for fixed."
+    )
+    largest_batch: Count | None = Field(
+        None,
+        description="Records of a batch that are kept at most, the rest dropped at random; truncated-poisson alone, and"
+        " needed there.",
     )
     learning_rate: Positive | Rate | Literal["theorem", "auto"] = Field(
         "auto",
@@ -99,11 +105,31 @@ class Gradient(Section):
             raise ValueError(
                 f"learning_rate: theorem is for batching: {' or '.join(self._theorems) or 'no such method'}"
             )
+        if self.learning_rate == "theorem" and self.batching == "fixed" and not self.one_by_one:
+            raise ValueError("learning_rate: theorem is for one record a step; give batch_size: 1, or a number")
         if self.batch_size != "auto" and (self.batching == "full") != (self.batch_size is None):
             raise ValueError(f"batching: {self.batching} {'takes no' if self.batch_size else 'needs a'} batch_size")
-        if self.batching == "fixed" and self.batch_size != 1:
-            raise ValueError(f"batch_size: is {self.batch_size}, but batching: fixed draws one record a step; give 1")
+        truncated = BATCHINGS[self.batching].recorded == "truncated"
+        if truncated and self.largest_batch is None:
+            raise ValueError(f"batching: {self.batching} needs largest_batch: how many records of a batch are kept")
+        if not truncated and self.largest_batch is not None:
+            raise ValueError(f"largest_batch: is for batching truncated-poisson, not {self.batching}; leave it out")
+        if self.largest_batch is not None and isinstance(self.batch_size, int) and self.largest_batch < self.batch_size:
+            raise ValueError(
+                f"largest_batch: is {self.largest_batch}, below the expected size {self.batch_size} of a batch, so that"
+                " most batches would be cut; give more (batch_size plus five times its root is seldom passed)"
+            )
         return self
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a step sees one record, as in Algorithm 3 of Lecture 15, which has a class of its own."""
+        return self.batching == "fixed" and self.batch_size in (1, "auto")
+
+    @property
+    def truncation(self) -> dict[str, int]:
+        """What the sampler and the record of a truncated batch are told besides."""
+        return {} if self.largest_batch is None else {"largest_batch": self.largest_batch}
 
     @property
     def batch(self) -> int | None:

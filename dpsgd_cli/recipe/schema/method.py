@@ -30,7 +30,7 @@ class SgdMethod(Gradient):
 
 
 class DpSgdMethod(Preconditioned):
-    """Poisson, shuffled or full batches of clipped gradients; `fixed` is Algorithm 3 of Lecture 15."""
+    """Batches of clipped gradients; `fixed` ones of one record are Algorithm 3 of Lecture 15."""
 
     descriptor = Descriptor(
         "dpsgd_cli.methods.dp_sgd:DpSgd",
@@ -47,7 +47,7 @@ class DpSgdMethod(Preconditioned):
 
     @property
     def described(self) -> Descriptor:
-        if self.batching == "fixed":
+        if self.one_by_one:
             single = "dpsgd_cli.methods.lecture_sgd:LectureSgd"
             return replace(self.descriptor, runs=single, in_processes=False, by_rule=False)
         # the second moments are a look at all rows that no sum over processes makes
