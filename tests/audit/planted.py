@@ -24,7 +24,7 @@ from dpsgd_cli.core.correlation import step_noise
 from dpsgd_cli.core.noise import add_noise
 from dpsgd_cli.methods import batches, clip_bounds, dp_agd, dp_sgd
 from dpsgd_cli.methods.pate import Pate
-from dpsgd_cli.privacy import gradient_plan
+from dpsgd_cli.privacy import gradient_plan, norm_histogram
 from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.loading import load_recipe
@@ -199,7 +199,7 @@ def free_count(patch: Patch, folder: Path) -> None:
 
 
 def bare_histogram(patch: Patch, folder: Path) -> None:
-    own = clip_bounds.released_histogram
+    own = norm_histogram.released_histogram
     patch.setattr(clip_bounds, "released_histogram", lambda plan: replace(own(plan), noise_multiplier=0.0))
 
 
