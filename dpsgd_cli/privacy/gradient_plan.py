@@ -82,7 +82,8 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
         others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
-    facts = replace(facts, before=with_histogram(recipe, with_preconditioner(recipe, facts.before)))
+    before = with_preconditioner(recipe, facts.before)
+    facts = replace(facts, before=with_histogram(recipe, before))
     draft = _Draft(recipe, privacy, sampling, facts)
     if isinstance(privacy.schedule, Validation):
         return draft.adaptive(privacy.schedule)
