@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.recipe.schema.base import Count, DrawSeed, Interval, Positive, Section, Values
+from dpsgd_cli.recipe.schema.unit import Unit
 
 
 class OneHot(Section):
@@ -340,7 +341,13 @@ class Missing(Section):
 
 
 class Data(Section):
-    """A card by `name`, or a file of the user's own by `path`."""
+    """A card by `name`, or a file of the user's own by `path`.
+
+    `unit` is the recipe's `privacy.unit`, which the recipe puts here: whoever reads, cuts or counts records does so by
+    user then, and cannot forget to.
+    """
+
+    _unit: Unit | None = PrivateAttr(None)
 
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
@@ -409,6 +416,15 @@ class Data(Section):
         if npy != (self.test_target is not None):
             raise ValueError("test_target goes with a test_path that is a .npy file, whose labels it holds")
         return self
+
+    @property
+    def unit(self) -> Unit | None:
+        """Whom the recipe protects, where that is a user with several rows; None: single records."""
+        return self._unit
+
+    def protect(self, unit: Unit | None) -> None:
+        """Take over the recipe's unit; for the recipe alone, when it is made."""
+        self._unit = unit
 
     @property
     def card_file(self) -> str | None:

@@ -33,6 +33,8 @@ class Descriptor:
     `only_convex`: it is for `model.kind: convex` alone.
     `by_rule`: settings that are auto are chosen by the rule of `automatic.py`, where it is for the model as well.
     `correlates`: every sum that it releases is made private by the noise of its plan, which may be correlated.
+    `by_unit`: what it releases has a proved sensitivity where all rows of a user are protected together, too: it sees
+    the mean of a user's clipped or bounded parts, and no row by itself.
     `may_differ`: keys that it reads trial by trial, so that recipes which differ in them train as one pack.
     """
 
@@ -45,6 +47,7 @@ class Descriptor:
     by_rule: bool = False
     may_differ: tuple[str, ...] = ()
     correlates: bool = False
+    by_unit: bool = False
 
 
 def named(name: str) -> Any:

@@ -39,6 +39,7 @@ class DpSgdMethod(Preconditioned):
         by_rule=True,
         may_differ=ITS_TRAINING,
         correlates=True,
+        by_unit=True,
     )
     _theorems: ClassVar[tuple[str, ...]] = ("fixed",)
 
@@ -48,7 +49,7 @@ class DpSgdMethod(Preconditioned):
     def described(self) -> Descriptor:
         if self.batching == "fixed":
             single = "dpsgd_cli.methods.lecture_sgd:LectureSgd"
-            return replace(self.descriptor, runs=single, in_processes=False, by_rule=False)
+            return replace(self.descriptor, runs=single, in_processes=False, by_rule=False, by_unit=False)
         # the second moments are a look at all rows that no sum over processes makes
         return self.descriptor if self.moments is None else replace(self.descriptor, in_processes=False)
 
@@ -84,7 +85,7 @@ class GdMethod(FullGradient):
 class DpGdMethod(FullGradient, Preconditioned):
     """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
 
-    descriptor = Descriptor("dpsgd_cli.methods.dp_gd:DpGd", by_rule=True, may_differ=ITS_TRAINING)
+    descriptor = Descriptor("dpsgd_cli.methods.dp_gd:DpGd", by_rule=True, by_unit=True, may_differ=ITS_TRAINING)
     kind: Literal["dp-gd"] = "dp-gd"
 
 
@@ -96,6 +97,7 @@ class SgdMaMethod(Gradient):
         "dpsgd_cli.privacy.gradient_plan:by_moments",
         in_processes=True,
         by_rule=True,
+        by_unit=True,
         may_differ=ITS_TRAINING,
     )
     kind: Literal["sgd-ma"] = "sgd-ma"
@@ -110,6 +112,7 @@ class SgdAdvMethod(Gradient):
         "dpsgd_cli.privacy.gradient_plan:by_advanced_composition",
         in_processes=True,
         by_rule=True,
+        by_unit=True,
         may_differ=ITS_TRAINING,
     )
     kind: Literal["sgd-adv"] = "sgd-adv"

@@ -15,6 +15,7 @@ from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.base import Auto, Delta, Positive, Section
 from dpsgd_cli.recipe.schema.noise import CorrelatedNoise, Noise
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
+from dpsgd_cli.recipe.schema.unit import Unit
 from dpsgd_cli.wording import count
 
 NoiseSource = Literal["seeded", "secure"]
@@ -133,7 +134,10 @@ class Privacy(Section):
     adjacency: Adjacency | None = Field(
         None, description="Which data sets count as neighbours; left out, the batching's own (see README)."
     )
-    clipping: Clipping = Field(FlatClipping(), description="How one record's gradient is bounded.")
+    unit: Unit | None = Field(
+        None, description="Protect all rows of a user together; left out, a statement is about one record at a time."
+    )
+    clipping: Clipping = Field(FlatClipping(), description="How one record's (or user's) gradient is bounded.")
     schedule: Schedule = Field(Uniform(), description="The noise multiplier by epoch.")
     budget: RhoBudget | EpsilonBudget | None = Field(None, description="What a trial may spend.")
     budget_covers: Literal["total", "training"] = Field(
