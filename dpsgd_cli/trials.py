@@ -62,7 +62,7 @@ from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.method import PythonMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.recipe.schema.unit import Unit
+from dpsgd_cli.recipe.schema.unit import PERSON, Unit
 from dpsgd_cli.results import checkpoint, origin
 from dpsgd_cli.results.assemble import EpochRecord
 
@@ -217,7 +217,7 @@ def start(
         for seed in member.loaded.recipe.seeds
     ]
     streams = team.streams([stream for _, stream in alone])
-    ledgers = tuple(_ledger(member.plan) for member, _ in alone)
+    ledgers = tuple(_ledger(member) for member, _ in alone)
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = adjacency_of(recipe)
 
@@ -378,11 +378,13 @@ def _with_fold_sizes(dataset: data.Dataset, folds: int, data_of: Data) -> data.D
     return dataclasses.replace(dataset, declarations=said)
 
 
-def _ledger(plan: Plan | None) -> Ledger:
+def _ledger(member: Member) -> Ledger:
     """A trial's ledger, charged for private preprocessing."""
+    plan = member.plan
     if plan is None:
         return Ledger()
     ledger = plan.ledger()
+    ledger.unit = None if member.loaded.recipe.data.unit is None else PERSON
     for release in plan.before:
         ledger.spend(release, phase="before")
     return ledger

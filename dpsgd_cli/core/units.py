@@ -33,7 +33,7 @@ _NOBODY = -1
 
 @dataclass(frozen=True)
 class UnitTable(Table):
-    """A table whose examples are users: `members` (U, m) are the numbers of each one's rows in `x` and `y`, -1 for none.
+    """A table whose examples are users: `members` (U, m) number the rows of each in `x` and `y`, -1 for none.
 
     A piece of a batch of B users is inputs (R or 1, m B, ...), first the first row of each, then the second of each;
     labels (R or 1, B, m), `absent` where a user has no row; and a mask (R, B) of users.

@@ -271,8 +271,7 @@ def _named(data: Data) -> dict[str, list[str]]:
     """The columns that the recipe names, by key."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     lists = {"target": [str(data.target)], "categorical": data.categorical or (), "bounds": bounds}
-    lists |= {"missing": data.missing or (), "drop": data.drop}
-    return {key: list(names) for key, names in lists.items()}
+    return {key: list(names) for key, names in (lists | {"missing": data.missing or (), "drop": data.drop}).items()}
 
 
 def _meant(names: list[str], data: Data) -> set[str]:

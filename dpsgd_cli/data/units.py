@@ -105,7 +105,9 @@ def by_user(source: Source, data: Data) -> Source:
 
 def in_memory(part: Part | DiskPart) -> Part:
     """All rows of a part that stays on disk, read at once."""
-    return part if isinstance(part, Part) else Part(np.asarray(part.x[0 : len(part)]), np.asarray(part.y[0 : len(part)]))
+    if isinstance(part, Part):
+        return part
+    return Part(*(np.asarray(rows[0 : len(part)]) for rows in (part.x, part.y)))
 
 
 def members_of(places: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +151,7 @@ def _refuse_shared(train: np.ndarray, test: np.ndarray, name: str, unit: Unit) -
     shared = len(np.intersect1d(train, test, assume_unique=True))
     if shared:
         raise DataError(
-            f"{name}: {count(shared, 'user')} of the training rows (privacy.unit.column {quoted(unit.column)}) have test"
-            " rows too, and those are public; give data.split, which keeps all rows of a user in one part, or test rows"
-            " of others"
+            f"{name}: {count(shared, 'user')} of the training rows (privacy.unit.column {quoted(unit.column)}) have"
+            " test rows too, and those are public; give data.split, which keeps all rows of a user in one part, or test"
+            " rows of others"
         )

@@ -60,7 +60,7 @@ class DpLeastSquares(OneShot):
             pack.values[trial] = torch.cat([weights, found[-1]]) if self.bias else weights
 
     def _users(self, trial: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Rows (n,) of a trial's users, and the root of what each weighs in its user's mean; None for single records."""
+        """Rows (n,) of a trial's users, and the root of what each weighs in its user's mean; None without users."""
         table = self.context.table
         if not isinstance(table, UnitTable):
             return None
