@@ -21,7 +21,7 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.audit.claim import Claim
 from dpsgd_cli.audit.findings import Finding
-from dpsgd_cli.audit.stage import smaller
+from dpsgd_cli.audit.stage import as_users, smaller
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.joint import plan_of
@@ -63,7 +63,8 @@ def attack(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, trials: int
         seed = (small.recipe.seed or 0) + (0 if present else _SEEDS_APART)
         own = dataclasses.replace(small, recipe=small.recipe.model_copy(update={"seed": seed}))
         absent = not present and plan.sampling.adjacency == "add-remove"
-        dataset = _dataset(outline, records, present, plan.sampling.adjacency == "replace-one")
+        made = _dataset(outline, records, present, plan.sampling.adjacency == "replace-one")
+        dataset = as_users(made, loaded.recipe.data.unit)
         at = start(
             [Member(own, plan)], stage=Stage(dataset, share=partial(_without_last, trials) if absent else _whole)
         )

@@ -22,11 +22,13 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.audit import lanes
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.splits import SECOND_FILE
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.unit import Unit
 from dpsgd_cli.trials import Member, Stage, Trials, start
 
 _FEW_RECORDS = 64
@@ -35,6 +37,7 @@ _FIXED_RECORDS = 500
 _UNKNOWN_LENGTH = 1000
 _SAME_RATE = 0.01
 _TEST_RECORDS = 8
+_ROWS_OF_A_USER = 4
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def fast_path(loaded: LoadedRecipe) -> bool:
     """Whether the method takes a convex model's gradients without packed layers."""
     recipe = loaded.recipe
     kinds = recipe.method.batching in ("full", "fixed")
-    return isinstance(recipe.model, ConvexModel) and kinds
+    return isinstance(recipe.model, ConvexModel) and kinds and recipe.data.unit is None
 
 
 def canaries_of(plan: Plan, size: Size) -> int:
@@ -132,7 +135,7 @@ def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) ->
         rows = lanes.marked_rows(outline.input_shape, canaries * (2 if replaced else 1))
     others = plan.sampling.records - canaries
     on = Stage(
-        _dataset(outline, rows, others, convex),
+        as_users(_dataset(outline, rows, others, convex), recipe.data.unit),
         share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else lanes.instrument(canaries, clipping.by_layer),
         watcher=watcher,
@@ -188,6 +191,17 @@ def _dataset(outline: data.Outline, rows: np.ndarray, others: int, convex: bool)
         outline.name, x, y, test, labels(_TEST_RECORDS), False, classes, (), (), {}, norm_bound=outline.norm_bound,
         validation_x=validation, validation_y=labels(_TEST_RECORDS),
     )  # fmt: skip
+
+
+def as_users(dataset: data.Dataset, unit: Unit | None) -> data.Dataset:
+    """Each training row as a user who has it several times, where users are the unit: what is clipped row by row, and
+    not user by user, adds up to that many clip bounds."""
+    if unit is None:
+        return dataset
+    times = min(unit.most_rows, _ROWS_OF_A_USER)
+    x, y = (np.repeat(rows, times, axis=0) for rows in (dataset.train_x, dataset.train_y))
+    places = np.concatenate([np.repeat(np.arange(len(dataset.train_y)), times), SECOND_FILE + np.arange(_TEST_RECORDS)])
+    return dataclasses.replace(dataset, train_x=x, train_y=y, places=places)
 
 
 def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:
