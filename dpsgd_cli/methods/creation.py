@@ -26,6 +26,10 @@ def create(context: Context) -> Method:
 
 def _refuse(context: Context) -> None:
     settings, processes = context.recipes[0].method, context.team.size
+    if processes > 1 and context.recipes[0].data.unit is not None:
+        raise UsageError(
+            f"privacy.unit: users are trained on in one process, not in {processes}; start without torchrun"
+        )
     if settings.described.in_processes:
         followed = any(r.privacy is not None and r.privacy.schedule.adaptive for r in context.recipes)
         if followed and processes > 1:
