@@ -30,6 +30,7 @@ from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.privacy.mechanism import Mechanism, PureDP
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.voting_plan import VotingPlan
+from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
 from dpsgd_cli.recipe.schema.descriptor import named
 from dpsgd_cli.recipe.schema.model import ConvexModel
@@ -83,7 +84,7 @@ def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
         "claim": {
             "epsilon": stated.epsilon,
             "delta": stated.delta,
-            "adjacency": stated.adjacency,
+            "adjacency": None if stated.adjacency is None else of_whom(stated.adjacency, recipe.data.unit),
             "accountant": stated.accountant,
             "bound": stated.bound,
         },

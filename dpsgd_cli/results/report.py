@@ -211,9 +211,9 @@ def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
     ]
     told: list[Block] = [
         Text(
-            f"An attacker who knows all other records looks at what was published and says of {_one(privacy)} whether"
-            " it was there (or which of two values it had). Of those that were, the best attacker finds this share, for"
-            " the false alarms that it may raise:"
+            f"An attacker who knows all other records looks at what was published and says whether {_one(privacy)}"
+            f" {'was' if privacy.get('unit') is None else 'were'} there (or which of two values it was). Of those that"
+            " were, the best attacker finds this share, for the false alarms that it may raise:"
         ),
         Table(("false positives", "true positives of the best attacker", "of a blind guess"), rows),
         Text(
