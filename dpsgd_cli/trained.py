@@ -139,7 +139,7 @@ class Trained:
         """How records are read, and preprocessed as they were for training."""
         steps = {"preprocess": self.bundle.about["preprocess"]}
         made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
-        made.protect(self.loaded.recipe.data.unit)
+        made.protect(self.loaded.recipe.data.unit, self.loaded.recipe.folds is not None)
         return made
 
     def pipeline(self, trial: int | None = None) -> Pipeline:

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli import data
-from dpsgd_cli.audit.stage import Size, as_users, sized, smaller
+from dpsgd_cli.audit.stage import Size, sized, smaller
 from dpsgd_cli.core.tensors import Batch, Table
+from dpsgd_cli.data.units import as_users
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.ledger import LedgerEntry

@@ -21,9 +21,10 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.audit.claim import Claim
 from dpsgd_cli.audit.findings import Finding
-from dpsgd_cli.audit.stage import as_users, smaller
+from dpsgd_cli.audit.stage import smaller
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.units import as_users
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.privacy.ledger import LedgerEntry
 from dpsgd_cli.privacy.mechanism import GaussianSum

@@ -22,13 +22,12 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.audit import lanes
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.splits import SECOND_FILE
+from dpsgd_cli.data.units import as_users
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.recipe.schema.unit import Unit
 from dpsgd_cli.trials import Member, Stage, Trials, start
 
 _FEW_RECORDS = 64
@@ -37,7 +36,6 @@ _FIXED_RECORDS = 500
 _UNKNOWN_LENGTH = 1000
 _SAME_RATE = 0.01
 _TEST_RECORDS = 8
-_ROWS_OF_A_USER = 4
 
 
 @dataclass(frozen=True)
@@ -191,17 +189,6 @@ def _dataset(outline: data.Outline, rows: np.ndarray, others: int, convex: bool)
         outline.name, x, y, test, labels(_TEST_RECORDS), False, classes, (), (), {}, norm_bound=outline.norm_bound,
         validation_x=validation, validation_y=labels(_TEST_RECORDS),
     )  # fmt: skip
-
-
-def as_users(dataset: data.Dataset, unit: Unit | None) -> data.Dataset:
-    """Each training row as a user who has it several times, where users are the unit: what is clipped row by row, and
-    not user by user, adds up to that many clip bounds."""
-    if unit is None:
-        return dataset
-    times = min(unit.most_rows, _ROWS_OF_A_USER)
-    x, y = (np.repeat(rows, times, axis=0) for rows in (dataset.train_x, dataset.train_y))
-    places = np.concatenate([np.repeat(np.arange(len(dataset.train_y)), times), SECOND_FILE + np.arange(_TEST_RECORDS)])
-    return dataclasses.replace(dataset, train_x=x, train_y=y, places=places)
 
 
 def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:

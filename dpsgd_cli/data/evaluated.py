@@ -121,7 +121,8 @@ def _usual_cut(data: Mapping[str, Any]) -> Split | None:
         # an npz file may hold test records; a split that is written down then counts as another one than that
         return None if data.get("test_path") or str(data["path"]).endswith(".npz") else Split()
     try:
-        return catalog.load_card(str(data["name"])).split
+        own = catalog.load_card(str(data["name"])).split
+        return Split() if own is not None and OWNER in data else own
     except UsageError:
         # the result of a version that had such a card
         return None

@@ -406,12 +406,15 @@ def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
 
 
 def _split(data: Data, has_test: bool, base: Path) -> Split | None:
-    """How a test set is cut; None where the files have one and the recipe does not ask for another."""
+    """How a test set is cut; None where the files have one and the recipe does not ask for another.
+
+    A card's own split counts rows, which users are not cut by.
+    """
     if data.split is not None:
         return data.split
     if has_test:
         return None
-    return Split() if data.name is None else catalog.plain_card(data, base).split
+    return Split() if data.name is None or data.unit is not None else catalog.plain_card(data, base).split
 
 
 def _parts(source: Source, data: Data, base: Path) -> Parts:

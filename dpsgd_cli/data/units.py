@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd_cli.data import table
-from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.data.dataset import Dataset, Part, Source
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart
-from dpsgd_cli.data.splits import coins, splitmix
+from dpsgd_cli.data.splits import SECOND_FILE, coins, splitmix
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.unit import Unit
@@ -37,6 +37,7 @@ from dpsgd_cli.wording import count, quoted, shortened
 if TYPE_CHECKING:
     import pandas as pd
 
+_ROWS_OF_A_USER = 4
 NOBODYS = "leave those rows out, or give each a user of its own"
 
 
@@ -76,12 +77,12 @@ def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
 def by_user(source: Source, data: Data) -> Source:
     """The source with its rows in memory, user by user, in the places of their users.
 
-    Files that are pooled (data.split) are one part. Raises DataError where there is one user only, and where a user of
-    the training file has rows in the test file, which are public.
+    Files that are pooled (data.split, folds) are one part. Raises DataError where there is one user only, and where a
+    user of the training file has rows in the test file, which are public.
     """
     assert data.unit is not None
     parts = [part for part in (source.train, source.test) if isinstance(part, Part)]
-    if data.split is not None and len(parts) > 1:
+    if data.pooled and len(parts) > 1:
         parts = [_joined(parts)]
     found = [np.unique(_owners(part), return_inverse=True) for part in parts]
     if len(parts) > 1:
@@ -130,6 +131,20 @@ def members_of(places: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarr
     members = np.full((len(users), most_rows), -1, np.int64)
     members[user[order][taken], in_turn[taken]] = order[taken]
     return users, members
+
+
+def as_users(dataset: Dataset, unit: Unit | None) -> Dataset:
+    """Made-up training rows, each as a user who has it several times, where users are the unit.
+
+    What is clipped row by row, and not user by user, then adds up to that many clip bounds.
+    """
+    if unit is None:
+        return dataset
+    times = min(unit.most_rows, _ROWS_OF_A_USER)
+    x, y = (np.repeat(rows, times, axis=0) for rows in (dataset.train_x, dataset.train_y))
+    users, test = len(dataset.train_y), SECOND_FILE + np.arange(len(dataset.test_y))
+    places = np.concatenate([np.repeat(np.arange(users), times), test])
+    return dataclasses.replace(dataset, train_x=x, train_y=y, places=places)
 
 
 def _owners(part: Part) -> np.ndarray:

@@ -85,7 +85,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _data_know_the_unit(self) -> Recipe:
-        self.data.protect(None if self.privacy is None else self.privacy.unit)
+        self.data.protect(None if self.privacy is None else self.privacy.unit, self.folds is not None)
         return self
 
     @property

@@ -348,6 +348,7 @@ class Data(Section):
     """
 
     _unit: Unit | None = PrivateAttr(None)
+    _in_folds: bool = PrivateAttr(False)
 
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
@@ -422,9 +423,14 @@ class Data(Section):
         """Whom the recipe protects, where that is a user with several rows; None: single records."""
         return self._unit
 
-    def protect(self, unit: Unit | None) -> None:
-        """Take over the recipe's unit; for the recipe alone, when it is made."""
-        self._unit = unit
+    @property
+    def pooled(self) -> bool:
+        """Whether the rows of all files are cut anew, by the recipe's split or its folds, where users are the unit."""
+        return self.split is not None or self._in_folds
+
+    def protect(self, unit: Unit | None, in_folds: bool = False) -> None:
+        """Take over the recipe's unit, and whether it has folds; for the recipe alone, when it is made."""
+        self._unit, self._in_folds = unit, in_folds
 
     @property
     def card_file(self) -> str | None:
