@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from dpsgd_cli.errors import RunError
+from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.main import main
+from dpsgd_cli.methods import creation
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.least_squares import DpLeastSquares
+from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema.method import METHODS
 from tests.conftest import StopAt, Train, WriteRecipe
 from tests.test_neighbours import FLAT, PATE, Rows, Run, differing
@@ -59,6 +62,8 @@ METHOD: dict[str, dict[str, Any]] = {
         "repeats": 1,
     },
 }
+
+PLAIN = {**METHOD["full"], "privacy": FLAT, "data": {**SPLIT["data"], "drop": ["user"]}, "seed": 9}
 
 
 def base_rows() -> Rows:
@@ -268,3 +273,31 @@ def test_a_trial_is_the_same_alone_in_a_pack_and_in_pieces(users: Path, train: T
         assert torch.allclose(held, pieces[name], atol=1e-6)
     for name, held in alone.items():
         assert torch.allclose(held, pack[f"trial-2/{name}"], atol=1e-6)
+
+
+def test_a_sweep_chooses_by_no_training_rows_of_users(users: Path, tmp_path: Path) -> None:
+    sweep = {"name": "many", "recipes": ["tiny.yaml"], "grid": {"method.learning_rate": [0.1, 0.5]}}
+    (tmp_path / "many.yaml").write_text(json.dumps(sweep | {"select": {"kind": "exponential", "epsilon": 1.0}}))
+    done = CliRunner().invoke(main, ["sweep", str(tmp_path / "many.yaml"), "--dry-run"])
+    assert done.exit_code == 2 and "which a user moves by as many as they have" in done.output
+    (tmp_path / "many.yaml").write_text(json.dumps(sweep))
+    done = CliRunner().invoke(main, ["sweep", str(tmp_path / "many.yaml"), "--out", str(tmp_path / "swept")])
+    assert done.exit_code == 0, done.output
+
+
+def test_several_processes_are_refused() -> None:
+    recipe = load_recipe("beyond/adult-users").recipe
+    with pytest.raises(UsageError, match="one process, not in 2"):
+        creation.create(SimpleNamespace(recipes=(recipe,), team=SimpleNamespace(size=2)))  # type: ignore[arg-type]
+
+
+def test_rows_of_users_and_of_records_are_not_stated_together(runs: Callable[..., Run], tmp_path: Path) -> None:
+    """A ledger about users and one about records have no common neighbours."""
+    users, records = runs("full", "none"), Run(tmp_path / "plain", base_rows(), PLAIN)
+    assert users.result is not None and records.result is not None, records.done.stderr
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text((users.result / "ledger.jsonl").read_text() + (records.result / "ledger.jsonl").read_text())
+    told = CliRunner().invoke(main, ["account", str(mixed)])
+    assert told.exit_code == 1 and "some lines are about single records, others about users" in told.output
+    both = CliRunner().invoke(main, ["compare", str(users.result), str(records.result), "--out", str(tmp_path / "c")])
+    assert both.exit_code == 0 and "epsilon (add-remove of users)" in both.output, both.output
