@@ -301,3 +301,16 @@ def test_rows_of_users_and_of_records_are_not_stated_together(runs: Callable[...
     assert told.exit_code == 1 and "some lines are about single records, others about users" in told.output
     both = CliRunner().invoke(main, ["compare", str(users.result), str(records.result), "--out", str(tmp_path / "c")])
     assert both.exit_code == 0 and "epsilon (add-remove of users)" in both.output, both.output
+
+
+def test_a_file_of_users_is_hashed_where_nobody_publishes_it(write_recipe: WriteRecipe, train: Train) -> None:
+    """Its hash is a function of whose every row is: who knows all others could try out the last one."""
+    unit = {"column": "who.npy", "most_rows": 3}
+    path = write_recipe(privacy={"unit": unit, "budget": {"epsilon": 4, "delta": 1e-3}, "accountant": "rdp"})
+    np.save(path.parent / "who.npy", np.concatenate([np.arange(48) % 16, np.arange(100, 112)]))
+    provenance = json.loads((train(path) / "result.json").read_text())["provenance"]
+    assert provenance["data_sha256"] == {}
+    assert sorted(provenance["nonprivate_data_sha256"]) == ["tiny.npz", "who.npy"]
+    np.save(path.parent / "who.npy", np.concatenate([np.arange(48) % 12, np.arange(100, 112)]))
+    with pytest.raises(RunError, match=r"made from another content of who\.npy"):
+        train(path)

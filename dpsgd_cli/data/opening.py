@@ -92,7 +92,8 @@ def _open(data: Data, base: Path, judge: Judge) -> Source:
     if kinds[0] == ROWS:
         labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
         return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
-    hashes = {name: sha256(path) for name, path in zip(data.files, paths, strict=True)}
+    names = [name for name in (data.path, data.test_path) if name is not None]
+    hashes = {name: sha256(path) for name, path in zip(names, paths, strict=True)}
     how = data.model_copy(update=dict.fromkeys(("preprocess", "features", "split", "validation", "augment")))
     asked = [how.model_dump(mode="json"), hashes, [str(path) for path in paths], owner]
     if kinds[0] == ARRAYS:

@@ -67,7 +67,7 @@ def test_users_of_every_kind_of_file(kind: str, tmp_path: Path) -> None:
     assert outline.train_records == len(np.unique(dataset.places[: len(dataset.train_y)]))
     assert outline.files == (5,) and outline.test_records == len(dataset.test_y)
     assert any("The number of training users is public" in said for said in outline.declarations)
-    assert ("who.npy" in dataset.sha256) == made.unit.in_a_file
+    assert ("who.npy" in dataset.sha256) == made.unit.in_a_file == ("who.npy" in made.files)
     whose = {round(float(value), 1): name for value, name in zip(x[:, 0], NAMES, strict=True)}
     owners = [{whose[round(float(value), 1)] for value in rows[:, 0]} for rows in (dataset.train_x, dataset.test_x)]
     assert owners[0].isdisjoint(owners[1]) and owners[0] | owners[1] == set(NAMES)

@@ -452,7 +452,8 @@ class Data(Section):
 
     @property
     def files(self) -> list[str]:
-        """The files of a user's own that hold records and labels, as the recipe names them."""
+        """The files of a user's own that hold records, labels and whose each row is, as the recipe names them."""
         npy = self.path is not None and self.path.endswith(".npy")
         given = (self.path, self.test_path, *((self.target, self.test_target) if npy else ()))
-        return [name for name in given if name is not None]
+        owners = [self.unit.column] if self.unit is not None and self.unit.in_a_file else []
+        return [*(name for name in given if name is not None), *owners]
