@@ -25,8 +25,8 @@ def create(context: Context) -> Method:
 
 
 def _refuse(context: Context) -> None:
-    settings, processes = context.recipes[0].method, context.team.size
-    if processes > 1 and context.recipes[0].data.unit is not None:
+    settings, processes, privacy = context.recipes[0].method, context.team.size, context.recipes[0].privacy
+    if processes > 1 and privacy is not None and privacy.unit is not None:
         raise UsageError(
             f"privacy.unit: users are trained on in one process, not in {processes}; start without torchrun"
         )
