@@ -7,10 +7,10 @@ Two theorems, of which `ForGroup` states the lesser, by each accountant for itse
 
 By mechanism (`of_group`). Each release is replaced by one whose pair of output distributions dominates what a group of
 k does to it, whatever was released before, and all of them are priced as if they were one record's:
-- unsampled Gaussian (full, shuffle; correlated sums too): noise multiplier z / k. A release of multiplier z is
+- unsampled Gaussian (full, shuffle; correlated sums of an epoch too): noise multiplier z / k. One of multiplier z is
   (1/z)-GDP, and mu-GDP is k mu-GDP for groups of k (Dong, Roth and Su 2022, Theorem 2.14), which is that of
   multiplier z / k: a sum that one record moves by S, k move by k S.
-- Poisson-sampled Gaussian (correlated sums of cycles too) of rate q: noise multiplier z / k and rate 1 - (1 - q)^k.
+- Poisson-sampled Gaussian of rate q: noise multiplier z / k and rate 1 - (1 - q)^k.
   Proof: fix which of the others are sampled, and let A be the set of the group's records that are, each with
   probability q by itself. Given A the sum moves by a vector v_A with |v_A| <= |A| S <= k S, and by nothing where A is
   empty, which has probability 1 - p, p = 1 - (1 - q)^k. So the output is the mixture, over non-empty A with weights
@@ -19,7 +19,8 @@ k does to it, whatever was released before, and all of them are priced as if the
   p N(k S, s^2): scaling both by |v_A| / (k S) and adding noise is post-processing.
 - epsilon-DP: k epsilon-DP; epsilon-bounded range: k epsilon-bounded range, and a number's Laplace noise is that of k
   times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).
-- fixed-size samples: none is proved here.
+- none is proved here of fixed-size samples, nor of correlated sums of Poisson batches: the cycles of k records begin at
+  different steps, so blocks of rows that one record moves overlap with those of another.
 
 By statement. What is (epsilon, delta)-DP is (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for groups of k
 (Vadhan 2017, Lemma 2.2, summed up exactly: each step costs a factor e^epsilon and another delta). It holds of every
@@ -37,7 +38,15 @@ from dataclasses import replace
 
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
+from dpsgd_cli.privacy.mechanism import (
+    ApproximateDP,
+    CorrelatedSums,
+    GaussianSum,
+    Mechanism,
+    PureDP,
+    Release,
+    ZeroConcentrated,
+)
 
 _DEEPEST = 300.0
 """How far below a group's delta, in logarithms, one record's is looked for."""
@@ -51,6 +60,8 @@ def of_group(mechanism: Mechanism, size: int) -> Mechanism:
     if isinstance(mechanism, GaussianSum):
         if mechanism.batching == "fixed":
             raise UnsupportedMechanism("batches of fixed size: no pair of a group's sample is proved")
+        if isinstance(mechanism, CorrelatedSums) and mechanism.sampled:
+            raise UnsupportedMechanism("correlated noise on Poisson batches: a group's cycles overlap")
         rate = mechanism.sampling_rate
         return replace(
             mechanism,

@@ -111,12 +111,27 @@ def test_approximate_releases_by_hand() -> None:
 
 def test_what_is_kept_of_a_release() -> None:
     """Everything but the noise and the rate: a group's is of the same kind."""
-    cycle = CorrelatedSums(2.0, "add-remove", "poisson", 0.1, bands=3)
-    pair = of_group(cycle, 2)
-    assert isinstance(pair, CorrelatedSums) and (pair.bands, pair.batching) == (3, "poisson")
-    assert (pair.noise_multiplier, pair.sampling_rate) == pytest.approx((1.0, 0.19))
+    epoch = CorrelatedSums(2.0, "zero-out", "shuffle", correlation="tree", bands=3)
+    pair = of_group(epoch, 2)
+    assert isinstance(pair, CorrelatedSums) and (pair.bands, pair.batching) == (3, "shuffle")
+    assert (pair.noise_multiplier, pair.sampling_rate) == (1.0, 1.0)
+    step = of_group(GaussianSum(2.0, "add-remove", "poisson", 0.1), 2)
+    assert isinstance(step, GaussianSum)
+    assert (step.noise_multiplier, step.sampling_rate) == pytest.approx((1.0, 0.19))
     with pytest.raises(UnsupportedMechanism, match="fixed size"):
         of_group(GaussianSum(1.0, "replace-one", "fixed", 0.1), 2)
+
+
+def test_cycles_of_correlated_noise_are_bounded_by_the_statement_of_one_record() -> None:
+    """Records of a group may be in different groups of the cycle, whose blocks of steps overlap: no pair is proved."""
+    cycle = CorrelatedSums(4.0, "add-remove", "poisson", 0.02, bands=2)
+    with pytest.raises(UnsupportedMechanism, match="cycles overlap"):
+        of_group(cycle, 2)
+    pld = accountants.get("pld")
+    found = ForGroup(pld, 2).epsilon([Release(cycle, 100)], DELTA)
+    # the sum of both directions' deltas: delta' + e^epsilon' delta' at 2 epsilon'
+    one = found / 2
+    assert pld.delta([Release(cycle, 100)], one) * (1 + math.exp(one)) <= DELTA * (1 + 1e-6)
 
 
 def test_the_command_states_groups_of_any_source() -> None:
