@@ -1,7 +1,8 @@
 """What releases cost somebody with k records, or k people who hang together: group privacy, for any ledger.
 
-Notation: data sets that are k steps apart, each step a pair of neighbours under the ledger's adjacency (k records added
-or removed, k replaced, ...); epsilon and delta without a mark are those of one record.
+Notation: of two data sets one has all k records of the group and the other none of them (add-remove), k that add
+nothing (zero-out) or any k others (replace-one): k steps from neighbour to neighbour. Epsilon and delta without a mark
+are those of one record.
 
 Two theorems, of which `ForGroup` states the lesser, by each accountant for itself.
 
