@@ -25,6 +25,7 @@ import torch
 from dpsgd_cli import data, failures, joint, trained
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
+from dpsgd_cli.core.units import UnitTable
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.evaluation import measure, measure_once, models_of
 from dpsgd_cli.methods.base import Findings
@@ -327,7 +328,9 @@ def _final(trials: Trials) -> _Final:
     """Metrics of the published weights."""
     models = models_of(trials)
     rows_of = trials.method.rows_for_output
-    on_train = measure(models, rows_of(trials.context.table), trials.context.loss)
+    table = trials.context.table
+    trained = table.row_by_row() if isinstance(table, UnitTable) else table
+    on_train = measure(models, rows_of(trained), trials.context.loss)
     last = trials.history[-1].metrics if trials.history else {}
     measured, constants = measure_once(models, rows_of(trials.test))
     last = last | {f"test_{k}": v for k, v in measured.items()} | {f"constant_{k}": v for k, v in constants.items()}

@@ -116,7 +116,8 @@ def declarations(recipe: Recipe, outline: data.Outline) -> tuple[str, ...]:
     """What the outline declares, with the numbers of records that folds make of it, and what the model declares."""
     said = outline.declarations
     if recipe.folds is not None:
-        said = folds_declared(said, (outline.train_records, outline.test_records), outline.files, recipe.folds)
+        sizes = (outline.train_records, outline.test_records)
+        said = folds_declared(said, sizes, outline.files, recipe.folds, recipe.data)
     return (*said, *declared_by_model(recipe))
 
 

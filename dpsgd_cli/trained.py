@@ -138,7 +138,9 @@ class Trained:
     def data(self) -> Data:
         """How records are read, and preprocessed as they were for training."""
         steps = {"preprocess": self.bundle.about["preprocess"]}
-        return Data.model_validate(plain(self.loaded.recipe.data) | steps)
+        made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
+        made.protect(self.loaded.recipe.data.unit, self.loaded.recipe.folds is not None)
+        return made
 
     def pipeline(self, trial: int | None = None) -> Pipeline:
         """Preprocessing for one trial, or for all."""

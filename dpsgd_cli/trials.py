@@ -45,8 +45,10 @@ from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.core.units import UnitTable
 from dpsgd_cli.data.preparation import folds_declared
 from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_on
+from dpsgd_cli.data.units import members_of
 from dpsgd_cli.errors import ModelError, RunError, UsageError
 from dpsgd_cli.joint import feature_bound
 from dpsgd_cli.methods import Context, Method, create
@@ -57,8 +59,10 @@ from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_line
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.method import PythonMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.unit import PERSON, Unit
 from dpsgd_cli.results import checkpoint, origin
 from dpsgd_cli.results.assemble import EpochRecord
 
@@ -213,7 +217,7 @@ def start(
         for seed in member.loaded.recipe.seeds
     ]
     streams = team.streams([stream for _, stream in alone])
-    ledgers = tuple(_ledger(member.plan) for member, _ in alone)
+    ledgers = tuple(_ledger(member) for member, _ in alone)
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = adjacency_of(recipe)
 
@@ -231,9 +235,10 @@ def start(
     if stage is not None:
         train = stage.share(train)
     if recipe.folds is not None:
-        dataset = _with_fold_sizes(dataset, recipe.folds)
+        dataset = _with_fold_sizes(dataset, recipe.folds, recipe.data)
     if plan is not None and len(train) != plan.sampling.records:
-        raise RunError(f"{dataset.name} has {len(train)} training rows, but {plan.sampling.records} were planned")
+        what = "rows" if recipe.data.unit is None else "users"
+        raise RunError(f"{dataset.name} has {len(train)} training {what}, but {plan.sampling.records} were planned")
     keep_freed_memory()
     outputs = outputs_of(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
@@ -309,17 +314,28 @@ def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
 def _tables(members: Sequence[Member], dataset: data.Dataset, place: Placement) -> tuple[Table, Table]:
     """What trials train on and are tested on; with folds, both are parts of one table of all rows."""
 
-    if members[0].loaded.recipe.folds is None:
+    recipes = [member.loaded.recipe for member in members]
+    unit, places = recipes[0].data.unit, dataset.places
+    if recipes[0].folds is None:
         own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
         train, test = (_table(x, y, dataset.per_trial, place) for x, y in own)
-        return train, test
+        if unit is None:
+            return train, test
+        assert places is not None
+        return _by_user(train, places[: len(dataset.train_y)], unit), test
     x, y = _all_rows(dataset)
-    places = dataset.places
     assert places is not None
-    recipes = [member.loaded.recipe for member in members]
-    out = own_folds(recipes, places)
+    out, most = own_folds(recipes, places), most_trained_on(_files(places), recipes[0].folds or 1)
     train = _table(x, y, dataset.per_trial, place)
-    return train.with_folds(out, most_trained_on(_files(places), recipes[0].folds or 1)), train.with_folds(~out)
+    if unit is None:
+        return train.with_folds(out, most), train.with_folds(~out)
+    # a row is in the fold of its user
+    return _by_user(train, places, unit).with_folds(own_folds(recipes, np.unique(places)), most), train.with_folds(~out)
+
+
+def _by_user(rows: Table, places: np.ndarray, unit: Unit) -> Table:
+    """The users of a table of rows in these places."""
+    return UnitTable.of(rows, torch.from_numpy(members_of(places, unit.most_rows)[1]))
 
 
 def own_folds(recipes: Sequence[Recipe], places: np.ndarray) -> torch.Tensor:
@@ -329,8 +345,8 @@ def own_folds(recipes: Sequence[Recipe], places: np.ndarray) -> torch.Tensor:
 
 
 def _files(places: np.ndarray) -> tuple[int, ...]:
-    """Rows of each file."""
-    return tuple(np.bincount(places // SECOND_FILE).tolist())
+    """Records, or users, of each file."""
+    return tuple(np.bincount(np.unique(places) // SECOND_FILE).tolist())
 
 
 def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -354,19 +370,21 @@ def _held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None
     return None if x is None or y is None else _table(x, y, per_trial, place)
 
 
-def _with_fold_sizes(dataset: data.Dataset, folds: int) -> data.Dataset:
+def _with_fold_sizes(dataset: data.Dataset, folds: int, data_of: Data) -> data.Dataset:
     """The declarations of a split, said of folds."""
     assert dataset.places is not None
-    sizes = len(dataset.train_y), len(dataset.test_y)
-    said = folds_declared(dataset.declarations, sizes, _files(dataset.places), folds)
+    sizes = len(np.unique(dataset.places[: len(dataset.train_y)])), len(dataset.test_y)
+    said = folds_declared(dataset.declarations, sizes, _files(dataset.places), folds, data_of)
     return dataclasses.replace(dataset, declarations=said)
 
 
-def _ledger(plan: Plan | None) -> Ledger:
+def _ledger(member: Member) -> Ledger:
     """A trial's ledger, charged for private preprocessing."""
+    plan = member.plan
     if plan is None:
         return Ledger()
     ledger = plan.ledger()
+    ledger.unit = None if member.loaded.recipe.data.unit is None else PERSON
     for release in plan.before:
         ledger.spend(release, phase="before")
     return ledger
@@ -440,7 +458,8 @@ def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequ
 def _rows_at_once(recipe: Recipe, records: int, fit: int) -> int:
     """Rows of a trial in one pass of training: the batch, or what fits; what fits where neither is known."""
     batch = getattr(recipe.method, "batch_size", None) or records or fit
-    return max(2, min(batch, fit))
+    beside = 1 if recipe.data.unit is None else recipe.data.unit.most_rows
+    return max(2, min(batch * beside, fit))
 
 
 def _device(name: str, team: Team) -> torch.device:

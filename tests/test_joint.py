@@ -79,7 +79,7 @@ def test_a_command_opens_each_data_section_once(
 def test_a_card_is_read_once_for_all_who_ask(parsed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     read = readers.read
-    monkeypatch.setattr(readers, "read", lambda card: asked.append(card.name) or read(card))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(readers, "read", lambda card, owner: asked.append(card.name) or read(card))  # type: ignore[func-returns-value]
     sections: list[dict[str, Any]] = [{"preprocess": []}, {"split": {"test": 5}}, {"bounds": {"mean radius": [0, 40]}}]
     for settings in sections:
         opening.open_source(Data.model_validate({"name": "breast-cancer", **settings}), Path())

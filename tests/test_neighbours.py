@@ -249,7 +249,8 @@ def follows_from_metrics(document: dict[str, Any]) -> None:
 
 
 def write(path: Path, rows: Rows) -> None:
-    path.write_text("\n".join(["a,b,y", *map(",".join, rows)]) + "\n")
+    header = ["a", "b", "y", "user"][: len(rows[0])]
+    path.write_text("\n".join(map(",".join, [header, *rows])) + "\n")
 
 
 NOISED = r"\.diverged|\.(metrics|trials\[\d+\])\.(test_|answer|chosen_)|\.files\.model\."

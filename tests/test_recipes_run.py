@@ -28,8 +28,8 @@ RECIPES = shipped_recipes()
 RECORDS = 24
 
 
-def stand_in(card: Card) -> Source:
-    """Random records with the card's layout and classes, a few in each of its files."""
+def stand_in(card: Card, owner: str | None = None) -> Source:
+    """Random records with the card's layout and classes, a few in each of its files; two of each user."""
     rng = np.random.default_rng(0)
 
     def part(which: str) -> Part | None:
@@ -42,7 +42,8 @@ def stand_in(card: Card) -> Source:
         else:
             tops = [1 if c.values is None else len(c.values) for c in card.layout.columns]
             x = np.floor(rng.random((count, len(tops))) * tops).astype(np.float32)
-        return Part(x, np.arange(count) % len(card.labels))
+        whose = None if owner is None else (np.arange(count) // 2).astype(str)
+        return Part(x, np.arange(count) % len(card.labels), owners=whose)
 
     train = part("train")
     assert train is not None

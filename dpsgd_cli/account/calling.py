@@ -13,7 +13,8 @@ from dpsgd_cli.errors import UsageError
 from dpsgd_cli.recipe.overrides import assignments
 from dpsgd_cli.wording import suggested
 
-_USUAL: dict[str, Any] = {"batching": (), "accountant": (), "trials": "1", "law": "geometric", "curve": False}
+_USUAL: dict[str, Any] = {"batching": (), "accountant": (), "group": 1, "trials": "1"}
+_USUAL |= {"law": "geometric", "curve": False}
 _OF_THE_COMMAND = ("arguments", "max_epsilon", "excess_risk", "curve", "over", "plot", "format")
 
 

@@ -17,6 +17,7 @@ from dpsgd_cli.errors import DataError, UnsupportedMechanism
 from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, read_entries, read_seeds, to_price
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.together import Run, why_apart
+from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.results.reading import RESULT, data_in, folds_in
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 from dpsgd_cli.wording import count
@@ -60,7 +61,14 @@ class LedgerCase(Case):
         files = f"{len(self.paths)} ledgers, " if len(self.paths) > 1 else ""
         trials = count(len(self.entries), "trial")
         stated = "; the most expensive trial is stated" if len(self.entries) > 1 else ""
-        return f"{self.label}: {files}{trials}, delta {self.delta:g}{stated}"
+        whose = "" if self.unit is None else f", all rows of a {self.unit} together"
+        return f"{self.label}: {files}{trials}, delta {self.delta:g}{whose}{stated}"
+
+    @property
+    def unit(self) -> str | None:
+        """Whose rows are protected together; None where single records are, or ledgers differ in it."""
+        found = {entry.unit for trial in self.entries for entry in trial}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def batching(self) -> str:  # type: ignore[override]
@@ -78,7 +86,7 @@ class LedgerCase(Case):
         if self.choices:
             return f"{self.choices[0]} tells of a private choice among runs that left no ledger: its price is its own"
         runs = [
-            _run(path.parent, read_seeds(path), trials[0][0].release.mechanism.adjacency)
+            _run(path.parent, read_seeds(path), of_whom(trials[0][0].release.mechanism.adjacency, trials[0][0].unit))
             for path, trials in zip(self.paths, self.by_ledger, strict=True)
         ]
         return why_apart(runs, len(self.entries))

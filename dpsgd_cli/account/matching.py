@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpsgd_cli.account.solving import least_factor
-from dpsgd_cli.data.evaluated import evaluated_on
+from dpsgd_cli.data.evaluated import evaluated_on, tested_section
 from dpsgd_cli.errors import DpsgdError, PrivacyError, UsageError
 from dpsgd_cli.joint import plan_and_outline
 from dpsgd_cli.privacy.plan import Plan
@@ -83,7 +83,7 @@ def _see_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
     known: dict[tuple[object, ...], dict[str, str]] = {}
     for source, loaded in recipes:
         files = {name: str((loaded.base / name).resolve()) for name in loaded.recipe.data.files}
-        tested = evaluated_on(resolved(loaded.recipe)["data"], loaded.recipe.folds, files)
+        tested = evaluated_on(tested_section(resolved(loaded.recipe)), loaded.recipe.folds, files)
         ways = known.setdefault(tested.source, {})
         ways.setdefault(tested.records, source)
         if len(ways) > 1:

@@ -14,12 +14,14 @@ from dpsgd_cli.account.cases import Case, FlagCase
 from dpsgd_cli.account.solving import Target
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy import accountants
+from dpsgd_cli.privacy.groups import ForGroup
 from dpsgd_cli.privacy.selection import BestOfTrials, Choice
 from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.wording import quoted
 
 MOST_USES = 1_000_000_000_000
 """Of steps, epochs and trials."""
+MOST_IN_A_GROUP = 1_000_000
 
 
 class Asked:
@@ -43,6 +45,7 @@ class Asked:
     at_epsilon: float | None
     max_epsilon: float | None
     excess_risk: float | None
+    group: int
     trials: str
     best_of: float | None
     law: str
@@ -63,6 +66,13 @@ class Asked:
             raise UsageError(
                 f"--max-epsilon judges prices, which --{apart[0].replace('_', '-')} does not show: ask for one"
             )
+        if not 1 <= self.group <= MOST_IN_A_GROUP:
+            raise UsageError(f"--group is {self.group}, but must be at least 1 and at most {MOST_IN_A_GROUP}")
+        others = ("solve", "target_epsilon", "target_rho", "best_of", "excess_risk", "over")
+        besides = [name for name in others if getattr(self, name) is not None]
+        besides += [name for name in ("attacker", "curve") if getattr(self, name)]
+        if self.group > 1 and besides:
+            raise UsageError(f"--group states prices; leave --{besides[0].replace('_', '-')} out, or --group")
         self.overrides = [text for text in self.arguments if "=" in text and not os.path.exists(text)]
         self.sources = [text for text in self.arguments if text not in self.overrides]
 
@@ -208,7 +218,8 @@ def _accountants(asked: Asked, case: Case) -> list[accountants.Accountant]:
             raise UsageError(f"--accountant {text}: unknown batching {batching!r}; known: {', '.join(BATCHINGS)}")
         if not batching or batching == case.batching:
             names += accountants.NAMES if name == "all" else [name]
-    return [accountants.get(name) for name in dict.fromkeys(names)]
+    found = [accountants.get(name) for name in dict.fromkeys(names)]
+    return found if asked.group == 1 else [ForGroup(accountant, asked.group) for accountant in found]
 
 
 def rows_of(asked: Asked, cases: list[Case]) -> list[answers.Row]:
@@ -222,8 +233,11 @@ def rows_of(asked: Asked, cases: list[Case]) -> list[answers.Row]:
         if parameter is None:
             if not asked.accountant and asked.best_of is None and case.spends_a_budget():
                 # a budget in epsilon may be one by this accountant, which then states just that
-                named = [*named, accountants.get("zcdp-tight")]
+                tight = accountants.get("zcdp-tight")
+                named = [*named, tight if asked.group == 1 else ForGroup(tight, asked.group)]
             found = [answers.price(case, accountant, asked.at_epsilon) for accountant in named]
+            # that of one record is no group's: k^2 times as much (Bun and Steinke 2016, Proposition 1.9)
+            found = [dataclasses.replace(row, rho=row.rho and row.rho * asked.group**2) for row in found]
             if asked.attacker:
                 told = answers.attacker_of(case)
                 found = [dataclasses.replace(row, attacker=told) for row in found]

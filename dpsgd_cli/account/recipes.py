@@ -33,6 +33,7 @@ from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Schedule
+from dpsgd_cli.recipe.schema.unit import PERSON
 from dpsgd_cli.wording import count
 
 
@@ -61,7 +62,9 @@ class RecipeCase(Case):
         steps = count(plan.sampling.steps_per_epoch, "step")
         length = f"{count(len(plan.epochs), 'epoch')} of {steps}" if plan.epochs else "adaptive"
         noise = "" if plan.correlated is None else f", noise {noise_text(plan.correlated)}"
-        return f"{self.recipe.name}: {length}, {plan.sampling.batching} batches{noise}{before}, delta {self.delta:g}"
+        whose = "" if self.recipe.data.unit is None else f", all rows of a {PERSON} together"
+        batches = f"{plan.sampling.batching} batches{noise}{before}"
+        return f"{self.recipe.name}: {length}, {batches}, delta {self.delta:g}{whose}"
 
     @property
     def delta(self) -> float:  # type: ignore[override]

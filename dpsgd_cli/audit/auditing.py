@@ -16,6 +16,7 @@ from dpsgd_cli.audit.options import Options
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.joint import plan_of, settled
+from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
 
 
@@ -45,7 +46,7 @@ def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
         "claim": {
             "epsilon": stated.epsilon,
             "delta": stated.delta,
-            "adjacency": stated.adjacency,
+            "adjacency": None if stated.adjacency is None else of_whom(stated.adjacency, recipe.data.unit),
             "accountant": stated.accountant,
             "bound": stated.bound,
         },

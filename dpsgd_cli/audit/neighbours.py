@@ -24,6 +24,7 @@ from torch import Tensor
 from dpsgd_cli import data
 from dpsgd_cli.audit.stage import Size, sized, smaller
 from dpsgd_cli.core.tensors import Batch, Table
+from dpsgd_cli.data.units import as_users
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.private_selection import PrivateSelection
@@ -144,7 +145,8 @@ def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[Di
     seen: dict[str, _Seen] = {}
     first: _Seen | None = None
     for name, row in stands.items():
-        seen[name] = _trained(Member(small, plan), _dataset(outline, records, row), row is None, first)
+        dataset = as_users(_dataset(outline, records, row), loaded.recipe.data.unit)
+        seen[name] = _trained(Member(small, plan), dataset, row is None, first)
         first = first or seen[name]
     return _differences(seen, plan, small.recipe.data.validation)
 

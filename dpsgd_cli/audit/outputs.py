@@ -37,6 +37,7 @@ from dpsgd_cli.audit.thresholds import errors_at, threshold_of_gaussian
 from dpsgd_cli.audit.watch import Noise
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.tensors import Batch, Table
+from dpsgd_cli.data.units import as_users
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods import perturbations
 from dpsgd_cli.methods.perturbations import ObjectivePerturbation
@@ -125,7 +126,8 @@ def _side(small: LoadedRecipe, outline: data.Outline, plan: Plan, present: bool)
     own = dataclasses.replace(small, recipe=small.recipe.model_copy(update={"seed": seed}))
     absent, seen = not present and plan.sampling.adjacency == "add-remove", _Released()
     share = partial(_without_last, small.recipe.trials) if absent else _whole
-    dataset = _dataset(own, outline, plan.sampling.records, present, plan.sampling.adjacency == "replace-one")
+    made = _dataset(own, outline, plan.sampling.records, present, plan.sampling.adjacency == "replace-one")
+    dataset = as_users(made, small.recipe.data.unit)
     at = start([Member(own, plan)], stage=Stage(dataset, share=share, watcher=seen))
     while at.done < at.method.epochs and not at.method.finished:
         at.method.run_epoch(at.done)

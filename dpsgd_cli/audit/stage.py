@@ -23,6 +23,7 @@ from dpsgd_cli import data
 from dpsgd_cli.audit import lanes
 from dpsgd_cli.audit.aim import Aim
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.data.units import as_users
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.methods.dp_gd import FullBatchMethod
@@ -75,7 +76,8 @@ def fast_path(loaded: LoadedRecipe) -> bool:
     recipe = loaded.recipe
     by_record = isinstance(recipe.method, Gradient) and recipe.method.one_by_one
     kinds = recipe.method.batching == "full" or by_record
-    return isinstance(recipe.model, ConvexModel) and kinds and recipe.preconditioner is None
+    plain = recipe.preconditioner is None and recipe.data.unit is None
+    return isinstance(recipe.model, ConvexModel) and kinds and plain
 
 
 def aimed(loaded: LoadedRecipe) -> bool:
@@ -83,7 +85,7 @@ def aimed(loaded: LoadedRecipe) -> bool:
     recipe = loaded.recipe
     runs = named(recipe.method.described.runs)
     dense = isinstance(recipe.model, LinearModel) and isinstance(runs, type) and issubclass(runs, FullBatchMethod)
-    return dense or recipe.preconditioner is not None
+    return (dense and recipe.data.unit is None) or recipe.preconditioner is not None
 
 
 def canaries_of(plan: Plan, size: Size) -> int:
@@ -170,7 +172,9 @@ def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) ->
     others = plan.sampling.records - canaries
     label = int(isinstance(recipe.model, ConvexModel) and convex)
     on = Stage(
-        _dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)),
+        as_users(
+            _dataset(outline, _Rows(rows, others, convex, recipe.preconditioner is not None, label)), recipe.data.unit
+        ),
         share=lambda table: _shared(table, inside, replaced),
         instrument=(lambda build: build) if convex else lanes.instrument(canaries, clipping.by_layer),
         watcher=watcher,

@@ -72,6 +72,7 @@ class Rate(click.ParamType):
     "--excess-risk", type=float, metavar="A", help="Of a convex recipe: the T and n that Lecture 9 asks for at error A."
 )
 @click.option("--attacker", is_flag=True, help="Also what the best attacker finds at 1% and 0.1% false alarms.")
+@click.option("--group", type=int, default=1, metavar="K", help="Of K records (or users) together, by group privacy.")
 @click.option("--trials", default="1", metavar="N|all", help="Price N trials (all: the source's) as one.")
 @click.option("--best-of", type=float, metavar="K", help="Publish only the best of K trials, K random.")
 @click.option("--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), default="geometric", help="Of K.")
@@ -97,6 +98,7 @@ def command(**given: Any) -> None:
       dpsgd account --batching shuffle --noise-multiplier 6 --epochs 400 --accountant zcdp
       dpsgd account yu2019/mnist-time
       dpsgd account results/ --trials all
+      dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 1000 --group 3
     What can I afford?
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --epochs 60
       dpsgd account --target-epsilon 3 --sampling-rate 0.01 --noise-multiplier 1

@@ -34,7 +34,7 @@ def rehearse(loaded: LoadedRecipe) -> None:
         return
     for warning in warnings_of(plan.guarantee().epsilon, plan.delta, plan.sampling.records):
         click.echo(f"warning: {warning}", err=True)
-    click.echo(summary.plan_text(plan, loaded.recipe.name, declarations(loaded.recipe, outline), loaded.chosen))
+    click.echo(summary.plan_text(plan, loaded.recipe, declarations(loaded.recipe, outline), loaded.chosen))
 
 
 def train(loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: bool = False) -> None:

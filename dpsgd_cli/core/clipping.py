@@ -15,6 +15,7 @@ from torch import Tensor
 from dpsgd_cli.core.losses import Loss
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.precision import MOST_ROWS, rounded_products
+from dpsgd_cli.core.units import losses_of_users
 
 
 def at_most(bounds: Tensor, norms: Tensor) -> Tensor:
@@ -158,8 +159,9 @@ def add_clipped_sums(
 
     `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands
     for rows that all trials share. With K > 1 copies of every example (`augmentation.py`), first all first copies, an
-    example's loss is the mean over its copies, so what is clipped is the mean of their gradients. Diagnostics go
-    to `seen`. `function` takes the place of `sum_clipped`.
+    example's loss is the mean over its copies, so what is clipped is the mean of their gradients. An example may be a
+    user with several rows (`units.py`): labels are (R or 1, B, m) then, and what is clipped is the mean over the user's
+    rows. Diagnostics go to `seen`. `function` takes the place of `sum_clipped`.
     """
     if batch[1].shape[1] > MOST_ROWS:
         raise ValueError(f"{batch[1].shape[1]} rows in one piece of a sum; at most {MOST_ROWS} are added up at once")
@@ -179,7 +181,7 @@ def sum_clipped(
     Returns losses (R, B), and squared norms (M, R, B) of each layer's gradients where something is clipped.
     """
     x, y, mask = batch
-    y = y.expand(pack.trials, -1)
+    y = y.expand(pack.trials, *y.shape[1:])
     losses = _record(pack, x, y, loss)
     if clipping is None:
         squares = None
@@ -202,17 +204,24 @@ def sum_clipped(
 
 def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """One recorded forward pass and one backward pass to the layers' outputs; returns the losses (R, B)."""
-    copies = x.shape[1] // y.shape[1]
     pack.session.begin()
     try:
         with torch.enable_grad(), rounded_products(pack.rounded_products):
-            losses = loss(pack(x), y if copies == 1 else y.repeat(1, copies))
-            losses = losses if copies == 1 else losses.view(len(y), copies, -1).mean(dim=1)
+            losses = _losses(pack(x), y, loss)
             losses.sum().backward()
     finally:
         pack.session.recording = False
     pack.session.rows = y.shape[1]
     return losses.detach()
+
+
+def _losses(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """One loss an example (R, B): of its copies the mean, of a user the mean over their rows."""
+    if y.dim() == 3:
+        return losses_of_users(outputs, y, loss)
+    copies = outputs.shape[1] // y.shape[1]
+    losses = loss(outputs, y if copies == 1 else y.repeat(1, copies))
+    return losses if copies == 1 else losses.view(len(y), copies, -1).mean(dim=1)
 
 
 def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | None) -> list[Tensor]:

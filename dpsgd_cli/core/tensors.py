@@ -14,7 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Examples = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs (R or 1, B, ...), labels (R or 1, B), and a mask (R, B) or None: a 1 stands for rows that all trials share."""
+"""Inputs (R or 1, B, ...), labels (R or 1, B), and a mask (R, B) or None: a 1 stands for rows that all trials share.
+
+Of users (`units.py`) m B inputs, and labels (R or 1, B, m).
+"""
 
 
 @dataclass(frozen=True)
@@ -119,12 +122,18 @@ class Table:
             return torch.arange(first, first + stop - start, device=self.y.device)[None]
         return torch.as_tensor(batch.rows[:, start:stop], device=self.y.device)
 
+    def _own(self, rows: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Numbers in the table of those that are numbers among a trial's own, and what of the mask is left."""
+        if self.own is None:
+            return rows, mask
+        rows = self.own.gather(1, rows)
+        if self.filled:
+            return rows, mask
+        there = rows >= 0
+        return rows.clamp_min(0), there if mask is None else mask & there
+
     def _gather(self, rows: Tensor, mask: Tensor | None) -> Examples:
-        if self.own is not None:
-            rows = self.own.gather(1, rows)
-            if not self.filled:
-                there = rows >= 0
-                mask, rows = there if mask is None else mask & there, rows.clamp_min(0)
+        rows, mask = self._own(rows, mask)
         flat = rows.reshape(-1)
         y = self.y.index_select(0, flat).view(rows.shape)
         x = self.x

@@ -77,8 +77,11 @@ def plain_card(data: Data, base: Path) -> Card:
 
 
 def card_of(data: Data, base: Path) -> Card:
-    """The same with the recipe's bounds; raises DataError for columns that can have none."""
-    card = plain_card(data, base)
+    """The same with the recipe's bounds; raises DataError for columns that can have none.
+
+    A column that says whose a row is (`privacy.unit`) is no feature.
+    """
+    card = _without_owners(plain_card(data, base), data)
     if not isinstance(data.bounds, dict):
         return card
     known = {name: column for name, column in card.features.items() if column.bounds is not None}
@@ -91,6 +94,20 @@ def card_of(data: Data, base: Path) -> Card:
         raise DataError("\n".join(problems))
     own = {name: CardColumn(bounds=pair, source=_SOURCE) for name, pair in data.bounds.items()}
     return card.model_copy(update={"columns": {**(card.columns or {}), **own}})
+
+
+def _without_owners(card: Card, data: Data) -> Card:
+    """The card, of which the column of `privacy.unit` is dropped; DataError where it has no such column."""
+    if data.unit is None or data.unit.in_a_file:
+        return card
+    name, columns = data.unit.column, card.columns or {}
+    if card.reader.kind != "table" or name not in columns or name == card.target:
+        named = suggested(name, [one for one in columns if one != card.target])
+        raise DataError(
+            f"privacy.unit.column names {name!r}, which is no column of {card.name} that can say whose a row is{named};"
+            " a .npy file with an entry for each row can"
+        )
+    return card.model_copy(update={"columns": columns | {name: CardColumn(drop=True)}})
 
 
 def declared(card: Card) -> dict[str, tuple[float, float]]:

@@ -110,12 +110,14 @@ class Part:
     """Rows and labels that belong together: x (N, ...), y (N,) class indices (int64) or targets (float32).
 
     Public records of a file without labels have UNKNOWN ones. `places` (N,), ascending, say where each row was read
-    (`splits.py`); left out, the rows are all of one file.
+    (`splits.py`); left out, the rows are all of one file. Rows of users stand user by user, and share their user's
+    place (`units.py`); until then `owners` (N,) says whose they are.
     """
 
     x: np.ndarray
     y: np.ndarray
     places: np.ndarray = field(default_factory=lambda: _UNSAID)
+    owners: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.places is _UNSAID:
@@ -125,10 +127,15 @@ class Part:
         return len(self.y)
 
     def cut(self, cut: Cut) -> tuple[Part, Part]:
-        """The rows that stay, and those that `cut` holds out, each in the order of their places."""
-        held = np.isin(self.places, held_out(self.places, cut), assume_unique=True)
+        """The rows that stay, and those that `cut` holds out, each in the order of their places; places stay whole."""
+        held = np.isin(self.places, held_out(np.unique(self.places), cut))
         rest, chosen = (Part(self.x[one], self.y[one], self.places[one]) for one in (~held, held))
         return rest, chosen
+
+    @property
+    def units(self) -> int:
+        """How many places the rows are in: users, or else records."""
+        return len(np.unique(self.places))
 
     def of_second_file(self) -> Part:
         """The same rows, in the places of a second file."""

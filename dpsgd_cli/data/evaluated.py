@@ -16,10 +16,12 @@ from dpsgd_cli.data import catalog
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.privacy.together import Records, Run
+from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema.data import Data, PublicSet, Split, ValidationSet
 
 OWN_FILES = ("path", "test_path", "target", "test_target")
+OWNER = "unit"
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Evaluated:
 
 
 def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Evaluated:
-    """What the resolved `data` section is tested on.
+    """What the resolved `data` section (`tested_section`) is tested on.
 
     `identities` says of each file that was read what tells its content from others (a SHA-256). Preprocessing,
     features and validation records leave the test records those that they are.
@@ -56,8 +58,15 @@ def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 def files_of(data: Mapping[str, Any]) -> list[str]:
     """The files of a user's own that the resolved `data` section names, a card of theirs among them."""
-    section = Data.model_validate(data)
-    return section.files if section.card_file is None else [section.card_file]
+    section = Data.model_validate({key: value for key, value in data.items() if key != OWNER})
+    beside = [data[OWNER]] if str(data.get(OWNER, "")).endswith(".npy") else []
+    return [*(section.files if section.card_file is None else [section.card_file]), *beside]
+
+
+def tested_section(resolved_recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The `data` section of a resolved recipe, and under OWNER what its rows are cut by, where that is users."""
+    unit = (resolved_recipe.get("privacy") or {}).get("unit")
+    return resolved_recipe["data"] | ({} if unit is None else {OWNER: unit["column"]})
 
 
 def public_validation(data: Mapping[str, Any]) -> str:
@@ -79,6 +88,12 @@ def _records(data: Mapping[str, Any], folds: int | None) -> str:
 
 
 def _judges(data: Mapping[str, Any], folds: int | None) -> str:
+    if OWNER not in data:
+        return _cut(data, folds)
+    return f"{_cut(data, folds)}, all rows of a user ({data[OWNER]}) together"
+
+
+def _cut(data: Mapping[str, Any], folds: int | None) -> str:
     if folds is not None:
         return f"{folds} folds"
     split = data.get("split")
@@ -106,7 +121,8 @@ def _usual_cut(data: Mapping[str, Any]) -> Split | None:
         # an npz file may hold test records; a split that is written down then counts as another one than that
         return None if data.get("test_path") or str(data["path"]).endswith(".npz") else Split()
     try:
-        return catalog.load_card(str(data["name"])).split
+        own = catalog.load_card(str(data["name"])).split
+        return Split() if own is not None and OWNER in data else own
     except UsageError:
         # the result of a version that had such a card
         return None
@@ -124,7 +140,7 @@ def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:
     """The trials of a recipe that is yet to run, or so many like them; files are told apart by where they lie."""
     recipe = loaded.recipe
     alike = recipe if trials is None else recipe.model_copy(update={"repeats": trials, "folds": None})
-    data = resolved(recipe)["data"]
+    data = tested_section(resolved(recipe))
     places = {file: str((loaded.base / file).resolve()) for file in files_of(data)}
-    adjacency = None if recipe.privacy is None else adjacency_of(recipe)
+    adjacency = None if recipe.privacy is None else of_whom(adjacency_of(recipe), recipe.privacy.unit)
     return Run(recipe.name, alike.seeds, adjacency, records_of(data, recipe.folds, places))

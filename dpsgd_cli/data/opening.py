@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table
+from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table, units
 from dpsgd_cli.data.dataset import UNTOLD, Layout, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.own_table import Judge
@@ -57,13 +57,34 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
 
     A plan and a training ask for the same files, and so do the recipes of a comparison and the cells of a sweep: what
     was read is kept, and given again for the same content under the same names. Nobody may write into it, so its
-    arrays are read-only. Raises DataError for anything unusable, for a table together with what `judge` refuses.
+    arrays are read-only. Where a user is the unit, rows are in memory, user by user (`units.py`).
+    Raises DataError for anything unusable, for a table together with what `judge` refuses.
     """
+    if data.unit is None:
+        return _open(data, base, judge)
+    source = _open(data, base, judge)
+    parts = [units.in_memory(part) for part in (source.train, source.test) if part is not None]
+    if data.unit.in_a_file:
+        path = _existing(base / data.unit.column)
+        whose = units.owners_in_file(path, [len(part) for part in parts])
+        parts = [replace(part, owners=own) for part, own in zip(parts, whose, strict=True)]
+        source = replace(source, sha256=source.sha256 | {data.unit.column: sha256(path)})
+    elif any(part.owners is None for part in parts):
+        raise DataError(
+            f"privacy.unit.column: {source.name} has no columns; give a .npy file with an entry for each row, relative"
+            " to the recipe"
+        )
+    return units.by_user(replace(source, train=parts[0], test=parts[1] if parts[1:] else None), data)
+
+
+def _open(data: Data, base: Path, judge: Judge) -> Source:
+    """The rows as the files have them."""
+    owner = None if data.unit is None or data.unit.in_a_file else data.unit.column
     if data.name is not None:
         card = catalog.card_of(data, base)
         places = [catalog.locate(card, file) for file in card.files]
         content = [None if path is None else sha256(path) for path in places]
-        source = _read_once([card.model_dump_json(), content], partial(readers.read, card))
+        source = _read_once([card.model_dump_json(), content, owner], partial(readers.read, card, owner))
         if data.card_file is None:
             return source
         return replace(source, sha256=source.sha256 | {data.card_file: sha256(base / data.card_file)})
@@ -71,9 +92,10 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
     if kinds[0] == ROWS:
         labels = [_existing(base / name) for name in (data.target, data.test_target) if name is not None]
         return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
-    hashes = {name: sha256(path) for name, path in zip(data.files, paths, strict=True)}
+    names = [name for name in (data.path, data.test_path) if name is not None]
+    hashes = {name: sha256(path) for name, path in zip(names, paths, strict=True)}
     how = data.model_copy(update=dict.fromkeys(("preprocess", "features", "split", "validation", "augment")))
-    asked = [how.model_dump(mode="json"), hashes, [str(path) for path in paths]]
+    asked = [how.model_dump(mode="json"), hashes, [str(path) for path in paths], owner]
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
     return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, judge))

@@ -10,6 +10,7 @@ Not here: tables (`own_table.py`), how rows on disk are read (`on_disk.py`).
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored
 from dpsgd_cli.data.targets import target_scale
+from dpsgd_cli.data.units import owners_in_array
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import count, shortened, suggested
@@ -33,17 +35,24 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
     _refuse_names(data, paths[0], "an npz file")
     target = data.target or "y"
     stored = load(paths[0])
-    pairs = [(_array(stored, "x", paths[0]), _array(stored, target, paths[0]))]
+    owner = data.unit.column if data.unit is not None and not data.unit.in_a_file else None
+    where = [(stored, "", paths[0])]
     if paths[1:]:
-        other = load(paths[1])
-        pairs.append((_array(other, "x", paths[1]), _array(other, target, paths[1])))
+        where.append((load(paths[1]), "", paths[1]))
     elif "x_test" in stored:
-        pairs.append((_array(stored, "x_test", paths[0]), _array(stored, f"{target}_test", paths[0])))
+        where.append((stored, "_test", paths[0]))
+    pairs = [(_array(held, f"x{end}", path), _array(held, f"{target}{end}", path)) for held, end, path in where]
     for x, y in pairs:
         _check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels")
         _refuse_not_finite(x, f"{paths[0]}: x")
     labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
+    if owner is not None:
+        whose = [_array(held, f"{owner}{end}", path) for held, end, path in where]
+        parts = [
+            replace(part, owners=owners_in_array(own, len(part), f"{path}: {owner}{end}"))
+            for part, own, (_, end, path) in zip(parts, whose, where, strict=True)
+        ]
     said, told = table.declarations(data, [], classes), table.read_warnings(data, classes)
     layout = _layout(data, pairs[0][0])
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)

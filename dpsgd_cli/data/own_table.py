@@ -24,6 +24,7 @@ import numpy as np
 
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
+from dpsgd_cli.data.units import owners_of
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data, Missing
 from dpsgd_cli.wording import quoted, shortened, similar, suggested
@@ -43,13 +44,19 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
     Raises DataError that holds everything that is wrong: with the names that the recipe uses, with the cells of each
     column, with the labels, and what `judge` has to say of the layout.
     """
+    owner = data.unit.column if data.unit is not None and not data.unit.in_a_file else None
     words = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
+    words |= set() if owner is None else {owner}
     frames = [KINDS[kind](path, words) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
         problems.found += _wrong_names(path, list(frame.columns), data)
+    owners: list[np.ndarray | None] = [None] * len(frames)
+    if owner is not None and all(owner in frame.columns for frame in frames):
+        with problems.kept():
+            owners = [owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)]
     # of a column that was meant by a name that is wrong, nothing else is right
-    left_out = {*data.drop, *_meant(list(frames[0].columns), data)}
+    left_out = {*data.drop, *_meant(list(frames[0].columns), data)} | (set() if owner is None else {owner})
     frames = [frame.drop(columns=list(left_out), errors="ignore") for frame in frames]
     columns, found = _declare(data, frames, problems.found)
     if not columns and left_out == {*data.drop}:
@@ -75,7 +82,7 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
             labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths)
     problems.refuse()
     layout = Layout((len(columns),), tuple(columns))
-    parts = [Part(x, y) for x, y in zip(matrices, labels, strict=True)]
+    parts = [Part(x, y, owners=whose) for x, y, whose in zip(matrices, labels, owners, strict=True)]
     said, told = table.declarations(data, columns, classes), table.read_warnings(data, classes, found)
     return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
@@ -247,6 +254,16 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     if data.target in data.drop:
         problems.append(f"data.drop names the target {data.target!r}")
+    owner = None if data.unit is None or data.unit.in_a_file else data.unit.column
+    if owner is not None and owner not in names:
+        problems.append(
+            f"{path}: privacy.unit.column names {quoted(owner)}, which is no column{suggested(owner, names)}"
+        )
+    elif owner is not None and owner in (*(data.categorical or ()), *bounds, *(data.missing or ())):
+        problems.append(
+            f"data.categorical, bounds and missing are of features, and {quoted(owner)} is none: privacy.unit.column"
+            " names it; leave it out there"
+        )
     return problems
 
 

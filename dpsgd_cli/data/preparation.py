@@ -55,9 +55,9 @@ def outline(data: Data, base: Path) -> Outline:
     """
     steps = _steps(data, "add-remove", base)
     on_disk = False
-    if data.name is None:
+    if data.name is None or data.unit is not None:
         source = _opened(data, base, steps)
-        files = tuple(len(part) for part in (source.train, source.test) if part is not None)
+        files = tuple(units_in(part, data) for part in (source.train, source.test) if part is not None)
         layout, classes, said = source.layout, source.classes, source.declarations
         name, on_disk = source.name, isinstance(source.train, DiskPart)
     else:
@@ -69,7 +69,8 @@ def outline(data: Data, base: Path) -> Outline:
         files = tuple(rows for rows in counted.values() if rows)
         layout, classes, said = card.layout, card.labels, readers.declarations(card)
         name = card.name
-    sizes = _parts(source, data, base).sizes if on_disk else _sizes(files, data, layout, base)
+    read = on_disk or data.unit is not None
+    sizes = _parts(source, data, base).sizes(data) if read else _sizes(files, data, layout, base)
     layouts = _plan(steps, layout)
     said = (*said, *_declarations(steps, data, sizes))
     outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
@@ -97,7 +98,7 @@ def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rows of each part."""
+    """Rows of each part; of the training part users, where those are the unit."""
 
     train: int
     test: int
@@ -114,9 +115,15 @@ class Parts:
     validation: Part | DiskPart | None = None
     public: Part | DiskPart | None = None
 
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(*(0 if part is None else len(part) for part in vars(self).values()))
+    def sizes(self, data: Data) -> Sizes:
+        """Users to train on where `data` are of users, else rows; rows of all other parts, which are public."""
+        others = (0 if part is None else len(part) for part in (self.test, self.validation, self.public))
+        return Sizes(units_in(self.train, data), *others)
+
+
+def units_in(part: Part | DiskPart, data: Data) -> int:
+    """How many a part has of those that a statement protects: users, or else rows."""
+    return len(part) if data.unit is None or isinstance(part, DiskPart) else part.units
 
 
 def _sizes(files: tuple[int, ...], data: Data, layout: Layout, base: Path) -> Sizes:
@@ -166,7 +173,7 @@ def prepare(
     rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given)
     made = dict(zip(given, rows, strict=True))
     nonprivate = tuple(step.nonprivate for step in steps if step.nonprivate is not None)
-    said = _declarations(steps, data, cut.sizes)
+    said = _declarations(steps, data, cut.sizes(data))
     on_disk = isinstance(train, DiskPart)
     return Dataset(
         name=source.name,
@@ -375,6 +382,11 @@ def _own(labels: Rows) -> Rows:
 
 def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
     steps = [preprocess.STEPS[entry.kind](entry.step, adjacency) for entry in steps_of(data, base)]
+    if data.unit is not None and any(step.release is not None for step in steps):
+        raise DataError(
+            "data.preprocess: a private step is charged for one record, and privacy.unit protects all rows of a user;"
+            " use steps that release nothing"
+        )
     if data.features is None:
         return steps
     from dpsgd_cli.data.features import step_of
@@ -394,12 +406,15 @@ def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
 
 
 def _split(data: Data, has_test: bool, base: Path) -> Split | None:
-    """How a test set is cut; None where the files have one and the recipe does not ask for another."""
+    """How a test set is cut; None where the files have one and the recipe does not ask for another.
+
+    A card's own split counts rows, which users are not cut by.
+    """
     if data.split is not None:
         return data.split
     if has_test:
         return None
-    return Split() if data.name is None else catalog.plain_card(data, base).split
+    return Split() if data.name is None or data.unit is not None else catalog.plain_card(data, base).split
 
 
 def _parts(source: Source, data: Data, base: Path) -> Parts:
@@ -442,7 +457,7 @@ def _public_file(data: Data, layout: Layout, base: Path) -> Part:
 def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str, ...]:
     """What is said of the sizes of the parts, and by the steps."""
     of_steps = (step.declaration for step in steps if step.declaration is not None)
-    said = [*_sizes_declared(sizes.train, sizes.test), *of_steps]
+    said = [*_sizes_declared(sizes.train, sizes.test, data), *of_steps]
     if data.validation is not None and data.validation.public:
         said.append(
             f"The {sizes.validation} validation records, cut from the training data, are declared public: the statement"
@@ -459,21 +474,24 @@ def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str,
     return tuple(said)
 
 
-def _sizes_declared(train_records: int, test_records: int) -> tuple[str, ...]:
-    """What is said of the numbers of records."""
+def _sizes_declared(train_records: int, test_records: int, data: Data) -> tuple[str, ...]:
+    """What is said of the numbers of records, or of users."""
     return (
-        f"The number of training records is public: {train_records}.",
+        f"The number of training {'records' if data.unit is None else 'users'} is public: {train_records}.",
         f"The {test_records} test records are public: what is measured on them is reported without noise.",
     )
 
 
-def folds_declared(said: Sequence[str], sizes: tuple[int, int], files: Sequence[int], folds: int) -> tuple[str, ...]:
-    """What was `said` of a split into parts of `sizes`, with `folds` instead, of `files` of so many rows."""
+def folds_declared(
+    said: Sequence[str], sizes: tuple[int, int], files: Sequence[int], folds: int, data: Data
+) -> tuple[str, ...]:
+    """What was `said` of a split into parts of `sizes`, with `folds` instead, of `files` of so many rows, or users."""
     records, train = sum(files), most_trained_on(files, folds)
+    what = "records" if data.unit is None else "users"
     return (
-        *(one for one in said if one not in _sizes_declared(*sizes)),
-        f"The number of records is public: {records}; each trial trains on at most {train} of them, and on none of its"
+        *(one for one in said if one not in _sizes_declared(*sizes, data)),
+        f"The number of {what} is public: {records}; each trial trains on at most {train} of them, and on none of its"
         " own fold.",
         "The records of a trial's own fold are public to it: what is measured on them is reported without noise.",
-        "Each trial's own statement covers the records that it trained on.",
+        f"Each trial's own statement covers the {what} that it trained on.",
     )

@@ -10,6 +10,8 @@ import hashlib
 import io
 import struct
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 from dpsgd_cli.data import catalog, table
 from dpsgd_cli.data.card import BundledReader, Card, File, TableReader
 from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.data.units import owners_of
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -25,10 +28,13 @@ if TYPE_CHECKING:
 Which = Literal["train", "test"]
 
 
-def read(card: Card) -> Source:
-    """Read all of a card's data. Raises DataError for files that are missing, damaged or of other content."""
+def read(card: Card, owner: str | None = None) -> Source:
+    """Read all of a card's data; `owner` is the column of a table that says whose each row is.
+
+    Raises DataError for files that are missing, damaged or of other content.
+    """
     hashes: dict[str, str] = {}
-    reader = READERS[card.reader.kind]
+    reader = READERS[card.reader.kind] if owner is None else partial(_read_table, owner=owner)
     train = reader(card, "train", hashes)
     test = reader(card, "test", hashes) if any(file.part == "test" for file in card.files) else None
     for part in (train, test):
@@ -117,7 +123,7 @@ def _read_bundled(card: Card, which: Which, hashes: dict[str, str]) -> Part:
     return Part(x[:, keep], y.astype(np.int64))
 
 
-def _read_table(card: Card, which: Which, hashes: dict[str, str]) -> Part:
+def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | None = None) -> Part:
     import pandas as pd
 
     reader = card.reader
@@ -132,7 +138,7 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str]) -> Part:
             sep=reader.separator,
             header=0 if reader.header else None,
             names=None if reader.header else names,
-            usecols=[name for name in names if name == card.target or name in card.features],
+            usecols=[name for name in names if name in (card.target, owner) or name in card.features],
             dtype={name: "category" for name in names if name not in numeric},
             comment=reader.comment,
             skipinitialspace=True,
@@ -143,8 +149,11 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str]) -> Part:
             frame = frame.dropna()
         if len(frame) != content.records:
             raise DataError(f"{file.name} holds {len(frame)} usable rows, but its card says {content.records}")
-        parts.append(frame_to_part(card, frame))
-    return Part(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+        part = frame_to_part(card, frame)
+        parts.append(part if owner is None else replace(part, owners=owners_of(frame[owner], file.name)))
+    x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
+    owners = [part.owners for part in parts if part.owners is not None]
+    return Part(x, y, owners=np.concatenate(owners) if owners else None)
 
 
 def frame_to_part(card: Card, frame: object) -> Part:

@@ -21,6 +21,7 @@ from dpsgd_cli.core.sampling import (
 )
 from dpsgd_cli.core.streamed import ReadAhead, StreamedTable
 from dpsgd_cli.core.tensors import Examples
+from dpsgd_cli.core.units import UnitTable
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.problem import section_of
@@ -51,9 +52,10 @@ class Batches:
 
 
 def _most_rows(context: Context) -> int:
-    """Rows of one piece of a batch: what memory holds, and in rounded passes no more than a public width."""
+    """Examples of one piece of a batch: what memory holds, and in rounded passes no more than a public width."""
     settings, augment = section_of(context.recipes[0]), context.recipes[0].data.augment
-    most = max(1, context.most_rows // (1 if augment is None else augment.copies))
+    beside = context.table.members.shape[1] if isinstance(context.table, UnitTable) else 1
+    most = max(1, context.most_rows // (beside if augment is None else augment.copies))
     if not context.pack.session.rounds or settings.batch is None:
         return most
     # almost every batch fits: six standard deviations of its size above the mean

@@ -25,7 +25,11 @@ def create(context: Context) -> Method:
 
 
 def _refuse(context: Context) -> None:
-    settings, processes = context.recipes[0].method, context.team.size
+    settings, processes, privacy = context.recipes[0].method, context.team.size, context.recipes[0].privacy
+    if processes > 1 and privacy is not None and privacy.unit is not None:
+        raise UsageError(
+            f"privacy.unit: users are trained on in one process, not in {processes}; start without torchrun"
+        )
     if settings.described.in_processes:
         followed = any(r.privacy is not None and r.privacy.schedule.adaptive for r in context.recipes)
         if followed and processes > 1:

@@ -21,6 +21,7 @@ import torch
 from dpsgd_cli.core.clipping import Diagnostics, at_most
 from dpsgd_cli.core.problems.affine import AffineRisk
 from dpsgd_cli.core.problems.linear import LinearRisk
+from dpsgd_cli.core.units import UnitTable
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.methods.dp_sgd import DpSgd, GradientMethod, WithoutPrivacy
@@ -38,10 +39,15 @@ from dpsgd_cli.recipe.schema.model import ConvexModel, LinearModel
 class FullBatchMethod(GradientMethod):
     """Descent that sees every record in every step; of models of one dense layer by two matrix products for all trials.
 
-    Other models, and rows that are each trial's own, take the packed path of `dp_sgd.py`.
+    Other models, rows that are each trial's own, and users with several rows take the packed path of `dp_sgd.py`.
     """
 
     preconditioning: Preconditioning | None = None
+
+    @property
+    def of_users(self) -> bool:
+        """Whether an example is a user, of whom no row may be clipped by itself."""
+        return isinstance(self.context.table, UnitTable)
 
     @cached_property
     def risk(self) -> LinearRisk | None:
@@ -49,13 +55,13 @@ class FullBatchMethod(GradientMethod):
         context, clipping = self.context, self.clipping
         fast = isinstance(context.recipes[0].model, ConvexModel) and self.preconditioning is None
         fast = fast and (clipping is None or (clipping.factors is at_most and clipping.told is None))
-        return linear_risk(context) if fast and not context.table.per_trial else None
+        return linear_risk(context) if fast and not (context.table.per_trial or self.of_users) else None
 
     @cached_property
     def affine(self) -> AffineRisk | None:
         """That of several outputs, preconditioned rows and other factors; made once a preconditioner was released."""
         context, model = self.context, self.context.recipes[0].model
-        if not isinstance(model, LinearModel | ConvexModel) or context.table.per_trial:
+        if not isinstance(model, LinearModel | ConvexModel) or context.table.per_trial or self.of_users:
             return None
         if len(context.pack.spans) > 1 + model.has_bias:
             return None  # an audit gave the layer lanes, which this path does not know

@@ -11,7 +11,9 @@ shrunk to norm 1 where they are longer, y its class as a one-hot vector, or its 
 N(0, s^2) on the upper triangle of A with the entries off the diagonal times sqrt(2), and on weight Z.
 
 Sensitivity: S = `joint_sensitivity` of the two together, sqrt(1 + weight^2) under add-remove and zero-out; a replaced
-record moves them by less than twice that. weight = sqrt((1 - share) / share).
+record moves them by less than twice that. weight = sqrt((1 - share) / share). Where users are protected with all their
+rows (`core/units.py`), a user adds the mean of u u^T and of u y^T over their rows: a mean of vectors of norm at most S
+has norm at most S, so all of this holds of users.
 
 Price: s = z S is one Gaussian mechanism of noise multiplier z, with the whole budget. What is published,
 (max(A, 0) + ridge)^-1 Z with ridge = s sqrt(2 D) / 4, is post-processing, and so is its scale by the public bound. A
@@ -28,6 +30,7 @@ import torch
 
 from dpsgd_cli.core import second_moments as moments
 from dpsgd_cli.core.preconditioning import eigen, spread
+from dpsgd_cli.core.units import UnitTable, shares_of_rows
 from dpsgd_cli.data.dataset import UNTOLD
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, OneShot
@@ -56,16 +59,33 @@ class DpLeastSquares(OneShot):
             weights = found[: len(found) - self.bias].T.reshape(-1)
             pack.values[trial] = torch.cat([weights, found[-1]]) if self.bias else weights
 
+    def _users(self, trial: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Rows (n,) of a trial's users, and the root of what each weighs in its user's mean; None without users."""
+        table = self.context.table
+        if not isinstance(table, UnitTable):
+            return None
+        taken = slice(None) if table.held_out is None else ~table.held_out[:, trial]
+        members = table.members[taken]
+        there = members >= 0
+        return members[there].cpu().numpy(), shares_of_rows(members)[there].sqrt().cpu().numpy()
+
     def _pieces(self, trial: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Rows over their public bound, with the bias's 1, and targets of norm at most 1, of a trial's records."""
-        table, outputs = self.context.table, self.outputs
+        """Rows over their public bound, with the bias's 1, and targets of norm at most 1, of a trial's records.
+
+        Those of users, shrunk to norm 1 first, are times the root of what they weigh in their user's mean.
+        """
+        table, outputs, users = self.context.table, self.outputs, self._users(trial)
         x = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
-        y = table.y.cpu().numpy()
-        taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
-        for rows, own in zip(moments.blocks(x, taken), moments.blocks(y, taken), strict=True):
+        y, taken, roots = table.y.cpu().numpy(), None, np.ones(len(x))
+        if users is not None:
+            x, y, roots = x[users[0]], y[users[0]], users[1]
+        elif table.held_out is not None:
+            taken = ~table.held_out[:, trial].cpu().numpy()
+        for rows, own, root in zip(*(moments.blocks(part, taken) for part in (x, y, roots)), strict=True):
             with_bias = np.hstack([rows, np.ones((len(rows), 1), rows.dtype)]) if self.bias else rows
-            classes = not table.y.is_floating_point()
-            yield with_bias / self.bound, np.eye(outputs)[own[:, 0]] if classes else np.nan_to_num(own).clip(-1, 1)
+            classes, bounded = not table.y.is_floating_point(), with_bias / self.bound
+            targets = np.eye(outputs)[own[:, 0]] if classes else np.nan_to_num(own).clip(-1, 1)
+            yield bounded if users is None else moments.at_most_one(bounded) * root, targets * root
 
     @np.errstate(**UNTOLD)
     def _exact(self, trial: int) -> tuple[np.ndarray, np.ndarray]:

@@ -54,13 +54,15 @@ class LedgerEntry:
     """One line of a ledger: a release, and when it happened.
 
     `budget_cap`: all entries that say the same are, together, at most this mechanism, whatever was chosen on the way;
-    None for a release that was fixed beforehand.
+    None for a release that was fixed beforehand. `unit`: whose rows neighbouring data differ in, all of them; None for
+    single records.
     """
 
     release: Release
     phase: Phase = "train"
     epoch: int | None = None
     budget_cap: Mechanism | None = None
+    unit: str | None = None
 
 
 def to_price(entries: Iterable[LedgerEntry]) -> list[Release]:
@@ -88,12 +90,14 @@ class Ledger:
     """What one trial released, in order. `covers_before`: whether the filter counts private preprocessing.
 
     `budget_cap` is what the filter never lets pass, where what it admits is chosen from what was released; else None.
+    `unit` is that of every entry.
     """
 
     filter: Filter | None = None
     covers_before: bool = True
     entries: list[LedgerEntry] = field(default_factory=list)
     budget_cap: Mechanism | None = None
+    unit: str | None = None
 
     def spend(self, release: Release, epoch: int | None = None, phase: Phase = "train") -> None:
         """Record `release`, which the caller makes next.
@@ -107,7 +111,7 @@ class Ledger:
         counted = phase == "train" or self.covers_before
         if self.filter is not None and counted:
             self.filter.admit(release)
-        self.entries.append(LedgerEntry(release, phase, epoch, self.budget_cap if counted else None))
+        self.entries.append(LedgerEntry(release, phase, epoch, self.budget_cap if counted else None, self.unit))
 
     def close(self) -> None:
         """Charge what a plan priced and the method did not make: that it stopped may have been chosen from outputs.
@@ -116,7 +120,7 @@ class Ledger:
         count: a release that was made 0 times says so.
         """
         if self.budget_cap is not None and self.entries and all(entry.budget_cap is None for entry in self.entries):
-            self.entries.append(LedgerEntry(Release(self.budget_cap, 0), "train", 0, self.budget_cap))
+            self.entries.append(LedgerEntry(Release(self.budget_cap, 0), "train", 0, self.budget_cap, self.unit))
         last = max((entry.epoch or 0 for entry in self.entries), default=0)
         for release in self.filter.left if self.filter is not None else ():
             self.spend(release, last)
@@ -150,6 +154,8 @@ def to_lines(entries: Iterable[LedgerEntry], trial: int, seed: int | None) -> li
         record = {"trial": trial, "seed": seed, "phase": entry.phase, "epoch": entry.epoch, **to_record(entry.release)}
         if entry.budget_cap is not None:
             record["within"] = mechanism_record(entry.budget_cap)
+        if entry.unit is not None:
+            record["unit"] = entry.unit
         lines.append(json.dumps(record))
     return lines
 
@@ -191,9 +197,11 @@ def _entry(record: dict[str, Any]) -> LedgerEntry:
     phase, epoch = record.get("phase", "train"), record.get("epoch")
     if phase not in get_args(Phase):
         raise PrivacyError(f"phase is {quoted(phase)}, but must be one of {', '.join(get_args(Phase))}")
-    within = record.get("within")
+    within, unit = record.get("within"), record.get("unit")
+    if unit is not None and not isinstance(unit, str):
+        raise PrivacyError(f"unit is {quoted(unit)}, but must be text")
     cap = None if within is None else from_record(within).mechanism
-    return LedgerEntry(release, phase, None if epoch is None else whole_number("epoch", epoch), cap)
+    return LedgerEntry(release, phase, None if epoch is None else whole_number("epoch", epoch), cap, unit)
 
 
 def _check_caps(entries: Iterable[LedgerEntry], source: str) -> None:
@@ -249,6 +257,8 @@ def read_entries(path: Path) -> dict[int, list[LedgerEntry]]:
     trials = entries_from_lines(text.splitlines(), str(path))
     if not trials:
         raise DataError(f"{path}: the ledger is empty")
+    if len({entry.unit for entries in trials.values() for entry in entries}) > 1:
+        raise DataError(f"{path}: some lines are about single records, others about users: {_TWO_RUNS}")
     for trial, entries in trials.items():
         _check_caps(entries, f"{path}: trial {trial}")
     return trials

@@ -68,6 +68,8 @@ class Sampling:
 class Facts:
     """What is public about the data: training records, releases of preprocessing, layers, and the feature bound.
 
+    Where users are the unit (`privacy.unit`), `records` are users: a user is to every price what a record is elsewhere.
+
     `feature_bound` covers the model's constant column; None where nothing bounds a record's features. `public_records`
     are those that PATE may ask about. `judge` is who prices a gradient plan's budget where somebody else than the
     recipe's accountant is asked.

@@ -22,6 +22,24 @@ NEIGHBOURS: dict[Adjacency, str] = {
     " record is empty and adds nothing. How many records there are is not hidden",
 }
 """What a statement for each adjacency hides."""
+NEIGHBOURS_OF_USERS: dict[Adjacency, str] = {
+    "add-remove": "whether a user was in the training data at all, and so what all of their rows say: the data are"
+    " compared with the same data without every row of theirs, or with one more user's rows",
+    "replace-one": "what all rows of a user say, and how many they are: the data are compared with the same data in"
+    " which all rows of one user are any others. How many users there are is not hidden",
+    "zero-out": "whether a user took part, and so what all of their rows say: the data are compared with the same data"
+    " in which one user is empty and adds nothing. How many users there are is not hidden",
+}
+"""The same where a statement is about all rows of a user (`privacy.unit`)."""
+
+
+def of_whom(adjacency: str, unit: object) -> str:
+    """The adjacency as one that is told from others: of single records, or with a `unit` of users with all their rows.
+
+    >>> of_whom("add-remove", None), of_whom("add-remove", "user")
+    ('add-remove', 'add-remove of users')
+    """
+    return adjacency if unit is None else f"{adjacency} of users"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpsgd_cli.data.evaluated import files_of, records_of
+from dpsgd_cli.data.evaluated import files_of, records_of, tested_section
 from dpsgd_cli.joint import declared_by_model
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import rho_of
@@ -23,6 +23,7 @@ from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan, PlannedNoise, noise_text
 from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.privacy.together import Run, scope
+from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.recipe.schema.privacy import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices
@@ -230,7 +231,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
     if plan is None:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
         return {**dict.fromkeys(keys), "declarations": []}
-    data = resolved(recipe)["data"]
+    data, unit = tested_section(resolved(recipe)), recipe.data.unit
     # all trials are of the same files, so their names tell them apart as well as what they hold
     records = records_of(data, recipe.folds, {file: file for file in files_of(data)})
     trusted = [
@@ -244,12 +245,13 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "rho": prices.largest([spent.rho for spent in spendings]),
         **({"parts": of_parts, "spent": None} if plan.budget_cap is None else {"spent": _spent(spendings, of_parts)}),
         "adjacency": plan.sampling.adjacency,
+        **({} if unit is None else {"unit": unit.model_dump()}),
         "batching": plan.sampling.batching,
         "sampling_rate": plan.sampling.rate,
         "accountant": plan.accountant,
         "bound": accountants.get(plan.accountant).bound,
         "attacker": prices.attacker(released.ledgers),
-        "scope": scope(Run(recipe.name, recipe.seeds, plan.sampling.adjacency, records)),
+        "scope": scope(Run(recipe.name, recipe.seeds, of_whom(plan.sampling.adjacency, unit), records)),
         "budget": None if plan.budget is None else plan.budget.model_dump(),
         "budget_covers": "total" if plan.covers_before else "training",
         "sensitivity": plan.sensitivity,

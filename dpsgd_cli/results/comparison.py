@@ -19,6 +19,7 @@ from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.metrics import usual_metric
 from dpsgd_cli.privacy import together
 from dpsgd_cli.privacy.tradeoff import RATES
+from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together, reasons
 from dpsgd_cli.results.result import MARK, Row
@@ -41,7 +42,7 @@ class Entry:
     @property
     def adjacency(self) -> str:
         """The adjacency that epsilon is stated for; `none` without privacy."""
-        return str(self.privacy["adjacency"] or "none")
+        return of_whom(self.privacy["adjacency"] or "none", self.privacy.get("unit"))
 
     @property
     def epsilon(self) -> float | None:
@@ -73,7 +74,10 @@ class Entry:
         """What decides whether its trials may be published with others."""
         seeds = [row["seed"] for row in self.document["trials"]]
         records = records_of(*self._tested)
-        return together.Run(self.directory.name, seeds, self.privacy["adjacency"], records)
+        adjacency = self.privacy["adjacency"]
+        return together.Run(
+            self.directory.name, seeds, adjacency and of_whom(adjacency, self.privacy.get("unit")), records
+        )
 
     def sample(self, metric: str) -> Sample | None:
         """The metric of every trial; None when a trial has none."""

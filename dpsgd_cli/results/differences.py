@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsgd_cli.data.evaluated import Evaluated
+from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.recipe.schema.data import PREPROCESS
 from dpsgd_cli.results.result import Row
 
@@ -132,6 +133,7 @@ def reasons(ours: tuple[Evaluated, Row], theirs: tuple[Evaluated, Row]) -> list[
     own, other = privacy["adjacency"], base_privacy["adjacency"]
     if None in (own, other):
         return found
+    own, other = of_whom(own, privacy.get("unit")), of_whom(other, base_privacy.get("unit"))
     if own != other:
         found.append(f"{own} and {other} are different guarantees")
     elif not equal_budgets(privacy, base_privacy):

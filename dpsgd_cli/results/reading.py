@@ -27,9 +27,11 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dpsgd_cli.data.evaluated import OWNER
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.files import MODEL
 from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.recipe.schema.unit import Unit
 from dpsgd_cli.recipe.tree import CoreLoader
 from dpsgd_cli.results.result import MARK, Row, marked
 
@@ -41,6 +43,7 @@ _MOST_PROBLEMS = 3
 _PIECE = 1 << 16
 # sections are found in the text of a resolved recipe, because thousands of them are read at once
 _DATA = re.compile(r"^data:.*\n(?:[ \n].*\n?)*", re.MULTILINE)
+_UNIT = re.compile(r"^privacy:\n(?:  .*\n)*?  unit: (\{.*\})$", re.MULTILINE)
 _FOLDS = re.compile(r"^folds: (\d+)$", re.MULTILINE)
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -72,6 +75,7 @@ class _Privacy(BaseModel):
     delta: float | None
     rho: float | None
     adjacency: Adjacency | None
+    unit: Unit | None = None
     accountant: str | None
     bound: Literal["upper", "estimate"] | None
     noise_source: str | None
@@ -247,9 +251,10 @@ def folds_in(recipe_text: str) -> int | None:
 
 
 def data_in(recipe_text: str) -> Mapping[str, Any]:
-    """The `data:` section of a resolved recipe."""
-    section = _DATA.search(recipe_text)
-    return _parsed(section[0]) if section else {}
+    """The `data:` section of a resolved recipe, as `tested_section` gives it."""
+    section, unit = _DATA.search(recipe_text), _UNIT.search(recipe_text)
+    found = _parsed(section[0]) if section else {}
+    return found if unit is None else {**found, OWNER: yaml.load(unit[1], Loader=CoreLoader)["column"]}
 
 
 @functools.lru_cache(maxsize=256)

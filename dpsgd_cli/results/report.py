@@ -18,7 +18,7 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.metrics import in_words, usual_metric
 from dpsgd_cli.privacy.ledger import CHOSEN, read_entries, to_price
 from dpsgd_cli.privacy.tradeoff import Attacker, best_attacker, percent, strongest
-from dpsgd_cli.recipe.batching import NEIGHBOURS
+from dpsgd_cli.recipe.batching import NEIGHBOURS, NEIGHBOURS_OF_USERS, of_whom
 from dpsgd_cli.results import audited, curves, history, store
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.prose import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
@@ -32,8 +32,11 @@ _NOT_HIDDEN = (
     "What the data say of people in general is not hidden, and is what a model is for. It may tell something of"
     " somebody who was not in the data as well."
 )
+_SEVERAL = (
+    "Somebody who has several records: what is said holds for one record at a time, and less for all of a person's."
+)
+_SEVERAL_USERS = "Somebody whose rows stand under several users: what is said holds for one user at a time."
 _OUTSIDE = (
-    "Somebody who has several records: what is said holds for one record at a time, and less for all of a person's.",
     "Everything else that was done with the same data: other runs, settings that were tried and chosen by results, a"
     " look at the records. Each has a price of its own (`dpsgd account FOLDER`, `dpsgd sweep`).",
     "Side channels: how long the training took, the memory of the machine, and that computers round the noise that they"
@@ -99,6 +102,27 @@ def _read(directory: Path) -> _Read:
     return _Read(name, public(document), rows, hidden, attacker, audited.read(directory))
 
 
+def _one(privacy: Row) -> str:
+    """What neighbouring data differ in."""
+    return "a record" if privacy.get("unit") is None else "one person's rows"
+
+
+def _neighbours(privacy: Row) -> str:
+    return of_whom(privacy["adjacency"], privacy.get("unit"))
+
+
+def _protected(privacy: Row) -> str:
+    """Who is, and what is hidden of them."""
+    unit = privacy.get("unit")
+    if unit is None:
+        return f"Every single record of the training data. What is hidden is {NEIGHBOURS[privacy['adjacency']]}."
+    return (
+        f"Every user of the training data with all of their rows together: one person's rows, and not one record at a"
+        f" time. Rows are one user's where `{unit['column']}` is the same. What is hidden is"
+        f" {NEIGHBOURS_OF_USERS[privacy['adjacency']]}."
+    )
+
+
 def _attacker(ledger: Path) -> Attacker | str:
     """Of the trial that tells most; or why nothing is known."""
     try:
@@ -123,18 +147,18 @@ def _statement(found: _Read) -> list[Block]:
     epsilon = "not finite" if privacy["epsilon"] is None else epsilon_text(privacy["epsilon"])
     return [
         Heading(f"{found.document['name']}: what is guaranteed", 1),
-        Text(f"Epsilon {_relation(privacy)} {epsilon} at delta {privacy['delta']:g} ({privacy['adjacency']})."),
+        Text(f"Epsilon {_relation(privacy)} {epsilon} at delta {privacy['delta']:g} ({_neighbours(privacy)})."),
         *_warnings(found),
         Heading("Who is protected from what"),
         Text(
-            f"Every single record of the training data. What is hidden is {NEIGHBOURS[privacy['adjacency']]}."
+            f"{_protected(privacy)}"
             " It is hidden from everybody who sees what was published, whatever else they know (all other records, the"
             " recipe, this program) and however long they compute."
         ),
         Text(_NOT_HIDDEN),
         Heading("What epsilon and delta mean here"),
         *_meaning(privacy),
-        *_attacks(found.attacker),
+        *_attacks(found.attacker, privacy),
         *_audit(found.audit),
         Heading("What was declared public"),
         Bullets(privacy["declarations"] or ["Nothing."]),
@@ -143,6 +167,7 @@ def _statement(found: _Read) -> list[Block]:
             [
                 *(f"NOT covered: {step}" for step in privacy.get("uncovered_steps", [])),
                 f"It is about {privacy['scope']}.",
+                _SEVERAL if privacy.get("unit") is None else _SEVERAL_USERS,
                 *_OUTSIDE,
                 f"The noise is {privacy['noise_source']}.",
             ]
@@ -165,8 +190,8 @@ def _meaning(privacy: Row) -> list[Block]:
     factor = epsilon_text(math.exp(epsilon)) if epsilon < 700 else "more than 10^304"
     told: list[Block] = [
         Text(
-            f"Whatever may come of what was published: with a record it is at most e^{epsilon_text(epsilon)} = {factor}"
-            f" times as likely as without it, plus delta = {delta:g} (one in {1 / delta:,.0f}), and the other way"
+            f"Whatever may come of what was published: with {_one(privacy)} it is at most e^{epsilon_text(epsilon)} ="
+            f" {factor} times as likely as without, plus delta = {delta:g} (one in {1 / delta:,.0f}), and the other way"
             f" round. Shown by the accountant `{privacy['accountant']}`."
         )
     ]
@@ -175,7 +200,7 @@ def _meaning(privacy: Row) -> list[Block]:
     return told
 
 
-def _attacks(attacker: Attacker | str | None) -> list[Block]:
+def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
     """The trade-off curve in three numbers."""
     if not isinstance(attacker, Attacker):
         return [Text(f"Of attackers no more is known than that: {attacker}")]
@@ -186,9 +211,9 @@ def _attacks(attacker: Attacker | str | None) -> list[Block]:
     ]
     told: list[Block] = [
         Text(
-            "An attacker who knows all other records looks at what was published and says of a record whether it was"
-            " there (or which of two values it had). Of those that were, the best attacker finds this share, for the"
-            " false alarms that it may raise:"
+            f"An attacker who knows all other records looks at what was published and says whether {_one(privacy)}"
+            f" {'was' if privacy.get('unit') is None else 'were'} there (or which of two values it was). Of those that"
+            " were, the best attacker finds this share, for the false alarms that it may raise:"
         ),
         Table(("false positives", "true positives of the best attacker", "of a blind guess"), rows),
         Text(

@@ -10,7 +10,10 @@ from dpsgd_cli.privacy.budget import describe
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release, ZeroConcentrated
 from dpsgd_cli.privacy.plan import Plan, noise_text
 from dpsgd_cli.privacy.tradeoff import attacker_text
+from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.recipe.loading import Choice
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.unit import PERSON
 from dpsgd_cli.results.result import Row, public
 from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
 from dpsgd_cli.wording import count
@@ -65,7 +68,8 @@ def _privacy_lines(privacy: Row) -> list[str]:
         *_part_lines(privacy.get("parts", {})),
         *_spent_lines(privacy.get("spent")),
         *_attacker_lines(privacy.get("attacker")),
-        f"  adjacency                 {privacy['adjacency']} ({privacy['batching']} batches; {privacy['accountant']})",
+        f"  adjacency                 {of_whom(privacy['adjacency'], privacy.get('unit'))}"
+        f" ({privacy['batching']} batches; {privacy['accountant']})",
         *([f"  noise                     {privacy['correlated_noise']}"] if "correlated_noise" in privacy else []),
         f"  noise source              {privacy['noise_source']}",
         *[f"  NOT covered               {said}" for said in privacy.get("uncovered_steps", [])],
@@ -101,15 +105,17 @@ def _part_lines(parts: Row) -> list[str]:
     ]
 
 
-def plan_text(plan: Plan, name: str, declarations: Sequence[str], chosen: Sequence[Choice] = ()) -> str:
+def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: Sequence[Choice] = ()) -> str:
     """What `--dry-run` prints: everything that is decided before data is read."""
     sampling, guarantee, rho = plan.sampling, plan.guarantee(), plan.rho()
+    unit = recipe.data.unit
+    drawn_from = count(sampling.records, "record" if unit is None else PERSON)
     size = "all" if sampling.batching == "full" else str(sampling.batch_size)
     lines = [
-        f"{name}: {_planned_length(plan)}",
-        f"  sampler                   {sampling.batching}, {size} of {count(sampling.records, 'record')}"
+        f"{recipe.name}: {_planned_length(plan)}",
+        f"  sampler                   {sampling.batching}, {size} of {drawn_from}"
         + (f", rate {sampling.rate:.6g}" if sampling.kind.sampled else ""),
-        f"  adjacency                 {sampling.adjacency}",
+        f"  adjacency                 {of_whom(sampling.adjacency, unit)}",
         f"  sensitivity of a sum      {plan.sensitivity:.6g}",
         *([] if plan.correlated is None else [f"  noise                     {noise_text(plan.correlated)}"]),
         f"  epsilon                   {epsilon_text(guarantee.epsilon)} at delta {plan.delta:g}"

@@ -66,6 +66,11 @@ def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     apart = None if select is None else why_records_apart([run_of(cell.loaded) for cell in cells])
     if select is not None and apart is not None:
         raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")
+    if isinstance(select, ExponentialChoice) and any(c.loaded.recipe.data.unit is not None for c in cells):
+        raise RecipeError(
+            f"{source}: select: exponential counts right predictions of training rows, which a user moves by as many as"
+            " they have (privacy.unit); use select: {kind: random-stopping, ...}"
+        )
     if isinstance(select, ExponentialChoice) and any(c.loaded.recipe.data.task != "classification" for c in cells):
         raise RecipeError(f"{source}: select: exponential counts correct classifications; data.task is another")
 

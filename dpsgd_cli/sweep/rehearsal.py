@@ -17,6 +17,7 @@ import torch
 
 from dpsgd_cli import data
 from dpsgd_cli.core.losses import evaluate
+from dpsgd_cli.data.units import as_users
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.sweep import planning
@@ -126,9 +127,10 @@ def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, record
     x = [random.random((*lead, rows, *shape), dtype=np.float32) for rows in sizes]
     y = [random.integers(outputs, size=n) if outputs > 1 else random.random(n, dtype=np.float32) for n in sizes]
     classes = tuple(range(outputs)) if outputs > 1 else None
-    return data.Dataset(
+    made = data.Dataset(
         outline.name, x[0], y[0], x[1], y[1], per_trial, classes, (), (), {}, norm_bound=outline.norm_bound
     )
+    return as_users(made, loaded.recipe.data.unit)
 
 
 def _timed(trials: Trials, done: int = 0) -> Pace:

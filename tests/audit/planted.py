@@ -43,6 +43,7 @@ FIXED = [*POISSON, "method.batching=fixed", "privacy.adjacency=replace-one"]
 FULL = ["method={kind: dp-sgd, batching: full, learning_rate: 1}", "privacy.budget.epsilon=6", "epochs=6"]
 PRECONDITIONED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind: second-moment}}", *FULL[1:]]
 REPLACED = [*FULL, "privacy.adjacency=replace-one"]
+USERS = ["epochs=4", "privacy.budget.epsilon=6"]
 DECAYS = [*FULL[:1], "privacy.budget=null", "privacy.delta=1e-5", "epochs=6",
           "privacy.schedule={kind: exponential, initial: 4, decay: 0.3}"]  # fmt: skip
 LAYERS = [
@@ -114,6 +115,18 @@ def clipped_mean(patch: Patch, folder: Path) -> None:
         bound = clipping.norms[0].double() * examples[1].shape[1]
         norms = torch.linalg.vector_norm(pack.sums, dim=1)
         pack.sums.mul_((bound / norms).clamp(max=1.0)[:, None])
+
+    patch.setattr(dp_sgd, "add_clipped_sums", summed)
+
+
+def by_row(patch: Patch, folder: Path) -> None:
+    """Every row of a user is clipped by itself, and the clipped ones are added up."""
+
+    def summed(pack: Any, examples: Any, loss: Any, clipping: Any, seen: Any, function: Any = None) -> None:
+        x, y, mask = examples
+        rows = y.transpose(1, 2).flatten(1).expand(pack.trials, -1)
+        there = rows >= 0 if mask is None else (rows >= 0) & mask.repeat(1, y.shape[2])
+        add_clipped_sums(pack, (x, rows.clamp_min(0), there), loss, clipping, seen)
 
     patch.setattr(dp_sgd, "add_clipped_sums", summed)
 
@@ -291,6 +304,7 @@ BUGS: dict[str, Bug] = {
     "weights of too large a norm": Bug(BANDED, heavy_weights, "C"),
     "replace-one's sensitivity halved": Bug(REPLACED, halved, "BCD"),
     "clipping after averaging": Bug(POISSON, clipped_mean, "CD"),
+    "rows clipped instead of users": Bug(USERS, by_row, "CD", "beyond/adult-users"),
     "twice the stated rate": Bug(POISSON, double_rate, "C"),
     "the same batches again": Bug(POISSON, same_batch, "C"),
     "the same noise after a resume": Bug(POISSON, noise_again_after_resume, "C"),

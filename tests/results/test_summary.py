@@ -79,9 +79,9 @@ def test_a_plan_in_words(write_recipe: WriteRecipe) -> None:
     loaded = load_recipe(str(write_recipe(data=section, privacy=privacy, epochs=7)))
     plan, outline = plan_recipe(loaded)
     assert plan is not None
-    text = plan_text(plan, "toy", outline.declarations)
+    text = plan_text(plan, loaded.recipe, outline.declarations)
     for part in (
-        "toy: 7 epochs of 4 steps",
+        "tiny: 7 epochs of 4 steps",
         "poisson, 12 of 48 records, rate 0.25",
         "adjacency                 add-remove",
         "none for sampled batches",

@@ -83,6 +83,11 @@ class Recipe(Section):
             raise ValueError("\n".join(problems))
         return self
 
+    @model_validator(mode="after")
+    def _data_know_the_unit(self) -> Recipe:
+        self.data.protect(None if self.privacy is None else self.privacy.unit, self.folds is not None)
+        return self
+
     @property
     def length(self) -> int | Literal["until-budget"]:
         """How long to train; until the budget is spent where nobody chose it."""

@@ -15,7 +15,7 @@ from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.pate import PateMethod
 from dpsgd_cli.recipe.schema.schedule import Uniform
-from dpsgd_cli.wording import count
+from dpsgd_cli.wording import any_of, count
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def method_problems(recipe: Recipe) -> list[str]:
     """Every disagreement of the recipe's method with its other sections."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
-    found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe)]
+    found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
 
 
@@ -58,6 +58,42 @@ def _compiling(recipe: Recipe) -> list[str]:
     return problems
 
 
+def _unit(recipe: Recipe) -> list[str]:
+    """What looks at records one by one has a sensitivity that is proved for one record, and not for all of a user's."""
+    unit = None if recipe.privacy is None else recipe.privacy.unit
+    if unit is None:
+        return []
+    problems = []
+    if not recipe.method.described.by_unit:
+        proved = any_of(sorted(kind for kind, one in METHODS.items() if one.descriptor.by_unit))
+        fixed = ", batching fixed" if recipe.method.batching == "fixed" else ""
+        problems.append(
+            f"privacy.unit: nothing is proved of method {recipe.method.kind}{fixed} where all rows of a user are"
+            f" protected together; use {proved}, or leave this out"
+        )
+    if unit.column == recipe.data.target:
+        problems.append("privacy.unit.column: is the target; name the column that says whose a row is")
+    cut = recipe.data.validation
+    if cut is not None and not cut.public:
+        problems.append(
+            "data.validation: a look at private records is charged for one record, and a user has many;"
+            " use public: true, or leave it out"
+        )
+    for step in recipe.data.preprocess or ():
+        if isinstance(step.step, Pca) and step.step.noise_multiplier is not None:
+            problems.append(
+                "data.preprocess: the noise of pca is charged for one record, and privacy.unit protects all rows of a"
+                " user; use of: public, or rotate"
+            )
+    if recipe.data.augment is not None:
+        problems.append("data.augment: is for single records; leave it out, or privacy.unit")
+    if recipe.runtime.dtype in ("bfloat16", "tf32"):
+        problems.append(f"runtime.dtype: {recipe.runtime.dtype} is proved for single records; use float32 or float64")
+    if recipe.runtime.compile:
+        problems.append("runtime.compile: is for single records; leave it false, or leave privacy.unit out")
+    return problems
+
+
 def _augment(recipe: Recipe) -> list[str]:
     if recipe.data.augment is None:
         return []
@@ -87,6 +123,8 @@ def preconditioner_problems(recipe: Recipe) -> list[str]:
         problems.append(f"{where}: changes what l2 and radius mean; leave model.l2 and model.radius out")
     if getattr(method, "learning_rate", None) == "theorem":
         problems.append(f"method.learning_rate: theorem is for rows as they are, without {where}; give a number")
+    if privacy is not None and privacy.unit is not None:
+        problems.append(f"{where}: its matrix is proved for single rows, not for all rows of a user; give null")
     if isinstance(method, Gradient) and method.one_by_one:
         problems.append(f"{where}: is for steps over many records, not one by one; leave it out, or draw more")
     if recipe.data.augment is not None:

@@ -96,6 +96,7 @@ class LeastSquaresMethod(FullBatch):
     descriptor = Descriptor(
         "dpsgd_cli.methods.least_squares:DpLeastSquares",
         "dpsgd_cli.privacy.convex:least_squares",
+        by_unit=True,
         may_differ=(*ITS_BUDGET, "method.share"),
     )
     kind: Literal["dp-least-squares"] = "dp-least-squares"

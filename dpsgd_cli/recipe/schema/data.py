@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.recipe.schema.base import Count, DrawSeed, Interval, Positive, Section, Values
+from dpsgd_cli.recipe.schema.unit import Unit
 
 
 class OneHot(Section):
@@ -340,7 +341,14 @@ class Missing(Section):
 
 
 class Data(Section):
-    """A card by `name`, or a file of the user's own by `path`."""
+    """A card by `name`, or a file of the user's own by `path`.
+
+    `unit` is the recipe's `privacy.unit`, which the recipe puts here: whoever reads, cuts or counts records does so by
+    user then, and cannot forget to.
+    """
+
+    _unit: Unit | None = PrivateAttr(None)
+    _in_folds: bool = PrivateAttr(False)
 
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
@@ -411,6 +419,20 @@ class Data(Section):
         return self
 
     @property
+    def unit(self) -> Unit | None:
+        """Whom the recipe protects, where that is a user with several rows; None: single records."""
+        return self._unit
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the rows of all files are cut anew, by the recipe's split or its folds, where users are the unit."""
+        return self.split is not None or self._in_folds
+
+    def protect(self, unit: Unit | None, in_folds: bool = False) -> None:
+        """Take over the recipe's unit, and whether it has folds; for the recipe alone, when it is made."""
+        self._unit, self._in_folds = unit, in_folds
+
+    @property
     def card_file(self) -> str | None:
         """The file of a card of the user's own, as the recipe says where it is."""
         if self.name is None or (self.cards is None and not self.name.endswith((".yaml", ".yml"))):
@@ -430,7 +452,8 @@ class Data(Section):
 
     @property
     def files(self) -> list[str]:
-        """The files of a user's own that hold records and labels, as the recipe names them."""
+        """The files of a user's own that hold records, labels and whose each row is, as the recipe names them."""
         npy = self.path is not None and self.path.endswith(".npy")
         given = (self.path, self.test_path, *((self.target, self.test_target) if npy else ()))
-        return [name for name in given if name is not None]
+        owners = [self.unit.column] if self.unit is not None and self.unit.in_a_file else []
+        return [*(name for name in given if name is not None), *owners]

@@ -34,6 +34,8 @@ class Descriptor:
     `by_rule`: settings that are auto are chosen by the rule of `automatic.py`, where it is for the model as well.
     `correlates`: every sum that it releases is made private by the noise of its plan, which may be correlated.
     `finds_bounds`: its clip bounds may be found from what it releases (`methods/clip_bounds.py`).
+    `by_unit`: what it releases has a proved sensitivity where all rows of a user are protected together, too: it sees
+    the mean of a user's clipped or bounded parts, and no row by itself.
     `may_differ`: keys that it reads trial by trial, so that recipes which differ in them train as one pack.
     """
 
@@ -47,3 +49,4 @@ class Descriptor:
     may_differ: tuple[str, ...] = ()
     correlates: bool = False
     finds_bounds: bool = False
+    by_unit: bool = False

@@ -40,6 +40,7 @@ class DpSgdMethod(Preconditioned):
         finds_bounds=True,
         may_differ=ITS_TRAINING,
         correlates=True,
+        by_unit=True,
     )
     _theorems: ClassVar[tuple[str, ...]] = ("fixed",)
 
@@ -49,7 +50,7 @@ class DpSgdMethod(Preconditioned):
     def described(self) -> Descriptor:
         if self.one_by_one:
             single = "dpsgd_cli.methods.lecture_sgd:LectureSgd"
-            return replace(self.descriptor, runs=single, in_processes=False, by_rule=False)
+            return replace(self.descriptor, runs=single, in_processes=False, by_rule=False, by_unit=False)
         # the second moments are a look at all rows that no sum over processes makes
         return self.descriptor if self.moments is None else replace(self.descriptor, in_processes=False)
 
@@ -85,7 +86,9 @@ class GdMethod(FullGradient):
 class DpGdMethod(FullGradient, Preconditioned):
     """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
 
-    descriptor = Descriptor("dpsgd_cli.methods.dp_gd:DpGd", by_rule=True, finds_bounds=True, may_differ=ITS_TRAINING)
+    descriptor = Descriptor(
+        "dpsgd_cli.methods.dp_gd:DpGd", by_rule=True, finds_bounds=True, by_unit=True, may_differ=ITS_TRAINING
+    )
     kind: Literal["dp-gd"] = "dp-gd"
 
 
@@ -98,6 +101,7 @@ class SgdMaMethod(Gradient):
         in_processes=True,
         by_rule=True,
         finds_bounds=True,
+        by_unit=True,
         may_differ=ITS_TRAINING,
     )
     kind: Literal["sgd-ma"] = "sgd-ma"
@@ -113,6 +117,7 @@ class SgdAdvMethod(Gradient):
         in_processes=True,
         by_rule=True,
         finds_bounds=True,
+        by_unit=True,
         may_differ=ITS_TRAINING,
     )
     kind: Literal["sgd-adv"] = "sgd-adv"

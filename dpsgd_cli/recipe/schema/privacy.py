@@ -13,6 +13,7 @@ from dpsgd_cli.recipe.schema.base import Delta, Positive, Section
 from dpsgd_cli.recipe.schema.clipping import Clipping, FlatClipping
 from dpsgd_cli.recipe.schema.noise import CorrelatedNoise, Noise
 from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
+from dpsgd_cli.recipe.schema.unit import Unit
 
 NoiseSource = Literal["seeded", "secure"]
 
@@ -51,7 +52,10 @@ class Privacy(Section):
     adjacency: Adjacency | None = Field(
         None, description="Which data sets count as neighbours; left out, the batching's own (see README)."
     )
-    clipping: Clipping = Field(FlatClipping(), description="How one record's gradient is bounded.")
+    unit: Unit | None = Field(
+        None, description="Protect all rows of a user together; left out, a statement is about one record at a time."
+    )
+    clipping: Clipping = Field(FlatClipping(), description="How one record's (or user's) gradient is bounded.")
     schedule: Schedule = Field(Uniform(), description="The noise multiplier by epoch.")
     budget: RhoBudget | EpsilonBudget | None = Field(None, description="What a trial may spend.")
     budget_covers: Literal["total", "training"] = Field(
