@@ -32,7 +32,7 @@ from tests.conftest import GRADIENT, OWN, WAYS, Train, WriteRecipe, recipe_write
 
 ROOT = Path(__file__).parents[2]
 ALONE = {
-    "single": "method dp-sgd, batching fixed trains in one process, not in 2",
+    "single": "method dp-sgd, one record a step trains in one process, not in 2",
     "shuffle-validation": "privacy.schedule validation looks at records between epochs",
     "private-selection": "method private-selection trains in one process, not in 2",
     "dp-agd": "method dp-agd trains in one process, not in 2",

@@ -208,10 +208,8 @@ def _clipping(recipe: Recipe) -> list[str]:
     kind, problems = recipe.privacy.clipping.kind, []
     if getattr(recipe.method, "learning_rate", None) == "theorem":
         problems.append(f"method.learning_rate: theorem is for privacy.clipping flat, not {kind}; give a number")
-    if recipe.method.batching == "fixed":
-        problems.append(
-            f"privacy.clipping: {kind} is for batching poisson, shuffle or full; use kind: flat with batching: fixed"
-        )
+    if isinstance(recipe.method, Gradient) and recipe.method.one_by_one:
+        problems.append(f"privacy.clipping: {kind} is not for steps over single records; use kind: flat, or draw more")
     if recipe.privacy.clipping.in_units and not recipe.method.described.finds_bounds:
         problems.append(
             f"privacy.clipping: method {recipe.method.kind} has no bound that {kind} could find; use flat, or dp-sgd"
