@@ -3,12 +3,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-PAGES := yu2019 lectures lee2018 pate frontier
+PAGES := yu2019 lectures lee2018 pate frontier beyond
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test lint types check bench bench-gpu pages frontier tabular $(PAGES:%=reproduce-%) clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser mutants
+.PHONY: help venv train test lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser mutants
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -72,6 +72,9 @@ $(PAGES:%=reproduce-%): reproduce-%: venv
 	$(BIN)/python -m benchmarks.pages train $* $(ARGS)
 
 frontier: reproduce-frontier ## Accuracy against epsilon on features that no record shaped (needs mnist and cifar10; an hour)
+
+beyond: reproduce-beyond ## Correlated noise, batches and clip bounds at equal budgets (needs mnist, cifar10 and adult; an hour)
+	$(BIN)/python -m benchmarks.pages train beyond  # at the learning rates that the first pass chose
 
 tabular: venv ## Adult, Bank and IPUMS beside other tools (needs these data; half an hour)
 	$(PIP) --quiet --editable '.[bench]'

@@ -40,6 +40,7 @@ class Idea:
 
 
 AVERAGE = "method.averaging={kind: tail}"
+REPLACED = "DP-SGD, replace-one"
 INDEPENDENT = "privacy.noise={kind: independent}"
 IDEAS: Mapping[str, Idea] = {
     PLAIN: Idea((INDEPENDENT,)),
@@ -56,6 +57,12 @@ IDEAS: Mapping[str, Idea] = {
         (INDEPENDENT, "privacy.clipping={kind: quantile, quantile: 0.5, count_noise: 25.6, initial: 0.5}")
     ),
     "histogram clipping": Idea((INDEPENDENT, "privacy.clipping={kind: histogram, quantile: 0.5}")),
+    "truncated batches": Idea((INDEPENDENT, "method.batching=truncated-poisson", "method.largest_batch=600")),
+    "random allocation": Idea((INDEPENDENT, "method.batching=random-allocation")),
+    REPLACED: Idea((INDEPENDENT, "privacy.adjacency=replace-one"), REPLACED),
+    "batches of one size, replace-one": Idea(
+        (INDEPENDENT, "privacy.adjacency=replace-one", "method.batching=fixed"), REPLACED
+    ),
 }
 
 
