@@ -188,7 +188,7 @@ def _predicted(rows: Rows) -> str:
                 rows.minus((data, name_of(idea, epsilon)), (data, name_of(IDEAS[idea].against, epsilon)))
                 for idea in ("banded noise", "banded noise, averaged")
             ]
-            ratio = MISSING if found is None else f"{found.mean:.2f}"
+            ratio = MISSING if found is None or found.mean is None else f"{found.mean:.2f}"
             lines.append([title, f"{epsilon:g}", ratio, *(_percent(gain, True) for gain in gains)])
     return markdown(("data", "epsilon", "predicted error", "gain", "gain, both averaged"), lines)
 

@@ -85,10 +85,10 @@ def odds_ratio(errors: Errors, confidence: float) -> float:
 
 
 def composed(epsilon: float, share: float, times: int, delta: float) -> float:
-    """Epsilon at `delta` of so many events whose odds are e^epsilon times those of `share`: of two binomials, exactly.
+    """Epsilon at `delta` > 0 of so many events with odds e^epsilon times those of `share`: of two binomials, exactly.
 
-    >>> round(composed(1.0, 0.5, 1, 0.0), 4)
-    0.6201
+    >>> round(composed(1.0, 0.5, 1, 1e-3), 4), round(math.log((math.e / (1 + math.e) - 1e-3) / 0.5), 4)
+    (0.3785, 0.3785)
     """
     odds = share / (1 - share) * math.exp(epsilon)
     number = range(times + 1)

@@ -118,7 +118,7 @@ def members_of(places: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarr
     numbers themselves, which say where in `places` those rows stand.
 
     >>> members_of(np.array([0, 0, 0, 4]), most_rows=2)
-    (array([0, 4]), array([[ 2,  0],
+    (array([0, 4]), array([[ 2,  1],
            [ 3, -1]]))
     """
     users, user, sizes = np.unique(places, return_inverse=True, return_counts=True)

@@ -267,7 +267,7 @@ def test_the_best_of_some_trials_costs_less_than_all_of_them() -> None:
         ([*ABADI, "--accountant", "zcdp"], "not amplified by sampling"),
         ([*SHUFFLED, "--accountant", "moments"], "not Poisson sampling"),
         ([*SHUFFLED, "--adjacency", "add-remove"], "changes N"),
-        ([*ABADI, "--adjacency", "replace-one"], "add-remove and zero-out"),
+        ([*ABADI, "--batching", "random-allocation", "--adjacency", "replace-one"], "add-remove"),
         ([*ABADI, "--target-epsilon", "1"], "leaves nothing to solve for"),
         (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "-1"], "must be positive"),
         (["--sampling-rate", "0.1", "--steps", "9", "--target-epsilon", "1", "--target-rho", "1"], "not both"),

@@ -136,8 +136,8 @@ def test_folds_are_the_same_for_all_and_widen_intervals(tmp_path: Path, recipe: 
         (("quikstart",), "did you mean quickstart?"),
         (("x=1",), "are for recipes"),
         (
-            ("quickstart", "yu2019/mnist-uniform", "--data-of", "quickstart", "privacy.adjacency=replace-one"),
-            "replace-one",
+            ("quickstart", "yu2019/mnist-uniform", "--data-of", "quickstart", "privacy.adjacency=add-remove"),
+            "add-remove",
         ),
     ],
 )

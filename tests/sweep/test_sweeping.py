@@ -78,12 +78,17 @@ def test_a_dry_run_counts_the_time_of_what_is_left(sweep: Sweep, monkeypatch: py
     assert "about 12 s of training" in sweep(both, "--dry-run").stdout
 
 
+ALLOCATED = "method.batching=random-allocation"
+
+
 def test_a_dry_run_tells_every_cell_that_cannot_run(sweep: Sweep) -> None:
-    done = sweep("grid: {method.batch_size: [100, 5000], privacy.adjacency: [add-remove, replace-one]}\n", "--dry-run")
+    done = sweep(
+        "grid: {method.batch_size: [100, 5000], privacy.adjacency: [add-remove, replace-one]}\n", "--dry-run", ALLOCATED
+    )
     assert done.exit_code == 2
     assert done.stdout.count("ERROR, see below") == 3
     assert done.stderr.count("method.batch_size is 5000, more than the 1438 training records") == 2
-    assert done.stderr.count("poisson batches under replace-one adjacency") == 1
+    assert done.stderr.count("random allocation under replace-one adjacency") == 1
 
 
 def test_a_dry_run_tells_what_only_a_first_step_shows(sweep: Sweep) -> None:
