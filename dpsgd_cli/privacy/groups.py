@@ -11,7 +11,7 @@ k does to it, whatever was released before, and all of them are priced as if the
 - unsampled Gaussian (full, shuffle; correlated sums of an epoch too): noise multiplier z / k. One of multiplier z is
   (1/z)-GDP, and mu-GDP is k mu-GDP for groups of k (Dong, Roth and Su 2022, Theorem 2.14), which is that of
   multiplier z / k: a sum that one record moves by S, k move by k S.
-- Poisson-sampled Gaussian of rate q: noise multiplier z / k and rate 1 - (1 - q)^k.
+- Poisson-sampled Gaussian of rate q, under add-remove and zero-out: noise multiplier z / k and rate 1 - (1 - q)^k.
   Proof: fix which of the others are sampled, and let A be the set of the group's records that are, each with
   probability q by itself. Given A the sum moves by a vector v_A with |v_A| <= |A| S <= k S, and by nothing where A is
   empty, which has probability 1 - p, p = 1 - (1 - q)^k. So the output is the mixture, over non-empty A with weights
@@ -20,12 +20,14 @@ k does to it, whatever was released before, and all of them are priced as if the
   p N(k S, s^2): scaling both by |v_A| / (k S) and adding noise is post-processing.
 - epsilon-DP: k epsilon-DP; epsilon-bounded range: k epsilon-bounded range, and a number's Laplace noise is that of k
   times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).
-- none is proved here of fixed-size samples, nor of correlated sums of Poisson batches: the cycles of k records begin at
-  different steps, so blocks of rows that one record moves overlap with those of another.
+- none is proved here of batches of one size or one largest size, of random allocation, nor of replaced records of
+  Poisson batches; nor of correlated sums of Poisson batches: the cycles of k records begin at different steps, so
+  blocks of rows that one record moves overlap with those of another.
 
 By statement. What is (epsilon, delta)-DP is (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for groups of k
 (Vadhan 2017, Lemma 2.2, summed up exactly: each step costs a factor e^epsilon and another delta). It holds of every
-accountant's own (epsilon, delta), so of a PLD's whole curve; the best point of that curve is looked for.
+accountant's own (epsilon, delta), so of a PLD's whole curve; the best point of that curve is looked for. All k steps
+need it: where a price depends on the number of records (`TruncatedSum`), it is that of the largest data on the way.
 
 Where all noise is Gaussian and nothing is sampled, the first is exact.
 Not here: any accountant (`accountants/`).
@@ -37,7 +39,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dpsgd_cli.errors import UnsupportedMechanism
+from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.mechanism import (
     ApproximateDP,
@@ -46,6 +48,7 @@ from dpsgd_cli.privacy.mechanism import (
     Mechanism,
     PureDP,
     Release,
+    TruncatedSum,
     ZeroConcentrated,
 )
 
@@ -59,8 +62,9 @@ def of_group(mechanism: Mechanism, size: int) -> Mechanism:
     if size == 1:
         return mechanism
     if isinstance(mechanism, GaussianSum):
-        if mechanism.batching == "fixed":
-            raise UnsupportedMechanism("batches of fixed size: no pair of a group's sample is proved")
+        if mechanism.sampled and not mechanism.comes_and_goes:
+            where = f"{mechanism.batching} batches under {mechanism.adjacency}"
+            raise UnsupportedMechanism(f"{where}: no pair of a group's sample is proved")
         if isinstance(mechanism, CorrelatedSums) and mechanism.sampled:
             raise UnsupportedMechanism("correlated noise on Poisson batches: a group's cycles overlap")
         rate = mechanism.sampling_rate
@@ -78,6 +82,20 @@ def of_group(mechanism: Mechanism, size: int) -> Mechanism:
     if log_delta >= 0:
         raise UnsupportedMechanism(f"(epsilon, delta)-DP releases say nothing of groups of {size}: delta passes 1")
     return replace(mechanism, epsilon=size * mechanism.epsilon, delta=math.exp(log_delta))
+
+
+def _on_the_way(releases: Sequence[Release], size: int) -> list[Release]:
+    """The releases on the larger of the last two of `size` + 1 data sets, each a neighbour of the next."""
+    found = []
+    for release in releases:
+        own = release.mechanism
+        if isinstance(own, TruncatedSum):
+            try:
+                release = replace(release, mechanism=replace(own, records=own.records + size - 1))
+            except PrivacyError as error:
+                raise UnsupportedMechanism(f"groups of {size}: {error}") from None
+        found.append(release)
+    return found
 
 
 def log_factor(epsilon: float, size: int) -> float:
@@ -110,7 +128,7 @@ class ForGroup(Accountant):
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
         def stated() -> float:
-            one = self.accountant.delta(releases, epsilon / self.size)
+            one = self.accountant.delta(_on_the_way(releases, self.size), epsilon / self.size)
             return (
                 min(1.0, math.exp(min(0.0, math.log(one) + log_factor(epsilon / self.size, self.size)))) if one else 0.0
             )
@@ -138,6 +156,7 @@ class ForGroup(Accountant):
 
     def _by_statement(self, releases: Sequence[Release], delta: float) -> float:
         """k epsilon at a delta of one record that is small enough; every one that is tried is proved."""
+        releases = _on_the_way(releases, self.size)
         known: dict[float, float] = {}
 
         def fits(below: float) -> bool:

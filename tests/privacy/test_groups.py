@@ -17,7 +17,15 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.main import main
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.groups import ForGroup, log_factor, of_group
-from dpsgd_cli.privacy.mechanism import ApproximateDP, CorrelatedSums, GaussianSum, PureDP, Release, ZeroConcentrated
+from dpsgd_cli.privacy.mechanism import (
+    ApproximateDP,
+    CorrelatedSums,
+    GaussianSum,
+    PureDP,
+    Release,
+    TruncatedSum,
+    ZeroConcentrated,
+)
 
 DELTA = 1e-5
 UPPER = [name for name in accountants.NAMES if accountants.get(name).bound == "upper"]
@@ -118,8 +126,46 @@ def test_what_is_kept_of_a_release() -> None:
     step = of_group(GaussianSum(2.0, "add-remove", "poisson", 0.1), 2)
     assert isinstance(step, GaussianSum)
     assert (step.noise_multiplier, step.sampling_rate) == pytest.approx((1.0, 0.19))
-    with pytest.raises(UnsupportedMechanism, match="fixed size"):
-        of_group(GaussianSum(1.0, "replace-one", "fixed", 0.1), 2)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        GaussianSum(2.0, "replace-one", "fixed", 0.01),
+        GaussianSum(2.0, "replace-one", "poisson", 0.01),
+        GaussianSum(2.0, "add-remove", "random-allocation", 0.01),
+        TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=30),
+    ],
+    ids=lambda one: f"{one.batching} {one.adjacency}",
+)
+def test_samples_without_a_pair_of_groups_are_bounded_by_the_statement_of_one_record(mechanism: GaussianSum) -> None:
+    with pytest.raises(UnsupportedMechanism, match=mechanism.batching):
+        of_group(mechanism, 2)
+    pld, uses = accountants.get("pld"), [Release(mechanism, 10)]
+    found = ForGroup(pld, 2).epsilon(uses, 1e-6)
+    one = pld.delta(uses, found / 2)
+    assert one * (1 + math.exp(found / 2)) == pytest.approx(1e-6, rel=0.2)
+    assert one * (1 + math.exp(found / 2)) <= 1e-6 * (1 + 1e-6)
+
+
+def test_truncated_batches_are_priced_on_the_largest_data_between_a_group_and_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From N to N + 3 records it is three steps, of which the last is between N + 2 and N + 3."""
+    pld, seen = accountants.get("pld"), set()
+    own = type(pld).epsilon
+
+    def epsilon(self: Any, releases: Any, delta: float) -> float:
+        seen.add(releases[0].mechanism.records)
+        return own(self, releases, delta)
+
+    monkeypatch.setattr(type(pld), "epsilon", epsilon)
+    truncated = TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=30)
+    assert ForGroup(pld, 3).epsilon([Release(truncated)], 1e-6) > 0
+    assert seen == {1002}
+    full = TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=10)
+    with pytest.raises(UnsupportedMechanism, match="truncated-poisson"):
+        ForGroup(pld, 102).epsilon([Release(full)], 1e-6)
 
 
 def test_cycles_of_correlated_noise_are_bounded_by_the_statement_of_one_record() -> None:
