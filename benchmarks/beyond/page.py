@@ -132,13 +132,28 @@ def finals(data: str, idea: str) -> list[Case]:
     ]
 
 
-CASES = [case for make in (choices, finals) for data in TITLES for idea in IDEAS for case in make(data, idea)]
+UNITS = {"all rows of a person": (), "one row at a time": ("privacy.unit=null",)}
+PEOPLE = [
+    Case(
+        "people",
+        name_of(unit, epsilon),
+        "beyond/adult-users",
+        (*changes, f"privacy.budget.epsilon={epsilon:g}", "save_model=false"),
+        TRIALS,
+        pack=unit,
+    )
+    for unit, changes in UNITS.items()
+    for epsilon in EPSILONS
+]
+CASES = PEOPLE + [case for make in (choices, finals) for data in TITLES for idea in IDEAS for case in make(data, idea)]
 QUOTED = "0.5"
 
 
 def said(rows: Rows) -> Mapping[str, str]:
     """A table for each data set, what helped where, and the learning rates."""
     tables = {data: _table(rows, data) for data in TITLES}
+    people = [[unit, *(_percent(rows.summary("people", name_of(unit, e))) for e in EPSILONS)] for unit in UNITS]
+    tables["people"] = markdown(("protected", *(f"epsilon {one:g}" for one in EPSILONS)), people)
     return tables | {"rates": _rates(), "helped": _helped(rows), "predicted": _predicted(rows)}
 
 

@@ -50,6 +50,8 @@ FAMILIES: dict[str, list[str]] = {
     "beyond/mnist-toeplitz": ["epochs=2"],
     "beyond/adult-histogram": SHORT,
     "beyond/mnist-automatic": [*SMALL, "epochs=1"],
+    "beyond/mnist-normalised": ["epochs=1"],
+    "beyond/adult-users": SHORT,
     "beyond/mnist-quantile": [*SMALL, "epochs=1"],
     "beyond/mnist-allocation": ["epochs=2"],
     "beyond/adult-fixed": SHORT,
