@@ -110,7 +110,8 @@ def sized(plan: Plan, size: Size, convex: bool) -> tuple[int, int]:
         return (small * sampling.steps_per_epoch, small) if small < batch else (records, batch)
     # of all records, whatever the number of groups that take turns
     rate = sampling.rate / sampling.groups
-    small = max(1, math.ceil(least * rate))
+    # one record a step is another method
+    small = max(2 if sampling.batching == "fixed" else 1, math.ceil(least * rate))
     while small < batch and abs(small / round(small / rate) / rate - 1) > _SAME_RATE:
         small += 1
     return (round(small / rate), small) if small < batch else (records, batch)
