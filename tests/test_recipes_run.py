@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from dpsgd_cli import experiment
-from dpsgd_cli.core import patches
 from dpsgd_cli.data import catalog, opening, readers
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.data.dataset import Part, Source
@@ -95,7 +94,6 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(readers, "read", stand_in)
     monkeypatch.setattr(opening, "_kept", {})
     monkeypatch.setattr(catalog, "records", lambda card, file: RECORDS)
-    monkeypatch.setattr(patches, "IMAGES", 20)
     small = LoadedRecipe(shrink(recipe, any(file.part == "test" for file in card.files)), file.parent, str(file))
     directory = experiment.run(small, experiment.Options(out=tmp_path, save_models=True))
     document = json.loads((directory / "result.json").read_text())

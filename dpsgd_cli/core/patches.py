@@ -45,7 +45,7 @@ class Patches:
     seed: int
 
     def __call__(self, images: Tensor) -> Tensor:
-        fixed = _fixed(self)
+        fixed = _fixed(self, IMAGES)
         cut = self._cut(images)
         among = cut.shape[1]
         bright = _unit((cut.flatten(0, 1) - fixed.mean) @ fixed.whiten).bfloat16()
@@ -76,9 +76,9 @@ class _Fixed:
 
 
 @functools.lru_cache(maxsize=4)
-def _fixed(settings: Patches) -> _Fixed:
+def _fixed(settings: Patches, images: int) -> _Fixed:
     """From synthetic images of the public seed alone and their mirror images, so that whitening keeps those."""
-    drawn = torch.from_numpy(synthetic.draw(settings.images, IMAGES, settings.shape, settings.seed))
+    drawn = torch.from_numpy(synthetic.draw(settings.images, images, settings.shape, settings.seed))
     cut = settings._cut(drawn.float() / 255).flatten(0, 1)
     order = np.random.default_rng(settings.seed).permutation(len(cut))[: max(CUT, settings.patches)]
     cut = cut[torch.from_numpy(order)]

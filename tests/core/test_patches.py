@@ -26,7 +26,7 @@ def images(count: int, side: int = 12) -> torch.Tensor:
 
 def test_likenesses_are_those_of_one_patch_at_a_time() -> None:
     (image,) = images(1)
-    fixed = patches._fixed(SMALL)
+    fixed = patches._fixed(SMALL, patches.IMAGES)
     places = [0, 2, 4, 6, 8]
     found = np.zeros((8, 5, 5))
     for row, top in enumerate(places):
@@ -53,7 +53,7 @@ def test_a_mirror_image_has_the_same_features_and_others_do_not_matter() -> None
 
 def test_a_fifth_of_synthetic_places_pass_each_threshold() -> None:
     plain = patches.Patches((3, 12, 12), 8, 4, 1, 1, 9, "dead-leaves", 3)
-    fixed = patches._fixed(plain)
+    fixed = patches._fixed(plain, patches.IMAGES)
     cut = plain._cut(images(40)).flatten(0, 1)
     passed = patches._unit((cut - fixed.mean) @ fixed.whiten) @ fixed.dictionary.float() > fixed.threshold.float()
     assert 0.15 < float(passed.float().mean()) < 0.25
