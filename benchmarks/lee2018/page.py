@@ -12,17 +12,16 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.lee2018 import cases, published
+from benchmarks.lee2018 import cases, claims, published
 from benchmarks.lee2018.cases import DATA, EPSILONS, LOSSES, METHODS, STUDIES, STUDY_EPSILONS, named
+from benchmarks.lee2018.claims import OBJECTIVE, RIVALS
 from benchmarks.pages import RESULTS
 from benchmarks.pages.rows import MISSING, Rows, markdown, summarised
 
 CASES = cases.CASES
 METRICS = ("test_accuracy", "nonprivate_train_objective")
 QUOTED = ".05 .76"
-OBJECTIVE = "nonprivate_train_objective"
 TITLES = {"adult": "Adult", "bank": "Bank", "ipums": "IPUMS-BR", "kddcup99": "KDDCup99"}
-RIVALS = ("objective-perturbation", "output-perturbation", "privgene", "sgd-adv", "sgd-ma")
 
 
 def said(rows: Rows) -> Mapping[str, str]:
@@ -35,6 +34,8 @@ def said(rows: Rows) -> Mapping[str, str]:
         "figures": "\n\n".join(_section(rows, table, figures[table]) for table in have),
         "studies": "\n\n".join(_study(rows, key) for key in STUDIES if _values(rows, key)),
         "missing": ", ".join(missing) or "nothing",
+        "verdicts": claims.verdicts(rows, figures),
+        "counted": claims.counted(rows, figures),
         **_against(rows),
         **_published(),
     }
