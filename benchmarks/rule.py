@@ -2,10 +2,10 @@
 
     python -m benchmarks.rule            (minutes; --tables and --epsilons for fewer)
 
-Tables of mixed columns (ages, amounts, counts with many zeros, shares, categories) whose labels follow steps, waves and
-products of two columns, of 500 to 30,000 training records, few or many positives. No record of Adult, Bank or IPUMS is
-read. Prints, for each candidate, how many points of accuracy and how much log loss it is behind the best of them, by
-epsilon: means over tables.
+Tables of mixed columns (ages, amounts, counts with many zeros, shares, categories) whose labels follow steps, waves,
+narrow ranges and products of two columns, of 500 to 30,000 training records, few or many positives. No record of Adult,
+Bank or IPUMS is read. Prints, for each candidate, how many points of accuracy and how much log loss it is behind the
+best of them, by epsilon: means over tables.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Table:
     categorical: int = 6
     positive: float = 0.3
     strength: float = 1.0
+    narrow: int = 0
+    """Ranges of each numeric column, of a twentieth of its records, that mean something of their own, as codes do."""
 
 
 TABLES = {
@@ -45,6 +47,8 @@ TABLES = {
     "few columns": Table(20000, 4, 2, strength=2),
     "few records": Table(4000),
     "very few": Table(500, 8, 3, positive=0.4),
+    "narrow": Table(30000, narrow=3),
+    "rare, narrow": Table(30000, 7, 9, positive=0.12, strength=1.2, narrow=3),
 }
 CANDIDATES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "the rule": ({}, []),
@@ -57,6 +61,7 @@ CANDIDATES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "share .3": ({}, ["method.preconditioner={kind: second-moment, share: 0.3}"]),
     "no preconditioner": ({}, ["method.preconditioner=null"]),
     "16 bins alone": ({}, ["data.preprocess=[{bin: {bins: 16}}]"]),
+    "4 and 16 bins": ({}, ["data.preprocess=[{bin: {bins: [4, 16]}}]"]),
     "4 and 32 bins": ({}, ["data.preprocess=[{bin: {bins: [4, 32]}}]"]),
     "pairs": ({}, ["data.preprocess=[{bin: {pairs: 4}}]"]),
 }
@@ -74,6 +79,9 @@ def write_table(folder: Path, table: Table, seed: int) -> Path:
         rank = 3.46 * (np.argsort(np.argsort(frame[name] + 1e-9 * random.normal(size=rows))) / rows - 0.5)
         slope, wave, bend, step = 0.6 * table.strength * random.normal(size=4)
         logit += slope * rank + wave * np.sin(2 * rank) + bend * np.abs(rank) + step * (rank > random.normal())
+        for _ in range(table.narrow):
+            start, size = random.uniform(-1.73, 1.73), 2 * table.strength * random.normal()
+            logit += size * ((rank > start) & (rank < start + 0.17))
     for number in range(table.categorical):
         name, kinds = f"c{number}", int(random.integers(2, 20))
         shares = 1 / np.arange(1, kinds + 1)

@@ -6,7 +6,8 @@ Ours are the recipes `tabular/`, all settings by rule, and the same data with co
 DP-EBM (interpret-core) at the learning rate that is best for it, logistic regression by Opacus and by diffprivlib; one
 that cannot be imported is named and left out. All get the same raw columns, public bounds and folds.
 
-Writes `results/tabular/trials.csv`, a row a fold, and the page from that file alone (`--page-only` trains nothing).
+Writes `results/tabular/trials.csv`, a row a fold, as each tool ends (`--data`, `--epsilons`, `--tools` for a part), and
+the page from that file alone (`--page-only` trains nothing).
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ AIMS = {
     "bank": ("89.8", "90.2", "90.4"),
     "ipums": ("76.0", "77.2", "77.5"),
 }
-SCALED = ("data.preprocess=[{scale: {}}, {one-hot: {}}]",)
+OURS: dict[str, tuple[str, ...]] = {
+    "dpsgd, by rule": (),
+    "dpsgd, by rule, columns scaled": ("data.preprocess=[{scale: {}}, {one-hot: {}}]",),
+}
 
 
 @dataclass(frozen=True)
@@ -205,23 +209,31 @@ def of_ours(name: str, data: str, epsilon: float, repeats: int, out: Path, chang
     ]
 
 
-def measure(out: Path, repeats: int) -> pd.DataFrame:
-    """Every tool on every data set at every epsilon."""
-    found: list[dict[str, Any]] = []
-    peers = installed()
-    for data in DATA:
-        for epsilon in EPSILONS:
-            parts = [
-                of_ours("dpsgd, by rule", data, epsilon, repeats, out / "runs", ()),
-                of_ours("dpsgd, by rule, columns scaled", data, epsilon, repeats, out / "runs", SCALED),
-                *(of_peer(name, peer, data, epsilon, repeats) for name, peer in peers.items()),
-            ]
-            for part in parts:
-                mean = np.mean([row["accuracy"] for row in part])
-                print(f"{data} {epsilon:g}: {part[0]['tool']}: {mean:.4f}", flush=True)
-                found += part
-            pd.DataFrame(found).to_csv(out / "trials.csv", index=False)
-    return pd.DataFrame(found)
+def measure(out: Path, asked: argparse.Namespace) -> None:
+    """Every tool on every data set at every epsilon that is asked for, each in `trials.csv` as soon as it ends."""
+    path, peers = out / "trials.csv", installed()
+    for data in asked.data:
+        for epsilon in asked.epsilons:
+            for tool in asked.tools:
+                if tool in OURS:
+                    part = of_ours(tool, data, epsilon, asked.repeats, out / "runs", OURS[tool])
+                elif tool in peers:
+                    part = of_peer(tool, peers[tool], data, epsilon, asked.repeats)
+                else:
+                    continue
+                print(f"{data} {epsilon:g}: {tool}: {np.mean([row['accuracy'] for row in part]):.4f}", flush=True)
+                _keep(path, pd.DataFrame(part))
+
+
+def _keep(path: Path, own: pd.DataFrame) -> None:
+    """Put rows in the place of those of the same data, tool and epsilon."""
+    keys = ["data", "epsilon", "tool"]
+    kept = pd.read_csv(path) if path.is_file() else own[:0]
+    again = kept.set_index(keys).index.isin(own.set_index(keys).index)
+    found = pd.concat([kept[~again], own]) if len(kept) else own
+    order = {name: number for number, name in enumerate((*DATA, *OURS, *PEERS))}
+    found = found.sort_values(keys, key=lambda column: column.replace(order), kind="stable")
+    found.to_csv(path, index=False, float_format="%.6g")
 
 
 def table(rows: pd.DataFrame, data: str) -> str:
@@ -260,14 +272,17 @@ def main() -> None:
     """Measure, then write the page."""
     parser = argparse.ArgumentParser(description="Tables beside other tools.")
     parser.add_argument("--out", type=Path, default=Path("results/tabular"), help="where the page and runs/ go")
-    parser.add_argument("--repeats", type=int, default=1, help="times that the records are dealt to five folds")
+    parser.add_argument("--repeats", type=int, default=2, help="times that the records are dealt to five folds")
+    parser.add_argument("--data", nargs="+", choices=DATA, default=DATA)
+    parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
+    parser.add_argument("--tools", nargs="+", choices=(*OURS, *PEERS), default=(*OURS, *PEERS))
     parser.add_argument("--page-only", action="store_true", help="train nothing")
-    settings = parser.parse_args()
-    settings.out.mkdir(parents=True, exist_ok=True)
-    if not settings.page_only:
-        measure(settings.out, settings.repeats).to_csv(settings.out / "trials.csv", index=False)
-    write(settings.out)
-    print(f"wrote {settings.out / 'README.md'}")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    if not asked.page_only:
+        measure(asked.out, asked)
+    write(asked.out)
+    print(f"wrote {asked.out / 'README.md'}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a recipe leaves `auto`: one rule for learning rate, clip norm, batch size, averaging and number of steps.
+"""What a recipe leaves `auto`: one rule for bins, learning rate, clip norm, batch size, averaging and number of steps.
 
 It reads what is public before any record is used, and nothing else: the recipe, the numbers of training records,
 features and outputs, the bound on a record's features that the public bounds give, and the budget. So it costs nothing,
@@ -11,6 +11,8 @@ residual: 1, or sqrt(2) where each class has an output of its own; h the curvatu
 with an output for each class, 1 squared. For an MLP, of which nothing is known beforehand, R, u and h are 1. The
 constants (`Terms`) differ between the three: linear, linear and preconditioned, MLP.
 
+- Bins of a numeric column (the step `bin`): 4 and 16 of them; 4 and 32 from n mu = 20,000 on,
+  where that makes at most 2,048 features.
 - A preconditioner of a share .15 of mu^2, where a linear model may have one and has at most 2,048 features.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 to .7. A
@@ -33,8 +35,8 @@ Not here: what is public of data (`data/preparation.py`), when the rule is asked
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsgd_cli.privacy.budget import mu_squared_left
@@ -43,6 +45,7 @@ from dpsgd_cli.recipe.loading import Choice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.agreement import preconditioner_problems
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
+from dpsgd_cli.recipe.schema.data import BINS
 from dpsgd_cli.recipe.schema.gradient import Gradient, Preconditioned, SecondMoments, SgdSettings, TailIterates
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel, OneLayer
@@ -53,6 +56,7 @@ MOST_FEATURES = 2048
 OF_TARGETS = 0.2
 CLIPS = (0.5, 0.7)
 WHOLE = 20_000
+FINE_BINS = (4, 32)
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ class _Problem:
 def is_open(recipe: Recipe) -> bool:
     """Whether anything is left to choose."""
     method, privacy = recipe.method, recipe.privacy
-    settings: list[Any] = [recipe.epochs]
+    settings: list[Any] = [recipe.epochs, *(step.bin.bins for step in recipe.data.preprocess or () if step.bin)]
     if isinstance(recipe.model, OneLayer):
         settings.append(recipe.model.bias)
     if isinstance(method, Gradient):
@@ -195,6 +199,25 @@ def has_bias(recipe: Recipe) -> bool:
     return recipe.model.has_bias and not (recipe.model.bias == "auto" and steps and steps[-1].kind == "bin")
 
 
+def features(recipe: Recipe, known: Known | None, count: Callable[[Recipe], int]) -> tuple[Recipe, tuple[Choice, ...]]:
+    """The recipe with its bins settled, on which it depends how many features there are: `count` of another recipe."""
+    told: list[Choice] = []
+    for number, step in enumerate(recipe.data.preprocess or ()):
+        if step.bin is None or step.bin.bins != "auto":
+            continue
+        key, why = f"data.preprocess.{number}.bin.bins", ""
+        choice = Choice(key, list(BINS), why)
+        signal = _Problem(recipe, known).signal if known is not None and covers(recipe) else None
+        if signal is not None:
+            why = f"n mu is {signal:,.0f}; finer ones from {WHOLE:,} on, while features are at most {MOST_FEATURES}"
+            finer = Choice(key, list(FINE_BINS), why)
+            fine = signal >= WHOLE and count(settled_as(recipe, finer)) <= MOST_FEATURES
+            choice = finer if fine else replace(choice, why=why)
+        recipe = settled_as(recipe, choice)
+        told.append(choice)
+    return recipe, tuple(choice for choice in told if choice.why)
+
+
 def before_plan(recipe: Recipe, known: Known | None) -> tuple[Recipe, tuple[Choice, ...]]:
     """The recipe with everything settled that a plan reads; `known` may be None where no rule `asks`."""
     told: list[Choice] = []
@@ -226,15 +249,19 @@ def after_plan(recipe: Recipe, known: Known, plan: Plan) -> tuple[Recipe, tuple[
 
 def settled_as(recipe: Recipe, choice: Choice) -> Recipe:
     """The recipe with this value."""
-    *path, last = choice.key.split(".")
-    sections: list[Any] = [recipe]
-    for name in path:
-        sections.append(getattr(sections[-1], name))
-    value = choice.value
-    for here, name in zip(reversed(sections), [last, *reversed(path)], strict=True):
-        value = here.model_copy(update={name: value})
-    settled: Recipe = value
+    settled: Recipe = _with(recipe, choice.key.split("."), choice.value)
     return settled
+
+
+def _with(section: Any, path: list[str], value: Any) -> Any:
+    """A section, or a list of them, with a value at a path."""
+    if not path:
+        return value
+    first, *rest = path
+    if isinstance(section, list):
+        at = int(first)
+        return [*section[:at], _with(section[at], rest, value), *section[at + 1 :]]
+    return section.model_copy(update={first: _with(getattr(section, first), rest, value)})
 
 
 def _bias(recipe: Recipe, known: Known | None) -> Choice | None:

@@ -18,7 +18,7 @@ from dpsgd_cli.data.splits import most_trained_on
 from dpsgd_cli.errors import ModelError, UsageError
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import Choice, LoadedRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.model import ConvexModel, OneLayer, PythonModel
 
@@ -32,9 +32,10 @@ def settled(loaded: LoadedRecipe) -> LoadedRecipe:
     if not automatic.is_open(recipe):
         return loaded
     if not automatic.asks(recipe):
+        recipe, _ = automatic.features(recipe, None, lambda _: 0)
         recipe, chosen = automatic.before_plan(recipe, None)
         return replace(loaded, recipe=recipe, chosen=chosen)
-    outline = data.outline(recipe.data, loaded.base)
+    recipe, bins, outline = _with_features(loaded)
     known = _known(recipe, outline)
     recipe, chosen = automatic.before_plan(recipe, known)
     if automatic.covers(recipe):
@@ -42,7 +43,18 @@ def settled(loaded: LoadedRecipe) -> LoadedRecipe:
         assert plan is not None
         recipe, rate = automatic.after_plan(recipe, known, plan)
         chosen += rate
-    return replace(loaded, recipe=recipe, chosen=chosen)
+    return replace(loaded, recipe=recipe, chosen=bins + chosen)
+
+
+def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[Choice, ...], data.Outline]:
+    """The recipe with its features settled, how they were, and the outline of data with these."""
+    outline = data.outline(loaded.recipe.data, loaded.base)
+
+    def count(recipe: Recipe) -> int:
+        return _known(recipe, data.outline(recipe.data, loaded.base)).features
+
+    recipe, told = automatic.features(loaded.recipe, _known(loaded.recipe, outline), count)
+    return recipe, told, data.outline(recipe.data, loaded.base) if told else outline
 
 
 def _known(recipe: Recipe, outline: data.Outline) -> automatic.Known:
@@ -58,8 +70,8 @@ def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> t
     What a plan reads may be `auto`. `judge` prices the budget in the place of the recipe's accountant. Raises as
     planning and `data.outline` do.
     """
-    outline = data.outline(loaded.recipe.data, loaded.base)
-    return plan_of(loaded, outline, judge), outline
+    recipe, _, outline = _with_features(loaded)
+    return plan_of(replace(loaded, recipe=recipe), outline, judge), outline
 
 
 def plan_of(loaded: LoadedRecipe, outline: data.Outline, judge: Accountant | None = None) -> Plan | None:

@@ -63,8 +63,8 @@ def mu_of(epsilon: float, delta: float) -> float:
     """Balle and Wang 2018: delta of a Gaussian mechanism of mu at epsilon."""
 
     def over(mu: float) -> float:
-        down, up = norm.cdf(mu / 2 - epsilon / mu), norm.cdf(-mu / 2 - epsilon / mu)
-        return float(down - math.exp(epsilon) * up - delta)
+        down, up = norm.cdf(mu / 2 - epsilon / mu), norm.logcdf(-mu / 2 - epsilon / mu)
+        return float(down - math.exp(min(epsilon + up, 0)) - delta)
 
     return float(brentq(over, 1e-4, 100))
 
@@ -83,6 +83,35 @@ def test_all_noise_together_moves_an_output_by_what_the_rule_says(
     moved = rate / (1 - recipe.method.optimizer.momentum) * math.sqrt(steps) * z * clip / RECORDS
     assert moved == pytest.approx(terms.noise, rel=1e-4)
     assert clip == automatic.CLIPS[0]
+
+
+@pytest.mark.parametrize("epsilon", [2, 1400, 1450])
+def test_bins_are_finer_where_records_and_budget_allow(own: Path, epsilon: float) -> None:
+    """From n mu = 20,000 on; and the features that everything after them is chosen for are those of these bins."""
+    told = found(own, f"privacy.budget.epsilon={epsilon}")
+    finest = 32 if RECORDS * mu_of(epsilon, 1e-4) >= 20_000 else 16
+    assert told.recipe.data.preprocess[0].bin.bins == values(told)["data.preprocess.0.bin.bins"] == [4, finest]
+    [said] = [choice.why for choice in told.chosen if choice.key == "method.preconditioner"]
+    _, outline = plan_and_outline(told)
+    assert outline.input_shape is not None and said.startswith(f"{outline.input_shape[0]} features")
+    _, same = plan_and_outline(load_recipe(str(own), [f"privacy.budget.epsilon={epsilon}"]))
+    assert same == outline
+
+
+def test_bins_are_not_finer_where_the_features_would_be_too_many(own: Path) -> None:
+    """2,048 is the most that a preconditioner takes; 50 columns of 2 x 20 bins have 2,000, of 2 x 36 more."""
+    wide = rows(0).assign(**{f"c{n}": 0.5 for n in range(49)})
+    wide.to_csv(own.parent / "own.csv", index=False)
+    bounds = ", ".join(f"{name}: [0, 1]" for name in wide.columns if name not in "ay")
+    told = found(own, "privacy.budget.epsilon=1450", f"data.bounds={{a: [0, 9], {bounds}}}")
+    assert told.recipe.data.preprocess[0].bin.bins == [4, 16] and told.recipe.method.preconditioner is not None
+
+
+@pytest.mark.parametrize("override", ["method.learning_rate=3", "privacy=null", "method={kind: output-perturbation}"])
+def test_bins_that_no_rule_covers_are_4_and_16(own: Path, override: str) -> None:
+    loaded = found(own, override, *(["method={kind: non-private}"] if override == "privacy=null" else []))
+    assert loaded.recipe.data.preprocess[0].bin.bins == [4, 16]
+    assert "data.preprocess.0.bin.bins" not in values(loaded)
 
 
 @pytest.mark.parametrize("override", ["privacy.budget.epsilon=800", "data.preprocess=[{scale: {}}, {unit-norm: {}}]"])

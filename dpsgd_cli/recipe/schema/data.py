@@ -78,11 +78,15 @@ class Rotate(Section):
 Bins = Annotated[int, Field(ge=2, le=1000)]
 
 
+BINS = (4, 16)
+"""What `auto` is where no rule knows better."""
+
+
 class Bin(Section):
     """Every column as one-hots over its public bounds or values, and rows of length 1. Looks at no record."""
 
-    bins: Bins | Annotated[list[Bins], Field(min_length=1)] = Field(
-        [4, 16],
+    bins: Literal["auto"] | Bins | Annotated[list[Bins], Field(min_length=1)] = Field(
+        "auto",
         description="Of a numeric column, twice: over equal steps, and over equal steps of asinh; a list: for each."
         " Whole numbers have edges between them, and one bin each where they are no more than this.",
     )
@@ -98,6 +102,8 @@ class Bin(Section):
     @property
     def widths(self) -> list[int]:
         """Numbers of bins, each of which a column is cut into."""
+        if self.bins == "auto":
+            return list(BINS)
         return self.bins if isinstance(self.bins, list) else [self.bins]
 
 
