@@ -44,7 +44,7 @@ def _bound(rows: Rows, kind: str, name: str) -> float:
 def _table(rows: Rows, kind: str) -> str:
     """A line an epsilon, a column an n: measured, and what the theorem allows."""
     lines = []
-    for epsilon in budgets(kind, min(RECORDS)):
+    for epsilon in budgets(kind):
         cells = []
         for records in RECORDS:
             name = f"{records} {epsilon:g}"
@@ -124,7 +124,7 @@ def pictures(rows: Rows) -> Mapping[str, Figure]:
     figure = Figure(figsize=(11, 4), layout="constrained")
     for axes, kind in zip(figure.subplots(1, 3, sharey=True), ("dp-gd", "single", "strong"), strict=True):
         for number, records in enumerate(RECORDS):
-            epsilons = [e for e in budgets(kind, records) if rows.of(kind, f"{records} {e:g}") is not None]
+            epsilons = [e for e in budgets(kind) if rows.of(kind, f"{records} {e:g}") is not None]
             told = [rows.summary(kind, f"{records} {e:g}", EXCESS) for e in epsilons]
             bounds = [_bound(rows, kind, f"{records} {e:g}") for e in epsilons]
             means = [one.mean for one in told if one is not None]
