@@ -104,13 +104,15 @@ def _stale(rows: Rows) -> str:
 
 
 def _gains(rows: Rows) -> dict[str, str]:
-    """What each schedule gains over uniform noise, on the budget and as published."""
+    """What each schedule gains over uniform noise, on the budget, for as many epochs, and as published; and selection."""
     found = {
         f"gain_{kind}": rows.gain(("table2", kind), ("table2", "uniform")) for kind in SCHEDULES if kind != "uniform"
     }
-    for kind in DECAYS:
-        found[f"published_gain_{kind}"] = rows.gain(("as-published", kind), ("as-published", "uniform"))
-    return found
+    adds = {kind: rows.gain(("table2", kind), ("control", kind)) for kind in DECAYS}
+    published = {kind: rows.gain(("as-published", kind), ("as-published", "uniform")) for kind in DECAYS}
+    costs = {kind: rows.gain(("selection", "private selection"), ("table2", kind)) for kind in CANDIDATES}
+    sentences = {"decay_adds": adds, "published_gains": published, "selection_costs": costs}
+    return found | {name: ", ".join(f"{kind} {gain}" for kind, gain in by.items()) for name, by in sentences.items()}
 
 
 def _n(rows: Rows, table: str, name: str) -> str:
