@@ -11,7 +11,7 @@ residual: 1, or sqrt(2) where each class has an output of its own; h the curvatu
 with an output for each class, 1 squared. For an MLP, of which nothing is known beforehand, R, u and h are 1. The
 constants (`Terms`) differ between the three: linear, linear and preconditioned, MLP.
 
-- Bins of a numeric column (the step `bin`): 4 and 16 of them; 4 and 32 from n mu = 20,000 on,
+- Bins of a numeric column (the step `bin`): 4 and 16 of them; 4 and 32 from n mu = 8,000 on,
   where that makes at most 2,048 features.
 - A preconditioner of a share .15 of mu^2, where a linear model may have one and has at most 2,048 features.
 - Momentum, and the average of the last half of the steps.
@@ -57,6 +57,7 @@ OF_TARGETS = 0.2
 CLIPS = (0.5, 0.7)
 WHOLE = 20_000
 FINE_BINS = (4, 32)
+FINE = 8_000
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,9 @@ def features(recipe: Recipe, known: Known | None, count: Callable[[Recipe], int]
         choice = Choice(key, list(BINS), why)
         signal = _Problem(recipe, known).signal if known is not None and covers(recipe) else None
         if signal is not None:
-            why = f"n mu is {signal:,.0f}; finer ones from {WHOLE:,} on, while features are at most {MOST_FEATURES}"
+            why = f"n mu is {signal:,.0f}; finer ones from {FINE:,} on, while features are at most {MOST_FEATURES}"
             finer = Choice(key, list(FINE_BINS), why)
-            fine = signal >= WHOLE and count(settled_as(recipe, finer)) <= MOST_FEATURES
+            fine = signal >= FINE and count(settled_as(recipe, finer)) <= MOST_FEATURES
             choice = finer if fine else replace(choice, why=why)
         recipe = settled_as(recipe, choice)
         told.append(choice)

@@ -85,11 +85,11 @@ def test_all_noise_together_moves_an_output_by_what_the_rule_says(
     assert clip == automatic.CLIPS[0]
 
 
-@pytest.mark.parametrize("epsilon", [2, 1400, 1450])
+@pytest.mark.parametrize("epsilon", [2, 250, 290])
 def test_bins_are_finer_where_records_and_budget_allow(own: Path, epsilon: float) -> None:
-    """From n mu = 20,000 on; and the features that everything after them is chosen for are those of these bins."""
+    """From n mu = 8,000 on; and the features that everything after them is chosen for are those of these bins."""
     told = found(own, f"privacy.budget.epsilon={epsilon}")
-    finest = 32 if RECORDS * mu_of(epsilon, 1e-4) >= 20_000 else 16
+    finest = 32 if RECORDS * mu_of(epsilon, 1e-4) >= 8_000 else 16
     assert told.recipe.data.preprocess[0].bin.bins == values(told)["data.preprocess.0.bin.bins"] == [4, finest]
     [said] = [choice.why for choice in told.chosen if choice.key == "method.preconditioner"]
     _, outline = plan_and_outline(told)
@@ -103,7 +103,7 @@ def test_bins_are_not_finer_where_the_features_would_be_too_many(own: Path) -> N
     wide = rows(0).assign(**{f"c{n}": 0.5 for n in range(49)})
     wide.to_csv(own.parent / "own.csv", index=False)
     bounds = ", ".join(f"{name}: [0, 1]" for name in wide.columns if name not in "ay")
-    told = found(own, "privacy.budget.epsilon=1450", f"data.bounds={{a: [0, 9], {bounds}}}")
+    told = found(own, "privacy.budget.epsilon=290", f"data.bounds={{a: [0, 9], {bounds}}}")
     assert told.recipe.data.preprocess[0].bin.bins == [4, 16] and told.recipe.method.preconditioner is not None
 
 
