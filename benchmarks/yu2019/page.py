@@ -104,7 +104,7 @@ def _stale(rows: Rows) -> str:
 
 
 def _gains(rows: Rows) -> dict[str, str]:
-    """What a schedule gains over uniform noise: on the budget, for as many epochs, as published; what selection costs."""
+    """What a schedule gains over uniform noise: on the budget, for as many epochs, as published; and selection."""
     found = {
         f"gain_{kind}": rows.gain(("table2", kind), ("table2", "uniform")) for kind in SCHEDULES if kind != "uniform"
     }
