@@ -50,6 +50,7 @@ TABLES = {
     "narrow": Table(30000, narrow=3),
     "rare, narrow": Table(30000, 7, 9, positive=0.12, strength=1.2, narrow=3),
 }
+SCALED = ["data.preprocess=[{scale: {}}, {one-hot: {}}]"]
 CANDIDATES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "the rule": ({}, []),
     "noise .7": ({"noise": 0.7}, []),
@@ -58,6 +59,11 @@ CANDIDATES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "clip 1": ({}, ["privacy.clipping.norm=1"]),
     "20 steps": ({"fewest": 20, "most": 20}, []),
     "pace 12": ({"pace": 12.0}, []),
+    "pace 25": ({"pace": 25.0}, []),
+    "pace 50": ({"pace": 50.0}, []),
+    "pace 12, scaled": ({"pace": 12.0}, SCALED),
+    "pace 25, scaled": ({"pace": 25.0}, SCALED),
+    "pace 50, scaled": ({"pace": 50.0}, SCALED),
     "share .3": ({}, ["method.preconditioner={kind: second-moment, share: 0.3}"]),
     "no preconditioner": ({}, ["method.preconditioner=null"]),
     "16 bins alone": ({}, ["data.preprocess=[{bin: {bins: 16}}]"]),

@@ -20,7 +20,8 @@ constants (`Terms`) differ between the three: linear, linear and preconditioned,
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (a fifth of
   that of targets, which are within [-1, 1]). A step's noise on the mean gradient is s = z S / B a coordinate, so that
   is reach s R u sqrt(T), where reach = rate / (1 - momentum).
-- The learning rate is what that allows, but at most pace / (h R^2): faster would not descend.
+- The learning rate is what that allows, but at most pace / (h R^2): faster would not descend (what is preconditioned
+  and bound for columns that are scaled, not binned, swings from 25 on).
 - Steps T: as many as the way that noise allows takes at the highest rate, from `fewest` to `most`. They cost time, not
   budget: T steps of noise z sqrt(T) are one of z.
 - Batches: all records; where the recipe asks for batches (poisson, shuffle), 8,192 of them, or all if there are fewer.
@@ -72,7 +73,7 @@ class Terms:
 
 
 LINEAR = Terms(noise=1.25, pace=6, momentum=0.9, fewest=200, most=400)
-PRECONDITIONED = Terms(noise=1.1, pace=50, momentum=0.8, fewest=50, most=100)
+PRECONDITIONED = Terms(noise=1.1, pace=12, momentum=0.8, fewest=50, most=100)
 MLP = Terms(noise=0.6, pace=2, momentum=0.9, fewest=100, most=200)
 
 
