@@ -19,7 +19,7 @@ PUBLISHED = 0.662
 JUDGES = 1000
 """Official test records of CIFAR-10 at hand."""
 NAMES = {"mnist-cnn": "convolutional network", "mnist-mlp": "one hidden layer"}
-KINDS = ("last layer", "from scratch")
+KINDS = ("last layer", "from scratch", "histograms")
 Key = tuple[str, str]
 
 
@@ -28,10 +28,11 @@ def said(rows: Rows) -> Mapping[str, str]:
     return {
         "tanh": _counted(_gains(rows, _activations())),
         "table_tanh": _activation_table(rows),
-        "public": _counted(_gains(rows, _transfers())),
+        "public": _counted(_gains(rows, _transfers("last layer", "from scratch"))),
+        "formula": _counted(_gains(rows, _transfers("last layer", "histograms"))),
         "table_public": _transfer_table(rows),
         "cifar10": _cifar10(rows),
-        "limit": "stands" if "above" not in _cifar10(rows) else "refuted as a limit of what the budget allows",
+        "limit": "not refuted" if "above" not in _cifar10(rows) else "refuted as a limit of what the budget allows",
     } | {f"rate_{network[6:]}_{activation}": f"{rate:g}" for (network, activation), rate in RATES.items()}
 
 
@@ -44,8 +45,10 @@ def _activations() -> list[tuple[Key, Key]]:
     ]
 
 
-def _transfers() -> list[tuple[Key, Key]]:
-    pairs = [[("transfer", f"{kind}, epsilon {epsilon:g}") for kind in KINDS] for epsilon in SCRATCH]
+def _transfers(ours: str, theirs: str) -> list[tuple[Key, Key]]:
+    """Two kinds of private training of CIFAR-10's last classes, at the budgets that both have."""
+    budgets = SCRATCH if "from scratch" in (ours, theirs) else TUNED
+    pairs = [[("transfer", f"{kind}, epsilon {epsilon:g}") for kind in (ours, theirs)] for epsilon in budgets]
     return [(one, two) for one, two in pairs]
 
 
@@ -84,11 +87,11 @@ def _activation_table(rows: Rows) -> str:
 def _transfer_table(rows: Rows) -> str:
     lines = []
     for epsilon in TUNED:
-        ours, theirs = (("transfer", f"{kind}, epsilon {epsilon:g}") for kind in KINDS)
-        against = (rows.text(*theirs), rows.gain(ours, theirs)) if epsilon in SCRATCH else ("", "")
-        lines.append([f"{epsilon:g}", rows.text(*ours), *against])
-    header = ("epsilon", "private last layer", "private from scratch", "last layer minus scratch, paired")
-    return markdown(header, lines)
+        ours, scratch, formula = (("transfer", f"{kind}, epsilon {epsilon:g}") for kind in KINDS)
+        against = (rows.text(*scratch), rows.gain(ours, scratch)) if epsilon in SCRATCH else ("", "")
+        lines.append([f"{epsilon:g}", rows.text(*ours), *against, rows.text(*formula), rows.gain(ours, formula)])
+    header = ("epsilon", "last layer on public network", "same network from scratch", "first minus second, paired")
+    return markdown((*header, "layer on histograms", "public network minus histograms, paired"), lines)
 
 
 def _cifar10(rows: Rows) -> str:
@@ -112,7 +115,7 @@ def picture(rows: Rows) -> Figure:
         for activation in ACTIVATIONS:
             _line(axes, rows, network, activation, NETWORKS[network])
         axes.set_title(f"MNIST, {NAMES[network]}", fontsize=9)
-    for kind, epsilons in zip(KINDS, (TUNED, SCRATCH), strict=True):
+    for kind, epsilons in zip(KINDS, (TUNED, tuple(SCRATCH), TUNED), strict=True):
         _line(panels[2], rows, "transfer", kind, epsilons)
     panels[2].set_title("CIFAR-10, last five classes", fontsize=9)
     for axes in panels:
