@@ -33,7 +33,7 @@ def risks() -> Iterator[Case]:
         for kind in TITLES:
             name = {"dp-gd": "cancer-dp-gd", "strong": "cancer-strongly-convex"}.get(kind, "cancer-single")
             for epsilon in budgets(kind, records):
-                changes = (*part, f"privacy.budget.epsilon={epsilon}")
+                changes: tuple[str, ...] = (*part, f"privacy.budget.epsilon={epsilon}")
                 if kind != "dp-gd":
                     changes += steps
                 if kind == "lemma":

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.lectures.cases import ACTIVATIONS, NETWORKS, RATES, SCRATCH, TUNED
 from benchmarks.pages.rows import MISSING, Rows, Summary, markdown
+from dpsgd_cli.wording import count
 
 PUBLISHED = 0.662
 """Of 10,000 test records of CIFAR-10, by a tanh network trained end to end (Papernot et al. 2021)."""
@@ -69,8 +70,8 @@ def _counted(gains: Sequence[Summary]) -> str:
     least, most = min(gains, key=lambda gain: gain.mean), max(gains, key=lambda gain: gain.mean)
     spread = least.text(3, signed=True) + ("" if len(gains) == 1 else f" to {most.text(3, signed=True)}")
     return (
-        f"{verdict}: better in {better} of {len(gains)} comparisons, worse in {worse}, with 95% intervals of paired"
-        f" differences that leave out zero ({spread} of accuracy)"
+        f"{verdict}: better in {better} of {count(len(gains), 'comparison')}, worse in {worse}, with 95% intervals of"
+        f" paired differences that leave out zero ({spread} of accuracy)"
     )
 
 
