@@ -32,9 +32,28 @@ def said(rows: Rows) -> Mapping[str, str]:
         "public": _counted(_gains(rows, _transfers("last layer", "from scratch"))),
         "formula": _counted(_gains(rows, _transfers("last layer", "histograms"))),
         "table_public": _transfer_table(rows),
+        "gain_layer": _gain_of_budget(rows, "last layer"),
+        "gain_histograms": _gain_of_budget(rows, "histograms"),
         "cifar10": _cifar10(rows),
         "limit": "not refuted" if "above" not in _cifar10(rows) else "refuted as a limit of what the budget allows",
+        "seeds_cnn": _seeds(rows, "mnist-cnn", ""),
+        "seeds_mlp": _seeds(rows, "mnist-mlp", ""),
+        "seeds_scratch": _seeds(rows, "transfer", "from scratch"),
+        "seeds_layer": _seeds(rows, "transfer", "last layer"),
     } | {f"rate_{network[6:]}_{activation}": f"{rate:g}" for (network, activation), rate in RATES.items()}
+
+
+def _seeds(rows: Rows, table: str, kind: str) -> str:
+    """How many trials the cases of a kind have, the fewest and the most."""
+    told = [rows.summary(*key) for key in rows.cases if key[0] == table and key[1].startswith(kind)]
+    found = sorted({one.n for one in told if one is not None})
+    return " to ".join(str(n) for n in dict.fromkeys([*found[:1], *found[-1:]])) or MISSING
+
+
+def _gain_of_budget(rows: Rows, kind: str) -> str:
+    """Of the largest budget over the smallest."""
+    most, least = (("transfer", f"{kind}, epsilon {epsilon:g}") for epsilon in (max(TUNED), min(TUNED)))
+    return rows.gain(most, least, 3)
 
 
 def _activations() -> list[tuple[Key, Key]]:
@@ -54,15 +73,16 @@ def _transfers(ours: str, theirs: str) -> list[tuple[Key, Key]]:
 
 
 def _gains(rows: Rows, pairs: Sequence[tuple[Key, Key]]) -> list[Summary]:
+    """Paired differences that have an interval."""
     found = [rows.minus(one, two) for one, two in pairs]
-    return [gain for gain in found if gain is not None]
+    return [gain for gain in found if gain is not None and gain.margin is not None]
 
 
 def _counted(gains: Sequence[Summary]) -> str:
     """How many paired intervals are above zero, and how many are below."""
     if not gains:
         return MISSING
-    sure = [gain for gain in gains if gain.margin is not None and abs(gain.mean) > gain.margin]
+    sure = [gain for gain in gains if abs(gain.mean) > (gain.margin or 0.0)]
     better, worse = (sum(sign * gain.mean > 0 for gain in sure) for sign in (1, -1))
     verdict = "confirmed" if better == len(gains) else "refuted" if worse == len(gains) else "confirmed in part"
     if not better and worse < len(gains):
@@ -115,14 +135,10 @@ def picture(rows: Rows) -> Figure:
     for axes, network in zip(panels, NETWORKS, strict=False):
         for activation in ACTIVATIONS:
             _line(axes, rows, network, activation, NETWORKS[network])
-        axes.set_title(f"MNIST, {NAMES[network]}", fontsize=9)
+        _dress(axes, f"MNIST, {NAMES[network]}", NETWORKS[network])
     for kind, epsilons in zip(KINDS, (TUNED, tuple(SCRATCH), TUNED), strict=True):
         _line(panels[2], rows, "transfer", kind, epsilons)
-    panels[2].set_title("CIFAR-10, last five classes", fontsize=9)
-    for axes in panels:
-        axes.set(xscale="log", xlabel="epsilon")
-        axes.grid(alpha=0.25)
-        axes.legend(fontsize=8)
+    _dress(panels[2], "CIFAR-10, last five classes", TUNED)
     panels[0].set_ylabel("test accuracy")
     return figure
 
@@ -132,3 +148,12 @@ def _line(axes: Axes, rows: Rows, table: str, what: str, epsilons: Sequence[floa
     known = {epsilon: one for epsilon, one in told.items() if one is not None}
     means, margins = [one.mean for one in known.values()], [one.margin or 0.0 for one in known.values()]
     axes.errorbar([*known], means, yerr=margins, fmt="o-", capsize=3, label=what.replace("relu", "ReLU"))
+
+
+def _dress(axes: Axes, title: str, epsilons: Sequence[float]) -> None:
+    axes.set(xscale="log", xlabel="epsilon", xlim=(min(epsilons) / 1.5, max(epsilons) * 1.5))
+    axes.set_xticks(epsilons, labels=[f"{epsilon:g}" for epsilon in epsilons])
+    axes.minorticks_off()
+    axes.set_title(title, fontsize=9)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8)
