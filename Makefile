@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help venv train test lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser mutants
+.PHONY: help venv train test lint types check bench bench-gpu pages frontier beyond tabular $(PAGES:%=reproduce-%) public-network clean audit audit-alarms audit-planted test-kill test-slurm test-ray test-browser mutants
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 18
@@ -70,6 +70,10 @@ pages: venv ## Draw the pages of results/ from their CSVs again; trains nothing 
 
 $(PAGES:%=reproduce-%): reproduce-%: venv
 	$(BIN)/python -m benchmarks.pages train $* $(ARGS)
+
+reproduce-lectures: public-network
+public-network: venv
+	$(BIN)/python -m benchmarks.lectures.public
 
 frontier: reproduce-frontier ## Accuracy against epsilon on features that no record shaped (needs mnist and cifar10; an hour)
 

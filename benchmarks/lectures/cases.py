@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.pages import RESULTS
 from benchmarks.pages.case import Case
 
 RECORDS = (140, 280, 560)
@@ -29,7 +30,7 @@ def risks() -> Iterator[Case]:
         for kind in TITLES:
             name = {"dp-gd": "cancer-dp-gd", "strong": "cancer-strongly-convex"}.get(kind, "cancer-single")
             for epsilon in budgets(kind):
-                changes = (*part, f"privacy.budget.epsilon={epsilon}")
+                changes: tuple[str, ...] = (*part, f"privacy.budget.epsilon={epsilon}")
                 if kind != "dp-gd":
                     changes += steps
                 if kind == "lemma":
@@ -38,4 +39,57 @@ def risks() -> Iterator[Case]:
                 yield Case(kind, f"{records} {epsilon:g}", f"lectures/{name}", changes, trials=10, pack=pack)
 
 
-CASES = list(risks())
+ACTIVATIONS = ("tanh", "relu")
+NETWORKS = {"mnist-cnn": (1.0, 3.0), "mnist-mlp": (1.0, 3.0)}
+"""Recipes that compare activations, and at which budgets."""
+RATES = {
+    ("mnist-cnn", "tanh"): 2.0,
+    ("mnist-cnn", "relu"): 2.0,
+    ("mnist-mlp", "tanh"): 8.0,
+    ("mnist-mlp", "relu"): 8.0,
+}
+"""Of each activation the best of those that its recipe names, on the records that the recipe holds out."""
+
+
+def activations() -> Iterator[Case]:
+    """tanh and ReLU at equal budgets, each at its own learning rate."""
+    for network, epsilons in NETWORKS.items():
+        for epsilon in epsilons:
+            for activation in ACTIVATIONS:
+                budget = f"privacy.budget.epsilon={epsilon:g}"
+                rate = f"method.learning_rate={RATES[network, activation]:g}"
+                changes = (budget, f"model.activation={activation}", rate, "save_model=false")
+                name, few = f"{activation}, epsilon {epsilon:g}", 1 if network == "mnist-cnn" else 5
+                yield Case(network, name, f"lectures/{network}", changes, 5, chunk=few)
+
+
+PUBLIC = Case("public", "first five classes", "lectures/cifar10-public", trials=1)
+"""Trained by `public.py`; no row of the page."""
+FOUND = RESULTS / "lectures" / "runs" / f"public-{PUBLIC.hash}"
+TUNED = (0.5, 1.0, 3.0, 8.0)
+SCRATCH = {1.0: 3, 8.0: 3}
+"""Trials from scratch at fewer budgets, which take minutes each."""
+
+
+def transfer() -> Iterator[Case]:
+    """The last five classes of CIFAR-10: a private last layer on public features, and the same network from scratch."""
+    public = f"data.features={{kind: pretrained, result: ../../{FOUND.as_posix()}, public: true}}"
+    for epsilon in TUNED:
+        changes = (f"privacy.budget.epsilon={epsilon:g}", "save_model=false")
+        yield Case("transfer", f"last layer, epsilon {epsilon:g}", "lectures/cifar10-last-layer", (*changes, public), 5)
+        yield Case("transfer", f"histograms, epsilon {epsilon:g}", "lectures/cifar10-last-layer", changes, 5)
+        if epsilon in SCRATCH:
+            name = f"from scratch, epsilon {epsilon:g}"
+            yield Case("transfer", name, "lectures/cifar10-scratch", changes, SCRATCH[epsilon], chunk=1)
+
+
+PUBLISHED_EPSILON = 7.53
+
+
+def cifar10() -> Iterator[Case]:
+    """All ten classes at the budget that the lecture quotes; settings are the frontier's for epsilon 8."""
+    budget = f"privacy.budget.epsilon={PUBLISHED_EPSILON}"
+    yield Case("cifar10", "features", "frontier/cifar10", (budget, "method.learning_rate=1600", "save_model=false"), 5)
+
+
+CASES = [*risks(), *activations(), *transfer(), *cifar10()]

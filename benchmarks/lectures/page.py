@@ -1,6 +1,6 @@
 """What the page of the lectures says: measured excess risk beside what its theorem allows, from `trials.csv`.
 
-Not here: what is trained (`cases.py`), the words (`page.md`).
+Not here: what is trained (`cases.py`), networks (`claims.py`), the words (`page.md`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from benchmarks.lectures import cases
+from benchmarks.lectures import cases, claims
 from benchmarks.lectures.cases import RECORDS, TITLES, budgets
 from benchmarks.pages.rows import MISSING, Rows, markdown
 
 CASES = cases.CASES
 METRICS = ("test_accuracy", "excess_risk_bound", "nonprivate_excess_risk")
-QUOTED = ".9 .1 .693 15.5 15.6 15.7 66.2 7.53 7.7"
+QUOTED = ".5 .9 .1 .693 15.5 15.6 15.7 66.2 7.53 7.7"
 EXCESS, BOUND = "nonprivate_excess_risk", "excess_risk_bound"
 
 
@@ -26,6 +26,7 @@ def said(rows: Rows) -> Mapping[str, str]:
     found = {f"table_{kind.replace('dp-gd', 'full')}": _table(rows, kind) for kind in TITLES}
     return {
         **found,
+        **claims.said(rows),
         "slopes": _slopes(rows),
         "pairs": str(sum(_pairs(rows).values())),
         "worse": str(sum(one > two for one, two in _both(rows))),
@@ -59,7 +60,7 @@ def _table(rows: Rows, kind: str) -> str:
 
 
 def _trained(rows: Rows) -> list[tuple[str, str]]:
-    return [key for key in rows.cases if rows.of(*key) is not None]
+    return [key for key in rows.cases if key[0] in TITLES and rows.of(*key) is not None]
 
 
 def _pairs(rows: Rows) -> dict[bool, int]:
@@ -120,6 +121,11 @@ def _power(frame: pd.DataFrame, axis: str, column: str) -> float:
 
 
 def pictures(rows: Rows) -> Mapping[str, Figure]:
+    """Of excess risk, and of networks."""
+    return {"excess-risk": _risks(rows), "networks": claims.picture(rows)}
+
+
+def _risks(rows: Rows) -> Figure:
     """Measured excess risk and its bound over epsilon, a line an n."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     for axes, kind in zip(figure.subplots(1, 3, sharey=True), ("dp-gd", "single", "strong"), strict=True):
@@ -138,4 +144,4 @@ def pictures(rows: Rows) -> Mapping[str, Figure]:
         axes.grid(alpha=0.25)
     figure.axes[0].set_ylabel("excess risk: dots measured, dotted the bound")
     figure.axes[0].legend(fontsize=8)
-    return {"excess-risk": figure}
+    return figure

@@ -50,7 +50,7 @@ def list_command(cards: Path | None) -> None:
     """
     rows = [("NAME", "RECORDS", "FEATURES", "CLASSES", "FILES", "WHAT")]
     for card in _cards((), cards):
-        count = sum(file.records for file in card.files if file.holds != "labels")
+        count = sum(card.records(file) for file in card.files if file.holds != "labels")
         layout = card.layout
         rows.append(
             (card.name, f"{count:,}", str(layout.features), str(len(card.labels)), _state(card), card.description)

@@ -13,10 +13,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.files import shipped
 from dpsgd_cli.recipe.schema.base import Count, Interval, Section
 from dpsgd_cli.recipe.schema.data import PreprocessStep, Split
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
 class Variant(Section):
@@ -97,7 +99,7 @@ class CardColumn(Section):
 class Card(Section):
     """One data set: what it is, where it lies, how it is read, and what is public about it."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    name: Name
     description: str
     homepage: str = ""
     licence: str = ""
@@ -115,6 +117,12 @@ class Card(Section):
     split: Split | None = Field(None, description="How a test set is cut where the files have none.")
     preprocess: list[PreprocessStep] = Field(default_factory=list, description="Default steps.")
     bounds_source: str = Field("", description="Why the bounds and categories are public knowledge.")
+    part_of: Name | None = Field(
+        None, description="A shipped card of images, which says the rest: of its records those of `classes` are these."
+    )
+    kept: dict[str, Annotated[list[Count], Field(min_length=1)]] | None = Field(
+        None, description="With part_of, how many records of `classes` each file holds, and then each of its variants."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Card:
@@ -130,9 +138,32 @@ class Card(Section):
         problems += [
             f"file {file.name}: member needs an archive" for file in self.files if file.member and not self.archive
         ]
+        problems += self._problems_of_a_part()
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _problems_of_a_part(self) -> list[str]:
+        """Numbers of records are public, so the card of a part says them."""
+        if self.part_of is None:
+            return [] if self.kept is None else ["kept: goes with part_of"]
+        wanted = {file.name: 1 + len(file.variants) for file in self.files if file.holds != "labels"}
+        found = {name: len(numbers) for name, numbers in (self.kept or {}).items()}
+        problems = [] if found == wanted else [f"kept: give numbers of records, so many of each file: {wanted}"]
+        if self.shape is None or not isinstance(self.classes, dict):
+            problems.append("part_of: is for images, with classes as {name: [label in the files]}")
+        return problems
+
+    @property
+    def folder(self) -> str:
+        """What the folder of its files is called."""
+        return self.part_of or self.name
+
+    def records(self, file: File, variant: int = 0) -> int:
+        """Usable records in `file`, or in its so many-th variant from 1 on, as far as they are the card's."""
+        if self.kept is not None and file.name in self.kept:
+            return self.kept[file.name][variant]
+        return file.variants[variant - 1].records if variant else file.records
 
     @property
     def labels(self) -> tuple[Any, ...]:
@@ -166,7 +197,7 @@ def read_card(path: Path) -> Card:
 
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        card = Card.model_validate(content)
+        card = Card.model_validate(_whole(content))
     except yaml.YAMLError as error:
         raise DataError(f"{path} is not YAML: {error}") from None
     except ValidationError as error:
@@ -175,3 +206,17 @@ def read_card(path: Path) -> Card:
     if card.name != path.stem:
         raise DataError(f"{path}: name is {card.name!r}, but must be {path.stem!r} as the file is called")
     return card
+
+
+def _whole(content: Any) -> Any:
+    """What a card's file says, and of a part what the card says that it is a part of."""
+    name = content.get("part_of") if isinstance(content, dict) else None
+    if not isinstance(name, str):
+        return content
+    path = shipped("datasets") / f"{name}.yaml"
+    whole = read_card(path) if path.is_file() else None
+    if whole is None or whole.part_of is not None:
+        raise DataError(
+            f"part_of names {name!r}, which is no shipped card of a whole data set; `dpsgd data list` shows them"
+        )
+    return whole.model_dump(exclude_unset=True) | content

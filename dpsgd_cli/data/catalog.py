@@ -136,7 +136,7 @@ def folder() -> Path:
 
 def locate(card: Card, file: File) -> Path | None:
     """The file as it lies on disk, plain or gzip-compressed; None when it is not there."""
-    plain = folder() / card.name / file.name
+    plain = folder() / card.folder / file.name
     return next((path for path in (plain, plain.with_name(f"{file.name}.gz")) if path.is_file()), None)
 
 
@@ -144,7 +144,7 @@ def records(card: Card, file: File) -> int:
     """How many records `file` holds: what the card says, or the variant of the size that lies on disk."""
     path = locate(card, file) if file.variants else None
     size = path.stat().st_size if path is not None else None
-    return next((variant.records for variant in file.variants if variant.bytes == size), file.records)
+    return card.records(file, next((n for n, variant in enumerate(file.variants, 1) if variant.bytes == size), 0))
 
 
 def read_content(card: Card, file: File) -> Content:
@@ -155,8 +155,8 @@ def read_content(card: Card, file: File) -> Content:
     path = locate(card, file)
     if path is None:
         raise DataError(
-            f"data set {card.name}: {folder() / card.name / file.name} (or .gz) is missing;"
-            f" run `dpsgd data fetch {card.name}`, or set DPSGD_DATA to the folder that holds {card.name}/"
+            f"data set {card.name}: {folder() / card.folder / file.name} (or .gz) is missing;"
+            f" run `dpsgd data fetch {card.name}`, or set DPSGD_DATA to the folder that holds {card.folder}/"
         )
     try:
         return identify(file, decompress(path))

@@ -59,7 +59,7 @@ def fetch(card: Card, manner: Manner = Manner()) -> list[Path]:
     written = []
     for file in wanted:
         if not file.member:
-            target = catalog.folder() / card.name / file.name
+            target = catalog.folder() / card.folder / file.name
             download(file.urls, target, functools.partial(_accept, file), manner)
             written.append(_settle(target))
     members = [file for file in wanted if file.member]
@@ -207,7 +207,7 @@ def _accept(file: File, path: Path) -> None:
 
 def _fetch_archive(card: Card, archive: Archive, members: Sequence[File], manner: Manner) -> list[Path]:
     """Download the archive, take the wanted members out of it, check them, and delete it."""
-    target = catalog.folder() / card.name / archive.name
+    target = catalog.folder() / card.folder / archive.name
     download(archive.urls, target, functools.partial(_accept_archive, archive), manner)
     written = []
     for file in members:

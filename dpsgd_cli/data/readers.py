@@ -35,8 +35,9 @@ def read(card: Card, owner: str | None = None) -> Source:
     """
     hashes: dict[str, str] = {}
     reader = READERS[card.reader.kind] if owner is None else partial(_read_table, owner=owner)
-    train = reader(card, "train", hashes)
-    test = reader(card, "test", hashes) if any(file.part == "test" for file in card.files) else None
+    train = _of_classes(card, "train", reader(card, "train", hashes))
+    tests = any(file.part == "test" for file in card.files)
+    test = _of_classes(card, "test", reader(card, "test", hashes)) if tests else None
     for part in (train, test):
         if part is not None:
             catalog.clamp(card, part.x)
@@ -46,6 +47,8 @@ def read(card: Card, owner: str | None = None) -> Source:
 def declarations(card: Card) -> tuple[str, ...]:
     """What a card takes to be public, in sentences."""
     said = [f"The class labels of {card.name} are public: {', '.join(map(str, card.labels))}."]
+    if card.part_of is not None:
+        said.append(f"The records of {card.name} are those of these classes in {card.part_of}; how many is public.")
     if card.shape is not None:
         said.append(f"The range of a pixel of {card.name} is public (data set card).")
         return tuple(said)
@@ -91,6 +94,23 @@ def _read_cifar(card: Card, which: Which, hashes: dict[str, str]) -> Part:
         rows.append(np.frombuffer(content.data, np.uint8).reshape(content.records, -1))
     data = np.concatenate(rows)
     return Part(_to_unit(data[:, 1:], card), data[:, 0].astype(np.int64))
+
+
+def _of_classes(card: Card, which: Which, whole: Part) -> Part:
+    """Of a card that is a part of another, the records of its classes; `whole` has labels as the files have them.
+
+    Each record stays or goes by itself, so parts of neighbouring data sets are the same, or neighbours.
+    """
+    import pandas as pd
+
+    if card.part_of is None:
+        return whole
+    assert isinstance(card.classes, dict)
+    own = np.isin(whole.y.astype(str), [raw for raws in card.classes.values() for raw in raws])
+    said = sum(catalog.records(card, file) for file in card.files if file.part == which and file.holds != "labels")
+    if own.sum() != said:
+        raise DataError(f"{card.name}: {own.sum()} records for {which} have its classes, but its card says {said}")
+    return Part(whole.x[own], labels_of(card, pd.Series(whole.y[own])))
 
 
 def _to_unit(stored: np.ndarray, card: Card) -> np.ndarray:

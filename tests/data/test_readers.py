@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from dpsgd_cli.data import card as card_module
 from dpsgd_cli.data import catalog, readers
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.errors import DataError
@@ -53,6 +55,55 @@ def test_cifar(library: Path, make_card: MakeCard) -> None:
     np.testing.assert_allclose(source.train.x[2, 1, 0], rows[2, 1 + 4 : 1 + 6] / 255, rtol=1e-6)
     assert source.test is not None
     assert source.test.x.shape == (1, 3, 2, 2)
+
+
+def a_part(library: Path, make_card: MakeCard, kept: dict[str, list[int]]) -> tuple[Card, np.ndarray]:
+    """A card of classes b and d of four, and the labels of the files that it shares with the card of all."""
+    rows = np.arange(6 * 13).reshape(6, 13).astype(np.uint8)
+    rows[:, 0] = [3, 0, 1, 2, 3, 1]
+    files = [
+        put(library, "one.bin", rows[:4].tobytes(), records=4, part="train"),
+        put(library, "test.bin", rows[4:].tobytes(), records=2, part="test"),
+    ]
+    shape = {"shape": [3, 2, 2], "bounds": [0, 255], "columns": None, "target": None, "split": None}
+    make_card(reader={"kind": "cifar"}, files=files, classes=["a", "b", "c", "d"], preprocess=None, **shape)
+    path = library.parent / "cards" / "half.yaml"
+    classes = {"d": ["3"], "b": ["1"]}
+    said = {"name": "half", "description": "b and d", "part_of": "toy", "classes": classes, "kept": kept}
+    path.write_text(yaml.safe_dump(said, sort_keys=False))
+    return catalog.load_card("half"), rows
+
+
+def test_a_part_of_a_card_is_the_records_of_its_classes(
+    library: Path, make_card: MakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the files, labelled in the order of its own classes, from the files of the whole."""
+    monkeypatch.setattr(card_module, "shipped", lambda kind: library.parent / "cards")
+    half, rows = a_part(library, make_card, {"one.bin": [2], "test.bin": [2]})
+    source: Any = readers.read(half)
+    assert half.labels == ("d", "b")
+    assert source.train.y.tolist() == [0, 1]
+    np.testing.assert_allclose(source.train.x.reshape(2, 12), rows[[0, 2], 1:] / 255, rtol=1e-6)
+    assert source.test.y.tolist() == [0, 1]
+    assert [catalog.records(half, file) for file in half.files] == [2, 2]
+    assert any("toy" in said for said in source.declarations)
+
+
+def test_a_part_of_other_numbers_than_its_card_declares_is_refused(
+    library: Path, make_card: MakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prices and noise were planned for the number that is public."""
+    monkeypatch.setattr(card_module, "shipped", lambda kind: library.parent / "cards")
+    half, _ = a_part(library, make_card, {"one.bin": [3], "test.bin": [2]})
+    with pytest.raises(DataError, match="half: 2 records for train have its classes, but its card says 3"):
+        readers.read(half)
+    with pytest.raises(DataError, match="so many of each file"):
+        a_part(library, make_card, {"one.bin": [2]})
+    a_part(library, make_card, {"one.bin": [2], "test.bin": [2]})
+    path = library.parent / "cards" / "quarter.yaml"
+    path.write_text("{name: quarter, description: b, part_of: half, classes: {b: ['1']}}")
+    with pytest.raises(DataError, match="'half', which is no shipped card of a whole"):
+        catalog.load_card("quarter")
 
 
 def test_table(library: Path, make_card: MakeCard) -> None:
