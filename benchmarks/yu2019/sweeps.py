@@ -91,11 +91,11 @@ class Claim:
         return [(label, one) for label, one in told if one is not None and one.margin is not None]
 
     def verdict(self, rows: Rows) -> str:
-        """`refuted` where a whole interval is below zero, `confirmed` where all are above `-slack`."""
+        """`refuted` where a whole interval is below `-slack`, `confirmed` where all are above it."""
         found = [one for _, one in self.found(rows)]
         if not found:
             return MISSING
-        if any(one.mean + (one.margin or 0) < 0 for one in found):
+        if any(one.mean + (one.margin or 0) < -self.slack for one in found):
             return "refuted"
         if all(one.mean - (one.margin or 0) > -self.slack for one in found):
             return "confirmed" if len(found) == len(self.contrasts) else "confirmed as far as it was run"
@@ -123,7 +123,8 @@ def _beats(table: str, best: object, others: Sequence[object]) -> tuple[Contrast
 
 def claims() -> Iterator[Claim]:
     """What the paper says of each figure."""
-    same_length = tuple(
+    controls = tuple(Contrast(f"{kind}, as in Table II", (("table2", kind),), (("control", kind),)) for kind in DECAYS)
+    same_length = controls + tuple(
         Contrast(f"{kind}, {epochs} epochs", (at("length", f"{kind} {epochs}"),), (at("length", f"uniform {epochs}"),))
         for epochs in LENGTHS
         for kind in DECAYS
