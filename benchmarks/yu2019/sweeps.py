@@ -204,17 +204,20 @@ def sweep(rows: Rows, table: str, label: str) -> str:
 
 
 def lengths(rows: Rows) -> str:
-    """Figure 6."""
+    """Figure 6; lengths of which nothing was run are named below it."""
     if all(rows.of("length", f"{kind} {epochs}") is None for kind in KINDS for epochs in LENGTHS):
         return MISSING
-    lines = []
+    lines, lacking = [], []
     for epochs in LENGTHS:
         keys = [at("length", f"{kind} {epochs}") for kind in KINDS]
-        trials = sorted({len(found) for key in keys if (found := rows.of(*key)) is not None})
-        lines.append(
-            [str(epochs), *(rows.text(*key) for key in keys), " to ".join(map(str, trials[:: len(trials) - 1 or 1]))]
-        )
-    return markdown(("epochs", *KINDS, "trials"), lines)
+        trials = [len(found) for key in keys if (found := rows.of(*key)) is not None]
+        if trials:
+            told = str(trials[0]) if len(set(trials)) == 1 else f"{min(trials)} to {max(trials)}"
+            lines.append([str(epochs), *(rows.text(*key) for key in keys), told])
+        else:
+            lacking.append(str(epochs))
+    table = markdown(("epochs", *KINDS, "trials"), lines)
+    return f"{table}\n\n{MISSING.capitalize()}: {', '.join(lacking)} epochs." if lacking else table
 
 
 def layers(rows: Rows) -> str:
