@@ -13,7 +13,8 @@ from PIL import Image
 from benchmarks.pages import PAGES, RESULTS, Page, case, drawing, page_of, template_of, training
 from benchmarks.pages.case import Case
 from benchmarks.pages.rows import CURVES, KEYS, STALE, Rows
-from benchmarks.yu2019.cases import EPOCHS
+from benchmarks.yu2019.cases import EPOCHS, LENGTHS
+from benchmarks.yu2019.sweeps import KINDS, SWEEPS, Claim, Contrast, at, claims
 from dpsgd_cli.experiment import plan_recipe
 
 DECIMAL = re.compile(r"(?<![\w.])\d*\.\d+")
@@ -87,6 +88,43 @@ def test_differences_are_of_trials_of_one_seed() -> None:
     """Trials that only one of the two has are left out; a mean of 0.1 and no spread, whatever the trials' own is."""
     rows = rows_of(made(ONE, [0.9, 0.3, 0.6]), made(TWO, [0.8, 0.2]))
     assert rows.gain(("table", "one"), ("table", "two")) == "+0.1000 ± 0.0000"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "slack", "verdict"),
+    [
+        ([0.9, 0.4, 0.6], [0.8, 0.3, 0.5], 0.0, "confirmed"),
+        ([0.8, 0.3, 0.5], [0.9, 0.4, 0.6], 0.05, "refuted"),
+        ([0.9, 0.3, 0.6], [0.8, 0.4, 0.5], 0.0, "not decided"),
+        ([0.9, 0.3, 0.6], [0.8, 0.4, 0.5], 0.5, "confirmed"),
+        ([0.9], [0.1], 0.0, "not run"),
+    ],
+)
+def test_a_claim_is_judged_by_whole_intervals(
+    ours: list[float], theirs: list[float], slack: float, verdict: str
+) -> None:
+    """Of one trial there is no interval, and so no verdict."""
+    rows = rows_of(made(ONE, ours), made(TWO, theirs))
+    one = Contrast("one over two", (("table", "one"),), (("table", "two"),))
+    assert Claim("", "", (one,), slack).verdict(rows) == verdict
+    not_run = Contrast("one over three", (("table", "one"),), (("table", "three"),))
+    also = {"confirmed": "confirmed as far as it was run"}.get(verdict, verdict)
+    assert Claim("", "", (one, not_run), slack).verdict(rows) == also
+
+
+def test_a_contrast_adds_up_by_seed() -> None:
+    rows = rows_of(made(ONE, [0.9, 0.3, 0.6]), made(TWO, [0.8, 0.1]))
+    found = Contrast("", (("table", "one"),) * 2, (("table", "two"),) * 2).of(rows)
+    assert found is not None
+    assert (found.mean, found.n) == (pytest.approx(0.3), 2)
+
+
+def test_every_point_of_a_figure_and_of_a_claim_is_a_case() -> None:
+    cases = {(one.table, one.name) for one in page_of("yu2019").CASES}
+    points = {at(table, name) for table, names in SWEEPS.items() for name in names}
+    points |= {at("length", f"{kind} {epochs}") for kind in KINDS for epochs in LENGTHS}
+    points |= {key for claim in claims() for one in claim.contrasts for key in (*one.plus, *one.less)}
+    assert points <= cases
 
 
 def test_only_what_is_missing_or_stale_is_trained(tmp_path: Path) -> None:

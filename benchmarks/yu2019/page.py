@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from benchmarks.pages.rows import MISSING, Rows, markdown
-from benchmarks.yu2019 import accounting, cases, trainings
+from benchmarks.yu2019 import accounting, cases, sweeps, trainings
 from benchmarks.yu2019.cases import CANCER_RATES, DECAYS, EPOCHS, NON_PRIVATE, SCHEDULES
 
 CASES = cases.CASES
-METRICS = ("epochs", "rho", "test_accuracy", "nonprivate_train_accuracy", "chosen_candidate")
+METRICS = ("epochs", "rho", "test_accuracy", "nonprivate_train_accuracy", "chosen_candidate", "validation_accuracy")
 PUBLISHED = {
     "uniform": 0.919,
     "time": 0.931,
@@ -37,7 +37,10 @@ WITHOUT = {
 PUBLISHED_EPOCHS = {**EPOCHS, "validation": 64}
 CANCER = {"uniform": "about .92", "exponential": "about .95", "validation": "about .94", "non-private": ".96"}
 CANDIDATES = ("uniform", "exponential", "step")
-QUOTED = ".001953125 .01 .05 .1 .15 .4 .78125 .808 .919 .99 1.107 1.25 1.37 1.56 1.6 1.67 2.37 21.5 34.3 6.25"
+QUOTED = (
+    ".001953125 .01 .015 .02 .05 .07 .1 .15 .2 .4 .78125 .808 .9 .919 .931 .99 1.107 1.25 1.37 1.56 1.6 1.67 2.37 6.25"
+    " 21.5 34.3"
+)
 
 
 def said(rows: Rows) -> Mapping[str, str]:
@@ -71,6 +74,13 @@ def said(rows: Rows) -> Mapping[str, str]:
         "uniform": rows.text("table2", "uniform"),
         "furthest": f"{100 * max(abs(mean - PUBLISHED[kind]) for kind, mean in _means(rows).items()):.1f}",
         "refuted": _refuted(rows),
+        "verdicts": sweeps.verdicts(rows),
+        "judged": sweeps.sentence(rows),
+        "lengths": sweeps.lengths(rows),
+        **{name.replace(" ", "_"): sweeps.sweep(rows, name, label) for name, label in sweeps.SWEEPS_SAID.items()},
+        "layers": sweeps.layers(rows),
+        "cifar": sweeps.cifar(rows),
+        "cifar_rates": sweeps.cifar_rates(rows),
         "cancer_exponential": rows.gain(("cancer", "exponential"), ("cancer", "uniform")),
     }
 

@@ -1,4 +1,4 @@
-"""The paper's figures of trainings: 4, 5, 12, 13 and 14, drawn from rows. Not here: arithmetic (`accounting.py`)."""
+"""The paper's figures of trainings, 4 to 15, drawn from rows. Not here: arithmetic (`accounting.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages.rows import Rows
 from benchmarks.yu2019.accounting import framed
-from benchmarks.yu2019.cases import NON_PRIVATE, SCHEDULES
+from benchmarks.yu2019.cases import CIFAR, LENGTHS, NON_PRIVATE, SCHEDULES
+from benchmarks.yu2019.sweeps import KINDS, SWEEPS, SWEEPS_SAID, at
 
 COLOURS = dict(zip(SCHEDULES, ("#555555", "#1f77b4", "#2ca02c", "#d62728", "#9467bd", "#ff7f0e"), strict=True))
 
@@ -20,16 +21,24 @@ def figures(rows: Rows) -> dict[str, Figure]:
         "figure-13": _curves(rows, "table2", "rho", "rho spent"),
         "figure-14": _curves(rows, "cancer", "test_accuracy", "test accuracy, Cancer"),
     }
+    names = {"decay": "07", "factor": "08", "rate": "09", "units": "10", "noise at 60": "11a", "noise": "11b"}
+    for table, number in names.items():
+        if any(rows.of(table, name) is not None for name in SWEEPS[table]):
+            made[f"figure-{number}"] = _sweep(rows, table)
+    if any(rows.of("length", f"{kind} {epochs}") is not None for kind in KINDS for epochs in LENGTHS):
+        made["figure-06"] = _lengths(rows)
+    if rows.of("cifar", "uniform") is not None and rows.of("cifar", "exponential") is not None:
+        made["figure-15"] = _curves(rows, "cifar", "test_accuracy", "test accuracy, CIFAR-10")
     made["figure-12"].axes[0].set_ylim(0.85, 0.985)
     return made
 
 
 def _curves(rows: Rows, table: str, column: str, label: str) -> Figure:
     figure, axes = framed()
-    for kind in SCHEDULES:
+    for kind in CIFAR if table == "cifar" else SCHEDULES:
         curve = rows.curve(table, kind, column)
         if curve is not None:
-            axes.plot(curve.index, curve, label=kind, color=COLOURS[kind], linewidth=1.3)
+            axes.plot(curve.index, curve, label=kind, color=COLOURS.get(kind, "black"), linewidth=1.3)
     without = (
         rows.curve("non-private", NON_PRIVATE[0], column) if (table, column) == ("table2", "test_accuracy") else None
     )
@@ -52,4 +61,36 @@ def _spread(rows: Rows) -> Figure:
         axes.errorbar([place], [mean], yerr=error, marker="o", capsize=5, color=COLOURS[kind])
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set_ylabel("test accuracy: mean, least, largest")
+    return figure
+
+
+def _sweep(rows: Rows, table: str) -> Figure:
+    """Accuracy by one number, with intervals, and the epochs that the budget allowed."""
+    figure, axes = framed()
+    told = [(float(name), rows.summary(*at(table, name)), rows.of(*at(table, name))) for name in SWEEPS[table]]
+    xs, ys, errors = [], [], []
+    for x, one, found in told:
+        if one is not None and found is not None:
+            xs, ys, errors = [*xs, x], [*ys, one.mean], [*errors, one.margin or 0]
+            axes.annotate(
+                f"{found['epochs'].mean():.0f}", (x, one.mean), xytext=(4, 5), textcoords="offset points", fontsize=7
+            )
+    axes.errorbar(xs, ys, yerr=errors, marker="o", capsize=4, linewidth=1.2)
+    if table == "decay":
+        axes.set_xscale("log")
+    axes.set(xlabel=f"{SWEEPS_SAID[table]} (beside each point: epochs)", ylabel="test accuracy, 95% interval")
+    return figure
+
+
+def _lengths(rows: Rows) -> Figure:
+    """Accuracy by number of epochs, a curve a kind of noise."""
+    figure, axes = framed()
+    for kind in KINDS:
+        told = [(epochs, rows.summary(*at("length", f"{kind} {epochs}"))) for epochs in LENGTHS]
+        found = [(epochs, one.mean, one.margin or 0) for epochs, one in told if one is not None]
+        if found:
+            xs, ys, errors = zip(*found, strict=True)
+            axes.errorbar(xs, ys, yerr=errors, marker="o", markersize=3, capsize=3, label=kind, color=COLOURS[kind])
+    axes.set(xlabel="epochs", ylabel="test accuracy, 95% interval")
+    axes.legend(fontsize=8)
     return figure
