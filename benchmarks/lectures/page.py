@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.lectures import cases, claims
 from benchmarks.lectures.cases import RECORDS, TITLES, budgets
-from benchmarks.pages.rows import MISSING, Rows, markdown
+from benchmarks.pages.rows import MISSING, Rows, markdown, side
 
 CASES = cases.CASES
 METRICS = ("test_accuracy", "excess_risk_bound", "nonprivate_excess_risk")
@@ -29,7 +29,8 @@ def said(rows: Rows) -> Mapping[str, str]:
         **claims.said(rows),
         "slopes": _slopes(rows),
         "pairs": str(sum(_pairs(rows).values())),
-        "worse": str(sum(one > two for one, two in _both(rows))),
+        "worse": str(_both(rows).count(1)),
+        "better": str(_both(rows).count(-1)),
         "both": str(len(_both(rows))),
         "held": str(_pairs(rows)[True]),
         "least": f"{min(_looseness(rows)):.1f}",
@@ -73,14 +74,10 @@ def _pairs(rows: Rows) -> dict[bool, int]:
     return found
 
 
-def _both(rows: Rows) -> list[tuple[float, float]]:
-    """Mean risk of one record a step and of full gradients, at the same n and epsilon."""
-    told = [
-        (rows.summary("single", name, EXCESS), rows.summary("dp-gd", name, EXCESS))
-        for kind, name in _trained(rows)
-        if kind == "single"
-    ]
-    return [(one.mean, two.mean) for one, two in told if one is not None and two is not None]
+def _both(rows: Rows) -> list[int | None]:
+    """Whether one record a step leaves more risk than full gradients at the same n and epsilon, or less (-1), or neither."""
+    names = [name for kind, name in _trained(rows) if kind == "single"]
+    return [side(rows.minus(("single", name), ("dp-gd", name), EXCESS)) for name in names]
 
 
 def _looseness(rows: Rows) -> list[float]:

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.lee2018.cases import EPSILONS, named
-from benchmarks.pages.rows import MISSING, Rows, Summary, markdown
+from benchmarks.pages.rows import MISSING, Rows, markdown, side
 
 RIVALS = ("objective-perturbation", "output-perturbation", "privgene", "sgd-adv", "sgd-ma")
 OBJECTIVE = "nonprivate_train_objective"
@@ -17,13 +17,6 @@ SMALL, LARGE = EPSILONS[:2], EPSILONS[-1:]
 CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "not decided"
 Verdict = str | None
 """One of the three words; None where there are no rows."""
-
-
-def side(found: Summary | None) -> int | None:
-    """+1 where the whole interval is above 0, -1 where it is below, 0 where it holds 0; None without rows."""
-    if found is None or found.margin is None:
-        return None
-    return 1 if found.mean > found.margin else -1 if found.mean < -found.margin else 0
 
 
 def differences(rows: Rows, table: str, one: str, epsilon: float, others: Sequence[str]) -> list[int | None]:

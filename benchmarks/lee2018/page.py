@@ -16,7 +16,7 @@ from benchmarks.lee2018 import cases, claims, published
 from benchmarks.lee2018.cases import DATA, EPSILONS, LOSSES, METHODS, STUDIES, STUDY_EPSILONS, named
 from benchmarks.lee2018.claims import OBJECTIVE, RIVALS
 from benchmarks.pages import RESULTS
-from benchmarks.pages.rows import MISSING, Rows, markdown, summarised
+from benchmarks.pages.rows import MISSING, Rows, markdown, side, summarised
 
 CASES = cases.CASES
 METRICS = ("test_accuracy", "nonprivate_train_objective")
@@ -54,7 +54,7 @@ def _published() -> dict[str, str]:
     difference = summarised(listed - righted, stale)
     words = {1: "the wrong side is what it owes its accuracy to", None: "a single seed, which decides nothing"}
     return {
-        "side_decides": words.get(claims.side(difference), "so many seeds do not tell it from an accident"),
+        "side_decides": words.get(side(difference), "so many seeds do not tell it from an accident"),
         "listed": summarised(listed, stale).text(),
         "righted": summarised(righted, stale).text(),
         "listed_righted": difference.text(signed=True),
