@@ -163,8 +163,9 @@ MORE = [
 TWICE = "preconditioned, twice the patches"
 PARTS = (
     "data.features=[{kind: patches, patches: 4096, size: 6, pool: 3}"
-    ", {kind: patches, patches: 2048, size: 6, shrink: 2}, {kind: scattering, grey: true, unit-orders: true, mirror: true}, {kind: hog, mirror: true}"
-    ", {kind: colour-means, mirror: true}]"
+    ", {kind: patches, patches: 2048, size: 6, shrink: 2}"
+    ", {kind: scattering, grey: true, unit-orders: true, mirror: true}"
+    ", {kind: hog, mirror: true}, {kind: colour-means, mirror: true}]"
 )
 MORE += [
     replace(
