@@ -79,6 +79,8 @@ def shrink(recipe: Recipe, has_test: bool) -> Recipe:
     for step in content["data"].get("preprocess") or []:
         if step.get("rotate"):
             step["rotate"] |= {"records": 12, "components": 6}
+            if step["rotate"].get("variants"):
+                step["rotate"]["variants"] = {"images": 4, "each": 2, "among": 6}
     for part in content["data"]["features"] if isinstance(content["data"].get("features"), list) else []:
         if part["kind"] == "patches":
             part["patches"] = 6

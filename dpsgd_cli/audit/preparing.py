@@ -11,6 +11,7 @@ import numpy as np
 from dpsgd_cli.audit.findings import Finding, exact
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, PrivateStep, Step
+from dpsgd_cli.data.rotation import Turn
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
 
@@ -44,6 +45,8 @@ def compare(loaded: LoadedRecipe, plan: Plan) -> list[Finding]:
 
 
 def _kept(step: Step, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
+    if isinstance(step, Turn):
+        return step.kept(step.drawn(layout), layout)
     if not isinstance(step, PrivateStep) or step.release is None:
         return step.kept(rows, layout)
     random = np.random.default_rng(3)

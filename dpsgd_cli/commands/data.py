@@ -108,8 +108,11 @@ def verify(names: tuple[str, ...], cards: Path | None) -> None:
 @click.option("--count", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="How many images.")
 @click.option("--side", type=click.IntRange(8, 512), help="Pixels a side.  [default: 28 strokes, 32 dead leaves]")
 @click.option("--channels", type=click.IntRange(1, 4), help="Colours.  [default: 1 strokes, 3 dead leaves]")
+@click.option("--hands", type=click.IntRange(2, 100), help="Draw variants: each of the strokes by so many hands.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Public seed.")
-def synthetic(kind: str, directory: Path, count: int, side: int | None, channels: int | None, seed: int) -> None:
+def synthetic(
+    kind: str, directory: Path, count: int, side: int | None, channels: int | None, hands: int | None, seed: int
+) -> None:
     """Write the images that shape features: DIR/KIND.npy, and the first hundred as DIR/KIND.png to look at.
 
     They are those of `data.features` (patches) and `preprocess: rotate` of the same seed. No data set is read.
@@ -118,7 +121,13 @@ def synthetic(kind: str, directory: Path, count: int, side: int | None, channels
     """
     own_channels, own_side = drawing.USUAL[kind]
     shape = (channels or own_channels, side or own_side, side or own_side)
-    for path in drawings.write(kind, drawing.draw(kind, count, shape, seed), directory):
+    if hands is not None and kind != "strokes":
+        raise click.UsageError(f"--hands: variants are drawn of strokes, not of {kind}")
+    if hands is None:
+        images = drawing.draw(kind, count, shape, seed)
+    else:
+        images = drawing.draw_variants(count, hands, shape, seed).reshape(-1, *shape)
+    for path in drawings.write(kind, images, directory):
         click.echo(f"wrote {path}")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 AT_ONCE = 500
+VARIED_AT_ONCE = 100
 
 
 def draw(kind: str, count: int, shape: tuple[int, int, int], seed: int) -> np.ndarray:
@@ -29,6 +30,19 @@ def draw(kind: str, count: int, shape: tuple[int, int, int], seed: int) -> np.nd
         stream = np.random.default_rng([seed, number])
         blocks.append(KINDS[kind](stream, AT_ONCE, shape)[: count - start])
     return np.concatenate(blocks) if blocks else np.zeros((0, *shape), np.uint8)
+
+
+def draw_variants(count: int, each: int, shape: tuple[int, int, int], seed: int) -> np.ndarray:
+    """`count` drawings of strokes by `each` hands, (count, each, channels, side, side) of bytes; none of them `draw`s.
+
+    >>> draw_variants(2, 3, (1, 28, 28), 0).shape
+    (2, 3, 1, 28, 28)
+    """
+    blocks = []
+    for number, start in enumerate(range(0, count, VARIED_AT_ONCE)):
+        stream = np.random.default_rng([seed, number, each])
+        blocks.append(stroke_variants(stream, VARIED_AT_ONCE, each, shape)[: count - start])
+    return np.concatenate(blocks)
 
 
 def dead_leaves(stream: np.random.Generator, count: int, shape: tuple[int, int, int]) -> np.ndarray:
@@ -102,27 +116,57 @@ def _bytes(images: np.ndarray) -> np.ndarray:
 
 def strokes(stream: np.random.Generator, count: int, shape: tuple[int, int, int]) -> np.ndarray:
     """One to three smooth pen strokes each, of one width."""
+    drawn = stream.integers(1, STROKES + 1, count)
+    width = stream.uniform(THIN, THICK, count)
+    corners = np.stack([stream.uniform(0.2, 0.8, (count, 4, 2)) for _ in range(STROKES)], axis=1)
+    return _inked(drawn, width, corners, shape)
+
+
+def stroke_variants(stream: np.random.Generator, count: int, each: int, shape: tuple[int, int, int]) -> np.ndarray:
+    """`count` drawings as `strokes` are, each by `each` hands: (count, each, channels, side, side).
+
+    A hand has a pen of its own width, slants, turns and stretches the whole, puts it elsewhere and bends each stroke.
+    """
+    drawn = np.repeat(stream.integers(1, STROKES + 1, count), each)
+    meant = np.repeat(stream.uniform(0.2, 0.8, (count, STROKES, 4, 2)), each, axis=0)
+    hands = count * each
+    bent = meant + BENT * stream.normal(0, 1, meant.shape)
+    slant = np.eye(2) + SLANTED * stream.normal(0, 1, (hands, 2, 2))
+    middle = 0.5 + MOVED * stream.normal(0, 1, (hands, 1, 1, 2))
+    away = bent[..., None] - 0.5
+    corners = away[..., 0, :] * slant[:, None, None, 0] + away[..., 1, :] * slant[:, None, None, 1] + middle
+    width = stream.uniform(THIN, THICK, hands)
+    return _inked(drawn, width, corners, shape).reshape(count, each, *shape)
+
+
+STROKES = 3
+THIN, THICK = 0.03, 0.06
+BENT = 0.02
+SLANTED = 0.2
+MOVED = 0.04
+POINTS = 24
+
+
+def _inked(drawn: np.ndarray, width: np.ndarray, corners: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """The first `drawn` strokes of each image, Bezier curves of `corners` (count, strokes, 4, 2) in the unit square."""
     channels, side, _ = shape
-    points = 24
-    ink = np.zeros((count, side, side), np.float32)
+    ink = np.zeros((len(drawn), side, side), np.float32)
     rows, columns = np.meshgrid(*[np.arange(side, dtype=np.float32)] * 2, indexing="ij")
-    drawn = stream.integers(1, 4, count)
-    width = stream.uniform(0.03, 0.06, count) * side
-    for stroke in range(3):
-        place = _pen(stream, count, points) * side
-        for point in range(points):
+    reach = (width * side)[:, None, None] + 0.5
+    for stroke in range(corners.shape[1]):
+        place = _path(corners[:, stroke]) * side
+        for point in range(POINTS):
             y = rows - place[:, point, 0, None, None]
             x = columns - place[:, point, 1, None, None]
             far = np.sqrt(y * y + x * x)
-            level = np.clip(width[:, None, None] + 0.5 - far, 0, 1) * (stroke < drawn)[:, None, None]
+            level = np.clip(reach - far, 0, 1) * (stroke < drawn)[:, None, None]
             np.maximum(ink, level, out=ink)
     return _bytes(np.repeat(ink[:, None], channels, axis=1))
 
 
-def _pen(stream: np.random.Generator, count: int, points: int) -> np.ndarray:
-    """Paths (count, points, 2) within the unit square: Bezier curves of four random corners."""
-    corners = stream.uniform(0.2, 0.8, (count, 4, 2))
-    t = np.linspace(0, 1, points)[None, :, None]
+def _path(corners: np.ndarray) -> np.ndarray:
+    """Points (count, POINTS, 2) of Bezier curves of four corners."""
+    t = np.linspace(0, 1, POINTS)[None, :, None]
     s = 1 - t
     weights = [s * s * s, 3 * t * s * s, 3 * t * t * s, t * t * t]
     path = sum(weight * corners[:, None, number] for number, weight in enumerate(weights))

@@ -3,6 +3,11 @@
 Guarantee: what the step keeps is a function of its settings, of a record's layout and of the steps before it, none of
 which was fitted on records (`refuse_fitted`). It acts on each record alone. Not here: the images
 (`core/synthetic.py`), and taking them through the steps before (`preparation.py`).
+
+With `variants` the directions are those of a discriminant analysis whose classes nobody labelled: a drawing is one, and
+its variants by several hands are its members. Within the first directions C is the covariance of variants around
+their drawing's mean; rows are multiplied by (C + floor mean(c))^-1/2, c being its eigenvalues, so that what a hand
+changes weighs as little in all directions, and of those the principal ones are kept.
 """
 
 from __future__ import annotations
@@ -41,46 +46,50 @@ class Turn(Step):
     def plan(self, layout: Layout) -> Layout:
         refuse_codes("rotate", layout)
         most = min(layout.features, self.settings.records - 1)
-        if self.settings.components > most:
+        variants = self.settings.variants
+        name, asked = ("components", self.settings.components) if variants is None else ("among", variants.among)
+        if asked > most:
             raise DataError(
-                f"rotate: components is {self.settings.components}, but {count(self.settings.records, 'image')} of"
+                f"rotate: {name} is {asked}, but {count(self.settings.records, 'image')} of"
                 f" {count(layout.features, 'feature')} have {most} directions; ask for fewer, or give more records"
             )
         return Layout((self.settings.components,))
 
     def drawn(self, layout: Layout) -> np.ndarray:
-        """The images, as records of `layout` as read."""
+        """The images, as records of `layout` as read; after them the variants, of one drawing one after the other."""
         if len(layout.shape) != 3 or layout.shape[1] != layout.shape[2]:
             raise DataError(f"rotate: images that are drawn are (channels, side, side), but a record is {layout.shape}")
         low, high = layout.bounds or (0.0, 1.0)
         channels, side, _ = layout.shape
-        images = synthetic.draw(self.settings.images, self.settings.records, (channels, side, side), self.settings.seed)
+        settings, shape = self.settings, (channels, side, side)
+        images = synthetic.draw(settings.images, settings.records, shape, settings.seed)
+        if settings.variants is not None:
+            varied = synthetic.draw_variants(settings.variants.images, settings.variants.each, shape, settings.seed)
+            images = np.concatenate([images, varied.reshape(-1, *shape)])
         return (low + (high - low) / 255 * images).astype(np.float32)
 
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray:
         """(features + 1, components): scaled directions, and minus what they make of the mean of `rows` (synthetic)."""
-        place = cache.place("rotations", [VERSION, self.settings.model_dump()], [rows])
+        place = cache.place("rotations", [VERSION, self.settings.model_dump(exclude_none=True)], [rows])
         found = cache.load(place)
         if found is None:
-            found = self._directions(flatten(rows).astype(np.float32))
+            found = self._axes(flatten(rows).astype(np.float32))
             cache.keep(place, found)
         return found
 
-    def _directions(self, x: np.ndarray) -> np.ndarray:
-        from scipy.linalg import eigh
-
-        mean = x.mean(axis=0)
-        x = x - mean
-        wide = x.shape[1] > len(x)
-        gram = (x @ x.T if wide else x.T @ x) / len(x)
-        size = len(gram)
-        variances, vectors = eigh(gram, subset_by_index=[size - self.settings.components, size - 1], overwrite_a=True)
-        variances, vectors = np.maximum(variances[::-1], 0), vectors[:, ::-1]
-        if wide:
-            vectors = x.T @ vectors
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=0), 1e-30)
-        scale = (variances + self.settings.floor * variances.mean()) ** -self.settings.power
-        axes = signed(vectors) * scale
+    def _axes(self, x: np.ndarray) -> np.ndarray:
+        settings, plain = self.settings, x[: self.settings.records]
+        mean = plain.mean(axis=0)
+        plain = plain - mean
+        if settings.variants is None:
+            axes, variances = _principal(plain, settings.components)
+        else:
+            first, _ = _principal(plain, settings.variants.among)
+            hands = (x[settings.records :] @ first).reshape(-1, settings.variants.each, settings.variants.among)
+            even = first @ _evened(hands, settings.floor)
+            axes, variances = _principal(plain @ even, settings.components)
+            axes = even @ axes
+        axes = axes * (variances + settings.floor * variances.mean()) ** -settings.power
         return np.vstack([axes, -(mean @ axes)]).astype(np.float32)
 
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
@@ -95,6 +104,30 @@ class Turn(Step):
             return out
 
         return transform
+
+
+def _principal(x: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first directions (features, count) of centred rows, and their variances."""
+    from scipy.linalg import eigh
+
+    wide = x.shape[1] > len(x)
+    gram = (x @ x.T if wide else x.T @ x) / len(x)
+    size = len(gram)
+    variances, vectors = eigh(gram, subset_by_index=[size - count, size - 1], overwrite_a=True)
+    variances, vectors = np.maximum(variances[::-1], 0), vectors[:, ::-1]
+    if wide:
+        vectors = x.T @ vectors
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=0), 1e-30)
+    return signed(vectors), variances
+
+
+def _evened(hands: np.ndarray, floor: float) -> np.ndarray:
+    """(C + floor mean(c))^-1/2 of variants (drawings, each, directions)."""
+    drawings, each, directions = hands.shape
+    apart = (hands - hands.mean(axis=1, keepdims=True)).reshape(-1, directions)
+    moments, vectors = np.linalg.eigh(apart.T @ apart / (drawings * (each - 1)))
+    moments = np.maximum(moments, 0)
+    return np.asarray((vectors * (moments + floor * moments.mean()) ** -0.5) @ vectors.T)
 
 
 def turned(x: np.ndarray, kept: np.ndarray) -> np.ndarray:

@@ -101,6 +101,15 @@ def test_synthetic_images_are_written_to_be_looked_at(tmp_path: Path) -> None:
     assert abs(picture[1, 31, 0] - images[1, 0, 0, 0] / 255) < 1e-6
 
 
+def test_strokes_of_several_hands_are_written_too(tmp_path: Path) -> None:
+    assert run("synthetic", "strokes", str(tmp_path), "--count", "2", "--side", "8", "--hands", "3").exit_code == 0
+    expected = synthetic.draw_variants(2, 3, (1, 8, 8), 0).reshape(6, 1, 8, 8)
+    assert (np.load(tmp_path / "strokes.npy") == expected).all()
+    result = run("synthetic", "dead-leaves", str(tmp_path), "--hands", "3")
+    assert result.exit_code == 2
+    assert "variants are drawn of strokes, not of dead-leaves" in result.stderr
+
+
 def test_synthetic_images_go_only_where_there_is_room(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="file"):

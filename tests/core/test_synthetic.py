@@ -49,3 +49,21 @@ def test_strokes_are_ink_on_an_empty_ground() -> None:
     ink = (found > 0).mean(axis=(1, 2, 3))
     assert (ink > 0).all()
     assert (ink < 0.5).all()
+
+
+def test_hands_draw_the_same_drawing_each_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels of one drawing are more alike than those of two; more drawings begin with the same ones."""
+    monkeypatch.setattr(synthetic, "VARIED_AT_ONCE", 8)
+    many = synthetic.draw_variants(12, 3, (1, 28, 28), 5)
+    assert many.shape == (12, 3, 1, 28, 28)
+    assert (synthetic.draw_variants(2, 3, (1, 28, 28), 5) == many[:2]).all()
+    assert len({image.tobytes() for image in many.reshape(36, -1)}) == 36
+    flat = many.reshape(12, 3, -1) / 255
+    apart = np.linalg.norm(flat[:, 0] - flat[:, 1], axis=1).mean()
+    assert apart < 0.9 * np.linalg.norm(flat[:-1, 0] - flat[1:, 0], axis=1).mean()
+
+
+def test_hands_of_a_seed_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "VARIED_AT_ONCE", 8)
+    found = synthetic.draw_variants(2, 2, (1, 28, 28), 0)
+    assert hashlib.sha256(found.tobytes()).hexdigest().startswith("68a9744d1fb48ef335cb11c868f6566d")

@@ -13,7 +13,7 @@ from dpsgd_cli.core import synthetic
 from dpsgd_cli.data.dataset import Dataset, Layout
 from dpsgd_cli.data.rotation import Turn
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data, Rotate
+from dpsgd_cli.recipe.schema.data import Data, Rotate, Variants
 
 TURN = {"components": 6, "images": "strokes", "records": 60}
 
@@ -63,6 +63,31 @@ def test_directions_are_those_of_the_synthetic_images(records: int) -> None:
     assert np.allclose(np.abs(found), np.abs(expected), rtol=1e-2, atol=1e-3)
 
 
+def test_with_variants_what_hands_change_is_evened_first() -> None:
+    """Around its drawing's mean a variant varies by 1 in every direction, and images most in the first ones."""
+    variants = Variants(images=80, each=4, among=20)
+    settings = Rotate(components=20, images="strokes", records=300, power=0, floor=1e-6, variants=variants)
+    step, layout = Turn(settings, "add-remove"), Layout((1, 8, 8))
+    images = step.drawn(layout)
+    assert images.shape == (300 + 80 * 4, 1, 8, 8)
+    assert (images[:300] == (synthetic.draw("strokes", 300, (1, 8, 8), 0) * (1 / 255)).astype(np.float32)).all()
+    found = step.transform(layout, step.kept(images, layout))(images)
+    assert np.allclose(found[:300].mean(axis=0), 0, atol=1e-3)
+    hands = found[300:].reshape(80, 4, 20)
+    apart = (hands - hands.mean(axis=1, keepdims=True)).reshape(-1, 20)
+    assert np.allclose(apart.T @ apart / (80 * 3), np.eye(20), atol=0.01)
+    whole = found[:300].T @ found[:300] / 300
+    assert np.allclose(whole, np.diag(np.diag(whole)), atol=0.01 * whole[0, 0])
+    assert (np.diff(np.diag(whole)) <= 0).all()
+
+
+def test_variants_are_of_strokes_and_among_enough_directions() -> None:
+    with pytest.raises(ValueError, match="variants: are drawn of strokes, not of dead-leaves"):
+        Rotate.model_validate({"components": 5, "images": "dead-leaves", "variants": {"among": 5}})
+    with pytest.raises(ValueError, match="among: 4 directions, of which 5 are kept"):
+        Rotate.model_validate({"components": 5, "images": "strokes", "variants": {"among": 4}})
+
+
 def test_each_record_turns_alone() -> None:
     step, layout = Turn(Rotate.model_validate(TURN), "add-remove"), Layout((1, 8, 8))
     kept = step.kept(step.drawn(layout), layout)
@@ -77,6 +102,7 @@ def test_each_record_turns_alone() -> None:
         ([{"scale": {"by": "standard"}}, {"rotate": TURN}], "must be fitted on no record"),
         ([{"pca": {"components": 7, "noise_multiplier": 1}}, {"rotate": TURN}], "must be fitted on no record"),
         ([{"rotate": TURN | {"components": 60}}], "60 images of 324 features have 59 directions"),
+        ([{"rotate": TURN | {"variants": {"among": 60}}}], "among is 60, but 60 images of 324 features"),
     ],
 )
 def test_what_could_look_at_records_or_lacks_directions_is_refused(

@@ -62,6 +62,14 @@ Drawn = Literal["strokes", "dead-leaves"]
 """Kinds of images that a seed draws (`core/synthetic.py`)."""
 
 
+class Variants(Section):
+    """Drawings by several hands: directions in which those of one drawing differ are shrunk."""
+
+    images: Annotated[int, Field(ge=1, le=50_000)] = Field(1200, description="How many drawings.")
+    each: Annotated[int, Field(ge=2, le=100)] = Field(8, description="By how many hands each.")
+    among: Count = Field(description="Principal directions within which variants are compared: `components` or more.")
+
+
 class Rotate(Section):
     """Principal directions of synthetic images, taken through the features and steps before this one."""
 
@@ -73,6 +81,18 @@ class Rotate(Section):
         0.25, description="Projections are divided by this power of their variance; 0.5 makes all equal."
     )
     floor: Positive = Field(0.02, description="Added to each variance, in mean variances.")
+    variants: Variants | None = Field(
+        None,
+        description="Shrink what tells a drawing from the same in another hand, then take the directions; of strokes.",
+    )
+
+    @model_validator(mode="after")
+    def _of_strokes(self) -> Rotate:
+        if self.variants is not None and self.images != "strokes":
+            raise ValueError(f"variants: are drawn of strokes, not of {self.images}")
+        if self.variants is not None and self.variants.among < self.components:
+            raise ValueError(f"variants.among: {self.variants.among} directions, of which {self.components} are kept")
+        return self
 
 
 Bins = Annotated[int, Field(ge=2, le=1000)]
