@@ -75,7 +75,7 @@ def _pairs(rows: Rows) -> dict[bool, int]:
 
 
 def _both(rows: Rows) -> list[int | None]:
-    """Whether one record a step leaves more risk than full gradients at the same n and epsilon, less (-1), or neither."""
+    """Whether one record a step leaves more risk than full gradients at the same n and epsilon, less (-1), or even."""
     names = [name for kind, name in _trained(rows) if kind == "single"]
     return [side(rows.minus(("single", name), ("dp-gd", name), EXCESS)) for name in names]
 
