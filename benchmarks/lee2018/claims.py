@@ -79,6 +79,12 @@ def verdicts(rows: Rows, tables: dict[str, str]) -> str:
     return markdown(("claim", CONFIRMED, REFUTED, OPEN), lines) if lines else MISSING
 
 
+def behind(rows: Rows, tables: Iterable[str], method: str) -> list[bool]:
+    """Of each table that has rows of all rivals, whether one of them is above a method at a small budget."""
+    found = [[one for e in SMALL for one in differences(rows, table, method, e, RIVALS)] for table in tables]
+    return [-1 in sides for sides in found if None not in sides]
+
+
 def counted(rows: Rows, tables: dict[str, str]) -> str:
     """A line a table and split: how many of the rivals DP-AGD is above, and how many are above it, at each budget."""
     lines = []
