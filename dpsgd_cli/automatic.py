@@ -11,8 +11,8 @@ residual: 1, or sqrt(2) where each class has an output of its own; h the curvatu
 with an output for each class, 1 squared. For an MLP, of which nothing is known beforehand, R, u and h are 1. The
 constants (`Terms`) differ between the three: linear, linear and preconditioned, MLP.
 
-- Bins of a numeric column (the step `bin`): 4 and 16 of them; 4 and 32 from n mu = 8,000 on,
-  where that makes at most 2,048 features.
+- Bins of a numeric column (the step `bin`): 4 and 16 of them; of a linear model 4 and 32 from n mu = 8,000 on, where
+  that makes at most 2,048 features.
 - A preconditioner of a share .15 of mu^2, where a linear model may have one and has at most 2,048 features.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 to .7. A
@@ -20,8 +20,8 @@ constants (`Terms`) differ between the three: linear, linear and preconditioned,
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (a fifth of
   that of targets, which are within [-1, 1]). A step's noise on the mean gradient is s = z S / B a coordinate, so that
   is reach s R u sqrt(T), where reach = rate / (1 - momentum).
-- The learning rate is what that allows, but at most pace / (h R^2): faster would not descend (what is preconditioned
-  and bound for columns that are scaled, not binned, swings from 25 on).
+- The learning rate is what that allows, but at most pace / (h R^2): faster would not descend. (At a
+  pace of 25 a preconditioned model of columns that are scaled, not binned, swings from side to side.)
 - Steps T: as many as the way that noise allows takes at the highest rate, from `fewest` to `most`. They cost time, not
   budget: T steps of noise z sqrt(T) are one of z.
 - Batches: all records; where the recipe asks for batches (poisson, shuffle), 8,192 of them, or all if there are fewer.
@@ -209,7 +209,8 @@ def features(recipe: Recipe, known: Known | None, count: Callable[[Recipe], int]
             continue
         key, why = f"data.preprocess.{number}.bin.bins", ""
         choice = Choice(key, list(BINS), why)
-        signal = _Problem(recipe, known).signal if known is not None and covers(recipe) else None
+        ruled = known is not None and covers(recipe) and isinstance(recipe.model, OneLayer)
+        signal = _Problem(recipe, known).signal if known is not None and ruled else None
         if signal is not None:
             why = f"n mu is {signal:,.0f}; finer ones from {FINE:,} on, while features are at most {MOST_FEATURES}"
             finer = Choice(key, list(FINE_BINS), why)

@@ -107,9 +107,19 @@ def test_bins_are_not_finer_where_the_features_would_be_too_many(own: Path) -> N
     assert told.recipe.data.preprocess[0].bin.bins == [4, 16] and told.recipe.method.preconditioner is not None
 
 
-@pytest.mark.parametrize("override", ["method.learning_rate=3", "privacy=null", "method={kind: output-perturbation}"])
-def test_bins_that_no_rule_covers_are_4_and_16(own: Path, override: str) -> None:
-    loaded = found(own, override, *(["method={kind: non-private}"] if override == "privacy=null" else []))
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method.learning_rate=3",),
+        ("method={kind: output-perturbation}",),
+        ("model={kind: mlp, hidden: [4]}", "method={kind: dp-sgd, batching: full}"),
+        ("privacy=null", "method={kind: non-private}"),
+    ],
+    ids=lambda overrides: overrides[0].partition("=")[0],
+)
+def test_bins_that_no_rule_covers_are_4_and_16(own: Path, overrides: tuple[str, ...]) -> None:
+    """At a budget at which a rule would make them finer."""
+    loaded = found(own, "privacy.budget.epsilon=290", *overrides)
     assert loaded.recipe.data.preprocess[0].bin.bins == [4, 16]
     assert "data.preprocess.0.bin.bins" not in values(loaded)
 

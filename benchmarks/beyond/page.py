@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages import RESULTS
 from benchmarks.pages.case import Case
-from benchmarks.pages.rows import MISSING, Rows, Summary, markdown, read
+from benchmarks.pages.rows import MISSING, Rows, Summary, markdown, read, side
 
 TRIALS = 5
 HELD = 5_000
@@ -188,10 +188,9 @@ def _helped(rows: Rows) -> str:
         known = [gain for gain in gains if gain is not None and gain.margin is not None]
         if idea == own.against or not known:
             continue
-        better = sum(gain.mean > (gain.margin or 0) for gain in known)
-        worse = sum(-gain.mean > (gain.margin or 0) for gain in known)
+        sides = [side(gain) for gain in known]
         mean = 100 * sum(gain.mean for gain in known) / len(known)
-        told.append([idea, f"{better} of {len(known)}", f"{worse} of {len(known)}", f"{mean:+.2f}"])
+        told.append([idea, f"{sides.count(1)} of {len(known)}", f"{sides.count(-1)} of {len(known)}", f"{mean:+.2f}"])
     return markdown(("idea", "better at", "worse at", "mean difference, points"), told)
 
 

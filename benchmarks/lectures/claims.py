@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.lectures.cases import ACTIVATIONS, NETWORKS, RATES, SCRATCH, TUNED
-from benchmarks.pages.rows import MISSING, Rows, Summary, markdown
+from benchmarks.pages.rows import MISSING, Rows, Summary, markdown, side
 from dpsgd_cli.wording import count
 
 PUBLISHED = 0.662
@@ -82,8 +82,8 @@ def _counted(gains: Sequence[Summary]) -> str:
     """How many paired intervals are above zero, and how many are below."""
     if not gains:
         return MISSING
-    sure = [gain for gain in gains if abs(gain.mean) > (gain.margin or 0.0)]
-    better, worse = (sum(sign * gain.mean > 0 for gain in sure) for sign in (1, -1))
+    sides = [side(gain) for gain in gains]
+    better, worse = sides.count(1), sides.count(-1)
     verdict = "confirmed" if better == len(gains) else "refuted" if worse == len(gains) else "confirmed in part"
     if not better and worse < len(gains):
         verdict = "not confirmed"

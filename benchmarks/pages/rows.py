@@ -101,11 +101,11 @@ class Rows:
         return [key for key in self._trials if key in self.cases and self.is_stale(*key)]
 
 
-def side(found: Summary | None) -> int | None:
-    """+1 where the whole interval is above 0, -1 where it is below, 0 where it holds 0; None without one."""
+def side(found: Summary | None, of: float = 0.0) -> int | None:
+    """+1 where the whole interval is above a number, -1 where it is below, 0 where it holds it; None without one."""
     if found is None or found.margin is None:
         return None
-    return 1 if found.mean > found.margin else -1 if found.mean < -found.margin else 0
+    return 1 if found.mean - found.margin > of else -1 if found.mean + found.margin < of else 0
 
 
 def summarised(values: pd.Series, stale: bool) -> Summary:

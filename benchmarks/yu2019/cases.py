@@ -55,7 +55,7 @@ HIDDEN = (PUBLIC_FEATURES, "model={kind: mlp, hidden: [1000], activation: relu}"
 CIFAR_RATES = {"exponential": (0.1, 0.2, 0.4, 0.8), "non-private": (0.01, 0.05)}
 """Tried with one trial each, and judged on the 10,000 validation records."""
 CIFAR_RATE = {"uniform": 0.2, "exponential": 0.2, "validation": 0.2, "non-private": 0.05}
-"""The best of these; the other schedules take that of the exponential one."""
+"""To be the best of these, once they are trained, before `cifar` is; other schedules take the exponential one's."""
 HELD_BACK = "data.validation={records: 60, public: true}"
 
 

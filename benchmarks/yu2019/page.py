@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from benchmarks.pages.rows import MISSING, Rows, markdown
+from benchmarks.pages.rows import MISSING, Rows, markdown, side
 from benchmarks.yu2019 import accounting, cases, sweeps, trainings
 from benchmarks.yu2019.cases import CANCER_RATES, DECAYS, EPOCHS, NON_PRIVATE, SCHEDULES
 
@@ -93,9 +93,9 @@ def _means(rows: Rows) -> dict[str, float]:
 def _refuted(rows: Rows) -> str:
     """What the intervals say of a gain of one point."""
     found = {kind: rows.minus(("table2", kind), ("table2", "uniform")) for kind in SCHEDULES if kind != "uniform"}
-    below = [kind for kind, one in found.items() if one is not None and one.mean + (one.margin or 0) < 0.01]
-    above = [kind for kind, one in found.items() if one is not None and one.mean - (one.margin or 0) > 0]
-    worse = [kind for kind, one in found.items() if one is not None and one.mean + (one.margin or 0) < 0]
+    below = [kind for kind, one in found.items() if side(one, 0.01) == -1]
+    above = [kind for kind, one in found.items() if side(one) == 1]
+    worse = [kind for kind, one in found.items() if side(one) == -1]
     return (
         f"The whole interval is below one point for {_list(below)}, above zero for {_list(above)}, below zero for"
         f" {_list(worse)}."

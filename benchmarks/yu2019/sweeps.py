@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from benchmarks.pages.rows import MISSING, Rows, Summary, markdown, summarised
+from benchmarks.pages.rows import MISSING, Rows, Summary, markdown, side, summarised
 from benchmarks.yu2019.cases import (
     CIFAR,
     CIFAR_RATE,
@@ -92,12 +92,12 @@ class Claim:
 
     def verdict(self, rows: Rows) -> str:
         """`refuted` where a whole interval is below `-slack`, `confirmed` where all are above it."""
-        found = [one for _, one in self.found(rows)]
+        found = [side(one, -self.slack) for _, one in self.found(rows)]
         if not found:
             return MISSING
-        if any(one.mean + (one.margin or 0) < -self.slack for one in found):
+        if -1 in found:
             return "refuted"
-        if all(one.mean - (one.margin or 0) > -self.slack for one in found):
+        if set(found) == {1}:
             return "confirmed" if len(found) == len(self.contrasts) else "confirmed as far as it was run"
         return "not decided"
 
@@ -106,11 +106,10 @@ class Claim:
         found = self.found(rows)
         if len(found) <= 4:
             return "; ".join(f"{label}: {one.text(signed=True)}" for label, one in found)
-        above = sum(one.mean - (one.margin or 0) > 0 for _, one in found)
-        below = sum(one.mean + (one.margin or 0) < 0 for _, one in found)
+        sides = [side(one) for _, one in found]
         least, most = (choose(found, key=lambda pair: pair[1].mean) for choose in (min, max))
         ends = "; ".join(f"{label}: {one.text(signed=True)}" for label, one in (least, most))
-        return f"of {len(found)}, {above} above zero and {below} below; {ends}"
+        return f"of {len(found)}, {sides.count(1)} above zero and {sides.count(-1)} below; {ends}"
 
 
 def _beats(table: str, best: object, others: Sequence[object]) -> tuple[Contrast, ...]:
