@@ -218,19 +218,7 @@ def start(
     ]
     streams = team.streams([stream for _, stream in alone])
     ledgers = tuple(_ledger(member) for member, _ in alone)
-    released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
-    adjacency = adjacency_of(recipe)
-
-    def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-        return streams[trial].normal(purpose, 0, torch.empty(shape, dtype=torch.float64)).numpy()
-
-    def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
-        return data.prepare(recipe.data, loaded.base, len(streams), normal, adjacency, released)
-
-    if stage is not None:
-        dataset = stage.dataset
-    else:
-        dataset = _prepared(prepare, released, team) if plan is not None and plan.before else prepare(released)
+    dataset = _dataset(members[0], streams, earlier, team) if stage is None else stage.dataset
     train, test = _tables(members, dataset, place)
     if stage is not None:
         train = stage.share(train)
@@ -243,15 +231,8 @@ def start(
     outputs = outputs_of(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
     pack = make_pack(loaded, train.input_shape, outputs, init_seeds, place, stage)
-    rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
-    if recipe.model.kind == "python":
-        # what the model is given in training is the rows of all trials, one below the other
-        check_batches(pack, stand_in_rows(train.input_shape, train.x), _rows_at_once(recipe, len(train), rows))
-        _check_further(loaded, train, outputs, init_seeds[:1], rows)
-    pack.work_in(precision.PASSES.get(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
+    rows = _checked(pack, loaded, train, outputs, init_seeds[:1])
     recipes, plans = tuple(m.loaded.recipe for m, _ in alone), tuple(m.plan for m, _ in alone)
-    bound = feature_bound(recipe, dataset)
-    loss = loss_of(recipe)
     context = Context(
         recipes,
         plans,
@@ -259,10 +240,10 @@ def start(
         streams,
         pack,
         train,
-        loss,
+        loss_of(recipe),
         rows,
         loaded.base,
-        bound,
+        feature_bound(recipe, dataset),
         validation=_held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
         public=_held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
         places=None if dataset.places is None else dataset.places[: len(dataset.train_y)],
@@ -270,6 +251,34 @@ def start(
         watcher=None if stage is None else stage.watcher,
     )
     return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
+
+
+def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any] | None, team: Team) -> data.Dataset:
+    """What a recipe names, prepared for each stream's trial; what was released `earlier` is not released again."""
+    recipe, base = member.loaded.recipe, member.loaded.base
+    released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
+    adjacency = adjacency_of(recipe)
+
+    def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+        return streams[trial].normal(purpose, 0, torch.empty(shape, dtype=torch.float64)).numpy()
+
+    def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
+        return data.prepare(recipe.data, base, len(streams), normal, adjacency, released)
+
+    charged = member.plan is not None and member.plan.before
+    return _prepared(prepare, released, team) if charged else prepare(released)
+
+
+def _checked(pack: Pack, loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int]) -> int:
+    """How many rows a model may be given at once, of one that is not refused; it then works as the recipe asks."""
+    recipe = loaded.recipe
+    rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
+    if recipe.model.kind == "python":
+        # what the model is given in training is the rows of all trials, one below the other
+        check_batches(pack, stand_in_rows(train.input_shape, train.x), _rows_at_once(recipe, len(train), rows))
+        _check_further(loaded, train, outputs, seeds, rows)
+    pack.work_in(precision.PASSES.get(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
+    return rows
 
 
 def placement(recipe: Recipe, team: Team) -> Placement:
