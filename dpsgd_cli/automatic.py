@@ -9,26 +9,34 @@ Gaussian mechanism, T the steps, R the norm of a record's features (1 where a pr
 public bound, or the root of their number where there is none), with the constant of the model's own bias; u the longest
 residual: 1, or sqrt(2) where each class has an output of its own; h the curvature of a record's loss: 1/4 logistic, 1/2
 with an output for each class, 1 squared. For an MLP, of which nothing is known beforehand, R, u and h are 1. The
-constants (`Terms`) differ between the three: linear, linear and preconditioned, MLP.
+constants (`Terms`) differ: linear; linear and preconditioned; that on directions of synthetic images (the step
+`rotate`); MLP.
 
+- Directions of synthetic images: 8 sqrt(n mu), as many as there are or at most 2,048. What a budget does not pay for is
+  noise.
 - Bins of a numeric column (the step `bin`): 4 and 16 of them; of a linear model 4 and 32 from n mu = 8,000 on, where
   that makes at most 2,048 features.
 - A preconditioner of a share .15 of mu^2, where a linear model may have one and has at most 2,048 features.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 to .7. A
-  small budget is better spent on records that are not far off, a large one on being right about all.
+  small budget is better spent on records that are not far off, a large one on being right about all. Of directions
+  of strokes at .07: what is written is told apart well, and what is left to learn from is small. Of those of dead
+  leaves, which are for photographs, at sqrt(n mu / 640,000), from .07 to .35.
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (a fifth of
   that of targets, which are within [-1, 1]). A step's noise on the mean gradient is s = z S / B a coordinate, so that
   is reach s R u sqrt(T), where reach = rate / (1 - momentum).
 - The learning rate is what that allows, but at most pace / (h R^2): faster would not descend. (At a
-  pace of 25 a preconditioned model of columns that are scaled, not binned, swings from side to side.)
+  pace of 25 a preconditioned model of columns that are scaled, not binned, swings from side to side.) Preconditioned
+  directions are alike, D of them: the curvature along any is about h R^2 / D, and the pace is `pace` D.
 - Steps T: as many as the way that noise allows takes at the highest rate, from `fewest` to `most`. They cost time, not
   budget: T steps of noise z sqrt(T) are one of z.
 - Batches: all records; where the recipe asks for batches (poisson, shuffle), 8,192 of them, or all if there are fewer.
 
 A recipe that gives its own learning rate gets what goes with any: clip norm 1, the last weights, no momentum.
 
-Where the constants were chosen: on synthetic tables (`benchmarks/rule.py`), never on Adult, Bank or IPUMS.
+Where the constants were chosen: on synthetic tables, never on Adult, Bank or IPUMS; of directions on 10,000 held-out
+digits of MNIST's training part (`benchmarks/rule.py`), but for the clip norms of dead leaves, which are about those of
+a prototype on other features of CIFAR-10 (`results/frontier/README.md`).
 
 Not here: what is public of data (`data/preparation.py`), when the rule is asked (`joint.py`).
 """
@@ -46,7 +54,7 @@ from dpsgd_cli.recipe.loading import Choice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.agreement import preconditioner_problems
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
-from dpsgd_cli.recipe.schema.data import BINS
+from dpsgd_cli.recipe.schema.data import BINS, DIRECTIONS, Drawn
 from dpsgd_cli.recipe.schema.gradient import Gradient, Preconditioned, SecondMoments, SgdSettings, TailIterates
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel, OneLayer
@@ -55,9 +63,8 @@ BATCH = 8192
 MOMENTS = SecondMoments(share=0.15)
 MOST_FEATURES = 2048
 OF_TARGETS = 0.2
-CLIPS = (0.5, 0.7)
-WHOLE = 20_000
 FINE_BINS = (4, 32)
+PAID = 8
 FINE = 8_000
 
 
@@ -70,10 +77,15 @@ class Terms:
     momentum: float
     fewest: int
     most: int
+    clips: tuple[float, float] = (0.5, 0.7)
+    """The least and the most at which a residual is clipped; between them at sqrt(n mu / whole)."""
+    whole: float = 20_000
 
 
 LINEAR = Terms(noise=1.25, pace=6, momentum=0.9, fewest=200, most=400)
 PRECONDITIONED = Terms(noise=1.1, pace=12, momentum=0.8, fewest=50, most=100)
+STROKES = Terms(noise=1.6, pace=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07))
+DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), whole=640_000)
 MLP = Terms(noise=0.6, pace=2, momentum=0.9, fewest=100, most=200)
 
 
@@ -99,7 +111,17 @@ class _Problem:
     def terms(self) -> Terms:
         if isinstance(self.recipe.model, MlpModel):
             return MLP
-        return LINEAR if self.recipe.preconditioner is None else PRECONDITIONED
+        if self.recipe.preconditioner is None:
+            return LINEAR
+        if self.drawn is None:
+            return PRECONDITIONED
+        return STROKES if self.drawn == "strokes" else DEAD_LEAVES
+
+    @property
+    def drawn(self) -> Drawn | None:
+        """The images whose directions features are; None where they are of none."""
+        drawn = [step.rotate.images for step in self.recipe.data.preprocess or () if step.rotate is not None]
+        return drawn[-1] if drawn else None
 
     @property
     def size(self) -> float:
@@ -120,8 +142,8 @@ class _Problem:
     @property
     def clip(self) -> float:
         """Where a residual is clipped."""
-        least, most = CLIPS
-        return least if self.signal is None else min(max(math.sqrt(self.signal / WHOLE), least), most)
+        least, most = self.terms.clips
+        return least if self.signal is None else min(max(math.sqrt(self.signal / self.terms.whole), least), most)
 
     @property
     def residual(self) -> float:
@@ -145,7 +167,8 @@ class _Problem:
             curvature = 1.0 if model.loss == "squared" else 0.25
         elif self.known.outputs > 1 and not isinstance(model, MlpModel):
             curvature = 0.5
-        return self.terms.pace / (curvature * self.size**2)
+        alike = self.known.features if self.terms in (STROKES, DEAD_LEAVES) else 1
+        return self.terms.pace * alike / (curvature * self.size**2)
 
     @property
     def described(self) -> str:
@@ -163,7 +186,7 @@ class _Problem:
 def is_open(recipe: Recipe) -> bool:
     """Whether anything is left to choose."""
     method, privacy = recipe.method, recipe.privacy
-    settings: list[Any] = [recipe.epochs, *(step.bin.bins for step in recipe.data.preprocess or () if step.bin)]
+    settings: list[Any] = [recipe.epochs, *_of_features(recipe).values()]
     if isinstance(recipe.model, OneLayer):
         settings.append(recipe.model.bias)
     if isinstance(method, Gradient):
@@ -191,7 +214,8 @@ def covers(recipe: Recipe) -> bool:
 def asks(recipe: Recipe) -> bool:
     """Whether what is open needs to know of the data."""
     sampled = isinstance(recipe.method, Gradient) and recipe.method.batch_size == "auto"
-    return covers(recipe) or (sampled and recipe.method.batching != "full") or _solves_noise(recipe)
+    turned = any(key.endswith("components") and value == "auto" for key, value in _of_features(recipe).items())
+    return covers(recipe) or turned or (sampled and recipe.method.batching != "full") or _solves_noise(recipe)
 
 
 def has_bias(recipe: Recipe) -> bool:
@@ -202,23 +226,45 @@ def has_bias(recipe: Recipe) -> bool:
 
 
 def features(recipe: Recipe, known: Known | None, count: Callable[[Recipe], int]) -> tuple[Recipe, tuple[Choice, ...]]:
-    """The recipe with its bins settled, on which it depends how many features there are: `count` of another recipe."""
+    """The recipe with its features settled; `count` says how many another recipe has."""
     told: list[Choice] = []
-    for number, step in enumerate(recipe.data.preprocess or ()):
-        if step.bin is None or step.bin.bins != "auto":
-            continue
-        key, why = f"data.preprocess.{number}.bin.bins", ""
-        choice = Choice(key, list(BINS), why)
-        ruled = known is not None and covers(recipe) and isinstance(recipe.model, OneLayer)
-        signal = _Problem(recipe, known).signal if known is not None and ruled else None
-        if signal is not None:
-            why = f"n mu is {signal:,.0f}; finer ones from {FINE:,} on, while features are at most {MOST_FEATURES}"
-            finer = Choice(key, list(FINE_BINS), why)
-            fine = signal >= FINE and count(settled_as(recipe, finer)) <= MOST_FEATURES
-            choice = finer if fine else replace(choice, why=why)
-        recipe = settled_as(recipe, choice)
-        told.append(choice)
+    ruled = known is not None and covers(recipe) and isinstance(recipe.model, OneLayer)
+    signal = _Problem(recipe, known).signal if known is not None and ruled else None
+    for key, value in _of_features(recipe).items():
+        if value == "auto":
+            choose = _bins if key.endswith("bins") else _directions
+            choice = choose(recipe, key, signal, count)
+            recipe = settled_as(recipe, choice)
+            told.append(choice)
     return recipe, tuple(choice for choice in told if choice.why)
+
+
+def _of_features(recipe: Recipe) -> dict[str, Any]:
+    """What steps say of how many features there are, by their keys."""
+    found: dict[str, Any] = {}
+    for number, step in enumerate(recipe.data.preprocess or ()):
+        at = f"data.preprocess.{number}"
+        found |= {f"{at}.bin.bins": step.bin.bins} if step.bin else {}
+        found |= {f"{at}.rotate.components": step.rotate.components} if step.rotate else {}
+    return found
+
+
+def _bins(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:
+    if signal is None:
+        return Choice(key, list(BINS), "")
+    why = f"n mu is {signal:,.0f}; finer ones from {FINE:,} on, while features are at most {MOST_FEATURES}"
+    finer = Choice(key, list(FINE_BINS), why)
+    fine = signal >= FINE and count(settled_as(recipe, finer)) <= MOST_FEATURES
+    return finer if fine else replace(finer, value=list(BINS))
+
+
+def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:
+    """All that there are, at most `DIRECTIONS`, unless the budget pays for fewer."""
+    there = count(recipe)
+    if signal is None:
+        return Choice(key, there, "")
+    most = f"at most {DIRECTIONS}" if there == DIRECTIONS else f"there are {there}"
+    return Choice(key, min(max(round(PAID * math.sqrt(signal)), 1), there), f"n mu is {signal:,.0f}; {most}")
 
 
 def before_plan(recipe: Recipe, known: Known | None) -> tuple[Recipe, tuple[Choice, ...]]:

@@ -122,9 +122,14 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     """Train the trials of several recipes as one pack; each gets its own result directory, in the members' order.
 
     Guarantee: a trial's result does not depend on who else is in the pack, beyond the order of floating-point sums.
-    None of the members is finished, and all may train together. Raises as `run` does.
+    None of the members is finished, and all may train together. Raises as `run` does, and UsageError where settled
+    recipes do not share their data: features that follow a budget differ between budgets.
     """
     members = [replace(member, loaded=settled(member.loaded)) for member in members]
+    first, *others = (member.loaded.recipe for member in members)
+    for other in others:
+        if (other.data, other.folds) != (first.data, first.folds):
+            raise UsageError(f"{first.name} and {other.name} do not train on the same data; start them one by one")
     directories = [result_directory(member.loaded, options.out) for member in members]
     if options.team.size == 1 and started_by_a_launcher():
         raise UsageError("only `dpsgd train` works in several processes; start this without torchrun")

@@ -16,12 +16,13 @@ from scipy.stats import norm
 
 from dpsgd_cli import automatic, experiment
 from dpsgd_cli.automatic import LINEAR, MLP, PRECONDITIONED, Known
-from dpsgd_cli.errors import RunError
+from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.joint import plan_and_outline, settled
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
 from dpsgd_cli.sweep.expansion import expand
 from dpsgd_cli.sweep.loading import load_sweep
+from dpsgd_cli.trials import Member
 from tests.conftest import StopAt, Train
 
 RECIPE = """
@@ -82,7 +83,7 @@ def test_all_noise_together_moves_an_output_by_what_the_rule_says(
     z = math.sqrt(steps / left) / mu_of(2, 1e-4)
     moved = rate / (1 - recipe.method.optimizer.momentum) * math.sqrt(steps) * z * clip / RECORDS
     assert moved == pytest.approx(terms.noise, rel=1e-4)
-    assert clip == automatic.CLIPS[0]
+    assert clip == 0.5
 
 
 @pytest.mark.parametrize("epsilon", [2, 250, 290])
@@ -98,6 +99,16 @@ def test_bins_are_finer_where_records_and_budget_allow(own: Path, epsilon: float
     assert same == outline
 
 
+def test_recipes_whose_features_follow_their_budgets_are_no_pack(own: Path) -> None:
+    """They would train on the features of the first."""
+    loaded = [load_recipe(str(own), [f"privacy.budget.epsilon={epsilon}"]) for epsilon in (2, 3, 290)]
+    members = [Member(one, experiment.plan_recipe(one)[0]) for one in loaded]
+    options = experiment.Options(own.parent / "out")
+    with pytest.raises(UsageError, match="do not train on the same data"):
+        experiment.run_pack([members[0], members[2]], options)
+    assert len(experiment.run_pack(members[:2], options)) == 2
+
+
 def test_bins_are_not_finer_where_the_features_would_be_too_many(own: Path) -> None:
     """2,048 is the most that a preconditioner takes; 50 columns of 2 x 20 bins have 2,000, of 2 x 36 more."""
     wide = rows(0).assign(**{f"c{n}": 0.5 for n in range(49)})
@@ -105,6 +116,59 @@ def test_bins_are_not_finer_where_the_features_would_be_too_many(own: Path) -> N
     bounds = ", ".join(f"{name}: [0, 1]" for name in wide.columns if name not in "ay")
     told = found(own, "privacy.budget.epsilon=290", f"data.bounds={{a: [0, 9], {bounds}}}")
     assert told.recipe.data.preprocess[0].bin.bins == [4, 16] and told.recipe.method.preconditioner is not None
+
+
+IMAGES = """
+name: own
+data:
+  path: own.npz
+  bounds: [0, 255]
+  classes: [0, 1, 2]
+  split: {test: 20}
+  preprocess: [{rotate: {images: strokes, records: 60}}, {unit-norm: {}}]
+model: {kind: linear, bias: false}
+method: {kind: dp-gd}
+privacy: {budget: {epsilon: 1, delta: 1.0e-4}}
+seed: 0
+"""
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """100 of 64 pixels, of which 80 train; 60 drawings have 59 directions."""
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
+    drawn = np.random.default_rng(0).integers(0, 256, (100, 1, 8, 8), np.uint8)
+    np.savez(tmp_path / "own.npz", x=drawn, y=np.arange(100) % 3)
+    (tmp_path / "own.yaml").write_text(IMAGES)
+    return tmp_path / "own.yaml"
+
+
+def test_directions_of_synthetic_images_are_those_that_the_budget_pays_for(images: Path) -> None:
+    """8 sqrt(n mu) of them; noise moves an output by 1.6, with a residual of length sqrt(2) clipped at .07 of that."""
+    told = found(images)
+    recipe, mu = told.recipe, mu_of(1, 1e-4)
+    assert recipe.data.preprocess[0].rotate.components == round(8 * math.sqrt(80 * mu)) < 59
+    clip = recipe.privacy.clipping.norm
+    assert clip == pytest.approx(0.07 * math.sqrt(2), rel=1e-5)
+    reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
+    noise = recipe.epochs / math.sqrt(0.85) / mu * clip / 80
+    assert reach * math.sqrt(2) * noise == pytest.approx(1.6, rel=1e-4)
+    assert settled(told) is told and not automatic.is_open(recipe)
+
+
+def test_a_large_budget_takes_all_directions_as_fast_as_their_curvature_allows(images: Path) -> None:
+    """The curvature of softmax is at most 1/2, along any of 59 directions about 1/118; a quarter of 1 over that."""
+    recipe = found(images, "privacy.budget.epsilon=1e5").recipe
+    assert recipe.data.preprocess[0].rotate.components == 59
+    assert recipe.method.learning_rate == pytest.approx(0.25 * 118)
+
+
+def test_directions_that_no_rule_covers_are_all_that_there_are(images: Path, train: Train) -> None:
+    recipe = found(images, "method.learning_rate=3").recipe
+    assert recipe.data.preprocess[0].rotate.components == 59
+    result = train(images, "method.learning_rate=3", "data.preprocess.0.rotate.records=30", "epochs=1")
+    written: Any = load_recipe(str(result / "recipe.yaml")).recipe
+    assert written.data.preprocess[0].rotate.components == 29
 
 
 @pytest.mark.parametrize(
@@ -188,9 +252,10 @@ def test_settling_twice_is_settling_once(own: Path) -> None:
 
 
 RULED = ("tabular/", "pate/adult-")
+STATED = [name for name in shipped_recipes() if not name.startswith(RULED) and name != "frontier/mnist"]
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_recipes() if not name.startswith(RULED)])
+@pytest.mark.parametrize("name", STATED)
 def test_other_recipes_say_what_they_train_with(name: str) -> None:
     """The rule chooses nothing for them, so it cannot change their results."""
     assert found(name).chosen == ()

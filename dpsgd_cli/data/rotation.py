@@ -22,7 +22,7 @@ from dpsgd_cli.data.dataset import Layout, Step, Transform, flatten, refuse_code
 from dpsgd_cli.data.pca import signed
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import Rotate
+from dpsgd_cli.recipe.schema.data import DIRECTIONS, Rotate
 from dpsgd_cli.wording import count
 
 VERSION = 1
@@ -39,21 +39,28 @@ class Turn(Step):
     def __init__(self, settings: Rotate, adjacency: Adjacency) -> None:
         super().__init__(settings, adjacency)
         self.declaration = (
-            f"The directions of rotate ({settings.components} components) are of {settings.images} images that a"
-            " public seed draws; no image that anybody took was looked at."
+            f"The directions of rotate are of {settings.images} images that a public seed draws; no image that anybody"
+            " took was looked at."
         )
 
     def plan(self, layout: Layout) -> Layout:
         refuse_codes("rotate", layout)
-        most = min(layout.features, self.settings.records - 1)
-        variants = self.settings.variants
-        name, asked = ("components", self.settings.components) if variants is None else ("among", variants.among)
-        if asked > most:
+        return Layout((self._components(layout.features),))
+
+    def _components(self, features: int) -> int:
+        """How many directions are kept of so many features."""
+        settings, most = self.settings, min(features, self.settings.records - 1)
+        name, asked = "components", settings.components
+        if settings.variants is not None:
+            name, asked = "among", settings.variants.among
+        if asked != "auto" and asked > most:
             raise DataError(
-                f"rotate: {name} is {asked}, but {count(self.settings.records, 'image')} of"
-                f" {count(layout.features, 'feature')} have {most} directions; ask for fewer, or give more records"
+                f"rotate: {name} is {asked}, but {count(settings.records, 'image')} of"
+                f" {count(features, 'feature')} have {most} directions; ask for fewer, or give more records"
             )
-        return Layout((self.settings.components,))
+        if settings.components != "auto":
+            return settings.components
+        return min(DIRECTIONS, most if asked == "auto" else asked)
 
     def drawn(self, layout: Layout) -> np.ndarray:
         """The images, as records of `layout` as read; after them the variants, of one drawing one after the other."""
@@ -79,15 +86,16 @@ class Turn(Step):
 
     def _axes(self, x: np.ndarray) -> np.ndarray:
         settings, plain = self.settings, x[: self.settings.records]
+        components = self._components(x.shape[1])
         mean = plain.mean(axis=0)
         plain = plain - mean
         if settings.variants is None:
-            axes, variances = _principal(plain, settings.components)
+            axes, variances = _principal(plain, components)
         else:
             first, _ = _principal(plain, settings.variants.among)
             hands = (x[settings.records :] @ first).reshape(-1, settings.variants.each, settings.variants.among)
             even = first @ _evened(hands, settings.floor)
-            axes, variances = _principal(plain @ even, settings.components)
+            axes, variances = _principal(plain @ even, components)
             axes = even @ axes
         axes = axes * (variances + settings.floor * variances.mean()) ** -settings.power
         return np.vstack([axes, -(mean @ axes)]).astype(np.float32)

@@ -70,10 +70,14 @@ class Variants(Section):
     among: Count = Field(description="Principal directions within which variants are compared: `components` or more.")
 
 
+DIRECTIONS = 2048
+"""What `auto` is where no rule knows better and there are as many."""
+
+
 class Rotate(Section):
     """Principal directions of synthetic images, taken through the features and steps before this one."""
 
-    components: Count = Field(description="How many directions are kept.")
+    components: Literal["auto"] | Count = Field("auto", description="How many directions are kept.")
     images: Drawn = Field(description="What is drawn: strokes for what is written, dead-leaves for photographs.")
     records: Annotated[int, Field(ge=2, le=50_000)] = Field(8000, description="How many images.")
     seed: DrawSeed = Field(0, description="Public seed of the images.")
@@ -90,7 +94,7 @@ class Rotate(Section):
     def _of_strokes(self) -> Rotate:
         if self.variants is not None and self.images != "strokes":
             raise ValueError(f"variants: are drawn of strokes, not of {self.images}")
-        if self.variants is not None and self.variants.among < self.components:
+        if self.variants is not None and self.components != "auto" and self.variants.among < self.components:
             raise ValueError(f"variants.among: {self.variants.among} directions, of which {self.components} are kept")
         return self
 
