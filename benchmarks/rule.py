@@ -59,7 +59,7 @@ HELD = ["data.validation={records: 10000, public: true}", "repeats=2", "save_mod
 OF_DIGITS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "the rule": ({}, []),
     "noise .7": ({"noise": 0.7}, []),
-    "noise 1.6": ({"noise": 1.6}, []),
+    "noise 1.1": ({"noise": 1.1}, []),
     "clip .035": ({"clips": (0.035, 0.035)}, []),
     "clip .14": ({"clips": (0.14, 0.14)}, []),
     "clip .35": ({"clips": (0.35, 0.35)}, []),
