@@ -61,7 +61,7 @@ from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel, OneLayer
 
 BATCH = 8192
 MOMENTS = SecondMoments(share=0.15)
-MOST_FEATURES = 2048
+MOST_FEATURES = DIRECTIONS
 OF_TARGETS = 0.2
 FINE_BINS = (4, 32)
 PAID = 8
@@ -80,11 +80,13 @@ class Terms:
     clips: tuple[float, float] = (0.5, 0.7)
     """The least and the most at which a residual is clipped; between them at sqrt(n mu / whole)."""
     whole: float = 20_000
+    alike: bool = False
+    """Whether the curvature along each feature is that of all over their number; `pace` is then of one feature."""
 
 
 LINEAR = Terms(noise=1.25, pace=6, momentum=0.9, fewest=200, most=400)
 PRECONDITIONED = Terms(noise=1.1, pace=12, momentum=0.8, fewest=50, most=100)
-STROKES = Terms(noise=1.6, pace=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07))
+STROKES = Terms(noise=1.6, pace=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07), alike=True)
 DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), whole=640_000)
 MLP = Terms(noise=0.6, pace=2, momentum=0.9, fewest=100, most=200)
 
@@ -167,8 +169,8 @@ class _Problem:
             curvature = 1.0 if model.loss == "squared" else 0.25
         elif self.known.outputs > 1 and not isinstance(model, MlpModel):
             curvature = 0.5
-        alike = self.known.features if self.terms in (STROKES, DEAD_LEAVES) else 1
-        return self.terms.pace * alike / (curvature * self.size**2)
+        pace = self.terms.pace * (self.known.features if self.terms.alike else 1)
+        return pace / (curvature * self.size**2)
 
     @property
     def described(self) -> str:

@@ -163,6 +163,18 @@ def test_a_large_budget_takes_all_directions_as_fast_as_their_curvature_allows(i
     assert recipe.method.learning_rate == pytest.approx(0.25 * 118)
 
 
+@pytest.mark.parametrize(("epsilon", "clip"), [(1, 0.07), (1e9, 0.35)])
+def test_residuals_of_photographs_are_clipped_less_where_records_and_budget_allow(
+    images: Path, epsilon: float, clip: float
+) -> None:
+    """At sqrt(n mu / 640,000), from .07 to .35; of strokes at .07 whatever the budget."""
+    changes = [f"privacy.budget.epsilon={epsilon:g}"]
+    written = found(images, *changes).recipe
+    photographs = found(images, *changes, "data.preprocess.0.rotate.images=dead-leaves").recipe
+    assert photographs.privacy.clipping.norm == pytest.approx(clip * math.sqrt(2), rel=1e-5)
+    assert written.privacy.clipping.norm == pytest.approx(0.07 * math.sqrt(2), rel=1e-5)
+
+
 def test_directions_that_no_rule_covers_are_all_that_there_are(images: Path, train: Train) -> None:
     recipe = found(images, "method.learning_rate=3").recipe
     assert recipe.data.preprocess[0].rotate.components == 59
