@@ -90,6 +90,20 @@ def test_differences_are_of_trials_of_one_seed() -> None:
     assert rows.gain(("table", "one"), ("table", "two")) == "+0.1000 ± 0.0000"
 
 
+def test_a_deal_of_folds_is_one_number() -> None:
+    """Deals of mean .5 and .7, whatever their folds are; of a third one there are two folds only."""
+    one = Case("table", "one", "lee2018/dp-gd", trials=3)
+    two = replace(one, name="two", changes=("method.learning_rate=1",))
+    ours = made(one, [0.3, 0.4, 0.5, 0.6, 0.7, 0.9, 0.8, 0.7, 0.6, 0.5, 0.1, 0.1])
+    theirs = made(two, [0.2, 0.2, 0.4, 0.4, 0.3, 0.7, 0.5, 0.5, 0.3, 0.5])
+    rows = Rows([one, two], pd.concat([ours, theirs]), pd.DataFrame(columns=[*CURVES]))
+    assert one.folds == 5
+    assert rows.text("table", "one") == "0.6000 ± 1.2706"
+    assert rows.gain(("table", "one"), ("table", "two")) == "+0.2000 ± 0.0000"
+    only = Rows([one, two], ours[10:], pd.DataFrame(columns=[*CURVES]))
+    assert only.summary("table", "one") is None
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "slack", "verdict"),
     [

@@ -98,7 +98,7 @@ def _figure(data: str, loss: str) -> Iterator[Case]:
         recipe, changes = f"lee2018/{method.split(':')[0]}", overrides(method, data, loss)
         for epsilon in EPSILONS[:1] if method.startswith("non-private") else EPSILONS:
             budget = () if method.startswith("non-private") else (f"privacy.budget.epsilon={epsilon:g}",)
-            yield Case(table, named(method, epsilon), recipe, (*changes, *budget), repeats, 1, pack=f"{table} {method}")
+            yield Case(table, named(method, epsilon), recipe, (*changes, *budget), repeats, pack=f"{table} {method}")
 
 
 def _studies() -> Iterator[Case]:

@@ -114,12 +114,12 @@ def _methods(rows: Rows, table: str) -> list[str]:
 
 
 def _section(rows: Rows, table: str, title: str) -> str:
-    """One data set and loss: how many trials, both tables, the picture."""
+    """One data set and loss: how many deals, both tables, the picture."""
     methods = _methods(rows, table)
     told = [rows.summary(table, named(method, EPSILONS[0])) for method in methods]
     counts = sorted({one.n for one in told if one is not None})
     header = ("method", *(f"eps {epsilon:g}" for epsilon in EPSILONS))
-    parts = [f"## {title}", f"Trials of each cell: {', '.join(map(str, counts))} (five folds, each as often)."]
+    parts = [f"## {title}", f"Deals of five folds in each cell: {', '.join(map(str, counts))}."]
     for column, digits in (("test_accuracy", 4), (OBJECTIVE, 3)):
         lines = [
             [METHODS[method], *(rows.text(table, named(method, epsilon), column, digits) for epsilon in EPSILONS)]

@@ -21,7 +21,7 @@ MISSING = "not run"
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and half-width of the 95% Student interval of `n` trials; `stale` when one of them is."""
+    """Mean and half-width of the 95% Student interval of `n` trials, or deals of folds; `stale` when one of them is."""
 
     mean: float
     margin: float | None
@@ -74,7 +74,7 @@ class Rows:
         found = self.of(table, name)
         if found is None:
             return None
-        return summarised(found[column], self.is_stale(table, name))
+        return self._of_deals(table, name, found, found[column], self.is_stale(table, name))
 
     def text(self, table: str, name: str, column: str = "test_accuracy", digits: int = 4) -> str:
         """The cell of a table."""
@@ -82,13 +82,25 @@ class Rows:
         return MISSING if found is None else found.text(digits)
 
     def minus(self, one: tuple[str, str], two: tuple[str, str], column: str = "test_accuracy") -> Summary | None:
-        """Of the differences of trials of one seed and fold."""
+        """Of the differences of trials of one seed and fold; a deal of folds is one difference."""
         ours, theirs = self.of(*one), self.of(*two)
         if ours is None or theirs is None:
             return None
         keys = ["seed", "fold"]
         pairs = ours.merge(theirs, on=keys, suffixes=("", "_other"))
-        return summarised(pairs[column] - pairs[f"{column}_other"], self.is_stale(*one) or self.is_stale(*two))
+        differences = pairs[column] - pairs[f"{column}_other"]
+        return self._of_deals(*one, pairs, differences, self.is_stale(*one) or self.is_stale(*two))
+
+    def _of_deals(self, table: str, name: str, trials: pd.DataFrame, values: pd.Series, stale: bool) -> Summary | None:
+        """Of values of trials, where a deal of the records into folds counts as one number: the mean of its folds.
+
+        Folds of one deal share most of their training records, so they are no independent trials; deals are, given
+        these records. A deal that lacks a fold is left out; None where none is whole.
+        """
+        folds = self.cases[table, name].folds
+        by_deal = values.groupby(trials["seed"] // folds)
+        whole = by_deal.sum(min_count=folds)[by_deal.size() == folds] / folds
+        return summarised(whole, stale) if len(whole) else None
 
     def gain(self, one: tuple[str, str], two: tuple[str, str], digits: int = 4) -> str:
         """`minus` in words."""
@@ -109,7 +121,7 @@ def side(found: Summary | None, of: float = 0.0) -> int | None:
 
 
 def summarised(values: pd.Series, stale: bool) -> Summary:
-    """Mean and interval of numbers."""
+    """Mean and interval of numbers, of which there is at least one."""
     told = summarise(values.tolist())
     return Summary(told["mean"], told["ci95"], told["n"], stale)
 
