@@ -1,21 +1,25 @@
-"""Where the rule (`dpsgd_cli/automatic.py`) and the default bins come from: synthetic tables, and held-out digits.
+"""Where the rule (`dpsgd_cli/automatic.py`) and the default bins come from: synthetic tables, and held-out images.
 
     python -m benchmarks.rule            (minutes; --tables and --epsilons for fewer)
-    DPSGD_DATA=... python -m benchmarks.rule --tables digits    (half an hour)
+    DPSGD_DATA=... python -m benchmarks.rule --tables digits photographs    (an hour)
 
 Tables of mixed columns (ages, amounts, counts with many zeros, shares, categories) whose labels follow steps, waves,
 narrow ranges and products of two columns, of 500 to 30,000 training records, few or many positives. No record of Adult,
 Bank or IPUMS is read. Prints, for each candidate, how many points of accuracy and how much log loss it is behind the
 best of them, by epsilon: means over tables. `digits` are 10,000 of MNIST's training part, after training on the others,
-as `recipes/frontier/mnist.yaml` says; its official test records are not looked at.
+as `recipes/frontier/mnist.yaml` says; its official test records are not looked at. `photographs` are 10,000 of
+CIFAR-10's training part, after training on 30,000 others; the last 10,000 judge in `results/frontier/`, and are not
+looked at here.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +27,12 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from dpsgd_cli import automatic, experiment
-from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli import automatic, data, experiment
+from dpsgd_cli.recipe.loading import find_recipe, load_recipe
 
 TEST = 8000
-EPSILONS = (0.1, 1.0, 8.0)
+HELD = 10_000
+FEW_TRIALS = ("repeats=2", "save_model=false")
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,9 @@ TABLES = {
     "narrow": Table(30000, narrow=3),
     "rare, narrow": Table(30000, 7, 9, positive=0.12, strength=1.2, narrow=3),
 }
-DIGITS, DIGITS_EPSILONS = "digits", (0.3, 1.0, 3.0)
-HELD = ["data.validation={records: 10000, public: true}", "repeats=2", "save_model=false"]
-OF_DIGITS: dict[str, tuple[dict[str, Any], list[str]]] = {
+Candidates = dict[str, tuple[dict[str, Any], list[str]]]
+"""Of each candidate what differs from the rule's terms, and what from the recipe."""
+OF_DIGITS: Candidates = {
     "the rule": ({}, []),
     "noise .7": ({"noise": 0.7}, []),
     "noise 1.1": ({"noise": 1.1}, []),
@@ -70,8 +75,26 @@ OF_DIGITS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "400 directions": ({}, ["data.preprocess.0.rotate.components=400"]),
     "1,500 directions": ({}, ["data.preprocess.0.rotate.components=1500"]),
 }
+OF_PHOTOGRAPHS: Candidates = {
+    "the rule": ({}, []),
+    "8 sqrt(n mu) directions": ({"paid": 8}, []),
+    "12 sqrt(n mu) directions": ({"paid": 12}, []),
+    "3,600 directions": (
+        {},
+        [
+            "data.preprocess=[{rotate: {images: dead-leaves, components: 3600, records: 7200}}, {unit-norm: {}}]",
+            "method.preconditioner={kind: second-moment, share: 0.15}",
+        ],
+    ),
+    "noise 1.1": ({"noise": 1.1}, []),
+    "noise 2.2": ({"noise": 2.2}, []),
+    "clips by half": ({"clips": (0.035, 0.35), "whole": 2_560_000}, []),
+    "clips twice": ({"clips": (0.07, 0.7), "whole": 160_000}, []),
+    "share .08": ({}, ["method.preconditioner={kind: second-moment, share: 0.08}"]),
+    "share .25": ({}, ["method.preconditioner={kind: second-moment, share: 0.25}"]),
+}
 SCALED = ["data.preprocess=[{scale: {}}, {one-hot: {}}]"]
-CANDIDATES: dict[str, tuple[dict[str, Any], list[str]]] = {
+CANDIDATES: Candidates = {
     "the rule": ({}, []),
     "noise .7": ({"noise": 0.7}, []),
     "noise 1.6": ({"noise": 1.6}, []),
@@ -159,26 +182,83 @@ def _numeric(kind: int, z: np.ndarray, random: np.random.Generator) -> tuple[np.
     return 1 / (1 + np.exp(-z)), [0, 1]
 
 
-def measure(
-    recipe: str, name: str, epsilon: float, candidates: Mapping[str, tuple[dict[str, Any], list[str]]]
-) -> list[dict[str, Any]]:
-    """Accuracy and log loss of each candidate on one table, or on digits."""
+def write_photographs(folder: Path) -> Path:
+    """`frontier/cifar10` on 30,000 of its training records, with 10,000 others for testing."""
+    held_out = f"data.validation={{records: {HELD}, public: true}}"
+    loaded = load_recipe("frontier/cifar10", [held_out, "data.features=null", "data.preprocess=null"])
+    held = data.prepare(loaded.recipe.data, loaded.base, 0, _noiseless, "add-remove")
+    x, y = np.asarray(held.train_x), np.asarray(held.train_y)
+    np.savez(folder / "own.npz", x=x[:-HELD], y=y[:-HELD], x_test=x[-HELD:], y_test=y[-HELD:])
+    recipe = yaml.safe_load(find_recipe("frontier/cifar10").read_text())
+    del recipe["data"]["name"]
+    recipe["data"]["path"] = "own.npz"
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return folder / "recipe.yaml"
+
+
+def _noiseless(*_: Any) -> np.ndarray:
+    raise AssertionError("reading images releases nothing")
+
+
+def on_digits(folder: Path) -> Path:
+    """`frontier/mnist` itself, which its own changes keep from its test records."""
+    del folder
+    return Path("frontier/mnist")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What candidates are compared on: a recipe, with changes, and its column of accuracy and of loss."""
+
+    write: Callable[[Path], Path]
+    terms: tuple[str, ...]
+    """The names of the rule's terms that candidates change."""
+    candidates: Candidates = field(default_factory=lambda: CANDIDATES)
+    epsilons: tuple[float, ...] = (0.1, 1.0, 8.0)
+    changes: tuple[str, ...] = ()
+    judged: tuple[str, str] = ("test_accuracy", "test_log_loss")
+
+
+PROBLEMS = {
+    name: Problem(partial(write_table, table=table, seed=seed), ("PRECONDITIONED", "LINEAR"))
+    for seed, (name, table) in enumerate(TABLES.items())
+} | {
+    "digits": Problem(
+        on_digits,
+        ("STROKES",),
+        OF_DIGITS,
+        (0.3, 1.0, 3.0),
+        (f"data.validation={{records: {HELD}, public: true}}", *FEW_TRIALS),
+        ("validation_accuracy", "validation_loss"),
+    ),
+    "photographs": Problem(write_photographs, ("DEAD_LEAVES",), OF_PHOTOGRAPHS, (1.0, 3.0, 8.0), FEW_TRIALS),
+}
+
+
+@contextmanager
+def ruled_by(terms: Sequence[str], changes: Mapping[str, Any]) -> Iterator[None]:
+    """The rule with other constants."""
+    ours = {name: getattr(automatic, name) for name in terms}
+    drawn = dict(automatic.DRAWN)
+    try:
+        for name, own in ours.items():
+            setattr(automatic, name, replace(own, **changes))
+            automatic.DRAWN.update({kind: getattr(automatic, name) for kind, known in drawn.items() if known is own})
+        yield
+    finally:
+        for name, own in ours.items():
+            setattr(automatic, name, own)
+        automatic.DRAWN.update(drawn)
+
+
+def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates: Candidates) -> list[dict[str, Any]]:
+    """Accuracy and loss of each candidate."""
     found = []
     for candidate, (terms, overrides) in candidates.items():
-        kinds = ("STROKES",) if name == DIGITS else ("PRECONDITIONED", "LINEAR")
-        held = HELD if name == DIGITS else []
-        ours = {kind: getattr(automatic, kind) for kind in kinds}
-        judged = ("validation_accuracy", "validation_loss") if name == DIGITS else ("test_accuracy", "test_log_loss")
-        try:
-            for kind in kinds:
-                setattr(automatic, kind, replace(ours[kind], **terms))
-            loaded = load_recipe(recipe, [f"privacy.budget.epsilon={epsilon}", *held, *overrides])
-            with tempfile.TemporaryDirectory() as folder:
-                trials = pd.read_csv(experiment.run(loaded, experiment.Options(Path(folder))) / "trials.csv")
-        finally:
-            for kind in kinds:
-                setattr(automatic, kind, ours[kind])
-        accuracy, loss = trials[list(judged)].mean()
+        with ruled_by(problem.terms, terms), tempfile.TemporaryDirectory() as folder:
+            loaded = load_recipe(recipe, [f"privacy.budget.epsilon={epsilon}", *problem.changes, *overrides])
+            trials = pd.read_csv(experiment.run(loaded, experiment.Options(Path(folder))) / "trials.csv")
+        accuracy, loss = trials[list(problem.judged)].mean()
         means = {"accuracy": 100 * accuracy, "log loss": loss}
         found.append({"table": name, "epsilon": epsilon, "candidate": candidate, **means})
         print(f"{name}, epsilon {epsilon:g}, {candidate}: {means['accuracy']:.2f} {means['log loss']:.4f}", flush=True)
@@ -187,20 +267,19 @@ def measure(
 
 def main() -> None:
     """Measure all candidates."""
+    known = dict.fromkeys(name for problem in PROBLEMS.values() for name in problem.candidates)
     parser = argparse.ArgumentParser(description="Choose the rule's constants.")
-    parser.add_argument("--tables", nargs="+", choices=[*TABLES, DIGITS], default=list(TABLES))
+    parser.add_argument("--tables", nargs="+", choices=PROBLEMS, default=list(TABLES))
     parser.add_argument("--epsilons", nargs="+", type=float)
-    parser.add_argument("--candidates", nargs="+", choices=dict.fromkeys([*CANDIDATES, *OF_DIGITS]))
+    parser.add_argument("--candidates", nargs="+", choices=known)
     asked, found = parser.parse_args(), []
-    for seed, name in enumerate([*TABLES, DIGITS]):
-        if name not in asked.tables:
-            continue
-        candidates, epsilons = (OF_DIGITS, DIGITS_EPSILONS) if name == DIGITS else (CANDIDATES, EPSILONS)
-        wanted = {key: value for key, value in candidates.items() if key in (asked.candidates or candidates)}
-        for epsilon in asked.epsilons or epsilons:
-            with tempfile.TemporaryDirectory() as folder:
-                recipe = "frontier/mnist" if name == DIGITS else str(write_table(Path(folder), TABLES[name], seed))
-                found += measure(recipe, name, epsilon, wanted)
+    for name in asked.tables:
+        problem = PROBLEMS[name]
+        wanted = {key: value for key, value in problem.candidates.items() if key in (asked.candidates or known)}
+        with tempfile.TemporaryDirectory() as folder:
+            recipe = str(problem.write(Path(folder)))
+            for epsilon in asked.epsilons or problem.epsilons:
+                found += measure(problem, recipe, name, epsilon, wanted)
     rows = pd.DataFrame(found)
     groups = rows.groupby(["table", "epsilon"])
     rows["points behind"] = groups["accuracy"].transform("max") - rows["accuracy"]

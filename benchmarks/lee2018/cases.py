@@ -108,7 +108,7 @@ def _studies() -> Iterator[Case]:
             for epsilon in STUDY_EPSILONS:
                 own = (f"method.{key}={value}", f"privacy.budget.epsilon={epsilon:g}")
                 changes = (*overrides("dp-agd", "adult", "logistic"), *own)
-                yield Case(key, f"{value:g} {epsilon:g}", "lee2018/dp-agd", changes, STUDY_REPEATS, 1, pack=key)
+                yield Case(key, f"{value:g} {epsilon:g}", "lee2018/dp-agd", changes, STUDY_REPEATS, pack=key)
 
 
 def _kink() -> Iterator[Case]:
@@ -116,7 +116,7 @@ def _kink() -> Iterator[Case]:
     for method in KINK:
         for epsilon in KINK_EPSILONS:
             changes = (*overrides(method, "adult", "svm"), f"privacy.budget.epsilon={epsilon:g}")
-            yield Case("kink", named(method, epsilon), f"lee2018/{method}", changes, STUDY_REPEATS, 1, pack=method)
+            yield Case("kink", named(method, epsilon), f"lee2018/{method}", changes, STUDY_REPEATS, pack=method)
 
 
 CASES = [
