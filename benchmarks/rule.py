@@ -8,8 +8,8 @@ narrow ranges and products of two columns, of 500 to 30,000 training records, fe
 Bank or IPUMS is read. Prints, for each candidate, how many points of accuracy and how much log loss it is behind the
 best of them, by epsilon: means over tables. `digits` are 10,000 of MNIST's training part, after training on the others,
 as `recipes/frontier/mnist.yaml` says; its official test records are not looked at. `photographs` are 10,000 of
-CIFAR-10's training part, after training on 30,000 others; the last 10,000 judge in `results/frontier/`, and are not
-looked at here.
+CIFAR-10's training part, after training on 30,000 others; the 10,000 that judge in `results/frontier/` are not looked
+at.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ def said(rows: Rows) -> Mapping[str, str]:
         "figures": "\n\n".join(_section(rows, table, figures[table]) for table in have),
         "studies": "\n\n".join(_study(rows, key) for key in STUDIES if _values(rows, key)),
         "missing": ", ".join(missing) or "nothing",
+        "single": ", ".join(figures[table] for table in have if 1 in _deals(rows, table)) or "nothing",
         "verdicts": claims.verdicts(rows, figures),
         "counted": claims.counted(rows, figures),
         "tables": str(len(claims.behind(rows, figures, "dp-agd"))),
@@ -113,11 +114,15 @@ def _methods(rows: Rows, table: str) -> list[str]:
     return [method for method in METHODS if rows.of(table, named(method, EPSILONS[0])) is not None]
 
 
+def _deals(rows: Rows, table: str) -> list[int]:
+    """How many deals of the records the methods of a table have."""
+    told = [rows.summary(table, named(method, EPSILONS[0])) for method in _methods(rows, table)]
+    return sorted({one.n for one in told if one is not None})
+
+
 def _section(rows: Rows, table: str, title: str) -> str:
     """One data set and loss: how many deals, both tables, the picture."""
-    methods = _methods(rows, table)
-    told = [rows.summary(table, named(method, EPSILONS[0])) for method in methods]
-    counts = sorted({one.n for one in told if one is not None})
+    methods, counts = _methods(rows, table), _deals(rows, table)
     header = ("method", *(f"eps {epsilon:g}" for epsilon in EPSILONS))
     parts = [f"## {title}", f"Deals of five folds in each cell: {', '.join(map(str, counts))}."]
     for column, digits in (("test_accuracy", 4), (OBJECTIVE, 3)):
