@@ -53,10 +53,10 @@ from dpsgd_cli.recipe.loading import Choice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.agreement import preconditioner_problems
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
-from dpsgd_cli.recipe.schema.data import BINS, DIRECTIONS, Drawn
 from dpsgd_cli.recipe.schema.gradient import Gradient, Preconditioned, SecondMoments, SgdSettings, TailIterates
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel, OneLayer
+from dpsgd_cli.recipe.schema.steps import BINS, DIRECTIONS, Drawn
 
 BATCH = 8192
 MOMENTS = SecondMoments(share=0.15)

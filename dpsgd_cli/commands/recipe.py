@@ -19,8 +19,8 @@ from dpsgd_cli.recipe.expected import recipe_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, plain, question, shipped_recipes
 from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.data import OWN_FILE_STEPS
 from dpsgd_cli.recipe.schema.privacy import noise_source
+from dpsgd_cli.recipe.schema.steps import OWN_FILE_STEPS
 from dpsgd_cli.recipe.tree import CoreDumper
 from dpsgd_cli.wording import count
 

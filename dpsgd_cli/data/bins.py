@@ -9,7 +9,7 @@ every two columns, of both their coarse bins.
 Guarantee: the L2 norm of a transformed row is at most 1, whatever the record holds, in the numbers as they are stored
 (`_entry` is rounded down). A linear model of such a row is additive: a step function of each column, or of each pair.
 
-Not here: the other steps (`preprocess.py`), what their settings are (`recipe/schema/data.py`).
+Not here: the other steps (`preprocess.py`), what their settings are (`recipe/schema/steps.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from dpsgd_cli.data.dataset import Column, Layout, Step, Transform
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Bin
+from dpsgd_cli.recipe.schema.steps import Bin
 from dpsgd_cli.wording import count, suggested
 
 _MOST_FEATURES = 100_000

@@ -15,7 +15,8 @@ from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.files import shipped
 from dpsgd_cli.recipe.schema.base import Count, Interval, Section
-from dpsgd_cli.recipe.schema.data import PreprocessStep, Split
+from dpsgd_cli.recipe.schema.data import Split
+from dpsgd_cli.recipe.schema.steps import PreprocessStep
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]

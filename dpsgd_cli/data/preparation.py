@@ -42,7 +42,8 @@ from dpsgd_cli.data.splits import cut_places, most_trained_on, places_of
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import OWN_FILE_STEPS, Data, PreprocessStep, Split
+from dpsgd_cli.recipe.schema.data import Data, Split
+from dpsgd_cli.recipe.schema.steps import OWN_FILE_STEPS, PreprocessStep
 
 Normal = Callable[[int, str, tuple[int, ...]], np.ndarray]
 Released = dict[str, np.ndarray]

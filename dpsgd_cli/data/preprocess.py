@@ -22,7 +22,7 @@ from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy import second_moments
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import Bias, OneHot, Pca, Scale, UnitNorm
+from dpsgd_cli.recipe.schema.steps import Bias, OneHot, Pca, Scale, UnitNorm
 from dpsgd_cli.wording import count, suggested
 
 

@@ -22,7 +22,7 @@ from dpsgd_cli.data.dataset import Layout, Step, Transform, flatten, refuse_code
 from dpsgd_cli.data.pca import signed
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import DIRECTIONS, Rotate
+from dpsgd_cli.recipe.schema.steps import DIRECTIONS, Rotate
 from dpsgd_cli.wording import count
 
 VERSION = 1

@@ -23,7 +23,7 @@ from typing import Any
 
 from dpsgd_cli.data.evaluated import Evaluated
 from dpsgd_cli.recipe.batching import of_whom
-from dpsgd_cli.recipe.schema.data import PREPROCESS
+from dpsgd_cli.recipe.schema.steps import PREPROCESS
 from dpsgd_cli.results.result import Row
 
 LEVEL = 0.05

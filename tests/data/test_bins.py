@@ -16,7 +16,8 @@ from dpsgd_cli.data import bins, outline
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Bin, Data
+from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.recipe.schema.steps import Bin
 
 AGE = Column("age", (0, 3))
 SHARE = Column("share", (0, 1))

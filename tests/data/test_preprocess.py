@@ -13,7 +13,7 @@ from dpsgd_cli.data import pca, preprocess
 from dpsgd_cli.data.dataset import Column, Layout
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import PreprocessStep
+from dpsgd_cli.recipe.schema.steps import PreprocessStep
 
 COLUMNS = (
     Column("age", (0, 100)),

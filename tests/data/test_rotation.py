@@ -13,7 +13,8 @@ from dpsgd_cli.core import synthetic
 from dpsgd_cli.data.dataset import Dataset, Layout
 from dpsgd_cli.data.rotation import Turn
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data, Rotate, Variants
+from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.recipe.schema.steps import Rotate, Variants
 
 TURN = {"components": 6, "images": "strokes", "records": 60}
 

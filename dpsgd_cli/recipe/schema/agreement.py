@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch, LeastSquaresMethod
-from dpsgd_cli.recipe.schema.data import Pca, Scale
 from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.pate import PateMethod
 from dpsgd_cli.recipe.schema.schedule import Uniform
+from dpsgd_cli.recipe.schema.steps import Pca, Scale
 from dpsgd_cli.wording import any_of, count
 
 if TYPE_CHECKING:
