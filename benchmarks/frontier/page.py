@@ -166,7 +166,7 @@ def _gaps(rows: Rows, table: str) -> str:
     told = []
     for epsilon, aim in AIMS[data].items():
         column = "test_accuracy" if data == table else "validation_accuracy"
-        found = [rows.summary(table, f"{method}, epsilon {epsilon:g}", column) for method in (*METHODS, *OTHERS)]
+        found = [rows.summary(table, f"{method}, epsilon {epsilon:g}", column) for method in METHODS]
         means = [100 * one.mean for one in found if one is not None]
         told.append(f"{max(means) - aim:+.2f} at {epsilon:g}" if means else f"not run at {epsilon:g}")
     return f"{NAMES[table]} {', '.join(told)}"
