@@ -79,13 +79,9 @@ OF_PHOTOGRAPHS: Candidates = {
     "the rule": ({}, []),
     "8 sqrt(n mu) directions": ({"paid": 8}, []),
     "12 sqrt(n mu) directions": ({"paid": 12}, []),
-    "3,600 directions": (
-        {},
-        [
-            "data.preprocess=[{rotate: {images: dead-leaves, components: 3600, records: 7200}}, {unit-norm: {}}]",
-            "method.preconditioner={kind: second-moment, share: 0.15}",
-        ],
-    ),
+    "30 sqrt(n mu) directions": ({"paid": 30}, []),
+    "45 sqrt(n mu) directions": ({"paid": 45}, []),
+    "2,048 directions": ({}, ["data.preprocess.0.rotate.components=2048"]),
     "noise 1.1": ({"noise": 1.1}, []),
     "noise 2.2": ({"noise": 2.2}, []),
     "clips by half": ({"clips": (0.035, 0.35), "whole": 2_560_000}, []),

@@ -12,11 +12,12 @@ with an output for each class, 1 squared. For an MLP, of which nothing is known 
 constants (`Terms`) differ: linear; linear and preconditioned; that on directions of synthetic images (the step
 `rotate`); MLP.
 
-- Directions of synthetic images: 8 sqrt(n mu) of strokes and 20 of dead leaves, as many as there are or at most 2,048.
+- Directions of synthetic images: 8 sqrt(n mu) of strokes and 20 of dead leaves, as many as there are or at most 4,096.
   What a budget does not pay for is noise.
 - Bins of a numeric column (the step `bin`): 4 and 16 of them; of a linear model 4 and 32 from n mu = 8,000 on, where
   that makes at most 2,048 features.
-- A preconditioner of a share .15 of mu^2, where a linear model may have one and has at most 2,048 features.
+- A preconditioner of a share .15 of mu^2, where a linear model may have one and has at most 2,048 features, or features
+  that are directions.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 to .7. A
   small budget is better spent on records that are not far off, a large one on being right about all. Of directions
@@ -60,7 +61,7 @@ from dpsgd_cli.recipe.schema.steps import BINS, DIRECTIONS, Drawn
 
 BATCH = 8192
 MOMENTS = SecondMoments(share=0.15)
-MOST_FEATURES = DIRECTIONS
+MOST_FEATURES = 2048
 OF_TARGETS = 0.2
 FINE_BINS = (4, 32)
 FINE = 8_000
@@ -342,11 +343,14 @@ def _preconditioner(recipe: Recipe, known: Known | None) -> Choice | None:
     if not isinstance(method, Preconditioned) or method.preconditioner != "auto":
         return None
     on_disk = (recipe.data.path or "").endswith(".npy")
-    if known is None or not covers(recipe) or on_disk or known.features > MOST_FEATURES:
+    if known is None or not covers(recipe) or on_disk:
+        return Choice(key, None, "")
+    most = MOST_FEATURES if _Problem(recipe, known).drawn is None else DIRECTIONS
+    if known.features > most:
         return Choice(key, None, "")
     if preconditioner_problems(settled_as(recipe, Choice(key, MOMENTS, ""))):
         return Choice(key, None, "")
-    return Choice(key, MOMENTS, f"{known.features} features, of at most {MOST_FEATURES}")
+    return Choice(key, MOMENTS, f"{known.features} features, of at most {most}")
 
 
 def _momentum(recipe: Recipe, known: Known | None) -> Choice | None:

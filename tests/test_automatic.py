@@ -162,6 +162,19 @@ def test_photographs_take_more_directions_than_what_is_written(images: Path) -> 
     assert recipe.data.preprocess[0].rotate.components == round(20 * math.sqrt(80 * mu_of(0.1, 1e-4))) < 59
 
 
+@pytest.mark.parametrize(
+    ("features", "turned", "untouched"), [(2048, True, True), (4096, True, False), (4097, False, False)]
+)
+def test_directions_are_preconditioned_where_as_many_features_of_a_table_are_not(
+    images: Path, features: int, turned: bool, untouched: bool
+) -> None:
+    """A matrix of 4,096 takes a minute a trial: worth it where a rule says that the budget pays for each direction."""
+    for override, preconditioned in [("seed=1", turned), ("data.preprocess=[{unit-norm: {}}]", untouched)]:
+        recipe = load_recipe(str(images), [override]).recipe
+        told, _ = automatic.before_plan(recipe, Known(50_000, features, 3, 1.0))
+        assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
+
+
 def test_a_large_budget_takes_all_directions_as_fast_as_their_curvature_allows(images: Path) -> None:
     """The curvature of softmax is at most 1/2, along any of 59 directions about 1/118; a quarter of 1 over that."""
     recipe = found(images, "privacy.budget.epsilon=1e5").recipe
