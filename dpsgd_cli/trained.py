@@ -31,7 +31,8 @@ from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.dataset import UNTOLD, Layout, Part
 from dpsgd_cli.data.opening import open_labelled, open_unlabelled
-from dpsgd_cli.data.preparation import Pipeline, held_out_of, pipeline_of, steps_of
+from dpsgd_cli.data.pipeline import Pipeline
+from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.evaluation import Models, measure, measure_once
