@@ -35,6 +35,14 @@ def pictures(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (20, 1, 8, 8), np.uint8)
 
 
+@pytest.mark.parametrize(("records", "features", "kept"), [(8000, 5000, 4096), (8000, 64, 64), (300, 5000, 299)])
+def test_auto_is_all_directions_that_images_and_features_have_up_to_4096(
+    records: int, features: int, kept: int
+) -> None:
+    step = Turn(Rotate.model_validate({"images": "dead-leaves", "records": records}), "add-remove")
+    assert step.plan(Layout((features,))).features == kept
+
+
 def test_no_record_moves_the_directions(tmp_path: Path) -> None:
     first, second = (prepared(tmp_path, pictures(seed)) for seed in (0, 1))
     assert list(first.fitted) == ["1"]
