@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,3 +172,14 @@ def test_all_records_at_once_are_refused_where_records_come_and_go(write_recipe:
     rounding = load_recipe(loaded.source, ("runtime.dtype=bfloat16",))
     with pytest.raises(RecipeError, match="rounded anew when one comes or goes"):
         experiment.run(rounding, experiment.Options(Path(loaded.source).parent / "out"))
+
+
+def test_no_product_is_made_of_tiles_which_some_virtual_machines_only_announce() -> None:
+    product = "import torch, dpsgd_cli.core; x = torch.ones(64, 64).bfloat16(); print((x @ x).float().sum().item())"
+    own = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    ran = subprocess.run(
+        [sys.executable, "-c", product], env=own | {"ONEDNN_VERBOSE": "1"}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "262144.0"
+    assert "AMX" not in ran.stdout
