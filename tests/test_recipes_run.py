@@ -77,10 +77,8 @@ def shrink(recipe: Recipe, has_test: bool) -> Recipe:
         content["method"]["aggregation"]["threshold"] = 0
         content["method"]["queries"] = 8
     for step in content["data"].get("preprocess") or []:
-        if step.get("pca"):
-            step["pca"]["components"] = min(
-                step["pca"]["components"], 6
-            )  # fewer than public records: more are rounding
+        if step.get("pca"):  # fewer components than public records: more are what rounding leaves
+            step["pca"]["components"] = min(step["pca"]["components"], 6)
         if step.get("rotate"):
             step["rotate"] |= {"records": 12, "components": 6}
             if step["rotate"].get("variants"):

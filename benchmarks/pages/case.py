@@ -85,10 +85,9 @@ def behaviour(recipe: str) -> float:
     finally:
         torch.set_num_threads(threads)
     size = sum(float(value.double().abs().sum()) for value in weights.values())
-    metrics = [
-        metric["mean"] for name, metric in told["metrics"].items() if name.startswith("test_") and name != "test_auc"
-    ]
-    return float(f"{size + sum(metrics):.7g}")
+    metrics = {name: value["mean"] for name, value in told["metrics"].items() if name.startswith("test_")}
+    metrics.pop("test_auc", None)
+    return float(f"{size + sum(metrics.values()):.7g}")
 
 
 def is_same(one: float, other: float) -> bool:
