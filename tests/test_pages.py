@@ -29,6 +29,16 @@ def test_a_page_is_what_its_rows_say(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_every_row_is_of_a_case(name: str) -> None:
+    """A row of a case that is gone is behind no number, and nothing would find it stale."""
+    cases = {(case.table, case.name) for case in page_of(name).CASES}
+    for file in RESULTS.joinpath(name).glob("*.csv"):
+        rows = pd.read_csv(file)
+        if {"table", "case"} <= set(rows):
+            assert set(zip(rows["table"], rows["case"], strict=True)) <= cases
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_pictures_are_drawn_from_todays_rows(name: str) -> None:
     folder = RESULTS / name
     shown = set(PICTURE.findall((folder / "README.md").read_text("utf-8")))
