@@ -112,6 +112,11 @@ CANDIDATES: Candidates = {
     "4 and 16 bins": ({}, ["data.preprocess=[{bin: {bins: [4, 16]}}]"]),
     "4 and 32 bins": ({}, ["data.preprocess=[{bin: {bins: [4, 32]}}]"]),
     "pairs": ({}, ["data.preprocess=[{bin: {pairs: 4}}]"]),
+    "4 waves": ({}, ["data.preprocess=[{bin: {waves: 4}}]"]),
+    "8 waves": ({}, ["data.preprocess=[{bin: {waves: 8}}]"]),
+    "16 waves": ({}, ["data.preprocess=[{bin: {waves: 16}}]"]),
+    "8 waves, noise .7": ({"noise": 0.7}, ["data.preprocess=[{bin: {waves: 8}}]"]),
+    "8 waves, noise 1.6": ({"noise": 1.6}, ["data.preprocess=[{bin: {waves: 8}}]"]),
 }
 
 

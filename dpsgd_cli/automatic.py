@@ -248,7 +248,7 @@ def _of_features(recipe: Recipe) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, step in enumerate(recipe.data.preprocess or ()):
         at = f"data.preprocess.{number}"
-        found |= {f"{at}.bin.bins": step.bin.bins} if step.bin else {}
+        found |= {f"{at}.bin.bins": step.bin.bins} if step.bin and step.bin.waves is None else {}
         found |= {f"{at}.rotate.components": step.rotate.components} if step.rotate else {}
     return found
 

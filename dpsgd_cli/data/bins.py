@@ -6,8 +6,14 @@ ones where the budget allows. A category is a one-hot of its values. A row thus 
 constant column; all are divided by sqrt(F + 1), so that every row has the same length, 1. `pairs` adds a one-hot for
 every two columns, of both their coarse bins.
 
+With `waves` a numeric column becomes cosines in place of one-hots, cos(pi k t) / k for k = 1, 2, ..., where t goes from
+0 to 1 over its bounds, and the same of asinh. Between neighbouring values they hardly differ, and the slow ones weigh
+most: what is smooth in a column takes few directions, where bins have one for each step. Columns of few whole numbers
+stay one-hots. Each row is divided by its own length.
+
 Guarantee: the L2 norm of a transformed row is at most 1, whatever the record holds, in the numbers as they are stored
-(`_entry` is rounded down). A linear model of such a row is additive: a step function of each column, or of each pair.
+(`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is additive but for the
+row's own length: a step function, or a sum of cosines, of each column, or a step function of each pair.
 
 Not here: the other steps (`preprocess.py`), what their settings are (`recipe/schema/steps.py`).
 """
@@ -18,12 +24,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.data.dataset import Column, Layout, Step, Transform
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.steps import Bin
+from dpsgd_cli.recipe.schema.steps import BINS, Bin
 from dpsgd_cli.wording import count, suggested
 
 _MOST_FEATURES = 100_000
@@ -31,6 +38,10 @@ _UNTOLD = ((0.0, 1.0), (-1.0, 1.0))
 """Whole bounds that fractions have as often as whole numbers."""
 _FINEST = 1000
 """Of a column of fractions, asinh is taken in units of its width over this."""
+_FEW = max(BINS)
+"""Beside cosines, a column of at most so many whole numbers is a one-hot."""
+_SLACK = 2.0**-21
+"""What float32 can add to a length of 1, and more: a row divided in float32 is off by 2^-24 twice."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +61,40 @@ class _OneHot:
         return np.searchsorted(self.edges, values, side="right")
 
 
+@dataclass(frozen=True)
+class _Waves:
+    """Cosines of where `column` of a row lies between its bounds, or of its asinh around `centre` in units."""
+
+    column: int
+    name: str
+    bounds: tuple[float, float]
+    asinh: tuple[float, float] | None
+    count: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the cosines."""
+        of = self.name if self.asinh is None else f"asinh {self.name}"
+        return tuple(f"{of} wave {k}" for k in range(1, self.count + 1))
+
+    def values(self, x: np.ndarray) -> np.ndarray:
+        """cos(pi k t) / k, (N, count)."""
+        low, high = (self._moved(np.float64(end)) for end in self.bounds)
+        part = (self._moved(x[:, self.column].astype(np.float64)) - low) / (high - low)
+        # what is no number lies at the upper end, as it is in the last bin
+        part = np.clip(np.where(np.isnan(part), 1.0, part), 0.0, 1.0)
+        k = np.arange(1, self.count + 1)
+        return np.asarray(np.cos(math.pi * part[:, None] * k) / k)
+
+    def _moved(self, values: Any) -> Any:
+        if self.asinh is None:
+            return values
+        centre, unit = self.asinh
+        return np.arcsinh((values - centre) / unit)
+
+
 class BinColumns(Step):
-    """Columns as one-hots over public bounds and values. Acts on each record alone."""
+    """Columns as one-hots, or cosines, over public bounds and values. Acts on each record alone."""
 
     settings: Bin
 
@@ -67,12 +110,14 @@ class BinColumns(Step):
                 f"bin: {count(len(columns), 'feature')}, but {_MOST_FEATURES} are the most; use fewer bins, or leave"
                 " pairs out"
             )
+        waves = [Column(name, (-1.0, 1.0)) for one in self._waves(layout) for name in one.names]
         constant = Column("constant", (0.0, 1.0), indicator=True, category="constant")
-        return Layout((len(columns) + 1,), (*columns, constant))
+        return Layout((len(columns) + len(waves) + 1,), (*columns, *waves, constant))
 
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
-        single, pairs = self._one_hots(layout)
-        width, entry = self.plan(layout).features, _entry(len(single) + len(pairs) + 1)
+        (single, pairs), waves = self._one_hots(layout), self._waves(layout)
+        width, ones = self.plan(layout).features, len(single) + len(pairs) + 1
+        entry = np.float32(1) if waves else _entry(ones)
 
         def transform(x: np.ndarray) -> np.ndarray:
             out = np.zeros((len(x), width), np.float32)
@@ -83,10 +128,30 @@ class BinColumns(Step):
             for one, other in pairs:
                 out[every, at + one.codes(x) * len(other.names) + other.codes(x)] = entry
                 at += len(one.names) * len(other.names)
+            for wave in waves:
+                out[:, at : at + wave.count] = wave.values(x)
+                at += wave.count
             out[:, at] = entry
-            return out
+            return _short(out) if waves else out
 
         return transform
+
+    def _waves(self, layout: Layout) -> list[_Waves]:
+        """Those of numeric columns that are no one-hots."""
+        found = []
+        for at, column in enumerate(layout.columns or ()):
+            if self.settings.waves is not None and self._wavy(column):
+                assert column.bounds is not None
+                arc = _arc(column.bounds, self._whole(column))
+                found += [_Waves(at, column.name, column.bounds, of, self.settings.waves) for of in (None, arc)]
+        return found
+
+    def _wavy(self, column: Column) -> bool:
+        """Whether a column has more values than a one-hot beside cosines."""
+        if column.values is not None or column.marks is not None or column.bounds is None:
+            return False
+        low, high = column.bounds
+        return not (self._whole(column) and high - low < _FEW)
 
     def _one_hots(self, layout: Layout) -> tuple[list[_OneHot], list[tuple[_OneHot, _OneHot]]]:
         """Those of single columns, and those of pairs, as two of coarse bins."""
@@ -122,6 +187,8 @@ class BinColumns(Step):
         if column.marks is not None:
             return [_OneHot(at, (f"{column.marks} is there", column.name), (0.5,))]
         assert column.bounds is not None
+        if self.settings.waves is not None:
+            widths = [] if self._wavy(column) else [_FEW]
         whole = self._whole(column)
         ways = dict.fromkeys(cut(column.bounds, bins, whole) for bins in widths for cut in (_equal, _asinh))
         return [_OneHot(at, _names(column, edges), edges) for edges in ways]
@@ -148,7 +215,7 @@ def _equal(bounds: tuple[float, float], bins: int, whole: bool) -> tuple[float, 
 
 
 def _asinh(bounds: tuple[float, float], bins: int, whole: bool) -> tuple[float, ...]:
-    """Edges between `bins` equal steps of asinh((x - c) / unit): c is 0 where the bounds hold it, else the end near it.
+    """Edges between `bins` equal steps of asinh((x - c) / unit), c and unit by `_arc`.
 
     >>> _asinh((0, 99999), 4, whole=True)
     (10.5, 223.5, 4728.5)
@@ -156,10 +223,26 @@ def _asinh(bounds: tuple[float, float], bins: int, whole: bool) -> tuple[float, 
     low, high = bounds
     if whole and high - low < bins:
         return _equal(bounds, bins, whole)
-    centre = min(max(0.0, low), high)
-    unit = 1.0 if whole else (high - low) / _FINEST
+    centre, unit = _arc(bounds, whole)
     first, last = math.asinh((low - centre) / unit), math.asinh((high - centre) / unit)
     return _edges(centre + unit * np.sinh(first + (last - first) * np.arange(bins + 1) / bins), whole)
+
+
+def _arc(bounds: tuple[float, float], whole: bool) -> tuple[float, float]:
+    """The centre and the unit of a column's asinh: the centre is 0 where the bounds hold it, else the end near it."""
+    low, high = bounds
+    return min(max(0.0, low), high), 1.0 if whole else (high - low) / _FINEST
+
+
+def _short(rows: np.ndarray) -> np.ndarray:
+    """Rows (N, D), none of which is 0, divided by hardly more than their L2 norms; float32 as they are.
+
+    Guarantee: the sum of the squares of the stored numbers of a row is at most 1, in exact arithmetic. The norm's own
+    error, in float64, is below 1e-10 of it for `_MOST_FEATURES`; rounding the divisor and the quotient adds at
+    most 2^-24 of it each.
+    """
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    return rows / (norms * (1 + _SLACK)).astype(np.float32)[:, None]
 
 
 def _edges(steps: np.ndarray, whole: bool) -> tuple[float, ...]:

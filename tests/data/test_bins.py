@@ -109,6 +109,41 @@ def test_no_row_is_longer_than_the_bound_whatever_it_holds(
     assert squares[0] == squares[1] and 1 - 1e-6 < squares[0] <= 1
 
 
+def test_waves_are_cosines_of_a_column_and_of_its_asinh() -> None:
+    """Of [0, 100] by hand: 50 is half of the way, 100 and what is no number the whole of it."""
+    wide = Column("x", (0, 100))
+    out, names = binned((wide, AGE), [[50, 0], [100, 3], [np.nan, 3], [-np.inf, 0]], waves=2)
+    ages = ["age from 0", "age from 0.5", "age from 1.5", "age from 2.5"]
+    assert names == [*ages, "x wave 1", "x wave 2", "asinh x wave 1", "asinh x wave 2", "constant"]
+    rows = out / out[:, -1:]
+    part = np.arcsinh(50) / np.arcsinh(100)
+    half = [1, 0, 0, 0, 0, -0.5, np.cos(np.pi * part), np.cos(2 * np.pi * part) / 2, 1]
+    end, start = [0, 0, 0, 1, -1, 0.5, -1, 0.5, 1], [1, 0, 0, 0, 1, 0.5, 1, 0.5, 1]
+    np.testing.assert_allclose(rows, [half, end, end, start], atol=1e-6)
+
+
+many = st.lists(st.tuples(bounds, numbers), min_size=1, max_size=12)
+
+
+@given(many, st.integers(1, 64), st.integers(0, 2**32 - 1))
+def test_no_row_of_waves_is_longer_than_the_bound_whatever_it_holds(
+    given: list[tuple[tuple[float, float], float]], waves: int, seed: int
+) -> None:
+    """In exact arithmetic on the float32 numbers that are stored; and none is much shorter."""
+    columns = (*(Column(f"x{i}", pair) for i, (pair, _) in enumerate(given)), JOB, MARK)
+    drawn = [[*np.random.default_rng((seed, i)).uniform(-1e6, 2e6, len(given)), 2, 1] for i in range(20)]
+    out, _ = binned(columns, [[*(value for _, value in given), 1, 0], *drawn], waves=waves)
+    for row in out:
+        square = sum(Fraction(float(entry)) ** 2 for entry in row)
+        assert 1 - 1e-5 < square <= 1
+
+
+def test_waves_stand_in_place_of_bins() -> None:
+    for settings in ({"bins": 4}, {"pairs": 4}):
+        with pytest.raises(ValueError, match="waves stand in place of bins"):
+            Bin(waves=8, **settings)
+
+
 def test_an_entry_is_the_largest_number_that_keeps_a_row_short() -> None:
     for ones in range(1, 3000):
         entry = bins._entry(ones)

@@ -106,7 +106,7 @@ BINS = (4, 16)
 
 
 class Bin(Section):
-    """Every column as one-hots over its public bounds or values, and rows of length 1. Looks at no record."""
+    """Every column as one-hots, or cosines, over its public bounds or values; rows of length 1. Looks at no record."""
 
     bins: Literal["auto"] | Bins | Annotated[list[Bins], Field(min_length=1)] = Field(
         "auto",
@@ -116,11 +116,22 @@ class Bin(Section):
     pairs: Bins | None = Field(
         None, description="Add a one-hot for every two columns, numeric ones in this many coarse bins."
     )
+    waves: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None,
+        description="Of a numeric column so many cosines in place of bins, twice: over its bounds, and over asinh of"
+        " them. The k-th is divided by k, so that smooth shapes are learnt from little.",
+    )
     integers: list[str] | Literal["all"] | None = Field(
         None,
         description="Columns of whole numbers; left out, those with whole bounds (but [0, 1] and [-1, 1], which"
         " fractions have as well).",
     )
+
+    @model_validator(mode="after")
+    def _bins_or_waves(self) -> Bin:
+        if self.waves is not None and (self.bins != "auto" or self.pairs is not None):
+            raise ValueError("waves stand in place of bins; leave bins and pairs out, or waves")
+        return self
 
     @property
     def widths(self) -> list[int]:
