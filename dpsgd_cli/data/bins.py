@@ -105,14 +105,14 @@ class BinColumns(Step):
             for number, names in enumerate([one.names for one in found[0]] + [_joined(pair) for pair in found[1]])
             for name in names
         ]
+        columns += [Column(name, (-1.0, 1.0)) for one in self._waves(layout) for name in one.names]
         if len(columns) >= _MOST_FEATURES:
             raise DataError(
-                f"bin: {count(len(columns), 'feature')}, but {_MOST_FEATURES} are the most; use fewer bins, or leave"
-                " pairs out"
+                f"bin: {count(len(columns), 'feature')}, but {_MOST_FEATURES} are the most; use fewer bins or waves,"
+                " or leave pairs out"
             )
-        waves = [Column(name, (-1.0, 1.0)) for one in self._waves(layout) for name in one.names]
         constant = Column("constant", (0.0, 1.0), indicator=True, category="constant")
-        return Layout((len(columns) + len(waves) + 1,), (*columns, *waves, constant))
+        return Layout((len(columns) + 1,), (*columns, constant))
 
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         (single, pairs), waves = self._one_hots(layout), self._waves(layout)

@@ -189,6 +189,7 @@ def test_the_outline_is_that_of_every_table_of_so_many_rows(tmp_path: Path) -> N
         ((SHARE,), {"integers": ["shar"]}, "integers names 'shar', which is no numeric column; did you mean 'share'?"),
         ((Column("job=a", (0.0, 1.0), indicator=True, category="job"),), {}, "job=a is the work of an earlier step"),
         (tuple(Column(f"x{i}", (0, 1)) for i in range(60)), {"pairs": 40}, "but 100000 are the most"),
+        (tuple(Column(f"x{i}", (0, 1)) for i in range(800)), {"waves": 64}, "but 100000 are the most"),
     ],
 )
 def test_what_cannot_be_binned_is_refused(columns: Any, settings: dict[str, Any], said: str) -> None:
