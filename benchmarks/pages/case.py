@@ -4,8 +4,9 @@ A row keeps two things. `recipe`: a hash of the recipe and its changes as they a
 nobody set makes nothing stale; seed and repeats aside. `behaviour`: what the shipped recipe, shrunk, trained to on
 stand-in records when the row was made (`tests/behaviour.py`), which shows defaults and code that changed. A row is
 stale when either is another today. Not seen: what only real records, a case's changes, sizes or more than one epoch
-would show, in code that the shrunk recipe does not reach; a default of a size; another file of a data set (its card's
-SHA-256 is checked when it is read, and the card's splits are in `behaviour` as far as the stand-in is split by them).
+would show, in code that the shrunk recipe does not reach; how the area under the curve is taken; a default of a size;
+another file of a data set (its card's SHA-256 is checked when it is read, and the card's splits are in `behaviour` as
+far as the stand-in is split by them).
 """
 
 from __future__ import annotations
