@@ -3,7 +3,7 @@
     python -m benchmarks.rule            (minutes; --tables and --epsilons for fewer)
     DPSGD_DATA=... python -m benchmarks.rule --tables digits photographs    (an hour)
 
-Tables of mixed columns (ages, amounts, counts with many zeros, shares, categories) whose labels follow steps, waves,
+`real.py` has real tables that no page reports. Its own are made up, of mixed columns (ages, amounts, counts with many zeros, shares, categories) whose labels follow steps, waves,
 narrow ranges and products of two columns, of 500 to 30,000 training records, few or many positives. No record of Adult,
 Bank or IPUMS is read. Prints, for each candidate, how many points of accuracy and how much log loss it is behind the
 best of them, by epsilon: means over tables. `digits` are 10,000 of MNIST's training part, after training on the others,
@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from benchmarks import real
 from dpsgd_cli import automatic, data, experiment
 from dpsgd_cli.recipe.loading import find_recipe, load_recipe
 
@@ -105,18 +106,18 @@ CANDIDATES: Candidates = {
     "pace 50, scaled": ({"pace": 50.0}, SCALED),
     "share .3": ({}, ["method.preconditioner={kind: second-moment, share: 0.3}"]),
     "no preconditioner": ({}, ["method.preconditioner=null"]),
-    "4 bins alone": ({}, ["data.preprocess=[{bin: {bins: 4}}]"]),
-    "4 bins alone, noise 2": ({"noise": 2.0}, ["data.preprocess=[{bin: {bins: 4}}]"]),
+    "4 bins alone": ({}, ["data.preprocess.0.bin.bins=4"]),
+    "4 bins alone, noise 2": ({"noise": 2.0}, ["data.preprocess.0.bin.bins=4"]),
     "noise 2": ({"noise": 2.0}, []),
-    "16 bins alone": ({}, ["data.preprocess=[{bin: {bins: 16}}]"]),
-    "4 and 16 bins": ({}, ["data.preprocess=[{bin: {bins: [4, 16]}}]"]),
-    "4 and 32 bins": ({}, ["data.preprocess=[{bin: {bins: [4, 32]}}]"]),
-    "pairs": ({}, ["data.preprocess=[{bin: {pairs: 4}}]"]),
-    "4 waves": ({}, ["data.preprocess=[{bin: {waves: 4}}]"]),
-    "8 waves": ({}, ["data.preprocess=[{bin: {waves: 8}}]"]),
-    "16 waves": ({}, ["data.preprocess=[{bin: {waves: 16}}]"]),
-    "8 waves, noise .7": ({"noise": 0.7}, ["data.preprocess=[{bin: {waves: 8}}]"]),
-    "8 waves, noise 1.6": ({"noise": 1.6}, ["data.preprocess=[{bin: {waves: 8}}]"]),
+    "16 bins alone": ({}, ["data.preprocess.0.bin.bins=16"]),
+    "4 and 16 bins": ({}, ["data.preprocess.0.bin.bins=[4, 16]"]),
+    "4 and 32 bins": ({}, ["data.preprocess.0.bin.bins=[4, 32]"]),
+    "pairs": ({}, ["data.preprocess.0.bin.pairs=4"]),
+    "4 waves": ({}, ["data.preprocess.0.bin.waves=4"]),
+    "8 waves": ({}, ["data.preprocess.0.bin.waves=8"]),
+    "16 waves": ({}, ["data.preprocess.0.bin.waves=16"]),
+    "8 waves, noise .7": ({"noise": 0.7}, ["data.preprocess.0.bin.waves=8"]),
+    "8 waves, noise 1.6": ({"noise": 1.6}, ["data.preprocess.0.bin.waves=8"]),
 }
 
 
@@ -148,17 +149,20 @@ def write_table(folder: Path, table: Table, seed: int) -> Path:
     frame["y"] = (logit + random.logistic(size=rows) > np.quantile(logit, 1 - table.positive)).astype(int)
     frame[: table.records].to_csv(folder / "train.csv", index=False)
     frame[table.records :].to_csv(folder / "test.csv", index=False)
+    known = {"target": "y", "classes": [0, 1], "bounds": bounds, "categorical": values, "preprocess": [{"bin": {}}]}
+    return _write_recipe(folder, known)
+
+
+def write_real(folder: Path, question: real.Question) -> Path:
+    """The same for a real table."""
+    return _write_recipe(folder, real.write_rows(folder, question))
+
+
+def _write_recipe(folder: Path, known: Mapping[str, Any]) -> Path:
+    """All settings by rule, of the folder's train.csv and test.csv."""
     recipe = {
-        "name": "synthetic",
-        "data": {
-            "path": "train.csv",
-            "test_path": "test.csv",
-            "target": "y",
-            "classes": [0, 1],
-            "bounds": bounds,
-            "categorical": values,
-            "preprocess": [{"bin": {}}],
-        },
+        "name": "table",
+        "data": {"path": "train.csv", "test_path": "test.csv", **known},
         "model": {"kind": "convex"},
         "method": {"kind": "dp-gd"},
         "privacy": {"budget": {"epsilon": 1, "delta": 1e-5}, "noise_source": "seeded"},
@@ -220,10 +224,15 @@ class Problem:
     judged: tuple[str, str] = ("test_accuracy", "test_log_loss")
 
 
+OF_TABLES = ("PRECONDITIONED", "LINEAR")
 PROBLEMS = {
-    name: Problem(partial(write_table, table=table, seed=seed), ("PRECONDITIONED", "LINEAR"))
+    name: Problem(partial(write_table, table=table, seed=seed), OF_TABLES)
     for seed, (name, table) in enumerate(TABLES.items())
-} | {
+}
+PROBLEMS |= {
+    name: Problem(partial(write_real, question=question), OF_TABLES) for name, question in real.QUESTIONS.items()
+}
+PROBLEMS |= {
     "digits": Problem(
         on_digits,
         ("STROKES",),

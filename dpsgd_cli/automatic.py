@@ -1,4 +1,4 @@
-"""What a recipe leaves `auto`: one rule for bins, learning rate, clip norm, batch size, averaging and number of steps.
+"""What a recipe leaves `auto`: one rule for features, learning rate, clip norm, batches, averaging and number of steps.
 
 It reads what is public before any record is used, and nothing else: the recipe, the numbers of training records,
 features and outputs, the bound on a record's features that the public bounds give, and the budget. So it costs nothing,
@@ -14,8 +14,8 @@ constants (`Terms`) differ: linear; linear and preconditioned; that on direction
 
 - Directions of synthetic images: 8 sqrt(n mu) of strokes and 20 of dead leaves, as many as there are or at most 4,096.
   What a budget does not pay for is noise.
-- Bins of a numeric column (the step `bin`): 4 and 16 of them; of a linear model 4 and 32 from n mu = 8,000 on, where
-  that makes at most 2,048 features.
+- Cosines of a numeric column (the step `bin`), of a linear model: 32, 16 or 8; the most that are at most sqrt(n mu) and
+  make at most 2,048 features, or else 8.
 - A preconditioner of a share .15 of mu^2, where a linear model may have one and has at most 2,048 features, or features
   that are directions.
 - Momentum, and the average of the last half of the steps.
@@ -35,8 +35,9 @@ constants (`Terms`) differ: linear; linear and preconditioned; that on direction
 
 A recipe that gives its own learning rate gets what goes with any: clip norm 1, the last weights, no momentum.
 
-Where the constants were chosen: on synthetic tables, never on Adult, Bank or IPUMS; of directions on 10,000 held-out
-digits of MNIST's training part and 10,000 photographs of CIFAR-10's, which no page reports (`benchmarks/rule.py`).
+Where the constants were chosen: on synthetic tables and 21 real ones, never on Adult, Bank or IPUMS; of directions on
+10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's. No page reports any of these
+(`benchmarks/rule.py`).
 
 Not here: what is public of data (`data/preparation.py`), when the rule is asked (`joint.py`).
 """
@@ -57,14 +58,13 @@ from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.gradient import Gradient, Preconditioned, SecondMoments, SgdSettings, TailIterates
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel, OneLayer
-from dpsgd_cli.recipe.schema.steps import BINS, DIRECTIONS, Drawn
+from dpsgd_cli.recipe.schema.steps import DIRECTIONS, WAVES_UNTOLD, Drawn
 
 BATCH = 8192
 MOMENTS = SecondMoments(share=0.15)
 MOST_FEATURES = 2048
 OF_TARGETS = 0.2
-FINE_BINS = (4, 32)
-FINE = 8_000
+WAVES = (32, 16, 8)
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def features(recipe: Recipe, known: Known | None, count: Callable[[Recipe], int]
     signal = _Problem(recipe, known).signal if known is not None and ruled else None
     for key, value in _of_features(recipe).items():
         if value == "auto":
-            choose = _bins if key.endswith("bins") else _directions
+            choose = _waves if key.endswith("waves") else _directions
             choice = choose(recipe, key, signal, count)
             recipe = settled_as(recipe, choice)
             told.append(choice)
@@ -248,18 +248,20 @@ def _of_features(recipe: Recipe) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, step in enumerate(recipe.data.preprocess or ()):
         at = f"data.preprocess.{number}"
-        found |= {f"{at}.bin.bins": step.bin.bins} if step.bin and step.bin.waves is None else {}
+        found |= {f"{at}.bin.waves": step.bin.waves} if step.bin and step.bin.cosines is not None else {}
         found |= {f"{at}.rotate.components": step.rotate.components} if step.rotate else {}
     return found
 
 
-def _bins(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:
+def _waves(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:
     if signal is None:
-        return Choice(key, list(BINS), "")
-    why = f"n mu is {signal:,.0f}; finer ones from {FINE:,} on, while features are at most {MOST_FEATURES}"
-    finer = Choice(key, list(FINE_BINS), why)
-    fine = signal >= FINE and count(settled_as(recipe, finer)) <= MOST_FEATURES
-    return finer if fine else replace(finer, value=list(BINS))
+        return Choice(key, WAVES_UNTOLD, "")
+    root, choice = math.sqrt(signal), Choice(key, WAVES[-1], "")
+    paid = [replace(choice, value=waves) for waves in WAVES if waves <= root]
+    fitting = (one for one in paid if count(settled_as(recipe, one)) <= MOST_FEATURES)
+    of = " or ".join(map(str, WAVES))
+    why = f"{of}: at most the root of n mu, {root:.4g}, while features are at most {MOST_FEATURES}"
+    return replace(next(fitting, choice), why=why)
 
 
 def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:

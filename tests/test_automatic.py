@@ -86,22 +86,24 @@ def test_all_noise_together_moves_an_output_by_what_the_rule_says(
     assert clip == 0.5
 
 
-@pytest.mark.parametrize("epsilon", [2, 250, 290])
-def test_bins_are_finer_where_records_and_budget_allow(own: Path, epsilon: float) -> None:
-    """From n mu = 8,000 on; and the features that everything after them is chosen for are those of these bins."""
+@pytest.mark.parametrize(("epsilon", "waves"), [(2, 8), (4, 16), (20, 32)])
+def test_cosines_are_those_that_records_and_budget_allow(own: Path, epsilon: float, waves: int) -> None:
+    """The most of 8, 16 and 32 that are at most sqrt(n mu); and all else is chosen for these features."""
+    root = math.sqrt(RECORDS * mu_of(epsilon, 1e-4))
+    assert waves == 8 if root < 16 else waves <= root < 2 * waves or root >= waves == 32
     told = found(own, f"privacy.budget.epsilon={epsilon}")
-    finest = 32 if RECORDS * mu_of(epsilon, 1e-4) >= 8_000 else 16
-    assert told.recipe.data.preprocess[0].bin.bins == values(told)["data.preprocess.0.bin.bins"] == [4, finest]
+    assert told.recipe.data.preprocess[0].bin.waves == values(told)["data.preprocess.0.bin.waves"] == waves
     [said] = [choice.why for choice in told.chosen if choice.key == "method.preconditioner"]
     _, outline = plan_and_outline(told)
-    assert outline.input_shape is not None and said.startswith(f"{outline.input_shape[0]} features")
+    # a: its 10 whole numbers, b: its cosines, the constant
+    assert outline.input_shape == (10 + 2 * waves + 1,) and said.startswith(f"{10 + 2 * waves + 1} features")
     _, same = plan_and_outline(load_recipe(str(own), [f"privacy.budget.epsilon={epsilon}"]))
     assert same == outline
 
 
 def test_recipes_whose_features_follow_their_budgets_are_no_pack(own: Path) -> None:
     """They would train on the features of the first."""
-    loaded = [load_recipe(str(own), [f"privacy.budget.epsilon={epsilon}"]) for epsilon in (2, 3, 290)]
+    loaded = [load_recipe(str(own), [f"privacy.budget.epsilon={epsilon}"]) for epsilon in (3, 4, 290)]
     members = [Member(one, experiment.plan_recipe(one)[0]) for one in loaded]
     options = experiment.Options(own.parent / "out")
     with pytest.raises(UsageError, match="do not train on the same data"):
@@ -109,13 +111,15 @@ def test_recipes_whose_features_follow_their_budgets_are_no_pack(own: Path) -> N
     assert len(experiment.run_pack(members[:2], options)) == 2
 
 
-def test_bins_are_not_finer_where_the_features_would_be_too_many(own: Path) -> None:
-    """2,048 is the most that a preconditioner takes; 50 columns of 2 x 20 bins have 2,000, of 2 x 36 more."""
-    wide = rows(0).assign(**{f"c{n}": 0.5 for n in range(49)})
+@pytest.mark.parametrize(("columns", "waves"), [(31, 32), (32, 16), (63, 16), (64, 8), (200, 8)])
+def test_cosines_are_fewer_where_the_features_would_be_too_many(own: Path, columns: int, waves: int) -> None:
+    """2,048 is the most that a preconditioner takes, 10 of a and the constant among them."""
+    wide = rows(0).assign(**{f"c{n}": 0.5 for n in range(columns - 1)})
     wide.to_csv(own.parent / "own.csv", index=False)
     bounds = ", ".join(f"{name}: [0, 1]" for name in wide.columns if name not in "ay")
     told = found(own, "privacy.budget.epsilon=290", f"data.bounds={{a: [0, 9], {bounds}}}")
-    assert told.recipe.data.preprocess[0].bin.bins == [4, 16] and told.recipe.method.preconditioner is not None
+    assert told.recipe.data.preprocess[0].bin.waves == waves
+    assert (told.recipe.method.preconditioner is not None) == (columns * 2 * waves + 11 <= 2048)
 
 
 IMAGES = """
@@ -212,11 +216,11 @@ def test_directions_that_no_rule_covers_are_all_that_there_are(images: Path, tra
     ],
     ids=lambda overrides: overrides[0].partition("=")[0],
 )
-def test_bins_that_no_rule_covers_are_4_and_16(own: Path, overrides: tuple[str, ...]) -> None:
-    """At a budget at which a rule would make them finer."""
+def test_cosines_that_no_rule_covers_are_16(own: Path, overrides: tuple[str, ...]) -> None:
+    """At a budget at which a rule would take 32."""
     loaded = found(own, "privacy.budget.epsilon=290", *overrides)
-    assert loaded.recipe.data.preprocess[0].bin.bins == [4, 16]
-    assert "data.preprocess.0.bin.bins" not in values(loaded)
+    assert loaded.recipe.data.preprocess[0].bin.waves == 16
+    assert "data.preprocess.0.bin.waves" not in values(loaded)
 
 
 @pytest.mark.parametrize("override", ["privacy.budget.epsilon=800", "data.preprocess=[{scale: {}}, {unit-norm: {}}]"])

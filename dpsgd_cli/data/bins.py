@@ -1,21 +1,22 @@
-"""The step `bin`: every column of a table as one-hots, a row as long as any other. It looks at no record.
+"""The step `bin`: every column of a table as several features, a row as long as any other. It looks at no record.
 
-A numeric column becomes two one-hots over its public bounds: of equal steps, and of equal steps of asinh, which are
-fine near 0 and coarse far from it; or two for each of several numbers of bins. Coarse bins are learnt from little, fine
-ones where the budget allows. A category is a one-hot of its values. A row thus holds F ones, and one more in a
-constant column; all are divided by sqrt(F + 1), so that every row has the same length, 1. `pairs` adds a one-hot for
-every two columns, of both their coarse bins.
+A numeric column becomes cosines, cos(pi k t) / (1 + (k / 4)^2) for k = 1, 2, ..., where t goes from 0 to 1 over its
+public bounds, and the same of asinh, which is fine near 0 and coarse far from it. Slow ones are large and fast ones
+small, so that what is smooth in a column is learnt from little, and what is not where the budget allows: as under a
+Matern prior of smoothness 3/2 and length sqrt(3) / (4 pi), about a seventh of the way between the bounds (Rasmussen and
+Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A category, or a column of few whole numbers, is a
+one-hot. Each row, with a constant 1, is divided by its own length.
 
-With `waves` a numeric column becomes cosines in place of one-hots, cos(pi k t) / k for k = 1, 2, ..., where t goes from
-0 to 1 over its bounds, and the same of asinh. Between neighbouring values they hardly differ, and the slow ones weigh
-most: what is smooth in a column takes few directions, where bins have one for each step. Columns of few whole numbers
-stay one-hots. Each row is divided by its own length.
+With `bins` a numeric column becomes two one-hots in place of cosines: of equal steps, and of equal steps of asinh; or
+two for each of several numbers of bins. A row thus holds F ones, and one more in a constant column; all are divided by
+sqrt(F + 1). `pairs` adds a one-hot for every two columns, of both their coarse bins.
 
 Guarantee: the L2 norm of a transformed row is at most 1, whatever the record holds, in the numbers as they are stored
 (`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is additive but for the
-row's own length: a step function, or a sum of cosines, of each column, or a step function of each pair.
+row's own length: a sum of cosines, or a step function, of each column, or a step function of each pair.
 
-Not here: the other steps (`preprocess.py`), what their settings are (`recipe/schema/steps.py`).
+Not here: the other steps (`preprocess.py`), what their settings are (`recipe/schema/steps.py`), how many cosines a
+budget pays for (`automatic.py`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _FINEST = 1000
 """Of a column of fractions, asinh is taken in units of its width over this."""
 _FEW = max(BINS)
 """Beside cosines, a column of at most so many whole numbers is a one-hot."""
+_FAST = 4
+"""The cosine from which on they become small."""
 _SLACK = 2.0**-21
 """What float32 can add to a length of 1, and more: a row divided in float32 is off by 2^-24 twice."""
 
@@ -78,13 +81,14 @@ class _Waves:
         return tuple(f"{of} wave {k}" for k in range(1, self.count + 1))
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """cos(pi k t) / k, (N, count)."""
-        low, high = (self._moved(np.float64(end)) for end in self.bounds)
-        part = (self._moved(x[:, self.column].astype(np.float64)) - low) / (high - low)
+        """cos(pi k t) / (1 + (k / 4)^2), (N, count)."""
+        low, high = self.bounds
         # what is no number lies at the upper end, as it is in the last bin
-        part = np.clip(np.where(np.isnan(part), 1.0, part), 0.0, 1.0)
+        inside = np.clip(np.nan_to_num(x[:, self.column].astype(np.float64), nan=high), low, high)
+        first, last = self._moved(low), self._moved(high)
+        part = np.clip((self._moved(inside) - first) / (last - first), 0.0, 1.0)
         k = np.arange(1, self.count + 1)
-        return np.asarray(np.cos(math.pi * part[:, None] * k) / k)
+        return np.asarray(np.cos(math.pi * part[:, None] * k) / (1 + (k / _FAST) ** 2))
 
     def _moved(self, values: Any) -> Any:
         if self.asinh is None:
@@ -140,10 +144,10 @@ class BinColumns(Step):
         """Those of numeric columns that are no one-hots."""
         found = []
         for at, column in enumerate(layout.columns or ()):
-            if self.settings.waves is not None and self._wavy(column):
+            if self.settings.cosines is not None and self._wavy(column):
                 assert column.bounds is not None
                 arc = _arc(column.bounds, self._whole(column))
-                found += [_Waves(at, column.name, column.bounds, of, self.settings.waves) for of in (None, arc)]
+                found += [_Waves(at, column.name, column.bounds, of, self.settings.cosines) for of in (None, arc)]
         return found
 
     def _wavy(self, column: Column) -> bool:
@@ -187,7 +191,7 @@ class BinColumns(Step):
         if column.marks is not None:
             return [_OneHot(at, (f"{column.marks} is there", column.name), (0.5,))]
         assert column.bounds is not None
-        if self.settings.waves is not None:
+        if self.settings.cosines is not None:
             widths = [] if self._wavy(column) else [_FEW]
         whole = self._whole(column)
         ways = dict.fromkeys(cut(column.bounds, bins, whole) for bins in widths for cut in (_equal, _asinh))

@@ -167,7 +167,7 @@ def _text(drafted: Drafted, target: str, shown: str) -> str:
         *_column_lines(drafted),
     ]
     digits = math.floor(math.log10(drafted.records)) + 1
-    steps = [] if drafted.is_array else ["  preprocess: [{bin: {}}]     # one-hots over the bounds: looks at no record"]
+    steps = [] if drafted.is_array else ["  preprocess: [{bin: {}}]     # cosines over the bounds: looks at no record"]
     return "\n".join(
         [
             *lines,

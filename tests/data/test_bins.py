@@ -1,4 +1,4 @@
-"""Columns as one-hots over public bounds: where the ones are, and that no row is longer than 1."""
+"""Columns as cosines or one-hots over public bounds: what they are, and that no row is longer than 1."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ MARK = Column("pay is missing", (0.0, 1.0), indicator=True, category="pay is mis
 
 
 def binned(columns: tuple[Column, ...], rows: Any, **settings: Any) -> tuple[np.ndarray, list[str]]:
+    """One-hots of 4 and 16 bins where nothing is said."""
+    settings = settings if "waves" in settings else {"bins": [4, 16]} | settings
     layout, step = Layout((len(columns),), columns), BinColumns(Bin(**settings), "add-remove")
     after = step.plan(layout)
     out = step.transform(layout, None)(np.array(rows, float))
@@ -117,8 +119,9 @@ def test_waves_are_cosines_of_a_column_and_of_its_asinh() -> None:
     assert names == [*ages, "x wave 1", "x wave 2", "asinh x wave 1", "asinh x wave 2", "constant"]
     rows = out / out[:, -1:]
     part = np.arcsinh(50) / np.arcsinh(100)
-    half = [1, 0, 0, 0, 0, -0.5, np.cos(np.pi * part), np.cos(2 * np.pi * part) / 2, 1]
-    end, start = [0, 0, 0, 1, -1, 0.5, -1, 0.5, 1], [1, 0, 0, 0, 1, 0.5, 1, 0.5, 1]
+    slow, fast = 16 / 17, 4 / 5
+    half = [1, 0, 0, 0, 0, -fast, slow * np.cos(np.pi * part), fast * np.cos(2 * np.pi * part), 1]
+    end, start = [0, 0, 0, 1, -slow, fast, -slow, fast, 1], [1, 0, 0, 0, slow, fast, slow, fast, 1]
     np.testing.assert_allclose(rows, [half, end, end, start], atol=1e-6)
 
 
@@ -138,10 +141,12 @@ def test_no_row_of_waves_is_longer_than_the_bound_whatever_it_holds(
         assert 1 - 1e-5 < square <= 1
 
 
-def test_waves_stand_in_place_of_bins() -> None:
+def test_bins_and_pairs_stand_in_place_of_waves() -> None:
     for settings in ({"bins": 4}, {"pairs": 4}):
-        with pytest.raises(ValueError, match="waves stand in place of bins"):
+        with pytest.raises(ValueError, match="bins and pairs stand in place of waves"):
             Bin(waves=8, **settings)
+        assert Bin(**settings).cosines is None
+    assert Bin().cosines == 16 and Bin(waves=8).cosines == 8
 
 
 def test_an_entry_is_the_largest_number_that_keeps_a_row_short() -> None:

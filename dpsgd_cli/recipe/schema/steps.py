@@ -102,24 +102,29 @@ Bins = Annotated[int, Field(ge=2, le=1000)]
 
 
 BINS = (4, 16)
+"""Beside pairs, where nothing is said."""
+WAVES_UNTOLD = 16
 """What `auto` is where no rule knows better."""
 
 
 class Bin(Section):
-    """Every column as one-hots, or cosines, over its public bounds or values; rows of length 1. Looks at no record."""
+    """Every column as cosines, or one-hots, over its public bounds or values; rows of length 1. Looks at no record."""
 
-    bins: Literal["auto"] | Bins | Annotated[list[Bins], Field(min_length=1)] = Field(
+    waves: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
-        description="Of a numeric column, twice: over equal steps, and over equal steps of asinh; a list: for each."
-        " Whole numbers have edges between them, and one bin each where they are no more than this.",
+        description="Of a numeric column so many cosines, twice: over its bounds, and over asinh of them. Fast ones are"
+        " small, so that smooth shapes are learnt from little. Columns of few whole numbers are one-hots.",
+    )
+    bins: Bins | Annotated[list[Bins], Field(min_length=1)] | None = Field(
+        None,
+        description="One-hots in place of cosines: of a numeric column so many bins, twice: over equal steps, and over"
+        " equal steps of asinh; a list: for each. Whole numbers have edges between them, and one bin each where they"
+        " are no more than this.",
     )
     pairs: Bins | None = Field(
-        None, description="Add a one-hot for every two columns, numeric ones in this many coarse bins."
-    )
-    waves: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None,
-        description="Of a numeric column so many cosines in place of bins, twice: over its bounds, and over asinh of"
-        " them. The k-th is divided by k, so that smooth shapes are learnt from little.",
+        description="One-hots of every two columns, numeric ones in this many coarse bins, beside bins of each alone (4"
+        " and 16 where bins are left out).",
     )
     integers: list[str] | Literal["all"] | None = Field(
         None,
@@ -129,14 +134,21 @@ class Bin(Section):
 
     @model_validator(mode="after")
     def _bins_or_waves(self) -> Bin:
-        if self.waves is not None and (self.bins != "auto" or self.pairs is not None):
-            raise ValueError("waves stand in place of bins; leave bins and pairs out, or waves")
+        if self.waves != "auto" and self.cosines is None:
+            raise ValueError("bins and pairs stand in place of waves; leave them out, or waves")
         return self
 
     @property
+    def cosines(self) -> int | None:
+        """Of a numeric column over its bounds; None where bins stand in their place."""
+        if self.bins is not None or self.pairs is not None:
+            return None
+        return WAVES_UNTOLD if self.waves == "auto" else self.waves
+
+    @property
     def widths(self) -> list[int]:
-        """Numbers of bins, each of which a column is cut into."""
-        if self.bins == "auto":
+        """Numbers of bins, each of which a column is cut into, where it is."""
+        if self.bins is None:
             return list(BINS)
         return self.bins if isinstance(self.bins, list) else [self.bins]
 
@@ -158,7 +170,7 @@ class PreprocessStep(Section):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     one_hot: OneHot | None = Field(None, alias="one-hot", description="Expand categorical columns.")
-    bin: Bin | None = Field(None, description="One-hots of every column, over public bounds.")
+    bin: Bin | None = Field(None, description="Cosines or one-hots of every column, over public bounds.")
     scale: Scale | None = Field(None, description="Scale numeric columns.")
     unit_norm: UnitNorm | None = Field(None, alias="unit-norm", description="Divide each row by its L2 norm.")
     bias: Bias | None = Field(None, description="Append a constant column.")

