@@ -64,7 +64,7 @@ BATCH = 8192
 MOMENTS = SecondMoments(share=0.15)
 MOST_FEATURES = 2048
 OF_TARGETS = 0.2
-WAVES = (32, 16, 8)
+WAVES = (8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -256,12 +256,14 @@ def _of_features(recipe: Recipe) -> dict[str, Any]:
 def _waves(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:
     if signal is None:
         return Choice(key, WAVES_UNTOLD, "")
-    root, choice = math.sqrt(signal), Choice(key, WAVES[-1], "")
-    paid = [replace(choice, value=waves) for waves in WAVES if waves <= root]
-    fitting = (one for one in paid if count(settled_as(recipe, one)) <= MOST_FEATURES)
-    of = " or ".join(map(str, WAVES))
-    why = f"{of}: at most the root of n mu, {root:.4g}, while features are at most {MOST_FEATURES}"
-    return replace(next(fitting, choice), why=why)
+    root, (least, *more) = math.sqrt(signal), WAVES
+    of = ", ".join(map(str, WAVES))
+    choice = Choice(key, least, f"of {of} the most within sqrt(n mu), {root:.4g}, and {MOST_FEATURES} features")
+    for waves in more:
+        finer = replace(choice, value=waves)
+        if waves <= root and count(settled_as(recipe, finer)) <= MOST_FEATURES:
+            choice = finer
+    return choice
 
 
 def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:
