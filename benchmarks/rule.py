@@ -125,12 +125,13 @@ def write_table(folder: Path, table: Table, seed: int) -> Path:
     """A recipe for one table, all settings by rule, with its train.csv and test.csv."""
     random = np.random.default_rng(seed)
     rows = table.records + TEST
-    frame, bounds, values, logit = pd.DataFrame(), {}, {}, np.zeros(rows)
+    columns: dict[str, np.ndarray] = {}
+    bounds, values, logit = {}, {}, np.zeros(rows)
     for number in range(table.numeric):
         name, z = f"n{number}", random.normal(size=rows)
         column, bounds[name] = _numeric(int(random.integers(5)), z, random)
-        frame[name] = np.clip(column, bounds[name][0], bounds[name][1])
-        rank = 3.46 * (np.argsort(np.argsort(frame[name] + 1e-9 * random.normal(size=rows))) / rows - 0.5)
+        columns[name] = np.clip(column, bounds[name][0], bounds[name][1])
+        rank = 3.46 * (np.argsort(np.argsort(columns[name] + 1e-9 * random.normal(size=rows))) / rows - 0.5)
         slope, wave, bend, step = 0.6 * table.strength * random.normal(size=4)
         logit += slope * rank + wave * np.sin(2 * rank) + bend * np.abs(rank) + step * (rank > random.normal())
         for _ in range(table.narrow):
@@ -140,12 +141,13 @@ def write_table(folder: Path, table: Table, seed: int) -> Path:
         name, kinds = f"c{number}", int(random.integers(2, 20))
         shares = 1 / np.arange(1, kinds + 1)
         codes = random.choice(kinds, size=rows, p=shares / shares.sum())
-        frame[name], values[name] = codes, list(map(str, range(kinds)))
+        columns[name], values[name] = codes, list(map(str, range(kinds)))
         logit += 0.5 * table.strength * random.normal(size=kinds)[codes]
     for _ in range(3):
-        one, other = (np.arcsinh(frame[name].to_numpy()) for name in random.choice(frame.columns, 2, replace=False))
+        one, other = (np.arcsinh(columns[name]) for name in random.choice(list(columns), 2, replace=False))
         product = (one - one.mean()) * (other - other.mean()) / (one.std() * other.std())
         logit += 0.5 * table.strength * random.normal() * np.clip(product, -3, 3)
+    frame = pd.DataFrame(columns)
     frame["y"] = (logit + random.logistic(size=rows) > np.quantile(logit, 1 - table.positive)).astype(int)
     frame[: table.records].to_csv(folder / "train.csv", index=False)
     frame[table.records :].to_csv(folder / "test.csv", index=False)
@@ -225,6 +227,8 @@ class Problem:
 
 
 OF_TABLES = ("PRECONDITIONED", "LINEAR")
+WIDE = Table(20000, 150, 0, strength=0.3)
+"""8 cosines of each of its columns are more features than a preconditioner takes."""
 PROBLEMS = {
     name: Problem(partial(write_table, table=table, seed=seed), OF_TABLES)
     for seed, (name, table) in enumerate(TABLES.items())
@@ -233,6 +237,7 @@ PROBLEMS |= {
     name: Problem(partial(write_real, question=question), OF_TABLES) for name, question in real.QUESTIONS.items()
 }
 PROBLEMS |= {
+    "wide": Problem(partial(write_table, table=WIDE, seed=len(TABLES)), OF_TABLES),
     "digits": Problem(
         on_digits,
         ("STROKES",),

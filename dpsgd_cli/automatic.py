@@ -14,8 +14,8 @@ constants (`Terms`) differ: linear; linear and preconditioned; that on direction
 
 - Directions of synthetic images: 8 sqrt(n mu) of strokes and 20 of dead leaves, as many as there are or at most 4,096.
   What a budget does not pay for is noise.
-- Cosines of a numeric column (the step `bin`), of a linear model: 32, 16 or 8; the most that are at most sqrt(n mu) and
-  make at most 2,048 features, or else 8.
+- Cosines of a numeric column (the step `bin`), of a linear model: of 4, 8, 16 and 32 the most that are at most
+  sqrt(n mu) and make at most 2,048 features, or else 4.
 - A preconditioner of a share .15 of mu^2, where a linear model may have one and has at most 2,048 features, or features
   that are directions.
 - Momentum, and the average of the last half of the steps.
@@ -64,7 +64,7 @@ BATCH = 8192
 MOMENTS = SecondMoments(share=0.15)
 MOST_FEATURES = 2048
 OF_TARGETS = 0.2
-WAVES = (8, 16, 32)
+WAVES = (4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
