@@ -43,6 +43,8 @@ _FEW = max(BINS)
 """Beside cosines, a column of at most so many whole numbers is a one-hot."""
 _FAST = 4
 """The cosine from which on they become small."""
+_WIDEST = 1e300
+"""No bounds are so far apart, so that no distance between them is infinite; nor nearer than 1 over this."""
 _SLACK = 2.0**-21
 """What float32 can add to a length of 1, and more: a row divided in float32 is off by 2^-24 twice."""
 
@@ -178,6 +180,9 @@ class BinColumns(Step):
                 f"bin: no public bounds for column{'s' * (len(open_) > 1)} {', '.join(open_)}; give data.bounds:"
                 f" {{{open_[0]}: [low, high], ...}} from public knowledge, not from the data, or drop the column"
             )
+        extreme = [c.name for c in columns if c.bounds and not 1 / _WIDEST < c.bounds[1] - c.bounds[0] < _WIDEST]
+        if extreme:
+            raise DataError(f"bin: the bounds of {', '.join(extreme)} are too near or too far apart to compute with")
         told = self.settings.integers
         names = [c.name for c in columns if c.numeric]
         for name in told if isinstance(told, list) else ():

@@ -191,6 +191,8 @@ def test_the_outline_is_that_of_every_table_of_so_many_rows(tmp_path: Path) -> N
     [
         (None, {}, "bin: is for the columns of a table"),
         ((Column("x"), SHARE), {}, "bin: no public bounds for column x; give data.bounds: {x: "),
+        ((Column("x", (-1.7e308, 1.7e308)),), {}, "the bounds of x are too near or too far apart to compute with"),
+        ((SHARE, Column("x", (0, 5e-324))), {}, "the bounds of x are too near or too far apart to compute with"),
         ((SHARE,), {"integers": ["shar"]}, "integers names 'shar', which is no numeric column; did you mean 'share'?"),
         ((Column("job=a", (0.0, 1.0), indicator=True, category="job"),), {}, "job=a is the work of an earlier step"),
         (tuple(Column(f"x{i}", (0, 1)) for i in range(60)), {"pairs": 40}, "but 100000 are the most"),
