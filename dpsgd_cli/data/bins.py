@@ -4,8 +4,9 @@ A numeric column becomes cosines, cos(pi k t) / (1 + (k / 4)^2) for k = 1, 2, ..
 public bounds, and the same of asinh, which is fine near 0 and coarse far from it. Slow ones are large and fast ones
 small, so that what is smooth in a column is learnt from little, and what is not where the budget allows: as under a
 Matern prior of smoothness 3/2 and length sqrt(3) / (4 pi), about a seventh of the way between the bounds (Rasmussen and
-Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A category, or a column of few whole numbers, is a
-one-hot. Each row, with a constant 1, is divided by its own length.
+Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A category is a
+one-hot, and so is a column that is said to hold few whole numbers. Each row, with a constant 1, is divided by its own
+length.
 
 With `bins` a numeric column becomes two one-hots in place of cosines: of equal steps, and of equal steps of asinh; or
 two for each of several numbers of bins. A row thus holds F ones, and one more in a constant column; all are divided by
@@ -40,7 +41,7 @@ _UNTOLD = ((0.0, 1.0), (-1.0, 1.0))
 _FINEST = 1000
 """Of a column of fractions, asinh is taken in units of its width over this."""
 _FEW = max(BINS)
-"""Beside cosines, a column of at most so many whole numbers is a one-hot."""
+"""Beside cosines, a column of at most so many whole numbers, and said to be, is a one-hot."""
 _FAST = 4
 """The cosine from which on they become small."""
 _WIDEST = 1e300
@@ -153,11 +154,11 @@ class BinColumns(Step):
         return found
 
     def _wavy(self, column: Column) -> bool:
-        """Whether a column has more values than a one-hot beside cosines."""
+        """Whether a column is cosines: it is not said to hold few whole numbers, and rounding fractions would cost."""
         if column.values is not None or column.marks is not None or column.bounds is None:
             return False
         low, high = column.bounds
-        return not (self._whole(column) and high - low < _FEW)
+        return self.settings.integers is None or not self._whole(column) or high - low >= _FEW
 
     def _one_hots(self, layout: Layout) -> tuple[list[_OneHot], list[tuple[_OneHot, _OneHot]]]:
         """Those of single columns, and those of pairs, as two of coarse bins."""

@@ -114,7 +114,7 @@ def test_no_row_is_longer_than_the_bound_whatever_it_holds(
 def test_waves_are_cosines_of_a_column_and_of_its_asinh() -> None:
     """Of [0, 100] by hand: 50 is half of the way, 100 and what is no number the whole of it."""
     wide = Column("x", (0, 100))
-    out, names = binned((wide, AGE), [[50, 0], [100, 3], [np.nan, 3], [-np.inf, 0]], waves=2)
+    out, names = binned((wide, AGE), [[50, 0], [100, 3], [np.nan, 3], [-np.inf, 0]], waves=2, integers="all")
     ages = ["age from 0", "age from 0.5", "age from 1.5", "age from 2.5"]
     assert names == [*ages, "x wave 1", "x wave 2", "asinh x wave 1", "asinh x wave 2", "constant"]
     rows = out / out[:, -1:]
@@ -139,6 +139,14 @@ def test_no_row_of_waves_is_longer_than_the_bound_whatever_it_holds(
     for row in out:
         square = sum(Fraction(float(entry)) ** 2 for entry in row)
         assert 1 - 1e-5 < square <= 1
+
+
+def test_few_whole_numbers_are_one_hots_where_the_recipe_says_that_they_are_whole() -> None:
+    """A mark from 0 to 3 may have fractions, which rounding would lose."""
+    for integers, whole in [(None, False), (["age"], True), ([], False), ("all", True)]:
+        out, names = binned((AGE,), [[2.4], [2.0]], waves=2, integers=integers)
+        assert (names[0] == "age from 0") == whole
+        assert (out[0] == out[1]).all() == whole
 
 
 def test_bins_and_pairs_stand_in_place_of_waves() -> None:

@@ -113,7 +113,7 @@ class Bin(Section):
     waves: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
         description="Of a numeric column so many cosines, twice: over its bounds, and over asinh of them. Fast ones are"
-        " small, so that smooth shapes are learnt from little. Columns of few whole numbers are one-hots.",
+        " small, so that smooth shapes are learnt from little. Few whole numbers are one-hots if `integers` says so.",
     )
     bins: Bins | Annotated[list[Bins], Field(min_length=1)] | None = Field(
         None,
