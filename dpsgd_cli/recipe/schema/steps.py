@@ -129,7 +129,7 @@ class Bin(Section):
     integers: list[str] | Literal["all"] | None = Field(
         None,
         description="Columns of whole numbers; left out, those with whole bounds (but [0, 1] and [-1, 1], which"
-        " fractions have as well).",
+        " fractions have as well), though of cosines none is a one-hot then.",
     )
 
     @model_validator(mode="after")
