@@ -30,6 +30,7 @@ import yaml
 from benchmarks import real
 from dpsgd_cli import automatic, data, experiment
 from dpsgd_cli.data import bins
+from dpsgd_cli.methods import preconditioning
 from dpsgd_cli.recipe.loading import find_recipe, load_recipe
 
 TEST = 8000
@@ -61,8 +62,10 @@ TABLES = {
     "narrow": Table(30000, narrow=3),
     "rare, narrow": Table(30000, 7, 9, positive=0.12, strength=1.2, narrow=3),
 }
+ELSEWHERE: dict[str, Any] = {"_FAST": bins, "_CELLS": bins, "RIDGE": preconditioning}
+"""Constants of the default features and preconditioner that are no terms of the rule, by where they stand."""
 Candidates = dict[str, tuple[dict[str, Any], list[str]]]
-"""Of each candidate what differs from the rule's terms, or from `_FAST` of `bin`, and what from the recipe."""
+"""Of each candidate what differs from the rule's terms, or `ELSEWHERE`, and what from the recipe."""
 OF_DIGITS: Candidates = {
     "the rule": ({}, []),
     "noise .7": ({"noise": 0.7}, []),
@@ -101,8 +104,13 @@ CANDIDATES: Candidates = {
     "20 steps": ({"fewest": 20, "most": 20}, []),
     "pace 6": ({"pace": 6.0}, []),
     "pace 25": ({"pace": 25.0}, []),
-    "share .08": ({}, ["method.preconditioner={kind: second-moment, share: 0.08}"]),
-    "share .3": ({}, ["method.preconditioner={kind: second-moment, share: 0.3}"]),
+    "second moments": ({}, ["method.preconditioner={kind: second-moment, share: 0.15}"]),
+    "share .02": ({}, ["method.preconditioner={kind: marginals, share: 0.02}"]),
+    "share .15": ({}, ["method.preconditioner={kind: marginals, share: 0.15}"]),
+    "8 cells": ({"_CELLS": 8}, []),
+    "32 cells": ({"_CELLS": 32}, []),
+    "ridge 3": ({"RIDGE": 3.0}, []),
+    "ridge 20": ({"RIDGE": 20.0}, []),
     "no preconditioner": ({}, ["method.preconditioner=null"]),
     "8 cosines": ({}, ["data.preprocess.0.bin.waves=8"]),
     "16 cosines": ({}, ["data.preprocess.0.bin.waves=16"]),
@@ -252,10 +260,11 @@ PROBLEMS |= {
 
 @contextmanager
 def ruled_by(terms: Sequence[str], changes: Mapping[str, Any]) -> Iterator[None]:
-    """The rule with other constants, and `bin` with another `_FAST`."""
-    fast = bins._FAST
-    bins._FAST = changes.get("_FAST", fast)
-    changes = {name: value for name, value in changes.items() if name != "_FAST"}
+    """The rule with other constants, its own or those `ELSEWHERE`."""
+    others = {name: getattr(module, name) for name, module in ELSEWHERE.items()}
+    for name, module in ELSEWHERE.items():
+        setattr(module, name, changes.get(name, others[name]))
+    changes = {name: value for name, value in changes.items() if name not in ELSEWHERE}
     ours = {name: getattr(automatic, name) for name in terms}
     drawn = dict(automatic.DRAWN)
     try:
@@ -264,7 +273,8 @@ def ruled_by(terms: Sequence[str], changes: Mapping[str, Any]) -> Iterator[None]
             automatic.DRAWN.update({kind: getattr(automatic, name) for kind, known in drawn.items() if known is own})
         yield
     finally:
-        bins._FAST = fast
+        for name, module in ELSEWHERE.items():
+            setattr(module, name, others[name])
         for name, own in ours.items():
             setattr(automatic, name, own)
         automatic.DRAWN.update(drawn)

@@ -16,8 +16,8 @@ constants (`Terms`) differ: linear; linear and preconditioned; that on direction
   What a budget does not pay for is noise.
 - Cosines of a numeric column (the step `bin`), of a linear model: of 4, 8, 16 and 32 the most that are at most
   sqrt(n mu) and make at most 2,048 features, or else 4.
-- A preconditioner of a share .15 of mu^2, where a linear model may have one and has at most 2,048 features, or features
-  that are directions.
+- A preconditioner, where a linear model may have one and has at most 2,048 features, or features that are directions:
+  of the counts of single columns for .05 of mu^2, where `bin` makes features of them, else of second moments for .15.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 to .7. A
   small budget is better spent on records that are not far off, a large one on being right about all. Of directions
@@ -55,13 +55,21 @@ from dpsgd_cli.recipe.loading import Choice
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.agreement import preconditioner_problems
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
-from dpsgd_cli.recipe.schema.gradient import Gradient, Preconditioned, SecondMoments, SgdSettings, TailIterates
+from dpsgd_cli.recipe.schema.gradient import (
+    Gradient,
+    Marginals,
+    Preconditioned,
+    SecondMoments,
+    SgdSettings,
+    TailIterates,
+)
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.recipe.schema.steps import DIRECTIONS, WAVES_UNTOLD, Drawn
 
 BATCH = 8192
 MOMENTS = SecondMoments(share=0.15)
+MARGINALS = Marginals(share=0.05)
 MOST_FEATURES = 2048
 OF_TARGETS = 0.2
 WAVES = (4, 8, 16, 32)
@@ -352,9 +360,10 @@ def _preconditioner(recipe: Recipe, known: Known | None) -> Choice | None:
     most = MOST_FEATURES if _Problem(recipe, known).drawn is None else DIRECTIONS
     if known.features > most:
         return Choice(key, None, "")
-    if preconditioner_problems(settled_as(recipe, Choice(key, MOMENTS, ""))):
+    chosen = MARGINALS if recipe.data.by_column else MOMENTS
+    if preconditioner_problems(settled_as(recipe, Choice(key, chosen, ""))):
         return Choice(key, None, "")
-    return Choice(key, MOMENTS, f"{known.features} features, of at most {most}")
+    return Choice(key, chosen, f"{known.features} features, of at most {most}")
 
 
 def _momentum(recipe: Recipe, known: Known | None) -> Choice | None:

@@ -247,6 +247,7 @@ def start(
         validation=_held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
         public=_held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
         places=None if dataset.places is None else dataset.places[: len(dataset.train_y)],
+        cells=dataset.cells,
         team=team,
         watcher=None if stage is None else stage.watcher,
     )

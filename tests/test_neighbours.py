@@ -137,6 +137,11 @@ METHOD: dict[str, dict[str, Any]] = {
     "raw preconditioned": {**PLANNED, "method": {"kind": "dp-gd", **MOMENTS}, "privacy": BUDGET, "data": RAW},
     "raw preconditioned batches": {**PLANNED, "method": {**DP_SGD, **MOMENTS}, "privacy": BUDGET, "data": RAW},
     "raw preconditioned margins": {**LOGISTIC, "method": {"kind": "dp-gd", **MOMENTS}, "data": RAW},
+    "counted": {
+        **LOGISTIC,
+        "method": {"kind": "dp-gd", "preconditioner": {"kind": "marginals"}},
+        "data": {"preprocess": [{"bin": {"waves": 4}}]},
+    },
     "dp-least-squares": {"model": {"kind": "linear"}, "method": {"kind": "dp-least-squares"}, "privacy": BUDGET},
     "pate": {**VOTES, "method": {**PATE, "aggregation": {"kind": "gnmax", "noise": 2}}},
     "confident pate": {**VOTES, "method": {**PATE, "aggregation": {"kind": "confident-gnmax", "threshold": 2}}},

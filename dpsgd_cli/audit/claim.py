@@ -18,7 +18,7 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.privacy.conversions import gaussian_epsilon
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, Release, merge
-from dpsgd_cli.privacy.second_moments import LABEL as PRECONDITIONER
+from dpsgd_cli.privacy.second_moments import LABELS as PRECONDITIONERS
 from dpsgd_cli.privacy.statement import Least
 from dpsgd_cli.privacy.tradeoff import Curve, curve_of
 
@@ -41,7 +41,7 @@ def gradients(ledger: Ledger) -> dict[int, Release]:
 def before_gradients(ledger: Ledger) -> list[Release]:
     """What a ledger charges for a preconditioner, which canaries take part in as in gradients."""
     found = [entry.release for entry in ledger.entries]
-    return [one for one in found if isinstance(m := one.mechanism, GaussianSum) and m.label == PRECONDITIONER]
+    return [one for one in found if isinstance(m := one.mechanism, GaussianSum) and m.label in PRECONDITIONERS]
 
 
 def last_gradient(ledger: Ledger, epoch: int) -> GaussianSum | None:

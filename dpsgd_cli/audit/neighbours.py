@@ -203,7 +203,7 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
     ]  # fmt: skip
     found += _before(seen)
     if base.moments is not None:
-        found.append(_second_moments(seen, released_moments(plan).sensitivity))
+        found.append(_preconditioner(seen, released_moments(plan).sensitivity))
     if base.looks and cut is not None and not cut.public:
         charged = sum(_is_look(entry) for entry in base.entries)
         told = f"{base.looks} taken, {charged} charged"
@@ -232,7 +232,7 @@ def _before(seen: dict[str, _Seen]) -> Iterator[Difference]:
                          moved > _CLOSE)  # fmt: skip
 
 
-def _second_moments(seen: dict[str, _Seen], sensitivity: float) -> Difference:
+def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> Difference:
     """How far a record moves what a preconditioner is made of; and noise, which no record may move."""
     pairs = {name: one.moments for name, one in seen.items() if one.moments is not None}
     exact, noisy = next(iter(pairs.values()))
@@ -241,7 +241,7 @@ def _second_moments(seen: dict[str, _Seen], sensitivity: float) -> Difference:
     noise = max(float(np.abs(own[1] - own[0] - noisy + exact).max()) for own in pairs.values())
     told = f"moved by {moved[worst]:.6f} sensitivities at most, their noise by {noise:.2g}"
     off = not moved[worst] <= _CLOSE or not noise <= _ROUNDED * float(np.abs(noisy - exact).max())
-    return Difference("second moments", told, "at most 1, and nothing", worst, off)
+    return Difference("what a preconditioner is made of", told, "at most 1, and nothing", worst, off)
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
@@ -263,7 +263,7 @@ def _dataset(outline: data.Outline, records: int, row: tuple[np.ndarray, Any] | 
     classes = tuple(range(outputs)) if outputs > 1 else None
     return data.Dataset(
         outline.name, x, y, held, truth, False, classes, (), (), {}, norm_bound=outline.norm_bound,
-        validation_x=held, validation_y=truth,
+        validation_x=held, validation_y=truth, cells=outline.cells,
     )  # fmt: skip
 
 

@@ -284,6 +284,7 @@ def _dataset(loaded: LoadedRecipe, outline: data.Outline, records: int, present:
     return data.Dataset(
         outline.name, x, y, *held, False, classes, (), (), {}, norm_bound=outline.norm_bound,
         validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1], places=np.arange(records + 8),
+        cells=outline.cells,
     )  # fmt: skip
 
 

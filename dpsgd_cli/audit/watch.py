@@ -152,13 +152,15 @@ class Watch:
         assert staged is not None and staged.aim is not None
         mechanism = released_moments(staged.plan)
         unit = mechanism.sensitivity
-        noise = as_vector(noisy - exact) / (mechanism.noise_multiplier * unit)
-        self.drew.add(BEFORE, noise)
+        noise = noisy - exact
+        self.drew.add(BEFORE, (as_vector(noise) if noise.ndim == 2 else noise) / (mechanism.noise_multiplier * unit))
         if staged.aim.instead is not None:
             return  # a row and its opposite have one second moment
-        lanes = np.arange(len(exact) - staged.inside.shape[1], len(exact))
-        self.largest = max(self.largest, float(np.abs(exact[lanes, lanes]).max()) / unit)
-        self.scores[trial] += score(noisy[lanes, lanes] / unit, mechanism.noise_multiplier, 1.0, shift_of(mechanism))
+        # of counts, each feature of these rows is a cell of one column
+        own, shown = (np.diag(one) if one.ndim == 2 else one for one in (exact, noisy))
+        lanes = np.arange(len(own) - staged.inside.shape[1], len(own))
+        self.largest = max(self.largest, float(np.abs(own[lanes]).max()) / unit)
+        self.scores[trial] += score(shown[lanes] / unit, mechanism.noise_multiplier, 1.0, shift_of(mechanism))
 
     def _of_ledgers(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Noise multipliers (R,) that trials were charged for in `epoch` (0: it is over), and noise by (R, 1 or P)."""

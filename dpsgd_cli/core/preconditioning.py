@@ -1,18 +1,19 @@
-"""What a noisy second-moment matrix makes of the rows of a linear model: post-processing of one release a trial.
+"""What noisy second moments make of the rows of a linear model: post-processing of one release a trial.
 
 Notation: A is the released matrix of a trial (D, D), s how far noise alone spreads its eigenvalues (public). Those
 below s are taken for noise, and count as 0. One of e > s counts as h = (e + sqrt(e^2 - s^2)) / 2, of which noise makes
 e (Benaych-Georges and Nadakuditi 2011, Theorem 2.1 for the semicircle). With a ridge of s / 2 the root is
 sqrt(ridge) (h(A) + ridge)^(-1/2), symmetric, with eigenvalues in (0, 1]; because all that noise hides counts alike, it
-is I - cut cut^T for a `cut` of few columns. Rows become unit(x root), on which all directions weigh alike: one learning
-rate and few steps do where plain descent needs many.
+is I - cut cut^T for a `cut` of few columns. Of a model of second moments (`marginals.py`), whose noise does not spread
+over all directions, the ridge is given (`cut_by`). Rows become unit(x root), on which all directions weigh alike: one
+learning rate and few steps do where plain descent needs many.
 
 All trials share the rows x. What differs from trial to trial is the root, and one factor a row, f = 1 / |x root|: a
 model with weights W on rows unit(x root) is the model with weights root W on rows f x, because f x (root W) is the same
 number. So no trial holds rows of its own, its sums are root times the sums of the rows f x, and what is published is
 root W, to be used on rows f x.
 
-Not here: the release (`second_moments.py`), when it is made (`methods/preconditioning.py`).
+Not here: the release (`second_moments.py`, `marginals.py`), when it is made (`methods/preconditioning.py`).
 """
 
 from __future__ import annotations
@@ -54,8 +55,22 @@ def cut_of(matrix: np.ndarray, scale: float) -> Tensor:
     values, vectors = eigen(matrix)
     out = values > reach
     moments = (values[out] + (values[out].square() - reach**2).sqrt()) / 2
-    kept = 1 - (1 + moments / (reach / 2)).rsqrt()
-    return (vectors[:, out] * kept.sqrt()).float().contiguous()
+    return _cut(vectors[:, out], moments, reach / 2)
+
+
+def cut_by(model: np.ndarray, ridge: float) -> Tensor:
+    """The cut of a model (D, D) of the mean second moments: sqrt(ridge) (model + ridge)^(-1/2) = I - cut cut^T.
+
+    float32 (D, as many as matter): what is below a hundredth of the ridge counts as 0.
+    """
+    values, vectors = eigen(model)
+    out = values > ridge / 100
+    return _cut(vectors[:, out], values[out], ridge)
+
+
+def _cut(vectors: Tensor, moments: Tensor, ridge: float) -> Tensor:
+    kept = 1 - (1 + moments / ridge).rsqrt()
+    return (vectors * kept.sqrt()).float().contiguous()
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from dpsgd_cli.core.marginals import Cells
 from dpsgd_cli.data.dataset import Column, Layout, Step, Transform
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.steps import BINS, Bin
@@ -42,6 +43,8 @@ _FINEST = 1000
 """Of a column of fractions, asinh is taken in units of its width over this."""
 _FEW = max(BINS)
 """Beside cosines, a column of at most so many whole numbers, and said to be, is a one-hot."""
+_CELLS = 16
+"""Steps of each kind that a column of numbers is cut into where it is counted."""
 _FAST = 4
 """The cosine from which on they become small."""
 _WIDEST = 1e300
@@ -142,6 +145,41 @@ class BinColumns(Step):
             return _short(out) if waves else out
 
         return transform
+
+    def cells(self, layout: Layout) -> list[Cells]:
+        """Every column in cells, and the constant; none of `pairs`, which are of two columns each.
+
+        A category has its values for cells, and so has a mark. Numbers have equal steps and equal steps of asinh.
+        """
+        if self.settings.pairs is not None:
+            return []
+        transform, columns = self.transform(layout, None), layout.columns or ()
+        (single, _), waves = self._one_hots(layout), self._waves(layout)
+        stretches: list[list[int]] = [[] for _ in columns]
+        at = 0
+        for number, width in [(one.column, len(one.names)) for one in single] + [(w.column, w.count) for w in waves]:
+            stretches[number] += range(at, at + width)
+            at += width
+        found = [Cells(np.array([at]), np.ones((1, 1)))]
+        for number, (column, features) in enumerate(zip(columns, stretches, strict=True)):
+            middles = self._middles(column)
+            rows = np.zeros((len(middles), len(columns)))
+            rows[:, number] = middles
+            made = transform(rows).astype(np.float64)
+            found.append(Cells(np.array(features), made[:, features] / made[:, at:]))
+        return found
+
+    def _middles(self, column: Column) -> np.ndarray:
+        """A value in each cell of a column."""
+        if column.values is not None:
+            return np.arange(len(column.values), dtype=np.float64)
+        if column.marks is not None:
+            return np.array([0.0, 1.0])
+        assert column.bounds is not None
+        whole = self._whole(column)
+        edges = {edge for way in (_equal, _asinh) for edge in way(column.bounds, _CELLS, whole)}
+        ends = np.array([column.bounds[0], *sorted(edges), column.bounds[1]])
+        return (ends[:-1] + ends[1:]) / 2
 
     def _waves(self, layout: Layout) -> list[_Waves]:
         """Those of numeric columns that are no one-hots."""

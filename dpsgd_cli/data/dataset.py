@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from dpsgd_cli.core.marginals import Cells
 from dpsgd_cli.data.splits import SECOND_FILE, held_out
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
@@ -171,7 +172,8 @@ class Outline:
     """What is known of a data set before (or without) reading its values. `outputs`: K classes, or 1.
 
     `files` are the rows of each file, before any cut; `norm_bound` is the largest L2 norm of a preprocessed record that
-    public bounds allow, None where nothing bounds it.
+    public bounds allow, None where nothing bounds it. `cells` makes the columns of preprocessed records in cells, where
+    the last step has made them of columns.
     """
 
     name: str
@@ -183,6 +185,7 @@ class Outline:
     declarations: tuple[str, ...]
     norm_bound: float | None = None
     public_records: int = 0
+    cells: Callable[[], Sequence[Cells]] = field(default=tuple, compare=False)
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ class Dataset:
     `nonprivate` kept of the training rows. `layout` is that of records as read. `validation_x` and `validation_y` are
     rows cut from the training part, laid out as `test_x`; None where the recipe asks for none; `public_x` and
     `public_y` likewise, of records that are public without their labels. `places` are those of the training rows, then
-    of the test rows; None where rows stay on disk. `norm_bound` is that of the outline.
+    of the test rows; None where rows stay on disk. `norm_bound` and `cells` are those of the outline.
     All rows are arrays, or where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
     """
 
@@ -223,6 +226,7 @@ class Dataset:
     public_y: Any = None
     places: np.ndarray | None = None
     norm_bound: float | None = None
+    cells: Callable[[], Sequence[Cells]] = tuple
 
 
 def flatten(rows: np.ndarray) -> np.ndarray:
@@ -264,6 +268,11 @@ class Step(ABC):
     @abstractmethod
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
         """What the step does to rows of `layout`, by what it kept, or released; reads no other."""
+
+    def cells(self, layout: Layout) -> Sequence[Cells]:
+        """The columns of `layout` as what the step makes of them, in cells; none where it mixes columns."""
+        del layout
+        return ()
 
     def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
         """The transform that follows from the training rows, without a release."""

@@ -10,13 +10,14 @@ Not here: taking rows through the steps (`pipeline.py`), charging what is releas
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from dpsgd_cli.core.marginals import Cells
 from dpsgd_cli.data import catalog, preprocess, readers
 from dpsgd_cli.data.dataset import (
     UNKNOWN,
@@ -70,7 +71,13 @@ def outline(data: Data, base: Path) -> Outline:
     layouts = _plan(steps, layout)
     said = (*said, *_declarations(steps, data, sizes))
     outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
-    return Outline(name, files, sizes.train, sizes.test, layouts[-1].shape, outputs, said, bound, sizes.public)
+    shape, cells = layouts[-1].shape, _cells(steps, layouts)
+    return Outline(name, files, sizes.train, sizes.test, shape, outputs, said, bound, sizes.public, cells)
+
+
+def _cells(steps: Sequence[Step], layouts: Sequence[Layout]) -> Callable[[], Sequence[Cells]]:
+    """What makes the columns in cells that the last step has made features of."""
+    return partial(steps[-1].cells, layouts[-2]) if steps else tuple
 
 
 def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
@@ -193,6 +200,7 @@ def prepare(
         public_y=None if cut.public is None else _own(cut.public.y),
         places=None if on_disk else np.concatenate([part.places for part in (train, test) if isinstance(part, Part)]),
         norm_bound=preprocess.norm_bound(steps, layouts),
+        cells=_cells(steps, layouts),
     )
 
 

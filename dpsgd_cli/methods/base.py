@@ -6,7 +6,7 @@ Not here: any method (one file each beside this), evaluation, checkpoints and re
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.losses import Loss
+from dpsgd_cli.core.marginals import Cells
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streams import SeededStreams, Streams
@@ -49,7 +50,10 @@ class Watcher(Protocol):
         """
 
     def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
-        """Of a preconditioner: second moments (D, D) before and after noise; what is left in `noisy` is used."""
+        """Of a preconditioner: second moments (D, D), or cells (C,), before and after noise.
+
+        What is left in `noisy` is used.
+        """
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,9 @@ class Context:
     trials. `most_rows` bounds how many rows a trial may hold at once (memory only). `feature_bound` is the public
     bound on the norm of a record's features, the convex model's constant column included; None where there is none.
     `validation` are held-out rows that a schedule may look at: public, or charged by the look. `public` are records
-    that are public without their labels, and `places` those of the training rows (`data/splits.py`). `team` are the
-    processes that train this pack together; `watcher` audits them.
+    that are public without their labels, and `places` those of the training rows (`data/splits.py`). `cells` makes the
+    columns in cells that features are made of, where they are. `team` are the processes that train this pack together;
+    `watcher` audits them.
     """
 
     recipes: tuple[Recipe, ...]
@@ -77,6 +82,7 @@ class Context:
     validation: Table | None = None
     public: Table | None = None
     places: np.ndarray | None = None
+    cells: Callable[[], Sequence[Cells]] = tuple
     team: Team = field(default_factory=Team)
     watcher: Watcher | None = None
 

@@ -1,38 +1,47 @@
-"""A preconditioner of noised second moments: gradient methods on rows whose directions weigh alike.
+"""A preconditioner of noised sums: gradient methods on rows whose directions weigh alike.
 
-Released, once, before the first step: A = sum over the records of u u^T, u being the record's preprocessed features at
-unit norm (divided here by their own length), plus N(0, s^2) on the diagonal and N(0, s^2 / 2) off it, mirrored.
+Released, once, before the first step, by its kind:
+- second-moment: A = sum over the records of u u^T, u being the record's preprocessed features at unit norm (divided
+  here by their own length), plus N(0, s^2) on the diagonal and N(0, s^2 / 2) off it, mirrored.
+- marginals: V = sum over the records of v, the record's cell of each of F columns, 1 / sqrt(F) in each and 0 in all
+  other cells (`core/marginals.py`), plus N(0, s^2) in every cell.
 
-Sensitivity: 1 under add-remove and zero-out, sqrt(2) under replace-one, of the upper triangle with the entries off the
-diagonal times sqrt(2) (`privacy/second_moments.py`), on which the noise is N(0, s^2) everywhere.
+Sensitivity: 1 under add-remove and zero-out, sqrt(2) under replace-one; of the upper triangle with the entries off the
+diagonal times sqrt(2), or of V (`privacy/second_moments.py`). On either the noise is N(0, s^2) everywhere.
 
 Price: s = z S is a Gaussian mechanism of noise multiplier z; it gets a share of the budget's mu^2, so z is
 1 / sqrt(share mu^2). It is charged before training, as private preprocessing is. Then rows are unit(x root), the root
-made of A and of public numbers (`core/preconditioning.py`): a function of one record and of what was released, so the
-steps on them are priced as on any rows (adaptive composition). All rows have norm 1 (a null record
+made of what was released and of public numbers (`core/preconditioning.py`): a function of one record and of a release,
+so the steps on them are priced as on any rows (adaptive composition). All rows have norm 1 (a null record
 has 0), so that a record's gradient is as long as its loss's gradient by its outputs: at most sqrt(2) for softmax, 1 for
 the logistic loss; with the model's own bias sqrt(2) times that.
 
-With folds each trial's A is of the records that it trains on.
+With folds each trial's sum is of the records that it trains on.
 Not here: the root, and how trials share their rows (`core/preconditioning.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, cached_property, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpsgd_cli.core import marginals
 from dpsgd_cli.core import second_moments as moments
-from dpsgd_cli.core.preconditioning import Preconditioner, cut_of
+from dpsgd_cli.core.preconditioning import Preconditioner, cut_by, cut_of
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.dataset import UNTOLD
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.privacy.second_moments import released_moments
+from dpsgd_cli.privacy.second_moments import MARGINALS, released_moments
+
+RIDGE = 8.0
+"""Of marginals, in 1 / (n mu): what moves a mean gradient less than a few times its noise is not made larger."""
 
 
 class Preconditioning:
@@ -50,26 +59,47 @@ class Preconditioning:
         if self.made is not None:
             return
         table = self.context.table
-        shared = None if table.per_trial or table.held_out is not None else self._exact(0)
-        self.load([self._cut(t, self._exact(t) if shared is None else shared) for t in range(self.context.trials)])
+        shared = cache(partial(self._exact, 0))
+        own = table.per_trial or table.held_out is not None
+        kinds = [mechanism.label for mechanism in self.mechanisms]
+        self.load([self._cut(t, self._exact(t, kind) if own else shared(kind)) for t, kind in enumerate(kinds)])
 
     @np.errstate(**UNTOLD)
-    def _exact(self, trial: int) -> np.ndarray:
+    def _exact(self, trial: int, kind: str) -> np.ndarray:
         """The sum over the records that a trial trains on."""
         table = self.context.table
         rows = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
         taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
-        return moments.second_moments(moments.blocks(rows, taken), rows.shape[1], exactly=True)
+        pieces = moments.blocks(rows, taken)
+        if kind == MARGINALS:
+            return marginals.counted(pieces, self._columns)
+        return moments.second_moments(pieces, self.features, exactly=True)
 
     def _cut(self, trial: int, exact: np.ndarray) -> Tensor:
-        mechanism = self.mechanisms[trial]
+        mechanism, counts = self.mechanisms[trial], exact.ndim == 1
         scale = mechanism.noise_multiplier * mechanism.sensitivity
-        draws = torch.empty(len(exact) * (len(exact) + 1) // 2, dtype=torch.float64)
-        self.context.streams[trial].normal("second-moment", 0, draws)
-        noisy = moments.add_noise(exact, scale, draws.numpy())
+        draws = torch.empty(len(exact) if counts else len(exact) * (len(exact) + 1) // 2, dtype=torch.float64)
+        normal = self.context.streams[trial].normal(mechanism.label, 0, draws).numpy()
+        noisy = exact + scale * normal if counts else moments.add_noise(exact, scale, normal)
         if self.context.watcher is not None:
             self.context.watcher.preconditioned(trial, exact, noisy)
-        return cut_of(noisy, scale)
+        if not counts:
+            return cut_of(noisy, scale)
+        records, settings = len(self.context.table), self.context.recipes[trial].preconditioner
+        assert settings is not None
+        model = marginals.model(noisy, self._columns, records, self.features)
+        return cut_by(model, RIDGE * math.sqrt(settings.share) * mechanism.noise_multiplier / records)
+
+    @property
+    def features(self) -> int:
+        """D."""
+        return math.prod(self.context.table.input_shape)
+
+    @cached_property
+    def _columns(self) -> Sequence[marginals.Cells]:
+        """Of rows that no step made of columns, as an audit's are, each feature is a cell of one column."""
+        every = np.arange(self.features)
+        return self.context.cells() or (marginals.Cells(every, np.eye(len(every))),)
 
     @property
     def cuts(self) -> Sequence[Tensor]:

@@ -1,8 +1,8 @@
-"""What one record moves a sum of second moments by, and what of a budget goes to it: numbers, before any data are read.
+"""What one record moves sums of second moments, or of cells, by, and what of a budget they get; reads no data.
 
 Notation: u_i are rows of L2 norm at most 1, A = sum u_i u_i^T, and Z = sum u_i y_i^T for targets y_i of norm at most 1.
 Of a symmetric matrix the upper triangle is released, with the entries off the diagonal times sqrt(2): a vector whose L2
-norm is the Frobenius norm of the whole.
+norm is the Frobenius norm of the whole. V = sum v_i is of rows of L2 norm 1 (or 0) without negative entries.
 
 Not here: the sums and their noise (`core/second_moments.py`), what is done with them (`data/pca.py`, `methods/`).
 """
@@ -19,15 +19,17 @@ from dpsgd_cli.privacy.plan import Plan, adjacency_of, privacy_of
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema import Recipe
 
-LABEL = "second-moment"
-"""Of the release that a preconditioner is made of."""
+MARGINALS = "marginals"
+LABELS = ("second-moment", MARGINALS)
+"""Of the release that a preconditioner is made of: its kind."""
 
 
 def sensitivity(adjacency: Adjacency) -> float:
-    """L2 bound on how far one record moves A: 1, or sqrt(2) when a record is replaced. Both are reached.
+    """L2 bound on how far one record moves A, or V: 1, or sqrt(2) when a record is replaced. Both are reached.
 
     - add-remove, zero-out: one record adds or takes away one u u^T (a null record has none), and |u u^T|_F = |u|^2.
     - replace-one: |u u^T - v v^T|_F^2 = |u|^4 + |v|^4 - 2 <u, v>^2 <= 2.
+    - V: |v|, which is 0 or 1; or |v - w|^2 = |v|^2 + |w|^2 - 2 <v, w> <= 2, because no entry is negative.
     """
     return math.sqrt(2) if adjacency == "replace-one" else 1.0
 
@@ -74,9 +76,12 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
         raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)}); raise it")
     adjacency = adjacency_of(recipe)
     multiplier = (settings.share * left) ** -0.5
-    return (*before, Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity(adjacency), label=LABEL)))
+    return (
+        *before,
+        Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity(adjacency), label=settings.kind)),
+    )
 
 
 def released_moments(plan: Plan) -> GaussianSum:
     """The mechanism that the plan has for a preconditioner."""
-    return next(m for m in (one.mechanism for one in plan.before) if isinstance(m, GaussianSum) and m.label == LABEL)
+    return next(m for m in (one.mechanism for one in plan.before) if isinstance(m, GaussianSum) and m.label in LABELS)

@@ -128,8 +128,9 @@ def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, record
     y = [random.integers(outputs, size=n) if outputs > 1 else random.random(n, dtype=np.float32) for n in sizes]
     classes = tuple(range(outputs)) if outputs > 1 else None
     made = data.Dataset(
-        outline.name, x[0], y[0], x[1], y[1], per_trial, classes, (), (), {}, norm_bound=outline.norm_bound
-    )
+        outline.name, x[0], y[0], x[1], y[1], per_trial, classes, (), (), {}, norm_bound=outline.norm_bound,
+        cells=outline.cells,
+    )  # fmt: skip
     return as_users(made, loaded.recipe.data.unit)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from dpsgd_cli import data, trials
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.options import Options
-from dpsgd_cli.core import noise, sampling, second_moments, selection
+from dpsgd_cli.core import marginals, noise, sampling, second_moments, selection
 from dpsgd_cli.core.clipping import add_clipped_sums
 from dpsgd_cli.core.correlation import step_noise
 from dpsgd_cli.core.noise import add_noise
@@ -42,6 +42,7 @@ TRUNCATED = [*POISSON, "method.batching=truncated-poisson", "method.largest_batc
 FIXED = [*POISSON, "method.batching=fixed", "privacy.adjacency=replace-one"]
 FULL = ["method={kind: dp-sgd, batching: full, learning_rate: 1}", "privacy.budget.epsilon=6", "epochs=6"]
 PRECONDITIONED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind: second-moment}}", *FULL[1:]]
+COUNTED = ["method={kind: dp-gd, learning_rate: 1, preconditioner: {kind: marginals}}", *FULL[1:]]
 REPLACED = [*FULL, "privacy.adjacency=replace-one"]
 USERS = ["epochs=4", "privacy.budget.epsilon=6"]
 DECAYS = [*FULL[:1], "privacy.budget=null", "privacy.delta=1e-5", "epochs=6",
@@ -228,6 +229,11 @@ def long_rows_in_moments(patch: Patch, folder: Path) -> None:
     patch.setattr(second_moments, "exactly_one", lambda block: 1.2 * own(block))
 
 
+def long_rows_in_cells(patch: Patch, folder: Path) -> None:
+    own = marginals.counted
+    patch.setattr(marginals, "counted", lambda pieces, columns: 1.2 * own(pieces, columns))
+
+
 def long_rows(patch: Patch, folder: Path) -> None:
     own = Preconditioner.factors
     patch.setattr(Preconditioner, "factors", lambda self, x, per_trial: 1.5 * own(self, x, per_trial))
@@ -325,6 +331,7 @@ BUGS: dict[str, Bug] = {
     "looks at validation records without their charge": Bug(LOOKS, free_looks, "D"),
     "noise of second moments times .8": Bug(PRECONDITIONED, little_noise_on_moments, "C"),
     "rows of second moments that are too long": Bug(PRECONDITIONED, long_rows_in_moments, "CD"),
+    "rows of cells that are too long": Bug(COUNTED, long_rows_in_cells, "D", "tabular/adult"),
     "preconditioned rows that are too long": Bug(PRECONDITIONED, long_rows, "D"),
     "noise of an output times .8": Bug(ONCE, little_output_noise, "C", "lee2018/output-perturbation"),
     "noise of votes times .8": Bug(VOTES, little_vote_noise, "C", "pate/adult-confident"),

@@ -23,10 +23,14 @@ from tests.methods.small_problem import context, points, recipe, run
 
 T, D, BOUND, SHARE = 6, 4, 0.6, 0.3
 RHO = 0.5
+BINNED = {"path": "small.csv", "target": "y", "preprocess": [{"bin": {}}]}
 
 
 def made(**changes: Any) -> Recipe:
-    settings = {"kind": "second-moment", "share": SHARE}
+    kind = changes.pop("preconditioner", "second-moment")
+    settings = {"kind": kind, "share": SHARE}
+    if kind == "marginals":
+        changes.setdefault("data", BINNED)
     method = {"kind": "dp-gd", "learning_rate": 3.0, "preconditioner": settings, **changes.pop("method", {})}
     privacy = {"budget": {"rho": RHO}, "delta": 1e-5, "clipping": {"kind": "flat", "norm": BOUND}}
     privacy |= changes.pop("privacy", {})
@@ -45,14 +49,26 @@ def noisy_moments(x: np.ndarray, seed: int, scale: float) -> np.ndarray:
     return total
 
 
-def written_out(x: np.ndarray, seed: int, scale: float, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """unit(x root) of a trial's rows, and of `others`."""
+def noisy_counts(x: np.ndarray, seed: int, scale: float) -> np.ndarray:
+    """A trial's noisy counts of the rows whose largest feature is each: the cells, as `context` has no table."""
+    draws = SeededStreams(seed).normal("marginals", 0, torch.empty(D).double()).numpy()
+    counts = np.array([sum(int(max(row) == row[cell]) for row in x) for cell in range(D)])
+    return np.asarray(counts + scale * draws)
+
+
+def weighed(x: np.ndarray, seed: int, scale: float, records: int) -> np.ndarray:
+    """The root that noisy counts make: columns that exclude each other have no moment in common."""
+    shares = noisy_counts(x, seed, scale) / records
+    excess = optimize.brentq(lambda cut: np.maximum(shares - cut, 0).sum() - 1, -10, 10)
+    return np.diag((np.maximum(shares - excess, 0) + 8 / (records * math.sqrt(2 * RHO))) ** -0.5)
+
+
+def rooted(x: np.ndarray, seed: int, scale: float) -> np.ndarray:
+    """The root that noisy second moments make."""
     values, vectors = np.linalg.eigh(noisy_moments(x, seed, scale))
     reach = scale * math.sqrt(2 * D)
     seen = [(e + math.sqrt(e * e - reach * reach)) / 2 if e > reach else 0.0 for e in values]
-    root = vectors @ np.diag((np.array(seen) + reach / 2) ** -0.5) @ vectors.T
-    own, rest = (one @ root / np.linalg.norm(one @ root, axis=1, keepdims=True) for one in (x, others))
-    return own, rest
+    return np.asarray(vectors @ np.diag((np.array(seen) + reach / 2) ** -0.5) @ vectors.T)
 
 
 def descent(u: np.ndarray, y: np.ndarray, records: int, noise: np.ndarray, bound: float) -> np.ndarray:
@@ -76,10 +92,17 @@ def margins(method: Method, trial: int) -> np.ndarray:
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 @pytest.mark.parametrize("folds", [None, 3])
 @pytest.mark.parametrize("kind", ["dp-gd", "dp-sgd"])
+@pytest.mark.parametrize("preconditioner", ["second-moment", "marginals"])
 def test_with_the_same_noise_it_is_descent_on_rows_that_were_written_out(
-    adjacency: str, folds: int | None, kind: str
+    adjacency: str, folds: int | None, kind: str, preconditioner: str
 ) -> None:
-    one = made(method={"kind": kind, "batching": "full"}, privacy={"adjacency": adjacency}, repeats=2, folds=folds)
+    one = made(
+        preconditioner=preconditioner,
+        method={"kind": kind, "batching": "full"},
+        privacy={"adjacency": adjacency},
+        repeats=2,
+        folds=folds,
+    )
     method = (DpGd if kind == "dp-gd" else DpSgd)(context(one))
     run(method)
     (x, y), table = points(), method.context.table
@@ -90,18 +113,24 @@ def test_with_the_same_noise_it_is_descent_on_rows_that_were_written_out(
     noise = np.stack([source.draw(t).numpy() * steps for t in range(T)])
     for trial in range(one.trials):
         own = np.ones(len(y), bool) if table.held_out is None else ~table.held_out[:, trial].numpy()
-        u, everyone = written_out(x[own], trial, moments, x)
-        w = descent(u, y[own], len(table), noise[:, trial], BOUND)
+        root = (
+            rooted(x[own], trial, moments)
+            if preconditioner == "second-moment"
+            else weighed(x[own], trial, moments, len(table))
+        )
+        everyone = x @ root / np.linalg.norm(x @ root, axis=1, keepdims=True)
+        w = descent(everyone[own], y[own], len(table), noise[:, trial], BOUND)
         np.testing.assert_allclose(margins(method, trial), everyone @ w[:D] + w[D], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("adjacency", "moved"), [("add-remove", 1), ("zero-out", 1), ("replace-one", math.sqrt(2))])
 @pytest.mark.parametrize("budget", [{"rho": RHO}, {"epsilon": 2.0, "delta": 1e-5}])
+@pytest.mark.parametrize("kind", ["second-moment", "marginals"])
 def test_the_release_is_charged_its_share_before_anything_else(
-    adjacency: str, moved: float, budget: dict[str, float]
+    adjacency: str, moved: float, budget: dict[str, float], kind: str
 ) -> None:
     """The whole mu from scipy and the trade-off of a Gaussian, the parts by hand."""
-    one = made(privacy={"adjacency": adjacency, "budget": budget, "delta": 1e-5})
+    one = made(preconditioner=kind, privacy={"adjacency": adjacency, "budget": budget, "delta": 1e-5})
     method = DpGd(context(one))
     ledger = method.context.ledgers[0]
     plan = method.context.plans[0]
@@ -112,7 +141,7 @@ def test_the_release_is_charged_its_share_before_anything_else(
     found = [entry.release.mechanism for entry in ledger.entries]
     assert all(isinstance(mechanism, GaussianSum) for mechanism in found)
     first, *rest = [mechanism for mechanism in found if isinstance(mechanism, GaussianSum)]
-    assert (first.label, first.batching, first.adjacency) == ("second-moment", "full", adjacency)
+    assert (first.label, first.batching, first.adjacency) == (kind, "full", adjacency)
     assert first.sensitivity == pytest.approx(moved)
     assert len(rest) == T and {mechanism.label for mechanism in rest} == {"gradient"}
 
@@ -136,9 +165,10 @@ def test_the_share_is_of_what_preprocessing_leaves() -> None:
     assert plan.rho() == pytest.approx(RHO)
 
 
-def test_a_trial_does_not_see_its_pack() -> None:
-    pack = DpGd(context(made(repeats=3)))
-    alone = DpGd(context(made(seed=2)))
+@pytest.mark.parametrize("kind", ["second-moment", "marginals"])
+def test_a_trial_does_not_see_its_pack(kind: str) -> None:
+    pack = DpGd(context(made(preconditioner=kind, repeats=3)))
+    alone = DpGd(context(made(preconditioner=kind, seed=2)))
     run(pack)
     run(alone)
     assert torch.equal(pack.cuts[2], alone.cuts[0]) and not torch.equal(pack.cuts[0], pack.cuts[1])
@@ -180,7 +210,12 @@ def test_what_a_checkpoint_holds_is_not_released_again() -> None:
         ({"model": {"kind": "mlp"}}, "is for model.kind linear or convex, not mlp"),
         ({"runtime": {"dtype": "bfloat16"}}, "is proved for float32 and float64"),
         ({"method": {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1}}, "not one by one"),
-        ({"method": {"preconditioner": {"share": 1.0}}}, "less than 1"),
+        ({"method": {"preconditioner": {"kind": "second-moment", "share": 1.0}}}, "less than 1"),
+        ({"preconditioner": "marginals", "data": {"path": "a.csv", "target": "y"}}, "marginals are of columns"),
+        (
+            {"preconditioner": "marginals", "data": BINNED | {"preprocess": [{"bin": {"pairs": 4}}]}},
+            "marginals are of columns",
+        ),
         ({"method": {"kind": "gd"}, "privacy": None}, "preconditioner"),
     ],
 )

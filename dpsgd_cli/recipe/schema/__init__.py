@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from dpsgd_cli.recipe.schema.agreement import method_problems
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Section
 from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.recipe.schema.gradient import Preconditioned, SecondMoments
+from dpsgd_cli.recipe.schema.gradient import Preconditioned, Preconditioner
 from dpsgd_cli.recipe.schema.method import Method
 from dpsgd_cli.recipe.schema.model import Model
 from dpsgd_cli.recipe.schema.privacy import Privacy
@@ -94,9 +94,9 @@ class Recipe(Section):
         return "until-budget" if self.epochs == "auto" else self.epochs
 
     @property
-    def preconditioner(self) -> SecondMoments | None:
+    def preconditioner(self) -> Preconditioner | None:
         """The preconditioner of a method that takes one and was given one."""
-        return self.method.moments if isinstance(self.method, Preconditioned) else None
+        return self.method.conditioned if isinstance(self.method, Preconditioned) else None
 
     @property
     def trials(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch, LeastSquaresMethod
-from dpsgd_cli.recipe.schema.gradient import Gradient
+from dpsgd_cli.recipe.schema.gradient import Gradient, Marginals
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.pate import PateMethod
@@ -127,6 +127,11 @@ def preconditioner_problems(recipe: Recipe) -> list[str]:
         problems.append(f"{where}: its matrix is proved for single rows, not for all rows of a user; give null")
     if isinstance(method, Gradient) and method.one_by_one:
         problems.append(f"{where}: is for steps over many records, not one by one; leave it out, or draw more")
+    if isinstance(recipe.preconditioner, Marginals) and not recipe.data.by_column:
+        problems.append(
+            f"{where}: marginals are of columns, which preprocess: bin makes features of; put it last, without pairs,"
+            " or use second-moment"
+        )
     if recipe.data.augment is not None:
         problems.append(f"{where}: takes the rows as they are; leave data.augment out")
     if recipe.runtime.dtype in ("bfloat16", "tf32"):

@@ -307,6 +307,12 @@ class Data(Section):
         return self.name if self.cards is None else f"{self.cards.rstrip('/')}/{self.name}.yaml"
 
     @property
+    def by_column(self) -> bool:
+        """Whether the last step makes features of single columns, whose cells are public."""
+        last = self.preprocess[-1].bin if self.preprocess else None
+        return last is not None and last.pairs is None
+
+    @property
     def extractors(self) -> list[Features]:
         """All of `features`."""
         return self.features if isinstance(self.features, list) else [self.features] if self.features else []

@@ -69,6 +69,16 @@ class SecondMoments(Section):
     share: Fraction = Field(0.2, description="Share of the budget's mu^2 (or rho) that the matrix gets.")
 
 
+class Marginals(Section):
+    """Rows on which all directions weigh alike, as far as noised counts of each column's values tell; after bin."""
+
+    kind: Literal["marginals"] = "marginals"
+    share: Fraction = Field(0.05, description="Share of the budget's mu^2 (or rho) that the counts get.")
+
+
+Preconditioner = Annotated[SecondMoments | Marginals, Field(discriminator="kind")]
+
+
 class Gradient(Section):
     """What every gradient method shares."""
 
@@ -159,13 +169,13 @@ class Gradient(Section):
 class Preconditioned(Gradient):
     """What gradient methods share that can take a preconditioner."""
 
-    preconditioner: SecondMoments | Auto | None = Field(
+    preconditioner: Preconditioner | Auto | None = Field(
         "auto",
         description="Make all directions of the rows weigh alike before training (model.kind linear or convex): by a"
         " share of the budget; auto: with the learning rate, or none (null).",
     )
 
     @property
-    def moments(self) -> SecondMoments | None:
+    def conditioned(self) -> Preconditioner | None:
         """The preconditioner; none where nobody chose it."""
         return None if self.preconditioner == "auto" else self.preconditioner

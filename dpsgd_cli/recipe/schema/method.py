@@ -52,7 +52,7 @@ class DpSgdMethod(Preconditioned):
             single = "dpsgd_cli.methods.lecture_sgd:LectureSgd"
             return replace(self.descriptor, runs=single, in_processes=False, by_rule=False, by_unit=False)
         # the second moments are a look at all rows that no sum over processes makes
-        return self.descriptor if self.moments is None else replace(self.descriptor, in_processes=False)
+        return self.descriptor if self.conditioned is None else replace(self.descriptor, in_processes=False)
 
 
 class PrivateSelectionMethod(Gradient):
