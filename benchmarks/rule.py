@@ -95,6 +95,7 @@ OF_PHOTOGRAPHS: Candidates = {
     "share .25": ({}, ["method.preconditioner={kind: second-moment, share: 0.25}"]),
 }
 SCALED = ["data.preprocess=[{scale: {}}, {one-hot: {}}]"]
+COUNTS = ["method.preconditioner={kind: marginals, share: 0.05}"]
 CANDIDATES: Candidates = {
     "the rule": ({}, []),
     "noise .7": ({"noise": 0.7}, []),
@@ -104,13 +105,14 @@ CANDIDATES: Candidates = {
     "20 steps": ({"fewest": 20, "most": 20}, []),
     "pace 6": ({"pace": 6.0}, []),
     "pace 25": ({"pace": 25.0}, []),
+    "counts": ({}, COUNTS),
     "second moments": ({}, ["method.preconditioner={kind: second-moment, share: 0.15}"]),
     "share .02": ({}, ["method.preconditioner={kind: marginals, share: 0.02}"]),
     "share .15": ({}, ["method.preconditioner={kind: marginals, share: 0.15}"]),
-    "8 cells": ({"_CELLS": 8}, []),
-    "32 cells": ({"_CELLS": 32}, []),
-    "ridge 3": ({"RIDGE": 3.0}, []),
-    "ridge 20": ({"RIDGE": 20.0}, []),
+    "8 cells": ({"_CELLS": 8}, COUNTS),
+    "32 cells": ({"_CELLS": 32}, COUNTS),
+    "ridge 3": ({"RIDGE": 3.0}, COUNTS),
+    "ridge 20": ({"RIDGE": 20.0}, COUNTS),
     "no preconditioner": ({}, ["method.preconditioner=null"]),
     "8 cosines": ({}, ["data.preprocess.0.bin.waves=8"]),
     "16 cosines": ({}, ["data.preprocess.0.bin.waves=16"]),

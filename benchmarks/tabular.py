@@ -2,10 +2,10 @@
 
     DPSGD_DATA=... make tabular            (or: python -m benchmarks.tabular --help)
 
-Ours are the recipes `tabular/`, all settings by rule, and the same data with bins of columns, or columns scaled,
-instead of cosines. Peers: DP-EBM (interpret-core) at the learning rate that is best for it, logistic regression by
-Opacus and by diffprivlib; one that cannot be imported is named and left out. All get the same raw columns, public
-bounds and folds.
+Ours are the recipes `tabular/`, all settings by rule; the same with a preconditioner of second moments at all budgets;
+and with bins of columns, or columns scaled, instead of cosines. Peers: DP-EBM (interpret-core) at the learning rate
+that is best for it, logistic regression by Opacus and by diffprivlib; one that cannot be imported is named and left
+out. All get the same raw columns, public bounds and folds.
 
 Writes `results/tabular/trials.csv`, a row a fold, as each tool ends (`--data`, `--epsilons`, `--tools` for a part), and
 the page from that file alone (`--page-only` trains nothing).
@@ -36,6 +36,7 @@ AIMS = {
 }
 OURS: dict[str, tuple[str, ...]] = {
     "dpsgd, by rule": (),
+    "dpsgd, by rule, second moments": ("method.preconditioner={kind: second-moment, share: 0.15}",),
     "dpsgd, by rule, bins": ("data.preprocess.0.bin.bins=[4, 16]",),
     "dpsgd, by rule, columns scaled": ("data.preprocess=[{scale: {}}, {one-hot: {}}]",),
 }

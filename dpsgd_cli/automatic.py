@@ -17,7 +17,8 @@ constants (`Terms`) differ: linear; linear and preconditioned; that on direction
 - Cosines of a numeric column (the step `bin`), of a linear model: of 4, 8, 16 and 32 the most that are at most
   sqrt(n mu) and make at most 2,048 features, or else 4.
 - A preconditioner, where a linear model may have one and has at most 2,048 features, or features that are directions:
-  of the counts of single columns for .05 of mu^2, where `bin` makes features of them, else of second moments for .15.
+  of second moments for .15 of mu^2, or where `bin` makes features of single columns and n mu is below 10,000, of counts
+  of these for .05. A matrix tells how columns go together, but has noise in far more numbers.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 to .7. A
   small budget is better spent on records that are not far off, a large one on being right about all. Of directions
@@ -59,6 +60,7 @@ from dpsgd_cli.recipe.schema.gradient import (
     Gradient,
     Marginals,
     Preconditioned,
+    Preconditioner,
     SecondMoments,
     SgdSettings,
     TailIterates,
@@ -68,8 +70,10 @@ from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel, OneLayer
 from dpsgd_cli.recipe.schema.steps import DIRECTIONS, WAVES_UNTOLD, Drawn
 
 BATCH = 8192
-MOMENTS = SecondMoments(share=0.15)
-MARGINALS = Marginals(share=0.05)
+MOMENTS: Preconditioner = SecondMoments(share=0.15)
+MARGINALS: Preconditioner = Marginals(share=0.05)
+MATRIX_FROM = 10_000
+"""The n mu from which a noisy matrix of a table's features tells more than counts of its columns."""
 MOST_FEATURES = 2048
 OF_TARGETS = 0.2
 WAVES = (4, 8, 16, 32)
@@ -360,10 +364,13 @@ def _preconditioner(recipe: Recipe, known: Known | None) -> Choice | None:
     most = MOST_FEATURES if _Problem(recipe, known).drawn is None else DIRECTIONS
     if known.features > most:
         return Choice(key, None, "")
-    chosen = MARGINALS if recipe.data.by_column else MOMENTS
+    why, chosen = f"{known.features} features, of at most {most}", MOMENTS
+    signal = _Problem(recipe, known).signal
+    if recipe.data.by_column and signal is not None and signal < MATRIX_FROM:
+        why, chosen = f"{why}; n mu is {signal:,.0f}, below {MATRIX_FROM:,}", MARGINALS
     if preconditioner_problems(settled_as(recipe, Choice(key, chosen, ""))):
         return Choice(key, None, "")
-    return Choice(key, chosen, f"{known.features} features, of at most {most}")
+    return Choice(key, chosen, why)
 
 
 def _momentum(recipe: Recipe, known: Known | None) -> Choice | None:

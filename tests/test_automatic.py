@@ -86,6 +86,15 @@ def test_all_noise_together_moves_an_output_by_what_the_rule_says(
     assert clip == 0.5
 
 
+@pytest.mark.parametrize(("beyond", "kind", "share"), [(0.99, "marginals", 0.05), (1.01, "second-moment", 0.15)])
+def test_columns_are_counted_up_to_an_n_mu_of_ten_thousand(own: Path, beyond: float, kind: str, share: float) -> None:
+    epsilon = float(brentq(lambda epsilon: RECORDS * mu_of(epsilon, 1e-4) - beyond * 10_000, 1, 2000))
+    recipe = found(own, f"privacy.budget.epsilon={epsilon}").recipe
+    assert (recipe.method.preconditioner.kind, recipe.method.preconditioner.share) == (kind, share)
+    pairs = found(own, "data.preprocess=[{bin: {pairs: 2}}]").recipe
+    assert pairs.method.preconditioner.kind == "second-moment"
+
+
 @pytest.mark.parametrize(("epsilon", "waves"), [(0.3, 4), (2, 8), (4, 16), (20, 32)])
 def test_cosines_are_those_that_records_and_budget_allow(own: Path, epsilon: float, waves: int) -> None:
     """The most of 4, 8, 16 and 32 that are at most sqrt(n mu); and all else is chosen for these features."""

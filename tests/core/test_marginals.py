@@ -99,5 +99,14 @@ def test_the_model_of_cosines_is_near_the_mean_of_outer_products_of_independent_
     assert np.linalg.norm(found - exact, 2) < 0.04 * np.linalg.norm(exact, 2)
 
 
+def test_a_mark_has_two_cells() -> None:
+    """Of a missing age; a record that has one, and a record that has none."""
+    layout = Layout((2,), (AGE, Column("age is missing", (0.0, 1.0), indicator=True, marks="age")))
+    made = step()
+    mark = next(one for one in made.cells(layout) if len(one.values) == 2)
+    rows = made.transform(layout, None)(np.array([[30.0, 0.0], [17.0, 1.0]]))
+    assert mark.of(rows).tolist() == [0, 1] and mark.values.tolist() == [[1, 0], [0, 1]]
+
+
 def test_pairs_have_no_cells() -> None:
     assert step(pairs=4).cells(LAYOUT) == []
