@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _TINY = 1e-30
+"""No direction is divided by less."""
 
 
 @dataclass(frozen=True)

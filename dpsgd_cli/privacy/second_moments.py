@@ -4,7 +4,7 @@ Notation: u_i are rows of L2 norm at most 1, A = sum u_i u_i^T, and Z = sum u_i 
 Of a symmetric matrix the upper triangle is released, with the entries off the diagonal times sqrt(2): a vector whose L2
 norm is the Frobenius norm of the whole. V = sum v_i is of rows of L2 norm 1 (or 0) without negative entries.
 
-Not here: the sums and their noise (`core/second_moments.py`), what is done with them (`data/pca.py`, `methods/`).
+Not here: the sums (`core/second_moments.py`, `core/marginals.py`), what is done with them (`data/pca.py`, `methods/`).
 """
 
 from __future__ import annotations

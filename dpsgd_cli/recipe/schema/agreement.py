@@ -124,7 +124,7 @@ def preconditioner_problems(recipe: Recipe) -> list[str]:
     if getattr(method, "learning_rate", None) == "theorem":
         problems.append(f"method.learning_rate: theorem is for rows as they are, without {where}; give a number")
     if privacy is not None and privacy.unit is not None:
-        problems.append(f"{where}: its matrix is proved for single rows, not for all rows of a user; give null")
+        problems.append(f"{where}: its sums are proved for single rows, not for all rows of a user; give null")
     if isinstance(method, Gradient) and method.one_by_one:
         problems.append(f"{where}: is for steps over many records, not one by one; leave it out, or draw more")
     if isinstance(recipe.preconditioner, Marginals) and not recipe.data.by_column:
