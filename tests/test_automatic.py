@@ -22,7 +22,7 @@ from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
 from dpsgd_cli.sweep.expansion import expand
 from dpsgd_cli.sweep.loading import load_sweep
-from dpsgd_cli.trials import Member
+from dpsgd_cli.trials import Member, start
 from tests.conftest import StopAt, Train
 
 RECIPE = """
@@ -93,6 +93,16 @@ def test_columns_are_counted_up_to_an_n_mu_of_ten_thousand(own: Path, beyond: fl
     assert (recipe.method.preconditioner.kind, recipe.method.preconditioner.share) == (kind, share)
     pairs = found(own, "data.preprocess=[{bin: {pairs: 2}}]").recipe
     assert pairs.method.preconditioner.kind == "second-moment"
+
+
+def test_training_counts_the_columns_of_its_table(own: Path) -> None:
+    """The constant, a of [0, 9] and b of [0, 1]; all features are of some column."""
+    loaded = found(own)
+    trials = start([Member(loaded, experiment.plan_recipe(loaded)[0])])
+    cells = trials.context.cells()
+    assert len(cells) == 3 and min(len(one.values) for one in cells[1:]) > 8
+    every = np.concatenate([one.features for one in cells])
+    assert sorted(every.tolist()) == list(range(trials.context.table.x.shape[1]))
 
 
 @pytest.mark.parametrize(("epsilon", "waves"), [(0.3, 4), (2, 8), (4, 16), (20, 32)])

@@ -84,6 +84,8 @@ def _nearest(noisy: np.ndarray) -> np.ndarray:
     >>> _nearest(np.array([0.9, 0.4, -0.5])).round(9).tolist()
     [0.75, 0.25, 0.0]
     """
+    # beyond a billion a float would lose the 1, and noise has hidden it long before
+    noisy = noisy.clip(-1e9, 1e9)
     ordered = np.sort(noisy)[::-1]
     above = (np.cumsum(ordered) - 1) / np.arange(1, len(noisy) + 1)
     return np.asarray(np.maximum(noisy - above[np.nonzero(ordered > above)[0][-1]], 0.0))

@@ -61,9 +61,10 @@ def cut_of(matrix: np.ndarray, scale: float) -> Tensor:
 def cut_by(model: np.ndarray, ridge: float) -> Tensor:
     """The cut of a model (D, D) of the mean second moments: sqrt(ridge) (model + ridge)^(-1/2) = I - cut cut^T.
 
-    float32 (D, as many as matter): what is below a hundredth of the ridge counts as 0.
+    float32 (D, as many as matter): what is below a hundredth of the ridge counts as 0. The decomposition is in float64:
+    a model has no noise on the whole matrix, so many eigenvalues may be alike, with which float32 does not end.
     """
-    values, vectors = eigen(model)
+    values, vectors = torch.linalg.eigh(torch.from_numpy(model))
     out = values > ridge / 100
     return _cut(vectors[:, out], values[out], ridge)
 

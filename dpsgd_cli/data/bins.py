@@ -44,7 +44,7 @@ _FINEST = 1000
 _FEW = max(BINS)
 """Beside cosines, a column of at most so many whole numbers, and said to be, is a one-hot."""
 _CELLS = 16
-"""Steps of each kind that a column of numbers is cut into where it is counted."""
+"""Steps of each kind that a column of cosines is cut into where it is counted; of one-hots, those of the finest."""
 _FAST = 4
 """The cosine from which on they become small."""
 _WIDEST = 1e300
@@ -149,7 +149,8 @@ class BinColumns(Step):
     def cells(self, layout: Layout) -> list[Cells]:
         """Every column in cells, and the constant; none of `pairs`, which are of two columns each.
 
-        A category has its values for cells, and so has a mark. Numbers have equal steps and equal steps of asinh.
+        A category has its values for cells, and so has a mark. Numbers have equal steps and equal steps of asinh, not
+        coarser than any one-hot, so that each is 1 in some cell.
         """
         if self.settings.pairs is not None:
             return []
@@ -176,8 +177,8 @@ class BinColumns(Step):
         if column.marks is not None:
             return np.array([0.0, 1.0])
         assert column.bounds is not None
-        whole = self._whole(column)
-        edges = {edge for way in (_equal, _asinh) for edge in way(column.bounds, _CELLS, whole)}
+        whole, steps = self._whole(column), max(self.settings.widths) if self.settings.cosines is None else _CELLS
+        edges = {edge for way in (_equal, _asinh) for edge in way(column.bounds, steps, whole)}
         ends = np.array([column.bounds[0], *sorted(edges), column.bounds[1]])
         return (ends[:-1] + ends[1:]) / 2
 

@@ -70,7 +70,7 @@ def test_of_every_combination_of_values_the_model_is_the_mean_of_outer_products(
     np.testing.assert_allclose(found, table.T @ table / len(table), atol=1e-12)
 
 
-@pytest.mark.parametrize("given", [{}, {"waves": 4}, {"bins": [4, 16]}, {"integers": "all"}])
+@pytest.mark.parametrize("given", [{}, {"waves": 4}, {"bins": [4, 16]}, {"bins": 64}, {"bins": 3}, {"integers": "all"}])
 def test_cells_of_a_table_hold_each_feature_once_and_each_value_in_its_own(given: dict[str, object]) -> None:
     made = step(**given)
     cells, width = made.cells(LAYOUT), made.plan(LAYOUT).features
@@ -82,6 +82,8 @@ def test_cells_of_a_table_hold_each_feature_once_and_each_value_in_its_own(given
     job = next(one for one in cells if len(one.values) == 3)
     assert job.of(rows).tolist() == [0, 1, 2, 2, 1, 0]
     for one in cells:
+        assert np.abs(one.values).max(axis=0).min() > 0
+        assert ((rows[:, one.features] * one.values[one.of(rows)]).sum(axis=1) > 0).all()
         near = one.values[one.of(rows)]
         own = rows[:, one.features] / rows[:, -1:]
         others = np.linalg.norm(own[:, None] - one.values[None], axis=2).min(axis=1)
@@ -106,6 +108,22 @@ def test_a_mark_has_two_cells() -> None:
     mark = next(one for one in made.cells(layout) if len(one.values) == 2)
     rows = made.transform(layout, None)(np.array([[30.0, 0.0], [17.0, 1.0]]))
     assert mark.of(rows).tolist() == [0, 1] and mark.values.tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("bins", [16, 64, 200])
+def test_the_model_of_bins_of_one_column_is_the_mean_of_outer_products(bins: int) -> None:
+    layout = Layout((1,), (Column("share", (0.0, 1.0)),))
+    made = step(bins=bins)
+    rows = made.transform(layout, None)(np.random.default_rng(0).beta(2, 5, (5000, 1))).astype(np.float64)
+    cells = made.cells(layout)
+    found = model(counted([rows], cells), cells, len(rows), rows.shape[1])
+    assert np.linalg.norm(found - rows.T @ rows / len(rows), 2) < 0.02
+
+
+def test_a_budget_next_to_nothing_still_leaves_shares() -> None:
+    """Noise of 1e17 hides a difference of 1."""
+    columns = [Cells(np.arange(3), np.eye(3))]
+    assert np.isfinite(model(np.array([1e17, -1e17, 3e16]), columns, 10, 3)).all()
 
 
 def test_pairs_have_no_cells() -> None:

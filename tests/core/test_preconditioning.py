@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.core.preconditioning import Preconditioner, cut_of, spread
+from dpsgd_cli.core.preconditioning import Preconditioner, cut_by, cut_of, spread
 from dpsgd_cli.core.tensors import Batch, Table
 
 R, N, D = 2, 30, 5
@@ -49,6 +49,17 @@ def test_what_noise_made_of_a_moment_is_undone() -> None:
     cut = cut_of(add_noise(matrix, scale, np.random.default_rng(0).standard_normal(size * (size + 1) // 2)), scale)
     lengths = torch.linalg.vector_norm(cut, dim=0)
     assert float(lengths.max() ** 2) == pytest.approx(1 - math.sqrt(1 / (1 + 4)), rel=0.02)
+
+
+def test_a_model_of_many_empty_cells_has_a_root() -> None:
+    """50 records of 2,000 categories, most of which none has; LAPACK gives up on such a matrix in float32."""
+    shares = np.bincount(np.minimum(np.random.default_rng(0).zipf(1.5, 50), 2000) - 1, minlength=2000) / 50
+    means = np.append(shares, 1.0)
+    matrix = np.outer(means, means)
+    matrix[:2000, :2000] = np.diag(shares)
+    cut = cut_by(matrix / 2, 0.1).double().numpy()
+    root = np.eye(2001) - cut @ cut.T
+    np.testing.assert_allclose(root @ (matrix / 0.2 + np.eye(2001)) @ root, np.eye(2001), atol=0.02)
 
 
 def test_the_spread_is_that_of_the_eigenvalues_of_noise_alone() -> None:

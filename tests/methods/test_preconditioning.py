@@ -187,17 +187,18 @@ class Counted(SeededStreams):
         return super().normal(purpose, counter, out)
 
 
-def test_what_a_checkpoint_holds_is_not_released_again() -> None:
-    whole = DpGd(context(made()))
+@pytest.mark.parametrize("kind", ["second-moment", "marginals"])
+def test_what_a_checkpoint_holds_is_not_released_again(kind: str) -> None:
+    whole = DpGd(context(made(preconditioner=kind)))
     run(whole)
-    first, streams = DpGd(context(made())), Counted(0)
+    first, streams = DpGd(context(made(preconditioner=kind))), Counted(0)
     first.run_epoch(0)
     state = first.state()
-    second = DpGd(context(made(), streams=[streams]))
+    second = DpGd(context(made(preconditioner=kind), streams=[streams]))
     second.load_state(state)
     for epoch in range(1, T):
         second.run_epoch(epoch)
-    assert "second-moment" not in streams.asked and "noise" in streams.asked
+    assert kind not in streams.asked and "noise" in streams.asked
     assert torch.equal(second.output, whole.output)
 
 
