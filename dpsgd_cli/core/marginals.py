@@ -50,7 +50,7 @@ def counted(pieces: Iterable[np.ndarray], columns: Sequence[Cells]) -> np.ndarra
         rows = piece[np.isfinite(piece).all(axis=1) & (piece != 0).any(axis=1)]
         for counts, column in zip(total, told, strict=True):
             counts += np.bincount(column.of(rows), minlength=len(counts))
-    return np.concatenate([np.zeros(0), *total]) / math.sqrt(max(len(told), 1))
+    return np.concatenate([np.zeros(0), *total]) / _length(told)
 
 
 def model(noisy: np.ndarray, columns: Sequence[Cells], records: int, features: int) -> np.ndarray:
@@ -60,7 +60,7 @@ def model(noisy: np.ndarray, columns: Sequence[Cells], records: int, features: i
     a row's length, which is nearly that of every row.
     """
     told = _told(columns)
-    shares = iter(np.split(noisy * (math.sqrt(max(len(told), 1)) / records), np.cumsum([len(c.values) for c in told])))
+    shares = iter(np.split(noisy * (_length(told) / records), np.cumsum([len(one.values) for one in told])))
     means, within = np.zeros(features), []
     for column in columns:
         share = _nearest(next(shares)) if len(column.values) > 1 else np.ones(1)
@@ -73,7 +73,13 @@ def model(noisy: np.ndarray, columns: Sequence[Cells], records: int, features: i
 
 
 def _told(columns: Sequence[Cells]) -> list[Cells]:
+    """The F columns."""
     return [column for column in columns if len(column.values) > 1]
+
+
+def _length(told: Sequence[Cells]) -> float:
+    """sqrt(F), the length of a record's row of zeros and ones; 1 where nothing is counted."""
+    return math.sqrt(max(len(told), 1))
 
 
 def _nearest(noisy: np.ndarray) -> np.ndarray:

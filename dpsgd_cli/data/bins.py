@@ -4,9 +4,8 @@ A numeric column becomes cosines, cos(pi k t) / (1 + (k / 4)^2) for k = 1, 2, ..
 public bounds, and the same of asinh, which is fine near 0 and coarse far from it. Slow ones are large and fast ones
 small, so that what is smooth in a column is learnt from little, and what is not where the budget allows: as under a
 Matern prior of smoothness 3/2 and length sqrt(3) / (4 pi), about a seventh of the way between the bounds (Rasmussen and
-Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A category is a
-one-hot, and so is a column that is said to hold few whole numbers. Each row, with a constant 1, is divided by its own
-length.
+Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A category is a one-hot, and so is a column that is
+said to hold few whole numbers. Each row, with a constant 1, is divided by its own length.
 
 With `bins` a numeric column becomes two one-hots in place of cosines: of equal steps, and of equal steps of asinh; or
 two for each of several numbers of bins. A row thus holds F ones, and one more in a constant column; all are divided by

@@ -23,9 +23,10 @@ Not here: the root, and how trials share their rows (`core/preconditioning.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -38,10 +39,71 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.dataset import UNTOLD
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.privacy.second_moments import MARGINALS, released_moments
+from dpsgd_cli.privacy.second_moments import released_moments
+from dpsgd_cli.recipe.schema.gradient import Marginals, SecondMoments
 
 RIDGE = 8.0
 """Of marginals, in 1 / (n mu): what moves a mean gradient less than a few times its noise is not made larger."""
+
+
+class _Way(ABC):
+    """What a kind of preconditioner releases of its rows, of `features` each, and what it makes of that."""
+
+    def __init__(self, context: Context) -> None:
+        self.features = math.prod(context.table.input_shape)
+
+    @abstractmethod
+    def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
+        """The sum over rows in pieces (n, D)."""
+
+    @abstractmethod
+    def numbers(self, exact: np.ndarray) -> int:
+        """How many numbers get noise."""
+
+    @abstractmethod
+    def noisy(self, exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
+        """The sum with noise of standard deviation `scale`, of so many standard normal draws."""
+
+    @abstractmethod
+    def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
+        """The root, as a cut (`core/preconditioning.py`); `ridge` is RIDGE / (n mu)."""
+
+
+class _Matrix(_Way):
+    def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
+        return moments.second_moments(pieces, self.features, exactly=True)
+
+    def numbers(self, exact: np.ndarray) -> int:
+        return len(exact) * (len(exact) + 1) // 2
+
+    def noisy(self, exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
+        return moments.add_noise(exact, scale, draws)
+
+    def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
+        return cut_of(noisy, scale)
+
+
+class _Counts(_Way):
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.records, every = len(context.table), np.arange(self.features)
+        # of rows that no step made of columns, as an audit's are, each feature is a cell of one column
+        self.columns = context.cells() or (marginals.Cells(every, np.eye(len(every))),)
+
+    def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
+        return marginals.counted(pieces, self.columns)
+
+    def numbers(self, exact: np.ndarray) -> int:
+        return len(exact)
+
+    def noisy(self, exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
+        return exact + scale * draws
+
+    def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
+        return cut_by(marginals.model(noisy, self.columns, self.records, self.features), ridge)
+
+
+_WAYS: dict[type, type[_Way]] = {SecondMoments: _Matrix, Marginals: _Counts}
 
 
 class Preconditioning:
@@ -59,47 +121,35 @@ class Preconditioning:
         if self.made is not None:
             return
         table = self.context.table
+        settings = [recipe.preconditioner for recipe in self.context.recipes]
+        ways = {kind: _WAYS[kind](self.context) for kind in map(type, settings)}
         shared = cache(partial(self._exact, 0))
-        own = table.per_trial or table.held_out is not None
-        kinds = [mechanism.label for mechanism in self.mechanisms]
-        self.load([self._cut(t, self._exact(t, kind) if own else shared(kind)) for t, kind in enumerate(kinds)])
+        cuts = []
+        for trial, own in enumerate(settings):
+            assert own is not None
+            way = ways[type(own)]
+            exact = self._exact(trial, way) if table.per_trial or table.held_out is not None else shared(way)
+            cuts.append(self._cut(trial, way, exact, own.share))
+        self.load(cuts)
 
     @np.errstate(**UNTOLD)
-    def _exact(self, trial: int, kind: str) -> np.ndarray:
+    def _exact(self, trial: int, way: _Way) -> np.ndarray:
         """The sum over the records that a trial trains on."""
         table = self.context.table
         rows = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
         taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
-        pieces = moments.blocks(rows, taken)
-        if kind == MARGINALS:
-            return marginals.counted(pieces, self._columns)
-        return moments.second_moments(pieces, self.features, exactly=True)
+        return way.exact(moments.blocks(rows, taken))
 
-    def _cut(self, trial: int, exact: np.ndarray) -> Tensor:
-        mechanism, counts = self.mechanisms[trial], exact.ndim == 1
+    def _cut(self, trial: int, way: _Way, exact: np.ndarray, share: float) -> Tensor:
+        mechanism = self.mechanisms[trial]
         scale = mechanism.noise_multiplier * mechanism.sensitivity
-        draws = torch.empty(len(exact) if counts else len(exact) * (len(exact) + 1) // 2, dtype=torch.float64)
-        normal = self.context.streams[trial].normal(mechanism.label, 0, draws).numpy()
-        noisy = exact + scale * normal if counts else moments.add_noise(exact, scale, normal)
+        draws = torch.empty(way.numbers(exact), dtype=torch.float64)
+        self.context.streams[trial].normal(mechanism.label, 0, draws)
+        noisy = way.noisy(exact, scale, draws.numpy())
         if self.context.watcher is not None:
             self.context.watcher.preconditioned(trial, exact, noisy)
-        if not counts:
-            return cut_of(noisy, scale)
-        records, settings = len(self.context.table), self.context.recipes[trial].preconditioner
-        assert settings is not None
-        model = marginals.model(noisy, self._columns, records, self.features)
-        return cut_by(model, RIDGE * math.sqrt(settings.share) * mechanism.noise_multiplier / records)
-
-    @property
-    def features(self) -> int:
-        """D."""
-        return math.prod(self.context.table.input_shape)
-
-    @cached_property
-    def _columns(self) -> Sequence[marginals.Cells]:
-        """Of rows that no step made of columns, as an audit's are, each feature is a cell of one column."""
-        every = np.arange(self.features)
-        return self.context.cells() or (marginals.Cells(every, np.eye(len(every))),)
+        mu = 1 / (math.sqrt(share) * mechanism.noise_multiplier)
+        return way.cut(noisy, scale, RIDGE / (mu * len(self.context.table)))
 
     @property
     def cuts(self) -> Sequence[Tensor]:

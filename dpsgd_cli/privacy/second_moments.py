@@ -18,9 +18,9 @@ from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan, adjacency_of, privacy_of
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.gradient import Marginals, SecondMoments
 
-MARGINALS = "marginals"
-LABELS = ("second-moment", MARGINALS)
+LABELS = tuple(made().kind for made in (SecondMoments, Marginals))
 """Of the release that a preconditioner is made of: its kind."""
 
 
@@ -83,5 +83,5 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
 
 
 def released_moments(plan: Plan) -> GaussianSum:
-    """The mechanism that the plan has for a preconditioner."""
+    """The mechanism that the plan has for a preconditioner; its label is the kind."""
     return next(m for m in (one.mechanism for one in plan.before) if isinstance(m, GaussianSum) and m.label in LABELS)
