@@ -29,6 +29,7 @@ from dpsgd_cli.core.units import UnitTable
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.evaluation import measure, measure_once, models_of
 from dpsgd_cli.methods.base import Findings
+from dpsgd_cli.packs import check_without_data, loss_of
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
@@ -36,7 +37,7 @@ from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.results import assemble, checkpoint, origin, store, tensorboard
 from dpsgd_cli.results.result import Released, Unreleased
-from dpsgd_cli.trials import Member, Snapshot, Trials, check_without_data, loss_of, start
+from dpsgd_cli.trials import Member, Snapshot, Trials, start
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]

@@ -36,11 +36,12 @@ from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.evaluation import Models, measure, measure_once
+from dpsgd_cli.packs import loss_of, make_pack, outputs_of, placement
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.results import origin, reading, store
-from dpsgd_cli.trials import Trials, loss_of, make_pack, outputs_of, own_folds, placement
+from dpsgd_cli.trials import Trials, own_folds
 from dpsgd_cli.wording import count, quoted
 
 if TYPE_CHECKING:

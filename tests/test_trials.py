@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpsgd_cli import data, trials
+from dpsgd_cli import data, packs, trials
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.privacy.ledger import entries_from_lines
 from dpsgd_cli.results import checkpoint, store
@@ -212,7 +212,7 @@ def test_a_users_model_is_tried_on_as_many_rows_as_all_trials_have_together(
         "import torch\n\ndef build(shape, outputs):\n    return torch.nn.Linear(4, outputs)\n"
     )
     tried: list[tuple[int, int]] = []
-    monkeypatch.setattr(trials, "check_batches", lambda pack, x, most: tried.append((pack.trials, most)))
+    monkeypatch.setattr(packs, "check_batches", lambda pack, x, most: tried.append((pack.trials, most)))
     model, method = {"kind": "python", "file": "net.py"}, GRADIENT | {"batching": "poisson"}
     train(write_recipe(model=model, method=method, repeats=3), "runtime.micro_batch=10")
     assert tried[0] == (3, 10) and (1, 10) in tried[1:]

@@ -11,9 +11,9 @@ from dpsgd_cli.core import models, verdicts
 from dpsgd_cli.core.independence import stand_in_rows
 from dpsgd_cli.core.packing import Placement, elements_by_layer
 from dpsgd_cli.errors import ModelError
+from dpsgd_cli.packs import check_without_data, make_pack, outputs_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import origin
-from dpsgd_cli.trials import check_without_data, make_pack, outputs_of
 from dpsgd_cli.wording import count
 
 

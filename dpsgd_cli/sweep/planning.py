@@ -23,11 +23,11 @@ from dpsgd_cli.core.memory import trials_that_fit
 from dpsgd_cli.core.models import BUILT_IN
 from dpsgd_cli.core.packing import Placement, elements_per_row
 from dpsgd_cli.errors import DpsgdError
+from dpsgd_cli.packs import make_pack
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.sweep.expansion import Cell
-from dpsgd_cli.trials import make_pack
 
 ALWAYS_MAY_DIFFER = ("name", "description", "seed", "repeats", "save_model")
 LONGER = 1.5

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpsgd_cli import data, trials
+from dpsgd_cli import data, packs
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.options import Options
 from dpsgd_cli.core import marginals, noise, sampling, second_moments, selection
@@ -185,7 +185,7 @@ def shuffled(patch: Patch, folder: Path) -> None:
 
 def mixing(patch: Patch, folder: Path) -> list[str]:
     for name in ("check_examples_stay_apart", "check_batches", "_check_further"):
-        patch.setattr(trials, name, lambda *rest: None)
+        patch.setattr(packs, name, lambda *rest: None)
     (folder / "mixing.py").write_text(MIXING)
     return [f"model={{kind: python, file: {folder / 'mixing.py'}, factory: model}}"]
 

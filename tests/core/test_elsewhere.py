@@ -18,6 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import dpsgd_cli.packs
 import dpsgd_cli.trials
 from dpsgd_cli import data, experiment
 from dpsgd_cli.core import noise
@@ -25,11 +26,12 @@ from dpsgd_cli.core.packing import Placement
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
 from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.packs import make_pack
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results import store
-from dpsgd_cli.trials import Member, Stage, Trials, make_pack, start
+from dpsgd_cli.trials import Member, Stage, Trials, start
 from tests.core.elsewhere import Rule, installed
 
 RECORDS, CLASSES = 40, 3
@@ -125,7 +127,7 @@ def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     # a block of noise for every step
     monkeypatch.setattr(noise, "BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(dpsgd_cli.trials, "feature_bound", lambda recipe, known: math.sqrt(7))
-    monkeypatch.setattr(dpsgd_cli.trials, "check_examples_stay_apart", lambda pack, rows: None)
+    monkeypatch.setattr(dpsgd_cli.packs, "check_examples_stay_apart", lambda pack, rows: None)
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ BY_SIZE: dict[str, Build] = {
 
 
 def check_all(pack: Pack, shape: tuple[int, ...]) -> None:
-    """What a user's model is put to (`trials.py`)."""
+    """What a user's model is put to (`packs.py`)."""
     independence.check_examples_stay_apart(pack, independence.stand_in_rows(shape, pack.values))
     independence.check_nothing_is_asked(pack, independence.stand_in_rows(shape, pack.values))
     independence.check_batches(pack, independence.stand_in_rows(shape, pack.values), 100)
