@@ -66,8 +66,10 @@ ELSEWHERE: dict[str, Any] = {"_FAST": bins, "_CELLS": bins, "RIDGE": preconditio
 """Constants of the default features and preconditioner that are no terms of the rule, by where they stand."""
 Candidates = dict[str, tuple[dict[str, Any], list[str]]]
 """Of each candidate what differs from the rule's terms, or `ELSEWHERE`, and what from the recipe."""
+UNIFORM = ["privacy.schedule={kind: uniform}"]
 OF_DIGITS: Candidates = {
     "the rule": ({}, []),
+    "uniform noise": ({}, UNIFORM),
     "noise .7": ({"noise": 0.7}, []),
     "noise 1.1": ({"noise": 1.1}, []),
     "clip .035": ({"clips": (0.035, 0.035)}, []),
@@ -82,6 +84,8 @@ OF_DIGITS: Candidates = {
 }
 OF_PHOTOGRAPHS: Candidates = {
     "the rule": ({}, []),
+    "uniform noise": ({}, UNIFORM),
+    "power .25": ({}, ["data.preprocess.0.rotate.power=0.25"]),
     "8 sqrt(n mu) directions": ({"paid": 8}, []),
     "12 sqrt(n mu) directions": ({"paid": 12}, []),
     "30 sqrt(n mu) directions": ({"paid": 30}, []),
@@ -98,6 +102,7 @@ SCALED = ["data.preprocess=[{scale: {}}, {one-hot: {}}]"]
 COUNTS = ["method.preconditioner={kind: marginals, share: 0.05}"]
 CANDIDATES: Candidates = {
     "the rule": ({}, []),
+    "uniform noise": ({}, UNIFORM),
     "noise .7": ({"noise": 0.7}, []),
     "noise 1.6": ({"noise": 1.6}, []),
     "clip .5": ({}, ["privacy.clipping.norm=0.5"]),

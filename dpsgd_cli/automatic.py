@@ -1,4 +1,4 @@
-"""What a recipe leaves `auto`: one rule for features, learning rate, clip norm, batches, averaging and number of steps.
+"""What a recipe leaves `auto`: one rule for features, learning rate, clip norm, noise, batches, averaging and steps.
 
 It reads what is public before any record is used, and nothing else: the recipe, the numbers of training records,
 features and outputs, the bound on a record's features that the public bounds give, and the budget. So it costs nothing,
@@ -26,10 +26,12 @@ constants (`Terms`) differ: linear; linear and preconditioned; that on direction
   leaves, which are for photographs, at sqrt(n mu / 640,000), from .07 to .35.
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (a fifth of
   that of targets, which are within [-1, 1]). A step's noise on the mean gradient is s = z S / B a coordinate, so that
-  is reach s R u sqrt(T), where reach = rate / (1 - momentum).
+  is reach s R u sqrt(T), where reach = rate / (1 - momentum); z is that of uniform noise of the same price.
 - The learning rate is what that allows, but at most pace / (h R^2): faster would not descend. (At a
   pace of 25 a preconditioned model of columns that are scaled, not binned, swings from side to side.) Preconditioned
   directions are alike, D of them: the curvature along any is about h R^2 / D, and the pace is `pace` D.
+- Noise by step, with a preconditioner and full batches: `influence` on that average (`recipe/schema/schedule.py`), so
+  the last steps have the most; else uniform.
 - Steps T: as many as the way that noise allows takes at the highest rate, from `fewest` to `most`. They cost time, not
   budget: T steps of noise z sqrt(T) are one of z.
 - Batches: all records; where the recipe asks for batches (poisson, shuffle), 8,192 of them, or all if there are fewer.
@@ -67,6 +69,7 @@ from dpsgd_cli.recipe.schema.gradient import (
 )
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel, OneLayer
+from dpsgd_cli.recipe.schema.schedule import ByRule, Influence, Tail, Uniform
 from dpsgd_cli.recipe.schema.steps import DIRECTIONS, WAVES_UNTOLD, Drawn
 
 BATCH = 8192
@@ -208,6 +211,8 @@ def is_open(recipe: Recipe) -> bool:
     if isinstance(method, Gradient):
         settings += [method.learning_rate, method.batch_size, method.averaging]
         settings += [getattr(method.optimizer, "momentum", None), getattr(method, "preconditioner", None)]
+    if privacy is not None:
+        settings.append(privacy.schedule.kind)
     if privacy is not None and isinstance(privacy.clipping, FlatClipping):
         settings.append(privacy.clipping.norm)
     return any(isinstance(value, str) and value == "auto" for value in settings)
@@ -293,7 +298,7 @@ def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[
 def before_plan(recipe: Recipe, known: Known | None) -> tuple[Recipe, tuple[Choice, ...]]:
     """The recipe with everything settled that a plan reads; `known` may be None where no rule `asks`."""
     told: list[Choice] = []
-    for choose in (_bias, _batch_size, _preconditioner, _momentum, _averaging, _clip_norm, _epochs):
+    for choose in (_bias, _batch_size, _preconditioner, _momentum, _averaging, _clip_norm, _epochs, _schedule):
         choice = choose(recipe, known)
         if choice is not None:
             recipe = settled_as(recipe, choice)
@@ -310,7 +315,9 @@ def after_plan(recipe: Recipe, known: Known, plan: Plan) -> tuple[Recipe, tuple[
         return recipe, ()
     assert isinstance(method, Gradient) and isinstance(method.optimizer, SgdSettings)
     problem, sampling = _Problem(recipe, known), plan.sampling
-    steps = math.sqrt(sampling.steps_per_epoch * math.fsum(z**2 for z in _multipliers(plan)))
+    # sqrt(T) z of the uniform noise of this price: T / sqrt(sum z_t^-2)
+    noise, spent = _multipliers(plan), sampling.steps_per_epoch * math.fsum(z**-2 for z in _multipliers(plan))
+    steps = sampling.steps_per_epoch * len(noise) / math.sqrt(spent)
     allowed = (1 - method.optimizer.kept) * problem.reach(steps * plan.sensitivity / sampling.batch_size)
     why = f"noise moves an output by {problem.terms.noise * problem.unit:g}; at most {problem.fastest:.4g}"
     if allowed > problem.fastest:
@@ -416,6 +423,23 @@ def _epochs(recipe: Recipe, known: Known | None) -> Choice | None:
     if per_epoch > 1:
         why = f"{steps} steps, {per_epoch} an epoch: {why}"
     return Choice("epochs", -(-steps // per_epoch), why)
+
+
+def _schedule(recipe: Recipe, known: Known | None) -> Choice | None:
+    """Of full batches whose last weights are averaged, where that was tried: of preconditioned linear models."""
+    key, privacy = "privacy.schedule", recipe.privacy
+    if privacy is None or not isinstance(privacy.schedule, ByRule):
+        return None
+    initial, uniform = privacy.schedule.initial, Choice(key, Uniform(initial=privacy.schedule.initial), "")
+    method, steps = recipe.method, recipe.epochs
+    if known is None or not covers(recipe) or recipe.preconditioner is None or privacy.correlated is not None:
+        return uniform
+    assert isinstance(method, Gradient) and isinstance(method.optimizer, SgdSettings)
+    if method.batching != "full" or not isinstance(method.average, TailIterates) or not isinstance(steps, int):
+        return uniform
+    weights = Tail(epochs=steps, momentum=method.optimizer.kept, fraction=method.average.fraction)
+    schedule = Influence(initial=initial, weights=weights)
+    return Choice(key, schedule, "less noise in early steps, which all weights of the average have")
 
 
 def _steps(problem: _Problem) -> tuple[int, str]:

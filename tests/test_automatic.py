@@ -86,6 +86,35 @@ def test_all_noise_together_moves_an_output_by_what_the_rule_says(
     assert clip == 0.5
 
 
+def test_steps_of_an_average_have_noise_by_their_influence_and_the_same_price(own: Path) -> None:
+    """Without curvature the noise of an average of weights is sum (c_t z_t)^2, c_t being what step t moves of it."""
+    ours, even = (plan_and_outline(found(own, f"privacy.schedule={{kind: {kind}}}"))[0] for kind in ("auto", "uniform"))
+    assert ours is not None and even is not None
+    one, other = (np.array(plan.noise_multipliers) for plan in (ours, even))
+    assert (one**-2).sum() == pytest.approx(0.95 * mu_of(2, 1e-4) ** 2, rel=1e-6)
+    assert (other**-2).sum() == pytest.approx((one**-2).sum(), rel=1e-6)
+    steps, momentum = len(one), 0.8
+    moved = [sum(1 - momentum ** (k - t + 1) for k in range(max(steps // 2, t), steps)) for t in range(steps)]
+    assert np.linalg.norm(moved * one) < 0.93 * np.linalg.norm(moved * other)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "method.preconditioner=null",
+        "method.averaging=null",
+        "method.learning_rate=3",
+        "method={kind: dp-sgd, batching: shuffle}",
+        "epochs=until-budget",
+        "privacy.schedule={kind: uniform, initial: auto}",
+    ],
+)
+def test_other_noise_is_uniform(own: Path, override: str) -> None:
+    """Also where its length or its average is not known, or more than one step makes an epoch."""
+    given = [override, "privacy.schedule={kind: auto, initial: 200}"] if "until" in override else [override]
+    assert found(own, *given).recipe.privacy.schedule.kind == "uniform"
+
+
 @pytest.mark.parametrize(("beyond", "kind", "share"), [(0.99, "marginals", 0.05), (1.01, "second-moment", 0.15)])
 def test_columns_are_counted_up_to_an_n_mu_of_ten_thousand(own: Path, beyond: float, kind: str, share: float) -> None:
     epsilon = float(brentq(lambda epsilon: RECORDS * mu_of(epsilon, 1e-4) - beyond * 10_000, 1, 2000))

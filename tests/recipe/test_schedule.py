@@ -8,12 +8,15 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
 from pydantic import TypeAdapter
 from scipy.optimize import minimize
 
+from dpsgd_cli.core.updates import make_average, make_update
 from dpsgd_cli.errors import DpsgdError, PrivacyError, RecipeError
 from dpsgd_cli.privacy.plan import Facts, plan_for
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
+from dpsgd_cli.recipe.schema.gradient import SgdSettings, TailIterates
 from dpsgd_cli.recipe.schema.learning_rate import Rate, rate_at
 from dpsgd_cli.recipe.schema.schedule import LEAST, Schedule
 from dpsgd_cli.results.origin import code_sha256
@@ -31,6 +34,7 @@ OWN = Path(__file__).parent / "time_decay.py"
 EPOCHS = (0, 1, 9, 10, 100, 150)
 CASES: list[tuple[dict[str, Any], list[float]]] = [
     ({"kind": "uniform", "initial": 8}, [8] * 6),
+    ({"kind": "auto", "initial": 8}, [8] * 6),
     ({"kind": "time", "initial": 10, "decay": 0.05}, [10, 10 / 1.05, 10 / 1.45, 10 / 1.5, 10 / 6, 10 / 8.5]),
     (
         {"kind": "exponential", "initial": 10, "decay": 0.01},
@@ -207,6 +211,30 @@ def test_no_other_noise_of_the_same_price_has_less_influence(tmp_path: Path, see
         influence, np.zeros(5), method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 9999}
     )
     assert weights @ ours**2 == pytest.approx(found.fun, rel=1e-7)
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.3, 0.5, 1])
+@pytest.mark.parametrize(("epochs", "momentum"), [(1, 0.8), (2, 0.5), (7, 0), (50, 0.8)])
+def test_the_weights_of_a_tail_are_what_training_makes_of_one_gradient(
+    epochs: int, momentum: float, fraction: float
+) -> None:
+    """Trial t has a gradient of 1 in step t alone; how far that moves the average, of how far it ever moves weights."""
+    values = torch.zeros(epochs, 1, dtype=torch.float64)
+    update = make_update(SgdSettings(momentum=momentum), values)
+    average = make_average(TailIterates(fraction=fraction), values, [epochs] * epochs)
+    assert average is not None
+    for step in range(epochs):
+        gradient = torch.zeros_like(values)
+        gradient[step] = 1
+        update.apply(values, gradient, torch.ones_like(values), step)
+        average.add(values, step)
+    moved = (1 - momentum) * -average.average.flatten()
+    noise = schedule(
+        kind="influence", initial=3, weights={"epochs": epochs, "momentum": momentum, "fraction": fraction}
+    )
+    expected = 3 * (moved[0] / moved) ** 0.25
+    assert [noise.noise_multiplier(t) for t in range(epochs)] == pytest.approx(expected.tolist(), rel=1e-12)
+    assert noise.length == epochs and noise.noise(epochs) == 0
 
 
 def test_a_contraction_is_solved_for_and_a_list_of_weights_ends(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dpsgd_cli.recipe.schema.gradient import Gradient, Marginals
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.recipe.schema.pate import PateMethod
-from dpsgd_cli.recipe.schema.schedule import Uniform
+from dpsgd_cli.recipe.schema.schedule import UNSAID
 from dpsgd_cli.recipe.schema.steps import Pca, Scale
 from dpsgd_cli.wording import any_of, count
 
@@ -144,7 +144,7 @@ def _validation(recipe: Recipe) -> list[str]:
     follows = privacy is not None and privacy.schedule.adaptive
     problems = []
     if recipe.method.kind == "private-selection":
-        if privacy is not None and privacy.schedule != Uniform():
+        if privacy is not None and privacy.schedule not in UNSAID:
             problems.append("privacy.schedule: method private-selection has candidates instead; leave this out")
         if recipe.data.task != "classification":
             problems.append("method.kind: private-selection counts wrong predictions; it is for classification")
@@ -197,10 +197,10 @@ def _privacy(recipe: Recipe) -> list[str]:
         return [f"privacy.noise: method {kind} draws its noise step by step; leave this out, or use dp-sgd"]
     if not isinstance(recipe.method, FullBatch):
         return []
-    # a resolved recipe says the 1 that stands for a norm that nobody chose
+    # a resolved recipe says what stands for a norm and noise that nobody chose
     unused = [
         key
-        for key, unsaid in (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", (Uniform(),)))
+        for key, unsaid in (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", UNSAID))
         if getattr(privacy, key) not in unsaid
     ]
     where = "method.gradient_clip and method.objective_clip" if isinstance(recipe.method, DpAgdMethod) else "the method"

@@ -12,7 +12,7 @@ from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.base import Delta, Positive, Section
 from dpsgd_cli.recipe.schema.clipping import Clipping, FlatClipping
 from dpsgd_cli.recipe.schema.noise import CorrelatedNoise, Noise
-from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
+from dpsgd_cli.recipe.schema.schedule import ByRule, Schedule
 from dpsgd_cli.recipe.schema.unit import Unit
 
 NoiseSource = Literal["seeded", "secure"]
@@ -56,7 +56,7 @@ class Privacy(Section):
         None, description="Protect all rows of a user together; left out, a statement is about one record at a time."
     )
     clipping: Clipping = Field(FlatClipping(), description="How one record's (or user's) gradient is bounded.")
-    schedule: Schedule = Field(Uniform(), description="The noise multiplier by epoch.")
+    schedule: Schedule = Field(ByRule(), description="The noise multiplier by epoch.")
     budget: RhoBudget | EpsilonBudget | None = Field(None, description="What a trial may spend.")
     budget_covers: Literal["total", "training"] = Field(
         "total", description="`training` leaves private preprocessing out of the budget (never out of the total)."

@@ -129,6 +129,16 @@ class Uniform(NoiseSchedule):
         return _known(self.initial)
 
 
+class ByRule(Uniform):
+    """`influence` where a rule finds that better (`dpsgd train --dry-run` says); else uniform."""
+
+    kind: Literal["auto"] = "auto"  # type: ignore[assignment]
+
+
+UNSAID = (ByRule(), Uniform())
+"""What a recipe has where nobody said anything, before and after the rule was asked."""
+
+
 class TimeDecay(NoiseSchedule):
     kind: Literal["time"] = "time"
     initial: Noise = Field(description="Noise multiplier of epoch 0.")
@@ -305,6 +315,30 @@ class Contraction(Section):
     contraction: Factor = Field(description="gamma: w_t is gamma^-t times that of epoch 0; auto: solved for.")
 
 
+class Tail(Section):
+    """What an epoch's noise is in the mean of the last weights of descent with momentum, a step an epoch.
+
+    w_t is the part of a step's whole move that this mean has of step t: for m weights, those after steps F to T - 1,
+    sum over k >= t of (1 - momentum^(k - t + 1)) / m. Where the loss has no curvature, the least noise would come of
+    w_t^2; curvature makes later steps undo what early noise did, which w_t allows for.
+
+    >>> [Tail(epochs=4, momentum=0.5).weight(t) for t in range(4)]
+    [0.90625, 0.8125, 0.625, 0.25]
+    """
+
+    epochs: Count = Field(description="T, all epochs of the training.")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(description="Heavy-ball momentum.")
+    fraction: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="Share of the steps that is averaged.")
+
+    def weight(self, epoch: int) -> float:
+        """w_t, in (0, 1]; `epoch` is below T."""
+        averaged = max(1, math.ceil(self.fraction * self.epochs))
+        start = max(self.epochs - averaged, epoch)
+        seen = self.epochs - start
+        short = self.momentum ** (start - epoch + 1) * (1 - self.momentum**seen) / (1 - self.momentum)
+        return (seen - short) / averaged
+
+
 class Influence(NoiseSchedule):
     """The least noise on the result for its price, where the noise of epoch t is w_t in the result, w_t public.
 
@@ -321,22 +355,26 @@ class Influence(NoiseSchedule):
 
     kind: Literal["influence"] = "influence"
     initial: Noise = Field(description="Noise multiplier of epoch 0.")
-    weights: Annotated[list[Positive], Field(min_length=1)] | Contraction = Field(
+    weights: Annotated[list[Positive], Field(min_length=1)] | Contraction | Tail = Field(
         description="w_t of epochs 0, 1, ... (only their ratios matter; until-budget, training ends with the last), or"
-        " {contraction: gamma}. Public: from theory or other data, never from these records."
+        " {contraction: gamma}, or {epochs: T, momentum: m} of an average. Public: from theory or other data, never"
+        " from these records."
     )
 
     @property
     def length(self) -> int | None:
-        return len(self.weights) if isinstance(self.weights, list) else None
+        if isinstance(self.weights, Contraction):
+            return None
+        return self.weights.epochs if isinstance(self.weights, Tail) else len(self.weights)
 
     def noise(self, epoch: int) -> float:
         """sigma_t = sigma_0 (w_t / w_0)^(-1/4), and none beyond the last weight, where no budget lasts."""
         if isinstance(self.weights, Contraction):
             return float(_known(self.initial) * _known(self.weights.contraction) ** (epoch / 4))
-        if epoch >= len(self.weights):
+        if self.length is not None and epoch >= self.length:
             return 0.0
-        return float(_known(self.initial) * (self.weights[0] / self.weights[epoch]) ** 0.25)
+        weight = self.weights.weight if isinstance(self.weights, Tail) else self.weights.__getitem__
+        return float(_known(self.initial) * (weight(0) / weight(epoch)) ** 0.25)
 
     def numbers(self) -> dict[str, Number]:
         found = super().numbers()
@@ -404,7 +442,7 @@ class PythonSchedule(NoiseSchedule):
 
 
 Schedule = Annotated[
-    _Decay | Piecewise | Listed | Influence | PythonSchedule | Validation,
+    ByRule | _Decay | Piecewise | Listed | Influence | PythonSchedule | Validation,
     Field(discriminator="kind"),
 ]
 
