@@ -123,7 +123,7 @@ HALVED = [
     replace(
         one,
         name=one.name.replace("preconditioned", FEW),
-        changes=(*one.changes, LEAVES.format(2048, 8000)),
+        changes=(*one.changes, "data.preprocess.0.rotate.components=2048"),
         trials=1,
     )
     for one in cases("cifar10", held=True)
