@@ -12,8 +12,8 @@ with an output for each class, 1 squared. For an MLP, of which nothing is known 
 constants (`Terms`) differ: linear; linear and preconditioned; that on directions of synthetic images (the step
 `rotate`); MLP.
 
-- Directions of synthetic images: 8 sqrt(n mu) of strokes and 20 of dead leaves, as many as there are or at most 4,096.
-  What a budget does not pay for is noise.
+- Directions of synthetic images: 8 sqrt(n mu) of strokes, n mu / 5 of dead leaves, as many as there are or at most
+  8,192. What a budget does not pay for is noise.
 - Cosines of a numeric column (the step `bin`), of a linear model: of 4, 8, 16 and 32 the most that are at most
   sqrt(n mu) and make at most 2,048 features, or else 4.
 - A preconditioner, where a linear model may have one and has at most 2,048 features, or features that are directions:
@@ -94,8 +94,8 @@ class Terms:
     clips: tuple[float, float] = (0.5, 0.7)
     """The least and the most at which a residual is clipped; between them at sqrt(n mu / whole)."""
     whole: float = 20_000
-    paid: float = 8
-    """Directions of synthetic images are this times sqrt(n mu)."""
+    paid: Callable[[float], float] = lambda signal: 8 * math.sqrt(signal)
+    """How many directions of synthetic images an n mu pays for."""
     alike: bool = False
     """Whether the curvature along each feature is that of all over their number; `pace` is then of one feature."""
 
@@ -103,7 +103,7 @@ class Terms:
 LINEAR = Terms(noise=1.25, pace=6, momentum=0.9, fewest=200, most=400)
 PRECONDITIONED = Terms(noise=1.1, pace=12, momentum=0.8, fewest=50, most=100)
 STROKES = Terms(noise=1.6, pace=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07), alike=True)
-DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), whole=640_000, paid=20)
+DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), whole=640_000, paid=lambda signal: signal / 5)
 DRAWN: dict[Drawn, Terms] = {"strokes": STROKES, "dead-leaves": DEAD_LEAVES}
 MLP = Terms(noise=0.6, pace=2, momentum=0.9, fewest=100, most=200)
 
@@ -290,7 +290,7 @@ def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[
         return Choice(key, there, "")
     step = (recipe.data.preprocess or ())[int(key.split(".")[2])].rotate
     assert step is not None
-    paid = round(DRAWN[step.images].paid * math.sqrt(signal))
+    paid = round(DRAWN[step.images].paid(signal))
     most = f"at most {DIRECTIONS}" if there == DIRECTIONS else f"there are {there}"
     return Choice(key, min(max(paid, 1), there), f"n mu is {signal:,.0f}; {most}")
 

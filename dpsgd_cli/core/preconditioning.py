@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 
 _EXACT_UP_TO = 1024
+_WHOLE_UP_TO = 4096
+_FIRST_ASKED = 64
 _ROWS_AT_ONCE = 2048
 
 
@@ -52,10 +54,27 @@ def eigen(matrix: np.ndarray) -> tuple[Tensor, Tensor]:
 def cut_of(matrix: np.ndarray, scale: float) -> Tensor:
     """The cut of a matrix to which `add_noise` added noise of `scale`; float32 (D, as many as stand out of noise)."""
     reach = spread(len(matrix), scale)
-    values, vectors = eigen(matrix)
+    values, vectors = eigen(matrix) if len(matrix) <= _WHOLE_UP_TO else _largest(matrix, reach)
     out = values > reach
     moments = (values[out] + (values[out].square() - reach**2).sqrt()) / 2
     return _cut(vectors[:, out], moments, reach / 2)
+
+
+def _largest(matrix: np.ndarray, reach: float) -> tuple[Tensor, Tensor]:
+    """The eigenvalues of a large matrix that are beyond `reach`, and some more, with their eigenvectors; float32.
+
+    They are few, so Lanczos iterations find them in a tenth of the time that all of them take.
+    """
+    from scipy.sparse.linalg import eigsh
+
+    single, asked = matrix.astype(np.float32), _FIRST_ASKED
+    while True:
+        values, vectors = eigsh(single, asked, which="LA", v0=np.ones(len(single), np.float32))
+        if values.min() <= reach:
+            return torch.from_numpy(values), torch.from_numpy(vectors)
+        if asked == len(single) - 1:
+            return eigen(matrix)
+        asked = min(4 * asked, len(single) - 1)
 
 
 def cut_by(model: np.ndarray, ridge: float) -> Tensor:

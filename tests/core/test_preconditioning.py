@@ -51,6 +51,20 @@ def test_what_noise_made_of_a_moment_is_undone() -> None:
     assert float(lengths.max() ** 2) == pytest.approx(1 - math.sqrt(1 / (1 + 4)), rel=0.02)
 
 
+@pytest.mark.parametrize("beyond", [3, 70, 299])
+def test_of_a_large_matrix_only_what_stands_out_is_looked_for(beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same root as of all eigenvalues, however many do: more than are asked for at first, or all of them."""
+    rng, scale = np.random.default_rng(3), 2.0
+    basis, reach = np.linalg.qr(rng.standard_normal((300, 300)))[0], spread(300, 2.0)
+    values = np.concatenate([np.linspace(1.1, 40, beyond), np.linspace(-0.9, 0.9, 300 - beyond)]) * reach
+    matrix = basis @ np.diag(values) @ basis.T
+    whole = cut_of(matrix, scale)
+    monkeypatch.setattr("dpsgd_cli.core.preconditioning._WHOLE_UP_TO", 299)
+    few = cut_of(matrix, scale)
+    assert few.shape == whole.shape == (300, beyond)
+    np.testing.assert_allclose(root(few).numpy(), root(whole).numpy(), atol=1e-5)
+
+
 def test_a_model_of_many_empty_cells_has_a_root() -> None:
     """50 records of 2,000 categories, most of which none has; LAPACK gives up on such a matrix in float32."""
     shares = np.bincount(np.minimum(np.random.default_rng(0).zipf(1.5, 50), 2000) - 1, minlength=2000) / 50

@@ -35,8 +35,8 @@ def pictures(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (20, 1, 8, 8), np.uint8)
 
 
-@pytest.mark.parametrize(("records", "features", "kept"), [(8000, 5000, 4096), (8000, 64, 64), (300, 5000, 299)])
-def test_auto_is_all_directions_that_images_and_features_have_up_to_4096(
+@pytest.mark.parametrize(("records", "features", "kept"), [(9000, 10_000, 8192), (8000, 64, 64), (300, 5000, 299)])
+def test_auto_is_all_directions_that_images_and_features_have_up_to_8192(
     records: int, features: int, kept: int
 ) -> None:
     step = Turn(Rotate.model_validate({"images": "dead-leaves", "records": records}), "add-remove")

@@ -69,7 +69,7 @@ class Variants(Section):
     among: Count = Field(description="Principal directions within which variants are compared: `components` or more.")
 
 
-DIRECTIONS = 4096
+DIRECTIONS = 8192
 """What `auto` is where no rule knows better and there are as many."""
 
 
