@@ -10,6 +10,7 @@ Not here: the metrics (`metrics.py`), passing rows through models (`core/losses.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.trials import Trials
 
@@ -33,14 +35,14 @@ Columns = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Models:
-    """The weights `values` (R, P) of the trials of a pack, which solve a recipe's task; `classes` is None for targets.
+    """The weights `values` (R, P) of a pack's trials, each by its recipe, of one task; `classes` is None for targets.
 
     No more than `most_rows` pass through them at once.
     """
 
     pack: Pack
     values: Tensor
-    recipe: Recipe
+    recipes: Sequence[Recipe]
     classes: int | None
     most_rows: int
 
@@ -49,12 +51,12 @@ def models_of(trials: Trials) -> Models:
     """What would be published now."""
     context, classes = trials.context, trials.dataset.classes
     values, count = trials.method.output, None if classes is None else len(classes)
-    return Models(context.pack, values, trials.recipe, count, context.most_rows)
+    return Models(context.pack, values, context.recipes, count, context.most_rows)
 
 
 def measure(models: Models, table: Table, loss: Loss) -> Columns:
     """Means over the records of `table`, by metric; not a number for a trial whose weights are not finite."""
-    data = models.recipe.data
+    data = models.recipes[0].data
     diverged = ~torch.isfinite(models.values).all(dim=1)
     found = evaluate(models.pack, models.values, table, data.task, models.most_rows, loss)
     units = {name: target_scale(data).unit if METRICS[name].in_units else 1.0 for name in found}
@@ -63,7 +65,7 @@ def measure(models: Models, table: Table, loss: Loss) -> Columns:
 
 def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     """What `measure` does not, and what a constant gets on the same records by every metric that is defined there."""
-    task, classes, trials = models.recipe.data.task, models.classes, models.pack.trials
+    task, classes, trials = models.recipes[0].data.task, models.classes, models.pack.trials
     if table.rows == 0 or table.rows * trials * (classes or 1) > MOST_OUTPUTS:
         return {}, {}
     outputs, labels, mask = outputs_on(models.pack, models.values, table, models.most_rows)
@@ -71,7 +73,7 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
     constants: list[dict[str, float]] = []
     for trial in range(trials):
         own = slice(None) if mask is None else mask[trial]
-        told = _answers(models.recipe, labels[own], outputs[trial][own])
+        told = _answers(models.recipes[trial], labels[own], outputs[trial][own])
         found.append(of_table(task, told))
         if trial and mask is None:
             constants.append(constants[0])
@@ -88,7 +90,23 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
         scale = target_scale(recipe.data)
         truth, told = (scale.outward(part.astype(np.float64)) for part in (labels, outputs[:, 0]))
         return Answers(truth, told)
-    logistic = not isinstance(recipe.model, ConvexModel) or recipe.model.loss == "logistic"
     if not np.isfinite(outputs).all():
         outputs = np.full_like(outputs, math.nan)
-    return answers_of_classes(labels, outputs, logistic)
+    return answers_of_classes(labels, outputs, clipped_at(recipe))
+
+
+def clipped_at(recipe: Recipe) -> float | None:
+    """The most that training by a settled recipe let a residual count, as `metrics.probabilities_by` asks for it.
+
+    Known where all rows are of one length, which a preconditioner makes them: its bound on a gradient, over the length
+    of a row and the constant of a model's own bias. Infinite for all others; None for a loss that has no probabilities.
+    """
+    model, privacy = recipe.model, recipe.privacy
+    if not isinstance(model, ConvexModel):
+        return math.inf
+    if model.loss != "logistic":
+        return None
+    clipping = None if privacy is None else privacy.clipping
+    if recipe.preconditioner is None or recipe.data.unit is not None or not isinstance(clipping, FlatClipping):
+        return math.inf
+    return clipping.norm_bound(None) / math.hypot(1.0, float(model.has_bias))

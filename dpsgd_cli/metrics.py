@@ -50,28 +50,48 @@ class Metric:
 class Answers:
     """One trial's on N records: `truth` (N,) class indices or targets, `told` (N,) classes or numbers.
 
-    For classes also `scores`: (N,) of the second of two, or (N, K), which sum to 1 where they are `probabilities`.
+    For classes also `scores`, which order records: (N,) of the second of two, or (N, K); and `probabilities` of that
+    shape, where there are any.
     """
 
     truth: np.ndarray
     told: np.ndarray
     scores: np.ndarray | None = None
-    probabilities: bool = False
+    probabilities: np.ndarray | None = None
 
 
-def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, logistic: bool) -> Answers:
+def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, clipped: float | None) -> Answers:
     """From the outputs (N, K) of one trial: logits of K classes or, where K is 1, the margin of the second of two.
 
-    `logistic`: that margin is a logit, too.
+    `clipped` is as of `probabilities_by`; None where margins say nothing of probabilities.
+    """
+    if outputs.shape[1] == 1 and clipped is None:
+        margin = outputs[:, 0].astype(np.float64)
+        return Answers(truth, (margin > 0).astype(np.int64), margin)
+    shares = probabilities_by(outputs, math.inf if clipped is None else clipped)
+    if outputs.shape[1] == 1:
+        return Answers(truth, (outputs[:, 0] > 0).astype(np.int64), outputs[:, 0].astype(np.float64), shares[:, 1])
+    own = shares[:, 1] if outputs.shape[1] == 2 else shares
+    return Answers(truth, outputs.argmax(axis=1), own, own)
+
+
+def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
+    """Probabilities, float64 (N, classes), by outputs (N, K): logits of classes or, where K is 1, of the second of two.
+
+    `clipped` is the most that training let a residual p - y of such a logit count, infinite where it let all of it.
+    What training looks for is then not the share s of positives among records alike, but the p at which their clipped
+    residuals cancel: (1 - s) min(p, clipped) = s min(1 - p, clipped), which is solved for s here.
+
+    >>> probabilities_by(np.array([[-math.log(9)]]), 0.5).round(6).tolist()
+    [[0.833333, 0.166667]]
     """
     from scipy.special import expit, softmax
 
     outputs = outputs.astype(np.float64)
-    if outputs.shape[1] == 1:
-        margin = outputs[:, 0]
-        return Answers(truth, (margin > 0).astype(np.int64), expit(margin) if logistic else margin, logistic)
-    shares = softmax(outputs, axis=1)
-    return Answers(truth, outputs.argmax(axis=1), shares[:, 1] if outputs.shape[1] == 2 else shares, True)
+    if outputs.shape[1] > 1:
+        return np.asarray(softmax(outputs, axis=1))
+    both = np.minimum(expit(outputs * [[-1.0, 1.0]]), clipped)
+    return np.asarray(both / both.sum(axis=1, keepdims=True))
 
 
 def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
@@ -81,7 +101,8 @@ def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
         return Answers(truth, np.full(len(truth), truth.mean()))
     shares = np.bincount(truth, minlength=classes) / len(truth)
     scores = np.tile(shares, (len(truth), 1))
-    return Answers(truth, np.full(len(truth), shares.argmax()), scores[:, 1] if classes == 2 else scores, True)
+    own = scores[:, 1] if classes == 2 else scores
+    return Answers(truth, np.full(len(truth), shares.argmax()), own, own)
 
 
 def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -131,19 +152,19 @@ def _log_loss(answers: Answers) -> float:
     """Of the probabilities, each at least as large as the least that float64 tells from 0 beside 1."""
     from sklearn.metrics import log_loss
 
-    scores = answers.scores
-    if scores is None or not answers.probabilities:
+    shares = answers.probabilities
+    if shares is None:
         return math.nan
-    return float(log_loss(answers.truth, scores, labels=np.arange(2 if scores.ndim == 1 else scores.shape[1])))
+    return float(log_loss(answers.truth, shares, labels=np.arange(2 if shares.ndim == 1 else shares.shape[1])))
 
 
 def _calibration_error(answers: Answers) -> float:
     """By how much confidence and accuracy differ: the mean of the difference in 15 bins of equal width, each weighted
     by its records (Guo et al. 2017, equation 5). Confidence is the probability of the class that is told."""
-    scores = answers.scores
-    if scores is None or not answers.probabilities:
+    shares = answers.probabilities
+    if shares is None:
         return math.nan
-    confidence = np.maximum(scores, 1 - scores) if scores.ndim == 1 else scores.max(axis=1)
+    confidence = np.maximum(shares, 1 - shares) if shares.ndim == 1 else shares.max(axis=1)
     gaps = (answers.truth == answers.told) - confidence
     bins = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(np.int64) - 1, 0, CALIBRATION_BINS - 1)
     # a constant that says the shares of the records is calibrated to rounding

@@ -35,7 +35,8 @@ from dpsgd_cli.data.pipeline import Pipeline
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
 from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError, RunError, UsageError
-from dpsgd_cli.evaluation import Models, measure, measure_once
+from dpsgd_cli.evaluation import Models, clipped_at, measure, measure_once
+from dpsgd_cli.metrics import probabilities_by
 from dpsgd_cli.packs import loss_of, make_pack, outputs_of, placement
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
 from dpsgd_cli.recipe.schema.data import Data
@@ -222,18 +223,16 @@ class Trained:
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         """Probabilities (N, classes) by outputs. Raises UsageError where the model's loss gives none."""
-        model, exact = self.loaded.recipe.model, torch.from_numpy(outputs).double()
+        model, clipped = self.loaded.recipe.model, clipped_at(self.loaded.recipe)
         if self.classes is None:
             raise UsageError("--probabilities: a regression predicts targets, and has no classes")
-        if not isinstance(model, ConvexModel):
-            return exact.softmax(dim=1).numpy()
-        if model.loss != "logistic":
+        if clipped is None:
+            assert isinstance(model, ConvexModel)
             raise UsageError(
                 f"--probabilities: outputs of a model with loss {model.loss} are margins and no probabilities; train"
                 " with loss: logistic"
             )
-        positive = exact[:, 0].sigmoid().numpy()
-        return np.stack([1 - positive, positive], axis=1)
+        return probabilities_by(outputs, clipped)
 
     def evaluate(self, part: Part, folds: Tensor | None = None) -> dict[str, list[float]]:
         """The task's metrics of all trials on labelled records, as training measures them; nothing is noisy.
@@ -256,7 +255,7 @@ class Trained:
         rows = stand_in_rows(self.input_shape, table.x)
         most = min(self.loaded.recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
         classes = None if self.classes is None else len(self.classes)
-        models = Models(pack, pack.values, self.loaded.recipe, classes, most)
+        models = Models(pack, pack.values, [self.loaded.recipe] * self.trials, classes, most)
         return measure(models, table, loss_of(self.loaded.recipe, raw=True)) | measure_once(models, table)[0]
 
     def labelled(self, records: pd.DataFrame | str | Path) -> Part:

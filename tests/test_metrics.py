@@ -18,6 +18,7 @@ from dpsgd_cli.metrics import (
     constant_answers,
     metrics_of,
     of_table,
+    probabilities_by,
 )
 
 
@@ -32,7 +33,7 @@ def test_of_classes(count: int) -> None:
     truth, outputs = classes(count)
     chances = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
     told, binary = outputs.argmax(axis=1), count == 2
-    found = of_table("classification", answers_of_classes(truth, outputs, logistic=True))
+    found = of_table("classification", answers_of_classes(truth, outputs, math.inf))
     scores: Any = chances[:, 1] if binary else chances
     assert found == pytest.approx(
         {
@@ -61,10 +62,31 @@ def test_one_output_is_a_margin_and_a_probability_only_where_it_is_logistic() ->
     margin = outputs[:, 1:] - outputs[:, :1]
     both, logistic, hinge = (
         of_table("classification", answers_of_classes(truth, given, told))
-        for given, told in ((outputs, True), (margin, True), (margin, False))
+        for given, told in ((outputs, math.inf), (margin, math.inf), (margin, None))
     )
     assert logistic == pytest.approx(both)
     assert hinge == pytest.approx({name: both[name] for name in ("accuracy", "balanced_accuracy", "f1", "auc")})
+
+
+@pytest.mark.parametrize("clipped", [0.3, 0.5, 0.7, 1.0, math.inf])
+def test_probabilities_are_the_shares_that_training_on_clipped_residuals_finds(clipped: float) -> None:
+    """Descent on records alike, a share of them positive, each with a residual of at most `clipped`."""
+    shares = np.array([0.02, 0.1, 0.29, 0.4, 0.6, 0.85, 0.99])
+    margins = np.zeros(len(shares))
+    for _ in range(20_000):
+        p = 1 / (1 + np.exp(-margins))
+        margins -= (1 - shares) * np.minimum(p, clipped) - shares * np.minimum(1 - p, clipped)
+    found = probabilities_by(margins.reshape(-1, 1), clipped)
+    # below one half all p from `clipped` to 1 - `clipped` are as good for a share of one half alone
+    assert found[:, 1] == pytest.approx(shares, abs=1e-6) and found.sum(axis=1) == pytest.approx(np.ones(7))
+    assert (np.abs(1 / (1 + np.exp(-margins)) - shares) > 0.01).any() == (clipped < 0.9)
+
+
+def test_records_are_ordered_by_margins_that_mean_the_same_probability() -> None:
+    truth, outputs = np.array([0, 1, 0, 1]), np.array([[-0.3], [-0.2], [0.1], [0.2]])
+    told = answers_of_classes(truth, outputs, 0.2)
+    assert told.probabilities is not None and told.probabilities.tolist() == [0.5] * 4
+    assert of_table("classification", told)["auc"] == 0.75
 
 
 def test_of_numbers() -> None:
@@ -97,9 +119,9 @@ def test_a_constant_is_scikit_learns(count: int) -> None:
 
 def test_what_is_not_defined_is_left_out_and_what_is_not_finite_has_no_number() -> None:
     truth, outputs = np.zeros(5, np.int64), np.ones((5, 2))
-    assert "auc" not in of_table("classification", answers_of_classes(truth, outputs, True))
+    assert "auc" not in of_table("classification", answers_of_classes(truth, outputs, math.inf))
     assert "r2" not in of_table("regression", Answers(np.ones(3), np.ones(3) + 1))
-    found = of_table("classification", answers_of_classes(truth, outputs * math.inf, True))
+    found = of_table("classification", answers_of_classes(truth, outputs * math.inf, math.inf))
     assert set(found) == set(metrics_of("classification")) - {"loss"} and all(map(math.isnan, found.values()))
 
 

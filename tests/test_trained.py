@@ -195,6 +195,39 @@ def test_two_classes_by_one_output(write_recipe: WriteRecipe, train: Train, tabl
         Trained.load(hinge).probabilities(outputs)
 
 
+@pytest.mark.parametrize(("norm", "bias"), [(0.5, False), (0.7, True), (9, False)])
+def test_probabilities_are_shares_of_records_however_residuals_were_clipped(
+    write_recipe: WriteRecipe, train: Train, tmp_path: Path, norm: float, bias: bool
+) -> None:
+    """Of three kinds of records, whose shares training finds where rows are of one length; and log loss is of these."""
+    shares = {"a": 0.1, "b": 0.25, "c": 0.9}
+    kinds = np.repeat(list(shares), 1000)
+    frame = pd.DataFrame({"kind": kinds, "y": np.concatenate([np.arange(1000) < 1000 * s for s in shares.values()])})
+    frame["y"] = np.where(frame["y"], "yes", "no")
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    known = {"path": "own.csv", "test_path": "own.csv", "target": "y", "classes": ["no", "yes"]}
+    directory = train(
+        write_recipe(
+            data={**known, "categorical": {"kind": list(shares)}, "preprocess": [{"one-hot": {}}]},
+            model={"kind": "convex", "bias": bias},
+            method={"kind": "dp-gd", "learning_rate": 8, "preconditioner": {"kind": "second-moment", "share": 0.1}},
+            privacy={
+                "clipping": {"kind": "flat", "norm": norm},
+                "schedule": {"kind": "uniform", "initial": "auto"},
+                "budget": {"epsilon": 1e5, "delta": 1e-5},
+            },
+            epochs=300,
+        ),
+        save_models=True,
+    )
+    trained, asked = Trained.load(directory), pd.DataFrame({"kind": list(shares)})
+    found = trained.probabilities(trained.outputs(trained.rows(asked), 0))
+    assert found[:, 1] == pytest.approx(list(shares.values()), abs=0.02)
+    own = np.array(list(shares.values()))
+    entropy = -(own * np.log(own) + (1 - own) * np.log(1 - own)).mean()
+    assert store.read_document(directory)["trials"][0]["test_log_loss"] == pytest.approx(entropy, abs=0.002)
+
+
 def test_a_model_of_other_code_or_a_changed_file_is_refused(
     write_recipe: WriteRecipe, train: Train, tmp_path: Path
 ) -> None:
