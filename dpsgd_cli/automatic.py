@@ -20,8 +20,9 @@ constants (`Terms`) differ: linear; linear and preconditioned; that on direction
   of second moments for .15 of mu^2, or where `bin` makes features of single columns and n mu is below 10,000, of counts
   of these for .05. A matrix tells how columns go together, but has noise in far more numbers.
 - Momentum, and the average of the last half of the steps.
-- Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 to .7. A
-  small budget is better spent on records that are not far off, a large one on being right about all. Of directions
+- Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 (.4 with a
+  preconditioner) to .7. A small budget is better spent on records that are not far off, a large one on being right
+  about all; probabilities allow for it (`metrics.probabilities_by`). Of directions
   of strokes at .07: what is written is told apart well, and what is left to learn from is small. Of those of dead
   leaves, which are for photographs, at sqrt(n mu / 640,000), from .07 to .35.
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (a fifth of
@@ -101,7 +102,7 @@ class Terms:
 
 
 LINEAR = Terms(noise=1.25, pace=6, momentum=0.9, fewest=200, most=400)
-PRECONDITIONED = Terms(noise=1.1, pace=12, momentum=0.8, fewest=50, most=100)
+PRECONDITIONED = Terms(noise=1.4, pace=12, momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7))
 STROKES = Terms(noise=1.6, pace=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07), alike=True)
 DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), whole=640_000, paid=lambda signal: signal / 5)
 DRAWN: dict[Drawn, Terms] = {"strokes": STROKES, "dead-leaves": DEAD_LEAVES}

@@ -118,18 +118,18 @@ BEFORE = [
     if one.name.startswith("preconditioned")
 ]
 """Directions of strokes without variants."""
-FEW = "preconditioned, 2,048 directions (one trial)"
+FEW = "preconditioned, 4,096 directions (one trial)"
 HALVED = [
     replace(
         one,
         name=one.name.replace("preconditioned", FEW),
-        changes=(*one.changes, "data.preprocess.0.rotate.components=2048"),
+        changes=(*one.changes, "data.preprocess.0.rotate.components=4096"),
         trials=1,
     )
     for one in cases("cifar10", held=True)
     if one.name in ("preconditioned, epsilon 3", "preconditioned, epsilon 8")
 ]
-"""Half as many directions as the rule takes."""
+"""Fewer directions than the rule takes."""
 AT_YU = [
     Case(
         "yu",
