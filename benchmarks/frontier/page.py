@@ -118,18 +118,6 @@ BEFORE = [
     if one.name.startswith("preconditioned")
 ]
 """Directions of strokes without variants."""
-FEW = "preconditioned, 4,096 directions (one trial)"
-HALVED = [
-    replace(
-        one,
-        name=one.name.replace("preconditioned", FEW),
-        changes=(*one.changes, "data.preprocess.0.rotate.components=4096"),
-        trials=1,
-    )
-    for one in cases("cifar10", held=True)
-    if one.name in ("preconditioned, epsilon 3", "preconditioned, epsilon 8")
-]
-"""Fewer directions than the rule takes."""
 AT_YU = [
     Case(
         "yu",
@@ -141,9 +129,9 @@ AT_YU = [
     Case("yu", "raw pixels", "frontier/mnist-raw", ("save_model=false",), 2),
 ]
 """At the budget of Yu et al.'s Table II."""
-OTHERS = {FEW: ("cifar10-held",), PRINCIPAL: ("mnist",)}
+OTHERS = {PRINCIPAL: ("mnist",)}
 """Rows of some tables besides the methods of all."""
-CASES = [*cases("mnist"), *BEFORE, *cases("cifar10"), *cases("cifar10", held=True), *HALVED, *AT_YU]
+CASES = [*cases("mnist"), *BEFORE, *cases("cifar10"), *cases("cifar10", held=True), *AT_YU]
 METRICS = ("test_accuracy", "validation_accuracy", "seconds")
 QUOTED = ".3 .78125 93.2 98.7"
 
@@ -152,7 +140,7 @@ def said(rows: Rows) -> Mapping[str, str]:
     """A table for each data set and what judges it."""
     tables = {name.replace("-", "_"): _table(rows, name) for name in TITLES}
     told = {case.name.replace(" ", "_"): _percent(rows, case.table, case.name, "test_accuracy") for case in AT_YU}
-    told |= {"share": f"{MOMENTS.share:g}", "few": _gains(rows, FEW)}
+    told |= {"share": f"{MOMENTS.share:g}"}
     return tables | told | {"gaps": "; ".join(_gaps(rows, table) for table in TITLES)}
 
 
@@ -188,17 +176,6 @@ def _table(rows: Rows, table: str) -> str:
             points = [f"{other.points[one]:.1f}" if one in other.points else "" for one in AIMS[data]]
             lines.append([f"published: {other.name}", *points, ""])
     return markdown(("method", *(f"epsilon {one:g}" for one in AIMS[data]), "seconds a trial"), lines)
-
-
-def _gains(rows: Rows, method: str) -> str:
-    """What a method adds to the preconditioned rows of held-out photographs, trials paired by seed, in points."""
-    told = []
-    for epsilon in (3, 8):
-        one, other = (("cifar10-held", f"{name}, epsilon {epsilon:g}") for name in (method, "preconditioned"))
-        found = rows.minus(one, other, "validation_accuracy")
-        margin = "" if found is None or found.margin is None else f" ± {100 * found.margin:.2f}"
-        told.append(f"{'not run' if found is None else f'{100 * found.mean:+.2f}'}{margin} at {epsilon:g}")
-    return ", ".join(told)
 
 
 def _percent(rows: Rows, table: str, name: str, column: str) -> str:
