@@ -24,7 +24,7 @@ from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.metrics import METRICS, Answers, answers_of_classes, constant_answers, of_table
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
-from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.model import ConvexModel, OneLayer
 from dpsgd_cli.trials import Trials
 
 MOST_OUTPUTS = 1 << 28
@@ -92,21 +92,22 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
         return Answers(truth, told)
     if not np.isfinite(outputs).all():
         outputs = np.full_like(outputs, math.nan)
-    return answers_of_classes(labels, outputs, clipped_at(recipe))
+    return answers_of_classes(labels, outputs, clipped_at(recipe, max(2, outputs.shape[1])))
 
 
-def clipped_at(recipe: Recipe) -> float | None:
+def clipped_at(recipe: Recipe, classes: int) -> float | None:
     """The most that training by a settled recipe let a residual count, as `metrics.probabilities_by` asks for it.
 
-    Known where all rows are of one length, which a preconditioner makes them: its bound on a gradient, over the length
-    of a row and the constant of a model's own bias. Infinite for all others; None for a loss that has no probabilities.
+    Known of two classes where all rows are of one length, which a preconditioner makes them: the bound on a gradient,
+    over the length of a row and the constant of a model's own bias, and over that of two outputs' residuals. Infinite
+    for all others; None for a loss that has no probabilities.
     """
-    model, privacy = recipe.model, recipe.privacy
-    if not isinstance(model, ConvexModel):
-        return math.inf
-    if model.loss != "logistic":
+    model = recipe.model
+    if isinstance(model, ConvexModel) and model.loss != "logistic":
         return None
-    clipping = None if privacy is None else privacy.clipping
-    if recipe.preconditioner is None or recipe.data.unit is not None or not isinstance(clipping, FlatClipping):
+    clipping = None if recipe.privacy is None else recipe.privacy.clipping
+    alike = recipe.preconditioner is not None and recipe.data.unit is None and classes == 2
+    if not (alike and isinstance(clipping, FlatClipping) and isinstance(model, OneLayer)):
         return math.inf
-    return clipping.norm_bound(None) / math.hypot(1.0, float(model.has_bias))
+    outputs = 1 if isinstance(model, ConvexModel) else 2
+    return clipping.norm_bound(None) / math.sqrt(outputs * (1 + model.has_bias))

@@ -65,33 +65,33 @@ def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, clipped: float | 
 
     `clipped` is as of `probabilities_by`; None where margins say nothing of probabilities.
     """
-    if outputs.shape[1] == 1 and clipped is None:
-        margin = outputs[:, 0].astype(np.float64)
-        return Answers(truth, (margin > 0).astype(np.int64), margin)
-    shares = probabilities_by(outputs, math.inf if clipped is None else clipped)
-    if outputs.shape[1] == 1:
-        return Answers(truth, (outputs[:, 0] > 0).astype(np.int64), outputs[:, 0].astype(np.float64), shares[:, 1])
-    own = shares[:, 1] if outputs.shape[1] == 2 else shares
-    return Answers(truth, outputs.argmax(axis=1), own, own)
+    outputs = outputs.astype(np.float64)
+    if outputs.shape[1] > 2:
+        shares = probabilities_by(outputs, math.inf)
+        return Answers(truth, outputs.argmax(axis=1), shares, shares)
+    margin = outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0.0)
+    own = None if clipped is None else probabilities_by(outputs, clipped)[:, 1]
+    return Answers(truth, (margin > 0).astype(np.int64), margin, own)
 
 
 def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
     """Probabilities, float64 (N, classes), by outputs (N, K): logits of classes or, where K is 1, of the second of two.
 
-    `clipped` is the most that training let a residual p - y of such a logit count, infinite where it let all of it.
+    `clipped` is the most that training let a residual p - y of two classes count, infinite where it let all of it.
     What training looks for is then not the share s of positives among records alike, but the p at which their clipped
     residuals cancel: (1 - s) min(p, clipped) = s min(1 - p, clipped), which is solved for s here.
 
     >>> probabilities_by(np.array([[-math.log(9)]]), 0.5).round(6).tolist()
     [[0.833333, 0.166667]]
     """
-    from scipy.special import expit, softmax
+    from scipy.special import softmax
 
     outputs = outputs.astype(np.float64)
-    if outputs.shape[1] > 1:
-        return np.asarray(softmax(outputs, axis=1))
-    both = np.minimum(expit(outputs * [[-1.0, 1.0]]), clipped)
-    return np.asarray(both / both.sum(axis=1, keepdims=True))
+    shares = softmax(np.hstack([np.zeros_like(outputs), outputs]) if outputs.shape[1] == 1 else outputs, axis=1)
+    if shares.shape[1] > 2 or clipped >= 1:
+        return np.asarray(shares)
+    seen = np.minimum(shares, clipped)
+    return np.asarray(seen / seen.sum(axis=1, keepdims=True))
 
 
 def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:

@@ -223,9 +223,9 @@ class Trained:
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         """Probabilities (N, classes) by outputs. Raises UsageError where the model's loss gives none."""
-        model, clipped = self.loaded.recipe.model, clipped_at(self.loaded.recipe)
         if self.classes is None:
             raise UsageError("--probabilities: a regression predicts targets, and has no classes")
+        model, clipped = self.loaded.recipe.model, clipped_at(self.loaded.recipe, len(self.classes))
         if clipped is None:
             assert isinstance(model, ConvexModel)
             raise UsageError(

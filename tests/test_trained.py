@@ -195,9 +195,17 @@ def test_two_classes_by_one_output(write_recipe: WriteRecipe, train: Train, tabl
         Trained.load(hinge).probabilities(outputs)
 
 
-@pytest.mark.parametrize(("norm", "bias"), [(0.5, False), (0.7, True), (9, False)])
+@pytest.mark.parametrize(
+    ("norm", "model"),
+    [
+        (0.5, {"kind": "convex", "bias": False}),
+        (0.7, {"kind": "convex", "bias": True}),
+        (9, {"kind": "convex", "bias": False}),
+        (0.7, {"kind": "linear", "bias": False}),
+    ],
+)
 def test_probabilities_are_shares_of_records_however_residuals_were_clipped(
-    write_recipe: WriteRecipe, train: Train, tmp_path: Path, norm: float, bias: bool
+    write_recipe: WriteRecipe, train: Train, tmp_path: Path, norm: float, model: dict[str, Any]
 ) -> None:
     """Of three kinds of records, whose shares training finds where rows are of one length; and log loss is of these."""
     shares = {"a": 0.1, "b": 0.25, "c": 0.9}
@@ -209,7 +217,7 @@ def test_probabilities_are_shares_of_records_however_residuals_were_clipped(
     directory = train(
         write_recipe(
             data={**known, "categorical": {"kind": list(shares)}, "preprocess": [{"one-hot": {}}]},
-            model={"kind": "convex", "bias": bias},
+            model=model,
             method={"kind": "dp-gd", "learning_rate": 8, "preconditioner": {"kind": "second-moment", "share": 0.1}},
             privacy={
                 "clipping": {"kind": "flat", "norm": norm},
