@@ -27,6 +27,7 @@ from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.model import ConvexModel, OneLayer
 from dpsgd_cli.trials import Trials
 
+LEAST_CLIPPED = 0.375
 MOST_OUTPUTS = 1 << 28
 """Numbers that all models give for all test records; of more, only means over records are measured."""
 
@@ -100,7 +101,8 @@ def clipped_at(recipe: Recipe, classes: int) -> float | None:
 
     Known of two classes where all rows are of one length, which a preconditioner makes them: the bound on a gradient,
     over the length of a row and the constant of a model's own bias, and over that of two outputs' residuals. Infinite
-    for all others; None for a loss that has no probabilities.
+    for all others; None for a loss that has no probabilities. Below `LEAST_CLIPPED` it is taken for infinite: the loss
+    is flat where p and 1 - p are above it, so most margins are where noise and few steps left them.
     """
     model = recipe.model
     if isinstance(model, ConvexModel) and model.loss != "logistic":
@@ -110,4 +112,5 @@ def clipped_at(recipe: Recipe, classes: int) -> float | None:
     if not (alike and isinstance(clipping, FlatClipping) and isinstance(model, OneLayer)):
         return math.inf
     outputs = 1 if isinstance(model, ConvexModel) else 2
-    return clipping.norm_bound(None) / math.sqrt(outputs * (1 + model.has_bias))
+    clipped = clipping.norm_bound(None) / math.sqrt(outputs * (1 + model.has_bias))
+    return clipped if clipped >= LEAST_CLIPPED else math.inf

@@ -14,6 +14,8 @@ import torch
 from safetensors import safe_open
 
 from dpsgd_cli.errors import DataError, RunError, UsageError
+from dpsgd_cli.evaluation import clipped_at
+from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.trained import Trained
 from tests.conftest import OWN, PCA, WriteRecipe
@@ -234,6 +236,20 @@ def test_probabilities_are_shares_of_records_however_residuals_were_clipped(
     own = np.array(list(shares.values()))
     entropy = -(own * np.log(own) + (1 - own) * np.log(1 - own)).mean()
     assert store.read_document(directory)["trials"][0]["test_log_loss"] == pytest.approx(entropy, abs=0.002)
+
+
+def test_residuals_that_hardly_count_say_nothing_of_probabilities(write_recipe: WriteRecipe) -> None:
+    """Nor do those of three classes, or of rows that differ in length."""
+
+    def clipped(norm: float, classes: int = 2, **changes: Any) -> float | None:
+        moments = PRECONDITIONED | {"model": {"kind": "linear", "bias": False}} | changes
+        recipe = load_recipe(str(write_recipe(**moments)), [f"privacy.clipping={{kind: flat, norm: {norm}}}"]).recipe
+        return clipped_at(recipe, classes)
+
+    assert clipped(0.7) == pytest.approx(0.7 / np.sqrt(2))
+    assert clipped(0.7, model={"kind": "linear", "bias": True}) == np.inf == clipped(0.1) == clipped(0.7, 3)
+    assert clipped(1, model={"kind": "linear", "bias": True}) == pytest.approx(0.5)
+    assert clipped(0.7, method={"kind": "dp-gd", "learning_rate": 1}) == np.inf
 
 
 def test_a_model_of_other_code_or_a_changed_file_is_refused(
