@@ -22,9 +22,9 @@ constants (`Terms`) differ: linear; linear and preconditioned; that on direction
 - Momentum, and the average of the last half of the steps.
 - Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 (.4 with a
   preconditioner) to .7. A small budget is better spent on records that are not far off, a large one on being right
-  about all; probabilities allow for it (`metrics.probabilities_by`). Of directions
-  of strokes at .07: what is written is told apart well, and what is left to learn from is small. Of those of dead
-  leaves, which are for photographs, at sqrt(n mu / 640,000), from .07 to .35.
+  about all; probabilities allow for it (`metrics.probabilities_by`). Of directions of strokes at .07: what is written
+  is told apart well, and what is left to learn from is small. Of those of dead leaves, which are for photographs, at
+  sqrt(n mu / 640,000), from .07 to .35.
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (a fifth of
   that of targets, which are within [-1, 1]). A step's noise on the mean gradient is s = z S / B a coordinate, so that
   is reach s R u sqrt(T), where reach = rate / (1 - momentum); z is that of uniform noise of the same price.
@@ -168,8 +168,7 @@ class _Problem:
     @property
     def residual(self) -> float:
         """u."""
-        several = self.known.outputs > 1 and not isinstance(self.recipe.model, MlpModel)
-        return math.sqrt(2) if several else 1.0
+        return self.recipe.model.by_residual(self.known.outputs) if isinstance(self.recipe.model, OneLayer) else 1.0
 
     @property
     def unit(self) -> float:

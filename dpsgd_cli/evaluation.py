@@ -28,6 +28,7 @@ from dpsgd_cli.recipe.schema.model import ConvexModel, OneLayer
 from dpsgd_cli.trials import Trials
 
 LEAST_CLIPPED = 0.375
+"""Less than the rule clips residuals of tables at, more than those of directions of images."""
 MOST_OUTPUTS = 1 << 28
 """Numbers that all models give for all test records; of more, only means over records are measured."""
 
@@ -111,6 +112,6 @@ def clipped_at(recipe: Recipe, classes: int) -> float | None:
     alike = recipe.preconditioner is not None and recipe.data.unit is None and classes == 2
     if not (alike and isinstance(clipping, FlatClipping) and isinstance(model, OneLayer)):
         return math.inf
-    outputs = 1 if isinstance(model, ConvexModel) else 2
-    clipped = clipping.norm_bound(None) / math.sqrt(outputs * (1 + model.has_bias))
+    outputs = 1 if isinstance(model, ConvexModel) else classes
+    clipped = clipping.norm_bound(None) / (math.hypot(1.0, float(model.has_bias)) * model.by_residual(outputs))
     return clipped if clipped >= LEAST_CLIPPED else math.inf

@@ -66,18 +66,18 @@ def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, clipped: float | 
     `clipped` is as of `probabilities_by`; None where margins say nothing of probabilities.
     """
     outputs = outputs.astype(np.float64)
+    shares = None if clipped is None else probabilities_by(outputs, clipped)
     if outputs.shape[1] > 2:
-        shares = probabilities_by(outputs, math.inf)
         return Answers(truth, outputs.argmax(axis=1), shares, shares)
     margin = outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0.0)
-    own = None if clipped is None else probabilities_by(outputs, clipped)[:, 1]
-    return Answers(truth, (margin > 0).astype(np.int64), margin, own)
+    return Answers(truth, (margin > 0).astype(np.int64), margin, None if shares is None else shares[:, 1])
 
 
 def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
     """Probabilities, float64 (N, classes), by outputs (N, K): logits of classes or, where K is 1, of the second of two.
 
-    `clipped` is the most that training let a residual p - y of two classes count, infinite where it let all of it.
+    `clipped` is the most that training let a residual p - y of two classes count; infinite where it let all of it, and
+    for more classes.
     What training looks for is then not the share s of positives among records alike, but the p at which their clipped
     residuals cancel: (1 - s) min(p, clipped) = s min(1 - p, clipped), which is solved for s here.
 
@@ -88,8 +88,6 @@ def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
 
     outputs = outputs.astype(np.float64)
     shares = softmax(np.hstack([np.zeros_like(outputs), outputs]) if outputs.shape[1] == 1 else outputs, axis=1)
-    if shares.shape[1] > 2 or clipped >= 1:
-        return np.asarray(shares)
     seen = np.minimum(shares, clipped)
     return np.asarray(seen / seen.sum(axis=1, keepdims=True))
 

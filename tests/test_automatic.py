@@ -160,6 +160,17 @@ def test_recipes_whose_features_follow_their_budgets_are_no_pack(own: Path) -> N
     assert len(experiment.run_pack(members[:2], options)) == 2
 
 
+def test_trials_of_a_pack_have_the_probabilities_of_their_own_clip_norms(own: Path) -> None:
+    """As alone, where one member's residuals count up to .4 and another's up to .9."""
+    loaded = [load_recipe(str(own), [f"privacy.clipping.norm={norm}"]) for norm in (0.4, 0.9)]
+    options = [experiment.Options(own.parent / name) for name in ("pack", "alone")]
+    together = experiment.run_pack([Member(one, experiment.plan_recipe(one)[0]) for one in loaded], options[0])
+    for one, packed in zip(loaded, together, strict=True):
+        alone = experiment.run(one, options[1])
+        found, expected = (pd.read_csv(path / "trials.csv")["test_log_loss"].tolist() for path in (packed, alone))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(("columns", "waves"), [(31, 32), (32, 16), (63, 16), (64, 8), (127, 8), (128, 4), (256, 4)])
 def test_cosines_are_fewer_where_the_features_would_be_too_many(own: Path, columns: int, waves: int) -> None:
     """2,048 is the most that a preconditioner takes, two sets of cosines a column and the constant."""
@@ -209,8 +220,8 @@ def test_directions_of_synthetic_images_are_those_that_the_budget_pays_for(image
     assert settled(told) is told and not automatic.is_open(recipe)
 
 
-def test_photographs_take_more_directions_than_what_is_written(images: Path) -> None:
-    """n mu / 5, in place of 8 sqrt(n mu)."""
+def test_photographs_take_a_direction_for_every_five_of_n_mu(images: Path) -> None:
+    """Where what is written takes 8 sqrt(n mu)."""
     recipe = found(images, "privacy.budget.epsilon=8", "data.preprocess.0.rotate.images=dead-leaves").recipe
     assert recipe.data.preprocess[0].rotate.components == round(80 * mu_of(8, 1e-4) / 5) < 59
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -40,6 +41,12 @@ class OneLayer(ModelKind):
     def has_bias(self) -> bool:
         """Whether there is a constant beside the features; also where nobody settled that."""
         return self.bias is not False
+
+    @staticmethod
+    def by_residual(outputs: int) -> float:
+        """How long the gradient of a record's loss by its outputs is at most, over its residual: 1, or sqrt(2) where
+        each class has an output of its own."""
+        return math.sqrt(2) if outputs > 1 else 1.0
 
 
 class LinearModel(OneLayer):
