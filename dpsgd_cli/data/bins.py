@@ -16,7 +16,7 @@ Guarantee: the L2 norm of a transformed row is at most 1, whatever the record ho
 row's own length: a sum of cosines, or a step function, of each column, or a step function of each pair.
 
 Not here: the other steps (`preprocess.py`), what their settings are (`recipe/schema/steps.py`), how many cosines a
-budget pays for (`automatic.py`).
+budget pays for (`rule.py`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class ClippingKind(Section):
     `factors`: `module:name` of the function that says what a gradient is multiplied by, from the L2 bounds and the L2
     norms of the gradients (tensors that broadcast) and `factor_settings`: no factor may leave a norm above its bound.
     `plain`: gradients within bounds that the recipe states stay as they are. Theorems' learning rates, the rule of
-    `automatic.py` and advice about norms are of those.
+    `rule.py` and advice about norms are of those.
     `held`: `module:name` of the class that holds the bounds of trials while they train.
     `in_units`: nobody knows the bound before training; sums are charged in units of it, so that `bounds` are 1.
     `moves`: it changes from step to step.

@@ -31,7 +31,7 @@ class Descriptor:
     `in_processes`: its only look at the data is the sum that `Team.add_up` makes, so several processes may train it
     and rows may stay on disk.
     `only_convex`: it is for `model.kind: convex` alone.
-    `by_rule`: settings that are auto are chosen by the rule of `automatic.py`, where it is for the model as well.
+    `by_rule`: settings that are auto are chosen by the rule of `rule.py`, where it is for the model as well.
     `correlates`: every sum that it releases is made private by the noise of its plan, which may be correlated.
     `finds_bounds`: its clip bounds may be found from what it releases (`methods/clip_bounds.py`).
     `by_unit`: what it releases has a proved sensitivity where all rows of a user are protected together, too: it sees

@@ -13,7 +13,7 @@ from dpsgd_cli.recipe.schema.base import Auto, Count, NonNegative, Positive, Sec
 class ModelKind(Section):
     """What every kind of model says of itself before it is built.
 
-    `by_rule`: settings that are auto are chosen by the rule of `automatic.py`, which was tried on such models.
+    `by_rule`: settings that are auto are chosen by the rule of `rule.py`, which was tried on such models.
     """
 
     by_rule: ClassVar[bool] = False
