@@ -63,18 +63,21 @@ def cut_of(matrix: np.ndarray, scale: float) -> Tensor:
 def _largest(matrix: np.ndarray, reach: float) -> tuple[Tensor, Tensor]:
     """The eigenvalues of a large matrix that are beyond `reach`, and some more, with their eigenvectors; float32.
 
-    They are few, so Lanczos iterations find them in a tenth of the time that all of them take.
+    They are few, so Lanczos iterations find them in a tenth of the time that all of them take. All are asked for where
+    most are beyond it, or where the iterations do not converge.
     """
-    from scipy.sparse.linalg import eigsh
+    from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
     single, asked = matrix.astype(np.float32), _FIRST_ASKED
-    while True:
-        values, vectors = eigsh(single, asked, which="LA", v0=np.ones(len(single), np.float32))
+    while asked < len(single):
+        try:
+            values, vectors = eigsh(single, asked, which="LA", v0=np.ones(len(single), np.float32))
+        except ArpackNoConvergence:
+            break
         if values.min() <= reach:
             return torch.from_numpy(values), torch.from_numpy(vectors)
-        if asked == len(single) - 1:
-            return eigen(matrix)
-        asked = min(4 * asked, len(single) - 1)
+        asked *= 4
+    return eigen(matrix)
 
 
 def cut_by(model: np.ndarray, ridge: float) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
+import scipy.sparse.linalg
 import torch
 
 from dpsgd_cli.core.preconditioning import Preconditioner, cut_by, cut_of, spread
@@ -63,6 +65,17 @@ def test_of_a_large_matrix_only_what_stands_out_is_looked_for(beyond: int, monke
     few = cut_of(matrix, scale)
     assert few.shape == whole.shape == (300, beyond)
     np.testing.assert_allclose(root(few).numpy(), root(whole).numpy(), atol=1e-5)
+
+
+def test_iterations_that_do_not_converge_give_way_to_all_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One iteration finds nothing of 300 eigenvalues that lie close together."""
+    matrix = np.diag(np.linspace(5.0, 6.0, 300))
+    whole, eigsh = cut_of(matrix, 0.2), partial(scipy.sparse.linalg.eigsh, maxiter=1)
+    with pytest.raises(scipy.sparse.linalg.ArpackNoConvergence):
+        eigsh(matrix, 64)
+    monkeypatch.setattr(scipy.sparse.linalg, "eigsh", eigsh)
+    monkeypatch.setattr("dpsgd_cli.core.preconditioning._WHOLE_UP_TO", 299)
+    assert torch.equal(cut_of(matrix, 0.2), whole)
 
 
 def test_a_model_of_many_empty_cells_has_a_root() -> None:
