@@ -80,7 +80,7 @@ frontier: reproduce-frontier ## Accuracy against epsilon on features that no rec
 beyond: reproduce-beyond ## Correlated noise, batches and clip bounds at equal budgets (needs mnist, cifar10 and adult; an hour)
 	$(BIN)/python -m benchmarks.pages train beyond  # at the learning rates that the first pass chose
 
-tabular: venv ## Adult, Bank and IPUMS beside other tools (needs these data; half an hour)
+tabular: venv ## Adult, Bank and IPUMS beside other tools (needs these data; an hour and a half)
 	$(PIP) --quiet --editable '.[bench]'
 	$(BIN)/python -m benchmarks.tabular
 
