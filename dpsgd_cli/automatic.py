@@ -36,7 +36,6 @@ from dpsgd_cli.rule import (
     WAVES,
     Known,
     Problem,
-    has_bias,
 )
 
 
@@ -175,10 +174,15 @@ def _with(section: Any, path: list[str], value: Any) -> Any:
 
 
 def _bias(recipe: Recipe, known: Known | None) -> Choice | None:
-    """A linear model needs no constant of its own where the features hold one."""
+    """A linear model needs no constant of its own where the features hold one, but for the rule's targets."""
     if not isinstance(recipe.model, OneLayer) or recipe.model.bias != "auto":
         return None
-    return Choice("model.bias", has_bias(recipe), "" if has_bias(recipe) else "bin adds a constant column")
+    steps, key = recipe.data.preprocess, "model.bias"
+    if not steps or steps[-1].kind != "bin":
+        return Choice(key, True, "")
+    if known is not None and covers(recipe) and Problem(recipe, known).squared:
+        return Choice(key, True, "the mean of targets may be far from 0")
+    return Choice(key, False, "bin adds a constant column")
 
 
 def _batch_size(recipe: Recipe, known: Known | None) -> Choice | None:

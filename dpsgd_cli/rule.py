@@ -5,8 +5,8 @@ budget as one Gaussian mechanism, T the steps, R the norm of a record's features
 so; else its public bound, or the root of their number where there is none), with the constant of the model's own bias;
 u the longest residual: 1, or sqrt(2) where each class has an output of its own; h the curvature of a record's loss: 1/4
 logistic, 1/2 with an output for each class, 1 squared. For an MLP, of which nothing is known beforehand, R, u and h are
-1. The constants (`Terms`) differ: linear; linear and preconditioned; that on directions of synthetic images (the step
-`rotate`); MLP.
+1. The constants (`Terms`) differ: linear; linear and preconditioned; that of more than two classes, or on directions of
+synthetic images (the step `rotate`); linear of a target, preconditioned or not; MLP, of classes or a target.
 
 - Directions of synthetic images: 8 sqrt(n mu) of strokes, n mu / 5 of dead leaves, as many as there are or at most
   8,192. What a budget does not pay for is noise.
@@ -15,18 +15,22 @@ logistic, 1/2 with an output for each class, 1 squared. For an MLP, of which not
 - A preconditioner, where a linear model may have one and has at most 2,048 features, or features that are directions:
   of second moments for .15 of mu^2, or where `bin` makes features of single columns and n mu is below 10,000, of counts
   of these for .05. A matrix tells how columns go together, but has noise in far more numbers.
+- A constant of the model's own beside those that features hold, for a target: its mean may be far from 0, and is learnt
+  sooner so.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 (.4 with a
   preconditioner) to .7. A small budget is better spent on records that are not far off, a large one on being right
-  about all; probabilities allow for it (`metrics.probabilities_by`). Of directions of strokes at .07: what is written
-  is told apart well, and what is left to learn from is small. Of those of dead leaves, which are for photographs, at
-  sqrt(n mu / 640,000), from .07 to .35.
+  about all; probabilities allow for it (`metrics.probabilities_by`). Of a target, which is within [-1, 1], at sqrt(n mu
+  / 200,000), from .05 to .4. Of directions of strokes at .07: what is written is told apart well, and what is left to
+  learn from is small. Of those of dead leaves, which are for photographs, at sqrt(n mu / 640,000), from .07 to .35.
 - Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (a fifth of
-  that of targets, which are within [-1, 1]). A step's noise on the mean gradient is s = z S / B a coordinate, so that
-  is reach s R u sqrt(T), where reach = rate / (1 - momentum); z is that of uniform noise of the same price.
-- The learning rate is what that allows, but at most pace / (h R^2): faster would not descend. (At a
-  pace of 25 a preconditioned model of columns that are scaled, not binned, swings from side to side.) Preconditioned
-  directions are alike, D of them: the curvature along any is about h R^2 / D, and the pace is `pace` D.
+  that of targets). A step's noise on the mean gradient is s = z S / B a coordinate, so that is reach s R u sqrt(T),
+  where reach = rate / (1 - momentum); z is that of uniform noise of the same price.
+- The learning rate is what that allows, but at most pace / (h R^2): faster would not descend. (At a pace of 25 a
+  preconditioned model of columns that are scaled, not binned, swings from side to side; a squared loss may beyond 2 (1
+  + momentum), 3.6, so it has a pace of 3.) Preconditioned directions are alike, D of them, so the curvature along any
+  is about h R^2 / D: on directions of synthetic images the pace is D / 4, of more than two classes D / 8, from 12 to
+  48.
 - Noise by step, with a preconditioner and full batches: `influence` on that average (`recipe/schema/schedule.py`), so
   the last steps have the most; else uniform.
 - Steps T: as many as the way that noise allows takes at the highest rate, from `fewest` to `most`. They cost time, not
@@ -45,6 +49,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dpsgd_cli.privacy.budget import mu_squared_left
 from dpsgd_cli.recipe.schema import Recipe
@@ -67,7 +72,8 @@ class Terms:
     """The constants of the rule for one kind of problem."""
 
     noise: float
-    pace: float
+    paces: tuple[float, float]
+    """The least and the most pace; between them `of_feature` of the number of features."""
     momentum: float
     fewest: int
     most: int
@@ -76,16 +82,19 @@ class Terms:
     whole: float = 20_000
     paid: Callable[[float], float] = lambda signal: 8 * math.sqrt(signal)
     """How many directions of synthetic images an n mu pays for."""
-    alike: bool = False
-    """Whether the curvature along each feature is that of all over their number; `pace` is then of one feature."""
+    of_feature: float = 0.0
 
 
-LINEAR = Terms(noise=1.25, pace=6, momentum=0.9, fewest=200, most=400)
-PRECONDITIONED = Terms(noise=1.4, pace=12, momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7))
-STROKES = Terms(noise=1.6, pace=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07), alike=True)
+LINEAR = Terms(noise=1.25, paces=(6, 6), momentum=0.9, fewest=200, most=400)
+PRECONDITIONED = Terms(noise=1.4, paces=(12, 12), momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7))
+CLASSES = replace(PRECONDITIONED, noise=2.8, paces=(12, 48), of_feature=0.125)
+_of_targets = partial(replace, noise=0.7, paces=(3, 3), clips=(0.05, 0.4), whole=200_000)
+TARGETS, PRECONDITIONED_TARGETS = _of_targets(LINEAR), _of_targets(PRECONDITIONED)
+STROKES = Terms(noise=1.6, paces=(0, math.inf), of_feature=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07))
 DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), whole=640_000, paid=lambda signal: signal / 5)
 DRAWN: dict[Drawn, Terms] = {"strokes": STROKES, "dead-leaves": DEAD_LEAVES}
-MLP = Terms(noise=0.6, pace=2, momentum=0.9, fewest=100, most=200)
+MLP = Terms(noise=0.6, paces=(2, 2), momentum=0.9, fewest=100, most=200)
+MLP_TARGETS = replace(MLP, paces=(0.5, 0.5))
 
 
 @dataclass(frozen=True)
@@ -109,12 +118,14 @@ class Problem:
     @property
     def terms(self) -> Terms:
         if isinstance(self.recipe.model, MlpModel):
-            return MLP
+            return MLP_TARGETS if self.squared else MLP
         if self.recipe.preconditioner is None:
-            return LINEAR
-        if self.drawn is None:
-            return PRECONDITIONED
-        return DRAWN[self.drawn]
+            return TARGETS if self.squared else LINEAR
+        if self.drawn is not None:
+            return DRAWN[self.drawn]
+        if self.squared:
+            return PRECONDITIONED_TARGETS
+        return CLASSES if self.known.outputs > 2 else PRECONDITIONED
 
     @property
     def drawn(self) -> Drawn | None:
@@ -125,10 +136,17 @@ class Problem:
     @property
     def size(self) -> float:
         """R."""
-        if isinstance(self.recipe.model, MlpModel):
+        model = self.recipe.model
+        if not isinstance(model, OneLayer):
             return 1.0
         own = math.sqrt(self.known.features) if self.known.bound is None else self.known.bound
-        return math.hypot(own if self.recipe.preconditioner is None else 1.0, float(has_bias(self.recipe)))
+        return math.hypot(own if self.recipe.preconditioner is None else 1.0, float(model.has_bias))
+
+    @property
+    def squared(self) -> bool:
+        """Whether the loss is squared, of one target."""
+        model = self.recipe.model
+        return self.known.outputs == 1 and not (isinstance(model, ConvexModel) and model.loss != "squared")
 
     @property
     def signal(self) -> float | None:
@@ -152,20 +170,18 @@ class Problem:
     @property
     def unit(self) -> float:
         """What an output is measured in: a logit, or a part of the range of the targets, which is [-1, 1]."""
-        squared = self.known.outputs == 1 and not (
-            isinstance(self.recipe.model, ConvexModel) and self.recipe.model.loss != "squared"
-        )
-        return OF_TARGETS if squared else 1.0
+        return OF_TARGETS if self.squared else 1.0
 
     @property
     def fastest(self) -> float:
         """The highest rate. Of the losses with a kink, whose slopes are clipped, as of the logistic one."""
         model, curvature = self.recipe.model, 1.0
         if isinstance(model, ConvexModel):
-            curvature = 1.0 if model.loss == "squared" else 0.25
+            curvature = 1.0 if self.squared else 0.25
         elif self.known.outputs > 1 and not isinstance(model, MlpModel):
             curvature = 0.5
-        pace = self.terms.pace * (self.known.features if self.terms.alike else 1)
+        least, most = self.terms.paces
+        pace = min(max(self.terms.of_feature * self.known.features, least), most)
         return pace / (curvature * self.size**2)
 
     @property
@@ -179,10 +195,3 @@ class Problem:
         """The longest rate / (1 - momentum) at which noise of this standard deviation on a mean, all steps together,
         moves an output as little as it may."""
         return self.terms.noise * self.unit / (noise * self.size * self.residual)
-
-
-def has_bias(recipe: Recipe) -> bool:
-    """Whether a linear model has a constant of its own, said or chosen."""
-    assert isinstance(recipe.model, OneLayer)
-    steps = recipe.data.preprocess
-    return recipe.model.has_bias and not (recipe.model.bias == "auto" and steps and steps[-1].kind == "bin")
