@@ -88,6 +88,66 @@ def test_all_noise_together_moves_an_output_by_what_the_rule_says(
     assert clip == least
 
 
+@pytest.fixture
+def several(own: Path) -> list[str]:
+    """`own` with three classes."""
+    table = rows(0)
+    table.assign(y=np.digitize(table.a / 9 + table.b, [0.7, 1.3])).to_csv(own.parent / "own.csv", index=False)
+    return ["data.classes=[0, 1, 2]", "model={kind: linear}"]
+
+
+@pytest.fixture
+def numbers(own: Path) -> list[str]:
+    """`own` with numbers to tell, most of them near the lower end of their bounds."""
+    table, random = rows(0, 2500), np.random.default_rng(1)
+    skewed = np.exp(1 + 0.2 * table.a * table.b + 0.3 * random.normal(size=2500)).clip(upper=200)
+    table.assign(y=skewed).to_csv(own.parent / "own.csv", index=False)
+    return ["data.classes=null", "data.task=regression", "data.target_bounds=[0, 200]", "model={kind: linear}"]
+
+
+def test_outputs_of_several_classes_may_move_twice_as_far_and_at_a_pace_by_their_features(
+    own: Path, several: list[str]
+) -> None:
+    """2.8, and an eighth of 129 features over a curvature of 1/2; a residual of sqrt(2) is clipped at .4 of that."""
+    recipe = found(own, *several).recipe
+    clip, z = recipe.privacy.clipping.norm, math.sqrt(recipe.epochs / 0.95) / mu_of(2, 1e-4)
+    assert clip == pytest.approx(0.4 * math.sqrt(2), rel=1e-5)
+    reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
+    assert reach * math.sqrt(2) * math.sqrt(recipe.epochs) * z * clip / RECORDS == pytest.approx(2.8, rel=1e-4)
+    rich = found(own, *several, "privacy.budget.epsilon=1e5").recipe
+    assert rich.method.learning_rate == pytest.approx(129 / 8 / 0.5, rel=1e-5)
+    scaled = found(own, *several, "privacy.budget.epsilon=1e5", "data.preprocess=[{scale: {}}]").recipe
+    assert scaled.method.learning_rate == pytest.approx(12 / 0.5 / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", ["{kind: linear}", "{kind: convex, loss: squared}"])
+def test_targets_have_a_constant_of_their_own_and_a_pace_at_which_squares_descend(
+    own: Path, numbers: list[str], model: str
+) -> None:
+    """With it rows are sqrt(2) long, and the curvature along them is 2: 2 (1 + .8) / 2 is the fastest that descends."""
+    given = [*numbers, f"model={model}"]
+    told = found(own, *given, "privacy.budget.epsilon=0.5")
+    recipe, records = told.recipe, 2000
+    assert recipe.model.bias is True and values(told)["model.bias"] is True
+    clip, z = recipe.privacy.clipping.norm, math.sqrt(recipe.epochs / 0.95) / mu_of(0.5, 1e-4)
+    assert clip == pytest.approx(0.05 * math.sqrt(2), rel=0.3)
+    reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
+    assert reach * math.sqrt(2) * math.sqrt(recipe.epochs) * z * clip / records == pytest.approx(0.7 * 0.2, rel=0.02)
+    rich = found(own, *given, "privacy.budget.epsilon=1e5").recipe
+    assert rich.method.learning_rate == pytest.approx(1.5) and rich.method.learning_rate < 2 * (1 + 0.8) / 2
+    assert rich.privacy.clipping.norm == pytest.approx(0.4 * math.sqrt(2), rel=1e-5)
+    assert found(own, *given, "method.learning_rate=0.1").recipe.model.bias is False
+
+
+@pytest.mark.parametrize("preprocess", ["[{bin: {}}]", "[{scale: {}}]"])
+def test_the_rule_tells_skewed_numbers_better_than_a_constant(own: Path, numbers: list[str], preprocess: str) -> None:
+    """At small budgets and at large ones, where a pace of classes swings from side to side."""
+    for epsilon in (1, 1000):
+        loaded = load_recipe(str(own), [*numbers, f"privacy.budget.epsilon={epsilon}", f"data.preprocess={preprocess}"])
+        trials = pd.read_csv(experiment.run(loaded, experiment.Options(own.parent / "out")) / "trials.csv")
+        assert trials["test_rmse"].mean() < 0.9 * trials["constant_rmse"].mean()
+
+
 def test_steps_of_an_average_have_noise_by_their_influence_and_the_same_price(own: Path) -> None:
     """Without curvature the noise of an average of weights is sum (c_t z_t)^2, c_t being what step t moves of it."""
     ours, even = (plan_and_outline(found(own, f"privacy.schedule={{kind: {kind}}}"))[0] for kind in ("auto", "uniform"))
