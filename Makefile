@@ -21,7 +21,7 @@ train: venv ## Train the quickstart recipe: a private classifier of scikit-learn
 test: venv ## Run the tests, one process a core (with real data where DPSGD_DATA names it; ARGS='tests/core' for a part)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-audit: venv ## Audit a recipe of every family, small (minutes; ARGS=yu2019 for a part)
+audit: venv ## Audit a recipe of every family, small (minutes; needs their data; ARGS=yu2019 for a part)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.audit.families $(ARGS)
 
 audit-planted: venv ## Plant each of the bugs that an audit must refute (minutes)
