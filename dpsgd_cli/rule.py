@@ -37,9 +37,9 @@ synthetic images (the step `rotate`); linear of a target, preconditioned or not;
   budget: T steps of noise z sqrt(T) are one of z.
 - Batches: all records; where the recipe asks for batches (poisson, shuffle), 8,192 of them, or all if there are fewer.
 
-Where the constants were chosen: on synthetic tables and 21 real ones, never on Adult, Bank or IPUMS; of directions on
-10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's. No page reports any of these
-(`benchmarks/rule.py`).
+Where the constants were chosen: on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS; of
+directions on 10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's. No page reports any
+of these but to compare constants (`benchmarks/rule.py`, `results/tabular/README.md`).
 
 Not here: what is `auto` in a recipe, and each choice with its words (`automatic.py`).
 """
