@@ -29,6 +29,7 @@ from dpsgd_cli.recipe.schema.steps import DIRECTIONS, WAVES_UNTOLD
 from dpsgd_cli.rule import (
     BATCH,
     DRAWN,
+    FEWEST_FEATURES,
     MARGINALS,
     MATRIX_FROM,
     MOMENTS,
@@ -203,9 +204,12 @@ def _preconditioner(recipe: Recipe, known: Known | None) -> Choice | None:
     on_disk = (recipe.data.path or "").endswith(".npy")
     if known is None or not covers(recipe) or on_disk:
         return Choice(key, None, "")
-    most = MOST_FEATURES if Problem(recipe, known).drawn is None else DIRECTIONS
+    drawn = Problem(recipe, known).drawn is not None
+    most = DIRECTIONS if drawn else MOST_FEATURES
     if known.features > most:
         return Choice(key, None, "")
+    if known.features < FEWEST_FEATURES and not (drawn or recipe.data.by_column):
+        return Choice(key, None, f"{known.features} features, of at least {FEWEST_FEATURES}")
     why, chosen = f"{known.features} features, of at most {most}", MOMENTS
     signal = Problem(recipe, known).signal
     if recipe.data.by_column and signal is not None and signal < MATRIX_FROM:

@@ -14,7 +14,8 @@ synthetic images (the step `rotate`); linear of a target, preconditioned or not;
   sqrt(n mu) and make at most 2,048 features, or else 4.
 - A preconditioner, where a linear model may have one and has at most 2,048 features, or features that are directions:
   of second moments for .15 of mu^2, or where `bin` makes features of single columns and n mu is below 10,000, of counts
-  of these for .05. A matrix tells how columns go together, but has noise in far more numbers.
+  of these for .05. A matrix tells how columns go together, but has noise in far more numbers. None for fewer than 8
+  features that are not of `bin`: rows are divided by their lengths, and of few numbers little else is left.
 - A constant of the model's own beside those that features hold, for a target: its mean may be far from 0, and is learnt
   sooner so.
 - Momentum, and the average of the last half of the steps.
@@ -28,9 +29,9 @@ synthetic images (the step `rotate`); linear of a target, preconditioned or not;
   where reach = rate / (1 - momentum); z is that of uniform noise of the same price.
 - The learning rate is what that allows, but at most pace / (h R^2): faster would not descend. (At a pace of 25 a
   preconditioned model of columns that are scaled, not binned, swings from side to side; a squared loss may beyond 2 (1
-  + momentum), 3.6, so it has a pace of 3.) Preconditioned directions are alike, D of them, so the curvature along any
-  is about h R^2 / D: on directions of synthetic images the pace is D / 4, of more than two classes D / 8, from 12 to
-  48.
+  + momentum), 3.6 or more, so it has a pace of 3, or 2 and more steps with a preconditioner.) Preconditioned directions
+  are alike, D of them, so the curvature along any is about h R^2 / D: on directions of synthetic images the pace is D /
+  4, of more than two classes D / 8, from 12 to 48.
 - Noise by step, with a preconditioner and full batches: `influence` on that average (`recipe/schema/schedule.py`), so
   the last steps have the most; else uniform.
 - Steps T: as many as the way that noise allows takes at the highest rate, from `fewest` to `most`. They cost time, not
@@ -63,6 +64,8 @@ MARGINALS: Preconditioner = Marginals(share=0.05)
 MATRIX_FROM = 10_000
 """The n mu from which a noisy matrix of a table's features tells more than counts of its columns."""
 MOST_FEATURES = 2048
+FEWEST_FEATURES = 8
+"""Of fewer that no step made of columns, a row's direction, which a preconditioner leaves, tells little."""
 OF_TARGETS = 0.2
 WAVES = (4, 8, 16, 32)
 
@@ -89,7 +92,8 @@ LINEAR = Terms(noise=1.25, paces=(6, 6), momentum=0.9, fewest=200, most=400)
 PRECONDITIONED = Terms(noise=1.4, paces=(12, 12), momentum=0.8, fewest=50, most=100, clips=(0.4, 0.7))
 CLASSES = replace(PRECONDITIONED, noise=2.8, paces=(12, 48), of_feature=0.125)
 _of_targets = partial(replace, noise=0.7, paces=(3, 3), clips=(0.05, 0.4), whole=200_000)
-TARGETS, PRECONDITIONED_TARGETS = _of_targets(LINEAR), _of_targets(PRECONDITIONED)
+TARGETS = _of_targets(LINEAR)
+PRECONDITIONED_TARGETS = replace(_of_targets(PRECONDITIONED), paces=(2, 2), fewest=100, most=200)
 STROKES = Terms(noise=1.6, paces=(0, math.inf), of_feature=0.25, momentum=0.8, fewest=50, most=100, clips=(0.07, 0.07))
 DEAD_LEAVES = replace(STROKES, clips=(0.07, 0.35), whole=640_000, paid=lambda signal: signal / 5)
 DRAWN: dict[Drawn, Terms] = {"strokes": STROKES, "dead-leaves": DEAD_LEAVES}

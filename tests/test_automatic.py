@@ -19,7 +19,7 @@ from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.joint import plan_and_outline, settled
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
-from dpsgd_cli.rule import LINEAR, MLP, PRECONDITIONED, Known, Terms
+from dpsgd_cli.rule import LINEAR, MLP, PRECONDITIONED, PRECONDITIONED_TARGETS, Known, Terms
 from dpsgd_cli.sweep.expansion import expand
 from dpsgd_cli.sweep.loading import load_sweep
 from dpsgd_cli.trials import Member, start
@@ -116,7 +116,8 @@ def test_outputs_of_several_classes_may_move_twice_as_far_and_at_a_pace_by_their
     assert reach * math.sqrt(2) * math.sqrt(recipe.epochs) * z * clip / RECORDS == pytest.approx(2.8, rel=1e-4)
     rich = found(own, *several, "privacy.budget.epsilon=1e5").recipe
     assert rich.method.learning_rate == pytest.approx(129 / 8 / 0.5, rel=1e-5)
-    scaled = found(own, *several, "privacy.budget.epsilon=1e5", "data.preprocess=[{scale: {}}]").recipe
+    given = ["data.preprocess=[{scale: {}}]", "method.preconditioner={kind: second-moment, share: 0.15}"]
+    scaled = found(own, *several, "privacy.budget.epsilon=1e5", *given).recipe
     assert scaled.method.learning_rate == pytest.approx(12 / 0.5 / 2, rel=1e-5)
 
 
@@ -134,9 +135,18 @@ def test_targets_have_a_constant_of_their_own_and_a_pace_at_which_squares_descen
     reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
     assert reach * math.sqrt(2) * math.sqrt(recipe.epochs) * z * clip / records == pytest.approx(0.7 * 0.2, rel=0.02)
     rich = found(own, *given, "privacy.budget.epsilon=1e5").recipe
-    assert rich.method.learning_rate == pytest.approx(1.5) and rich.method.learning_rate < 2 * (1 + 0.8) / 2
+    assert rich.method.learning_rate == pytest.approx(1) and rich.method.learning_rate < 2 * (1 + 0.8) / 2
     assert rich.privacy.clipping.norm == pytest.approx(0.4 * math.sqrt(2), rel=1e-5)
     assert found(own, *given, "method.learning_rate=0.1").recipe.model.bias is False
+
+
+@pytest.mark.parametrize(("features", "chosen"), [(7, False), (8, True)])
+def test_few_scaled_numbers_have_no_preconditioner(own: Path, features: int, chosen: bool) -> None:
+    """Unlike what `bin` makes of columns, they are told by a row's length too."""
+    for step, preconditioned in (("scale", chosen), ("bin", True)):
+        recipe = load_recipe(str(own), [f"data.preprocess=[{{{step}: {{}}}}]"]).recipe
+        told, _ = automatic.before_plan(recipe, Known(5_000, features, 1, 1.0))
+        assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("preprocess", ["[{bin: {}}]", "[{scale: {}}]"])
@@ -434,7 +444,8 @@ def test_extremes_get_steps_that_are_finite(
     plan, _ = plan_and_outline(LoadedRecipe(recipe, own.parent, "own"))
     assert plan is not None
     told: Any = automatic.after_plan(recipe, known, plan)[0]
-    terms = MLP if kind == "mlp" else PRECONDITIONED
+    linear = PRECONDITIONED_TARGETS if (kind, outputs) == ("linear", 1) else PRECONDITIONED
+    terms = MLP if kind == "mlp" else linear
     assert terms.fewest <= told.epochs <= terms.most
     assert 0 < told.privacy.clipping.norm < math.inf
     assert 0 < told.method.learning_rate < 1000
