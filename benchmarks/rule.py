@@ -140,6 +140,7 @@ CANDIDATES: Candidates = {
     "pairs": ({}, ["data.preprocess.0.bin.pairs=4"]),
     "scaled": ({}, SCALED),
     "pace 25, scaled": ({"paces": (25, 25)}, SCALED),
+    "scaled, second moments": ({}, [*SCALED, "method.preconditioner={kind: second-moment, share: 0.15}"]),
 }
 
 
@@ -292,9 +293,13 @@ OF_TARGETS: Candidates = {
     "no preconditioner": ({}, ["method.preconditioner=null"]),
     "no preconditioner, noise 1.1": ({"noise": 1.1}, ["method.preconditioner=null"]),
     "no preconditioner, noise .35": ({"noise": 0.35}, ["method.preconditioner=null"]),
+    "mlp": ({}, ["model={kind: mlp}"]),
+    "mlp as of two classes": (vars(rule.MLP), ["model={kind: mlp}"]),
 }
 WIDE = Table(20000, 150, 0, strength=0.3)
 """8 cosines of each of its columns are more features than a preconditioner takes."""
+FEW = {f"{numeric} numbers": Table(20000, numeric, 0, strength=2) for numeric in (2, 4, 6)}
+"""Of few columns and no categories, so few features where they are scaled."""
 PROBLEMS = {
     name: Problem(partial(write_table, table=table, seed=seed), OF_TABLES)
     for seed, (name, table) in enumerate(TABLES.items())
@@ -309,14 +314,17 @@ PROBLEMS |= {
 PROBLEMS |= {
     name: Problem(
         partial(write_real, question=question),
-        ("PRECONDITIONED_TARGETS", "TARGETS"),
+        ("PRECONDITIONED_TARGETS", "TARGETS", "MLP_TARGETS"),
         OF_TARGETS,
         judge=_points_of_targets,
         most=10.0,
     )
     for name, question in real.TARGETS.items()
 }
-GROUPS = {"classes": [*real.CLASSES], "targets": [*real.TARGETS]}
+PROBLEMS |= {
+    name: Problem(partial(write_table, table=table, seed=len(TABLES) + 1), OF_TABLES) for name, table in FEW.items()
+}
+GROUPS = {"classes": [*real.CLASSES], "targets": [*real.TARGETS], "few numbers": [*FEW]}
 """Names of several problems."""
 PROBLEMS |= {
     "wide": Problem(partial(write_table, table=WIDE, seed=len(TABLES)), OF_TABLES),

@@ -35,8 +35,8 @@ from dpsgd_cli.rule import (
     MOMENTS,
     MOST_FEATURES,
     WAVES,
+    Covered,
     Known,
-    Problem,
 )
 
 
@@ -81,7 +81,7 @@ def features(recipe: Recipe, known: Known | None, count: Callable[[Recipe], int]
     """The recipe with its features settled; `count` says how many another recipe has."""
     told: list[Choice] = []
     ruled = known is not None and covers(recipe) and isinstance(recipe.model, OneLayer)
-    signal = Problem(recipe, known).signal if known is not None and ruled else None
+    signal = Covered(recipe, known).signal if known is not None and ruled else None
     for key, value in _of_features(recipe).items():
         if value == "auto":
             choose = _waves if key.endswith("waves") else _directions
@@ -145,7 +145,7 @@ def after_plan(recipe: Recipe, known: Known, plan: Plan) -> tuple[Recipe, tuple[
     if not covers(recipe):
         return recipe, ()
     assert isinstance(method, Gradient) and isinstance(method.optimizer, SgdSettings)
-    problem, sampling = Problem(recipe, known), plan.sampling
+    problem, sampling = Covered(recipe, known), plan.sampling
     # sqrt(T) z of the uniform noise of this price: T / sqrt(sum z_t^-2)
     noise, spent = _multipliers(plan), sampling.steps_per_epoch * math.fsum(z**-2 for z in _multipliers(plan))
     steps = sampling.steps_per_epoch * len(noise) / math.sqrt(spent)
@@ -181,7 +181,7 @@ def _bias(recipe: Recipe, known: Known | None) -> Choice | None:
     steps, key = recipe.data.preprocess, "model.bias"
     if not steps or steps[-1].kind != "bin":
         return Choice(key, True, "")
-    if known is not None and covers(recipe) and Problem(recipe, known).squared:
+    if known is not None and covers(recipe) and Covered(recipe, known).squared:
         return Choice(key, True, "the mean of targets may be far from 0")
     return Choice(key, False, "bin adds a constant column")
 
@@ -204,14 +204,14 @@ def _preconditioner(recipe: Recipe, known: Known | None) -> Choice | None:
     on_disk = (recipe.data.path or "").endswith(".npy")
     if known is None or not covers(recipe) or on_disk:
         return Choice(key, None, "")
-    drawn = Problem(recipe, known).drawn is not None
+    problem = Covered(recipe, known)
+    drawn, signal = problem.drawn is not None, problem.signal
     most = DIRECTIONS if drawn else MOST_FEATURES
     if known.features > most:
         return Choice(key, None, "")
     if known.features < FEWEST_FEATURES and not (drawn or recipe.data.by_column):
         return Choice(key, None, f"{known.features} features, of at least {FEWEST_FEATURES}")
     why, chosen = f"{known.features} features, of at most {most}", MOMENTS
-    signal = Problem(recipe, known).signal
     if recipe.data.by_column and signal is not None and signal < MATRIX_FROM:
         why, chosen = f"{why}; n mu is {signal:,.0f}, below {MATRIX_FROM:,}", MARGINALS
     if preconditioner_problems(settled_as(recipe, Choice(key, chosen, ""))):
@@ -225,7 +225,7 @@ def _momentum(recipe: Recipe, known: Known | None) -> Choice | None:
         return None
     if known is None or not covers(recipe):
         return Choice(key, SgdSettings().kept, "")
-    return Choice(key, Problem(recipe, known).terms.momentum, "goes with the rule's learning rate")
+    return Choice(key, Covered(recipe, known).terms.momentum, "goes with the rule's learning rate")
 
 
 def _averaging(recipe: Recipe, known: Known | None) -> Choice | None:
@@ -244,7 +244,7 @@ def _clip_norm(recipe: Recipe, known: Known | None) -> Choice | None:
         return None
     if known is None or not covers(recipe):
         return Choice(key, privacy.clipping.norm_bound(None), "")
-    problem = Problem(recipe, known)
+    problem = Covered(recipe, known)
     if isinstance(recipe.model, MlpModel):
         return Choice(key, 1.0, "an MLP's")
     norm = _rounded(problem.clip * problem.size * problem.residual)
@@ -257,7 +257,7 @@ def _epochs(recipe: Recipe, known: Known | None) -> Choice | None:
         return None
     if known is None or not _solves_noise(recipe):
         return Choice("epochs", recipe.length, "")
-    steps, why = _steps(Problem(recipe, known))
+    steps, why = _steps(Covered(recipe, known))
     per_epoch = -(-known.records // (recipe.method.batch or known.records))
     if per_epoch > 1:
         why = f"{steps} steps, {per_epoch} an epoch: {why}"
@@ -281,7 +281,7 @@ def _schedule(recipe: Recipe, known: Known | None) -> Choice | None:
     return Choice(key, schedule, "less noise in early steps, which all weights of the average have")
 
 
-def _steps(problem: Problem) -> tuple[int, str]:
+def _steps(problem: Covered) -> tuple[int, str]:
     """T, and why."""
     privacy, terms, records = problem.recipe.privacy, problem.terms, problem.known.records
     if privacy is None or problem.signal is None or privacy.clipping.by_layer or not covers(problem.recipe):

@@ -76,7 +76,7 @@ class Terms:
 
     noise: float
     paces: tuple[float, float]
-    """The least and the most pace; between them `of_feature` of the number of features."""
+    """The least and the most pace; between them it is `of_feature` times the number of features."""
     momentum: float
     fewest: int
     most: int
@@ -113,8 +113,8 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What the rule knows of a recipe that it covers and its data."""
+class Covered:
+    """A recipe for which the rule is, and what it knows of its data."""
 
     recipe: Recipe
     known: Known

@@ -14,9 +14,11 @@ import torch
 from safetensors import safe_open
 
 from dpsgd_cli.errors import DataError, RunError, UsageError
-from dpsgd_cli.evaluation import clipped_at
+from dpsgd_cli.evaluation import LEAST_CLIPPED, clipped_at
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
+from dpsgd_cli.rule import DRAWN
+from dpsgd_cli.rule import PRECONDITIONED as TABLES
 from dpsgd_cli.trained import Trained
 from tests.conftest import OWN, PCA, WriteRecipe
 
@@ -250,6 +252,11 @@ def test_residuals_that_hardly_count_say_nothing_of_probabilities(write_recipe: 
     assert clipped(0.7, model={"kind": "linear", "bias": True}) == np.inf == clipped(0.1) == clipped(0.7, 3)
     assert clipped(1, model={"kind": "linear", "bias": True}) == pytest.approx(0.5)
     assert clipped(0.7, method={"kind": "dp-gd", "learning_rate": 1}) == np.inf
+
+
+def test_what_hardly_counts_is_between_what_the_rule_clips_at_on_tables_and_on_images() -> None:
+    images = [terms.clips[1] for terms in DRAWN.values()]
+    assert max(images) < LEAST_CLIPPED < TABLES.clips[0]
 
 
 def test_a_model_of_other_code_or_a_changed_file_is_refused(
