@@ -13,8 +13,7 @@ import math
 from dataclasses import replace
 
 from dpsgd_cli import automatic, data, failures
-from dpsgd_cli.data.preparation import folds_declared
-from dpsgd_cli.data.splits import most_trained_on
+from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.errors import ModelError, UsageError
 from dpsgd_cli.privacy.accountants import Accountant
 from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
@@ -112,10 +111,10 @@ def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
 
 
 def training_records(recipe: Recipe, outline: data.Outline) -> int:
-    """Records of each trial: the training part, or with folds the most that any of them trains on."""
+    """Public number of records of each trial: the training part's, or with folds the places of every trial."""
     if recipe.folds is None:
         return outline.train_records
-    return most_trained_on(outline.files, recipe.folds)
+    return places_of_a_fold(outline.files, recipe.folds, recipe.data.by_place)
 
 
 def feature_bound(recipe: Recipe, known: data.Outline | data.Dataset) -> float | None:
@@ -126,12 +125,8 @@ def feature_bound(recipe: Recipe, known: data.Outline | data.Dataset) -> float |
 
 
 def declarations(recipe: Recipe, outline: data.Outline) -> tuple[str, ...]:
-    """What the outline declares, with the numbers of records that folds make of it, and what the model declares."""
-    said = outline.declarations
-    if recipe.folds is not None:
-        sizes = (outline.train_records, outline.test_records)
-        said = folds_declared(said, sizes, outline.files, recipe.folds, recipe.data)
-    return (*said, *declared_by_model(recipe))
+    """What the data and the model take to be public."""
+    return (*outline.declarations, *declared_by_model(recipe))
 
 
 def declared_by_model(recipe: Recipe) -> tuple[str, ...]:

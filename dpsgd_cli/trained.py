@@ -142,7 +142,8 @@ class Trained:
         """How records are read, and preprocessed as they were for training."""
         steps = {"preprocess": self.bundle.about["preprocess"]}
         made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
-        made.protect(self.loaded.recipe.data.unit, self.loaded.recipe.folds is not None)
+        own = self.loaded.recipe
+        made.protect(own.data.unit, own.folds, own.data.by_place)
         return made
 
     def pipeline(self, trial: int | None = None) -> Pipeline:
@@ -272,4 +273,4 @@ class Trained:
             origin.check_unchanged(self.document, self.loaded, self.directory)
         recipe = self.loaded.recipe
         part = held_out_of(recipe.data, self.loaded.base, recipe.folds is not None)
-        return self.evaluate(part, None if recipe.folds is None else own_folds([recipe], part.places))
+        return self.evaluate(part, None if recipe.folds is None else own_folds([recipe], part.known_keys))

@@ -17,9 +17,8 @@ Not here: models and devices (`packs.py`), the loop over epochs and what becomes
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,7 @@ from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.core.units import UnitTable
-from dpsgd_cli.data.preparation import folds_declared
-from dpsgd_cli.data.splits import SECOND_FILE, held_out_by_folds, most_trained_on
+from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.units import members_of
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.joint import feature_bound
@@ -47,7 +45,6 @@ from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_line
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.unit import PERSON, Unit
 from dpsgd_cli.results import checkpoint, origin
 from dpsgd_cli.results.assemble import EpochRecord
@@ -205,11 +202,11 @@ def start(
     train, test = _tables(members, dataset, place)
     if stage is not None:
         train = stage.share(train)
-    if recipe.folds is not None:
-        dataset = _with_fold_sizes(dataset, recipe.folds, recipe.data)
     if plan is not None and len(train) != plan.sampling.records:
         what = "rows" if recipe.data.unit is None else "users"
-        raise RunError(f"{dataset.name} has {len(train)} training {what}, but {plan.sampling.records} were planned")
+        raise RunError(
+            f"{dataset.name} has places for {len(train)} training {what}, but {plan.sampling.records} were planned"
+        )
     keep_freed_memory()
     outputs = outputs_of(recipe, dataset.name, None if dataset.classes is None else len(dataset.classes))
     init_seeds = earlier["init_seeds"] if earlier else [stream.integer("init") for stream in streams]
@@ -230,7 +227,7 @@ def start(
         feature_bound(recipe, dataset),
         validation=_held_out(dataset.validation_x, dataset.validation_y, dataset.per_trial, place),
         public=_held_out(dataset.public_x, dataset.public_y, dataset.per_trial, place),
-        places=None if dataset.places is None else dataset.places[: len(dataset.train_y)],
+        keys=None if dataset.keys is None else dataset.keys[: len(dataset.train_y)],
         cells=dataset.cells,
         team=team,
         watcher=None if stage is None else stage.watcher,
@@ -271,40 +268,43 @@ def _prepared(
 
 def _tables(members: Sequence[Member], dataset: data.Dataset, place: Placement) -> tuple[Table, Table]:
     """What trials train on and are tested on; with folds, both are parts of one table of all rows."""
-
     recipes = [member.loaded.recipe for member in members]
-    unit, places = recipes[0].data.unit, dataset.places
+    unit, keys = recipes[0].data.unit, dataset.keys
     if recipes[0].folds is None:
         own = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
         train, test = (_table(x, y, dataset.per_trial, place) for x, y in own)
-        if unit is None:
-            return train, test
-        assert places is not None
-        return _by_user(train, places[: len(dataset.train_y)], unit), test
+        if unit is not None:
+            assert keys is not None
+            train = _by_user(train, keys.values[: len(dataset.train_y)], unit)
+        return train if dataset.train_records is None else train.with_places(dataset.train_records), test
     x, y = _all_rows(dataset)
-    assert places is not None
-    out, most = own_folds(recipes, places), most_trained_on(_files(places), recipes[0].folds or 1)
+    assert keys is not None
     train = _table(x, y, dataset.per_trial, place)
+    out = own_folds(recipes, keys)
+    most = places_of_a_fold(_files(keys), recipes[0].folds, keys.by_place)
     if unit is None:
         return train.with_folds(out, most), train.with_folds(~out)
     # a row is in the fold of its user
-    return _by_user(train, places, unit).with_folds(own_folds(recipes, np.unique(places)), most), train.with_folds(~out)
+    users = replace(keys, values=np.unique(keys.values))
+    return _by_user(train, keys.values, unit).with_folds(own_folds(recipes, users), most), train.with_folds(~out)
 
 
-def _by_user(rows: Table, places: np.ndarray, unit: Unit) -> Table:
-    """The users of a table of rows in these places."""
-    return UnitTable.of(rows, torch.from_numpy(members_of(places, unit.most_rows)[1]))
+def _by_user(rows: Table, keys: np.ndarray, unit: Unit) -> Table:
+    """The users of a table of rows with these users' keys."""
+    return UnitTable.of(rows, torch.from_numpy(members_of(keys, unit.most_rows)[1]))
 
 
-def own_folds(recipes: Sequence[Recipe], places: np.ndarray) -> torch.Tensor:
+def own_folds(recipes: Sequence[Recipe], keys: Keys) -> torch.Tensor:
     """Which of the rows (N,) each trial of the recipes (R) is tested on, and does not train on: bool (N, R)."""
-    held = [held_out_by_folds(places, r.folds or 1, r.repeats, r.seed or 0) for r in recipes]
+    held = [keys.folds(r.folds or 1, r.repeats, r.seed or 0) for r in recipes]
     return torch.from_numpy(np.concatenate(held, axis=1))
 
 
-def _files(places: np.ndarray) -> tuple[int, ...]:
-    """Records, or users, of each file."""
-    return tuple(np.bincount(np.unique(places) // SECOND_FILE).tolist())
+def _files(keys: Keys) -> tuple[int, ...]:
+    """Numbers of records, or of users, in each file; of all files where keys are no places."""
+    if not keys.by_place:
+        return (len(np.unique(keys.values)) if keys.of_users else len(keys),)
+    return tuple(np.bincount(np.unique(keys.values) // SECOND_FILE).tolist())
 
 
 def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -326,14 +326,6 @@ def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Tab
 def _held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
     """Validation or public rows, where there are any."""
     return None if x is None or y is None else _table(x, y, per_trial, place)
-
-
-def _with_fold_sizes(dataset: data.Dataset, folds: int, data_of: Data) -> data.Dataset:
-    """The declarations of a split, said of folds."""
-    assert dataset.places is not None
-    sizes = len(np.unique(dataset.places[: len(dataset.train_y)])), len(dataset.test_y)
-    said = folds_declared(dataset.declarations, sizes, _files(dataset.places), folds, data_of)
-    return dataclasses.replace(dataset, declarations=said)
 
 
 def _ledger(member: Member) -> Ledger:

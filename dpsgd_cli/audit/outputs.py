@@ -37,6 +37,7 @@ from dpsgd_cli.audit.thresholds import errors_at, threshold_of_gaussian
 from dpsgd_cli.audit.watch import Noise
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.tensors import Batch, Table
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.units import as_users
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods import perturbations
@@ -283,7 +284,7 @@ def _dataset(loaded: LoadedRecipe, outline: data.Outline, records: int, present:
     classes = tuple(range(outputs)) if outputs > 1 else None
     return data.Dataset(
         outline.name, x, y, *held, False, classes, (), (), {}, norm_bound=outline.norm_bound,
-        validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1], places=np.arange(records + 8),
+        validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1], keys=Keys.of_places([records + 8]),
         cells=outline.cells,
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from dpsgd_cli.audit.claim import Claim, bound_of
 from dpsgd_cli.audit.findings import Finding, by_p_value, exact
 from dpsgd_cli.audit.stage import smaller
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, far_from
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.pate import Pate
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
@@ -223,5 +224,5 @@ def _voters(outline: data.Outline, changed: int) -> data.Dataset:
         x[changed - 1], y[changed - 1] = -50 * x[changed - 1], (y[changed - 1] + 1) % outputs
     return data.Dataset(
         outline.name, x, y, *test, False, tuple(range(outputs)), (), (), {}, norm_bound=outline.norm_bound,
-        public_x=public[0], public_y=public[1], places=np.arange(_RECORDS + len(test[1])),
+        public_x=public[0], public_y=public[1], keys=Keys.of_places([_RECORDS + len(test[1])]),
     )  # fmt: skip

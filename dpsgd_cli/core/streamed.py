@@ -72,13 +72,25 @@ class StreamedTable(Table):
                 yield self._sent(read, None)
             return
         x, y = batch.read if isinstance(batch, ReadBatch) else self.read(np.asarray(batch.rows))
+        mask = self._without_empty_places(batch)
         for start in range(0, y.shape[1], most):
             part = slice(start, start + most)
-            yield self._sent((x[:, part], y[:, part]), None if batch.mask is None else batch.mask[:, part])
+            yield self._sent((x[:, part], y[:, part]), None if mask is None else mask[:, part])
+
+    def _without_empty_places(self, batch: Batch) -> np.ndarray | Tensor | None:
+        """The batch's mask, False also at places that have no row."""
+        if self.filled:
+            return batch.mask
+        there = np.asarray(batch.rows) < self.rows
+        return there if batch.mask is None else there & np.asarray(batch.mask)
 
     def read(self, places: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Features (R, B, ...) and labels (R, B) at `places` (R, B), on the host; pinned where they go to a GPU."""
-        return self._hosted(self.features.at(places), self.labels.at(places))
+        """Features (R, B, ...) and labels (R, B) at `places` (R, B), on the host; pinned where they go to a GPU.
+
+        At a place without a row those of the last row, which a mask leaves out.
+        """
+        rows = np.minimum(places, self.rows - 1)
+        return self._hosted(self.features.at(rows), self.labels.at(rows))
 
     def _span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         x = self.features[start:stop]

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpsgd_cli.errors import RunError
+
 Examples = tuple[Tensor, Tensor, Tensor | None]
 """Inputs (R or 1, B, ...), labels (R or 1, B), and a mask (R, B) or None: a 1 stands for rows that all trials share.
 
@@ -43,9 +45,10 @@ def sent(here: Tensor, device: torch.device) -> Tensor:
 class Table:
     """Inputs (N, ...) shared by all trials, or (R, N, ...) when `per_trial`; labels (N,).
 
-    With folds, `held_out` (N, R) marks the rows that a trial does not train on, and `own` (R, M) lists those it does:
-    M for every trial, a public number. A trial of fewer has places left over, -1, for records that add nothing: what
-    draws among M places, and counts M, treats each record as if all places were filled.
+    A table has a public number of places, at least its number of rows: what draws among places, and counts them, treats
+    each record as if all places were filled, and a place without a row adds nothing. `places` is that number where it
+    is not N. With folds, `held_out` (N, R) marks the rows that a trial does not train on, and `own` (R, M) lists those
+    it does, -1 for a place without one, M for every trial.
     `factors` (R, N) is what each trial multiplies each row by.
     """
 
@@ -54,6 +57,7 @@ class Table:
     per_trial: bool
     held_out: Tensor | None = None
     own: Tensor | None = None
+    places: int | None = None
     filled: bool = True
     factors: Tensor | None = None
 
@@ -66,21 +70,36 @@ class Table:
     def with_folds(self, held_out: Tensor, records: int | None = None) -> Table:
         """The same rows, of which trial r trains on those where `held_out` (N, R) is False.
 
-        Each trial has places for `records`, or where that is left out for as many as the largest of them has.
+        Each trial has places for `records`, or where that is left out for as many as the largest of them has. Raises
+        RunError where a trial has more rows than places.
         """
         held_out = held_out.to(self.y.device)
         listed = [(~column).nonzero().squeeze(1) for column in held_out.T]
-        records = max(len(rows) for rows in listed) if records is None else records
+        most = max(len(rows) for rows in listed)
+        records = most if records is None else records
+        if most > records:
+            raise RunError(
+                f"a trial has {most} training rows, more than the {records} places that were planned, which happens once"
+                " in a billion by chance; give another seed"
+            )
         own = torch.stack([F.pad(rows, (0, records - len(rows)), value=-1) for rows in listed])
         return replace(self, held_out=held_out, own=own, filled=all(len(rows) == records for rows in listed))
 
+    def with_places(self, places: int) -> Table:
+        """The same rows in a public number of places."""
+        if places < self.rows:
+            raise ValueError(f"{places} places cannot hold {self.rows} rows")
+        return replace(self, places=None if places == self.rows else places, filled=places == self.rows)
+
     def __len__(self) -> int:
-        """Records that a trial trains on, with folds the places for them; public."""
-        return self.rows if self.own is None else self.own.shape[1]
+        """Places for the records that a trial trains on; public."""
+        if self.own is not None:
+            return self.own.shape[1]
+        return self.rows if self.places is None else self.places
 
     @property
     def counts(self) -> Tensor:
-        """Records of each trial (R,), or (1,) where all have the same; float64, public."""
+        """Rows of each trial (R,), or (1,) where all have the same; float64. Public for parts that are tested on."""
         if self.held_out is None:
             return torch.full((1,), float(self.rows), dtype=torch.float64, device=self.y.device)
         return (~self.held_out).sum(dim=0, dtype=torch.float64)
@@ -123,14 +142,13 @@ class Table:
         return torch.as_tensor(batch.rows[:, start:stop], device=self.y.device)
 
     def _own(self, rows: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Numbers in the table of those that are numbers among a trial's own, and what of the mask is left."""
-        if self.own is None:
-            return rows, mask
-        rows = self.own.gather(1, rows)
+        """Rows of the table that stand in the places `rows`, and the mask without the places that have none."""
+        if self.own is not None:
+            rows = self.own.gather(1, rows)
         if self.filled:
             return rows, mask
-        there = rows >= 0
-        return rows.clamp_min(0), there if mask is None else mask & there
+        there = (rows >= 0) & (rows < self.rows)
+        return torch.where(there, rows, 0), there if mask is None else mask & there
 
     def _gather(self, rows: Tensor, mask: Tensor | None) -> Examples:
         rows, mask = self._own(rows, mask)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from dpsgd_cli.core.marginals import Cells
-from dpsgd_cli.data.splits import SECOND_FILE, held_out
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.recipe.batching import Adjacency
@@ -35,7 +35,6 @@ UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "igno
 """For `np.errstate` where private rows are read and transformed: a warning would tell of single records."""
 UNKNOWN = -1
 """In the place of a label that nobody gave."""
-_UNSAID = np.empty(0, np.int64)
 
 Rows: TypeAlias = "np.ndarray | DiskRows | TrialRows"
 
@@ -110,43 +109,43 @@ def _tuples(found: dict[str, Any]) -> dict[str, Any]:
 class Part:
     """Rows and labels that belong together: x (N, ...), y (N,) class indices (int64) or targets (float32).
 
-    Public records of a file without labels have UNKNOWN ones. `places` (N,), ascending, say where each row was read
-    (`splits.py`); left out, the rows are all of one file. Rows of users stand user by user, and share their user's
-    place (`units.py`); until then `owners` (N,) says whose they are.
+    Public records of a file without labels have UNKNOWN ones. `keys` (`splits.py`) are what coins are drawn from; None
+    where nothing is cut. Rows of users are grouped by user and share their user's key (`units.py`); until then `owners`
+    (N,) names each row's user.
     """
 
     x: np.ndarray
     y: np.ndarray
-    places: np.ndarray = field(default_factory=lambda: _UNSAID)
+    keys: Keys | None = None
     owners: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        if self.places is _UNSAID:
-            object.__setattr__(self, "places", np.arange(len(self.y)))
 
     def __len__(self) -> int:
         return len(self.y)
 
     def cut(self, cut: Cut) -> tuple[Part, Part]:
-        """The rows that stay, and those that `cut` holds out, each in the order of their places; places stay whole."""
-        held = np.isin(self.places, held_out(np.unique(self.places), cut))
-        rest, chosen = (Part(self.x[one], self.y[one], self.places[one]) for one in (~held, held))
+        """The rows that stay, and those that `cut` holds out, each in their order; users stay whole."""
+        keys = self.known_keys
+        held = keys.held_out(cut)
+        rest, chosen = (Part(self.x[one], self.y[one], keys[one]) for one in (~held, held))
         return rest, chosen
 
     @property
-    def units(self) -> int:
-        """How many places the rows are in: users, or else records."""
-        return len(np.unique(self.places))
+    def known_keys(self) -> Keys:
+        """The keys; AssertionError where the rows have none."""
+        assert self.keys is not None, "these rows have no keys, so nothing can be cut from them"
+        return self.keys
 
-    def of_second_file(self) -> Part:
-        """The same rows, in the places of a second file."""
-        return Part(self.x, self.y, self.places + SECOND_FILE)
+    @property
+    def units(self) -> int:
+        """Number of users, or else of records."""
+        return len(self) if self.keys is None else len(self.keys.different)
 
     def pooled(self, test: Part | None) -> Part:
-        """All rows, these first; `test` is `of_second_file`."""
+        """All rows, these first."""
         if test is None:
             return self
-        return Part(*(np.concatenate([getattr(self, own), getattr(test, own)]) for own in ("x", "y", "places")))
+        x, y = (np.concatenate([getattr(self, own), getattr(test, own)]) for own in ("x", "y"))
+        return Part(x, y, self.known_keys.then(test.known_keys))
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,8 @@ class Source:
 class Outline:
     """What is known of a data set before (or without) reading its values. `outputs`: K classes, or 1.
 
-    `files` are the rows of each file, before any cut; `norm_bound` is the largest L2 norm of a preprocessed record that
+    `files` are the rows of each file, before any cut. `train_records` is public: the number of training records, or
+    under add-remove an upper bound on it where a fraction is cut (`splits.py`); `norm_bound` is the largest L2 norm of a preprocessed record that
     public bounds allow, None where nothing bounds it. `cells` makes the columns of preprocessed records in cells, where
     the last step has made them of columns.
     """
@@ -200,8 +200,9 @@ class Dataset:
     that are declared public, by "step", or by "trial/step" after a private one, and `unreleased` what steps that are in
     `nonprivate` kept of the training rows. `layout` is that of records as read. `validation_x` and `validation_y` are
     rows cut from the training part, laid out as `test_x`; None where the recipe asks for none; `public_x` and
-    `public_y` likewise, of records that are public without their labels. `places` are those of the training rows, then
-    of the test rows; None where rows stay on disk. `norm_bound` and `cells` are those of the outline.
+    `public_y` likewise, of records that are public without their labels. `keys` are those of the training rows, then
+    of the test rows; None where nothing is cut, and where rows stay on disk. `train_records` is that of the
+    outline; None for as many as there are rows. `norm_bound` and `cells` are those of the outline.
     All rows are arrays, or where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
     """
 
@@ -224,7 +225,8 @@ class Dataset:
     validation_y: Any = None
     public_x: Any = None
     public_y: Any = None
-    places: np.ndarray | None = None
+    keys: Keys | None = None
+    train_records: int | None = None
     norm_bound: float | None = None
     cells: Callable[[], Sequence[Cells]] = tuple
 

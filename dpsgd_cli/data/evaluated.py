@@ -16,12 +16,14 @@ from dpsgd_cli.data import catalog
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.privacy.together import Records, Run
-from dpsgd_cli.recipe.batching import of_whom
+from dpsgd_cli.recipe.batching import BATCHINGS, Batching, of_whom
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema.data import Data, PublicSet, Split, ValidationSet
 
 OWN_FILES = ("path", "test_path", "target", "test_target")
 OWNER = "unit"
+COINS = "coins"
+"""Keys of `tested_section` that are no keys of `data:`: whose rows go together, and that places decide (`splits.py`)."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,27 @@ def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 def files_of(data: Mapping[str, Any]) -> list[str]:
     """The files of a user's own that the resolved `data` section names, a card of theirs among them."""
-    section = Data.model_validate({key: value for key, value in data.items() if key != OWNER})
+    section = Data.model_validate({key: value for key, value in data.items() if key not in (OWNER, COINS)})
     beside = [data[OWNER]] if str(data.get(OWNER, "")).endswith(".npy") else []
     return [*(section.files if section.card_file is None else [section.card_file]), *beside]
 
 
 def tested_section(resolved_recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The `data` section of a resolved recipe, and under OWNER what its rows are cut by, where that is users."""
-    unit = (resolved_recipe.get("privacy") or {}).get("unit")
-    return resolved_recipe["data"] | ({} if unit is None else {OWNER: unit["column"]})
+    """The `data` section of a resolved recipe, and what its rows are cut by: OWNER and COINS."""
+    privacy = resolved_recipe.get("privacy") or {}
+    unit, adjacency = privacy.get("unit"), privacy.get("adjacency")
+    return section_with(
+        resolved_recipe["data"], unit and unit["column"], adjacency, resolved_recipe["method"]["batching"]
+    )
+
+
+def section_with(
+    data: Mapping[str, Any], owner: str | None, adjacency: str | None, batching: Batching
+) -> dict[str, Any]:
+    """The resolved `data` section with OWNER and COINS, from the other settings of the recipe that decide them."""
+    added = {} if owner is None else {OWNER: owner}
+    by_place = (adjacency or BATCHINGS[batching].adjacency) != "add-remove"
+    return {**data, **added, **({COINS: "place"} if by_place else {})}
 
 
 def public_validation(data: Mapping[str, Any]) -> str:
@@ -95,7 +109,7 @@ def _judges(data: Mapping[str, Any], folds: int | None) -> str:
 
 def _cut(data: Mapping[str, Any], folds: int | None) -> str:
     if folds is not None:
-        return f"{folds} folds"
+        return f"{folds} folds{' by place' if COINS in data else ''}"
     split = data.get("split")
     if split is None and data.get("name") is not None and files_of(data):
         return "the test records of its card"
@@ -103,7 +117,7 @@ def _cut(data: Mapping[str, Any], folds: int | None) -> str:
     if cut is None:
         return "its own test records"
     size = str(cut.test) if isinstance(cut.test, int) else _percentage(cut.test)
-    return f"{size} of its records (split seed {cut.seed})"
+    return f"{size} of its records (split seed {cut.seed}{', by place' if COINS in data else ''})"
 
 
 def _percentage(share: float) -> str:

@@ -21,7 +21,7 @@ from tokenize import TokenError
 import numpy as np
 
 from dpsgd_cli.data.dataset import UNTOLD, Transform, flatten
-from dpsgd_cli.data.splits import held_out
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Cut
 from dpsgd_cli.wording import shortened
@@ -144,18 +144,18 @@ class Selection:
         """`at` a range of places."""
         return self.at(np.arange(*places.indices(len(self))))
 
-    def cut(self, cut: Cut) -> tuple[Selection, Selection]:
-        """The rest, and the rows that `cut` holds out: those of rows in memory (`splits.py`).
+    def cut(self, held: np.ndarray) -> tuple[Selection, Selection]:
+        """Return the rest, and the chosen rows that the mask `held` marks.
 
         Holds 8 bytes for each row held out, nothing for the others.
         """
-        held = held_out(self, cut)
-        chosen = Selection(self.records, held)
+        listed = self.at(np.flatnonzero(held))
+        chosen = Selection(self.records, listed)
         if self.listed is None:
-            return Selection(self.records, held, only=False), chosen
+            return Selection(self.records, listed, only=False), chosen
         if self.only:
-            return Selection(self.records, np.setdiff1d(self.listed, held)), chosen
-        return Selection(self.records, np.union1d(self.listed, held), only=False), chosen
+            return Selection(self.records, np.setdiff1d(self.listed, listed)), chosen
+        return Selection(self.records, np.union1d(self.listed, listed), only=False), chosen
 
 
 class DiskRows:
@@ -192,10 +192,11 @@ class DiskRows:
         """The same rows, transformed further."""
         return DiskRows(self.stored, self.chosen, (*self.transforms, transform))
 
-    def cut(self, cut: Cut) -> tuple[DiskRows, DiskRows]:
-        """The rest, and the rows that `cut` holds out; of features and labels alike."""
-        rest, held = self.chosen.cut(cut)
-        return DiskRows(self.stored, rest, self.transforms), DiskRows(self.stored, held, self.transforms)
+    def cut(self, held: np.ndarray) -> tuple[DiskRows, DiskRows]:
+        """Return the rest, and the rows that the mask `held` marks."""
+        parts = self.chosen.cut(held)
+        rest, chosen = (DiskRows(self.stored, part, self.transforms) for part in parts)
+        return rest, chosen
 
     def reshape(self, *shape: int) -> DiskRows:
         """The same with every row flattened: the one other shape that statistics of rows ask for."""
@@ -252,15 +253,18 @@ class TrialRows:
 
 @dataclass(frozen=True)
 class DiskPart:
-    """`dataset.Part` on disk: features, and labels as class indices or targets."""
+    """`dataset.Part` on disk: features, and labels as class indices or targets. `keys` take 8 bytes a row."""
 
     x: DiskRows
     y: DiskRows
+    keys: Keys | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     def cut(self, cut: Cut) -> tuple[DiskPart, DiskPart]:
-        """The rest, and the rows that `cut` holds out."""
-        (x, held_x), (y, held_y) = self.x.cut(cut), self.y.cut(cut)
-        return DiskPart(x, y), DiskPart(held_x, held_y)
+        """Return the rest, and the rows that `cut` holds out."""
+        assert self.keys is not None, "these rows have no keys, so nothing can be cut from them"
+        held = self.keys.held_out(cut)
+        (x, held_x), (y, held_y) = self.x.cut(held), self.y.cut(held)
+        return DiskPart(x, y, self.keys[~held]), DiskPart(held_x, held_y, self.keys[held])

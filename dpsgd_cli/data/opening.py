@@ -197,7 +197,8 @@ def _bytes(*sources: Source) -> int:
 
 def _arrays(source: Source) -> list[np.ndarray]:
     parts = [part for part in (source.train, source.test) if isinstance(part, Part)]
-    return [array for part in parts for array in (part.x, part.y, part.places)]
+    keys = [part.keys.values for part in parts if part.keys is not None]
+    return [*(array for part in parts for array in (part.x, part.y)), *keys]
 
 
 def kind_of(path: Path) -> str:

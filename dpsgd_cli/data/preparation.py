@@ -37,7 +37,7 @@ from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import let_go_of_large, open_source, open_unlabelled
 from dpsgd_cli.data.pipeline import Normal, Pipeline, Released
 from dpsgd_cli.data.rotation import refuse_fitted
-from dpsgd_cli.data.splits import cut_places, most_trained_on, places_of
+from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.recipe.batching import Adjacency
@@ -51,12 +51,11 @@ def outline(data: Data, base: Path) -> Outline:
     Raises DataError or UsageError for what `prepare` would refuse for the same reason.
     """
     steps = _steps(data, "add-remove", base)
-    on_disk = False
     if data.name is None or data.unit is not None:
         source = _opened(data, base, steps)
         files = tuple(units_in(part, data) for part in (source.train, source.test) if part is not None)
         layout, classes, said = source.layout, source.classes, source.declarations
-        name, on_disk = source.name, isinstance(source.train, DiskPart)
+        name = source.name
     else:
         card = catalog.card_of(data, base)
         counted = {
@@ -66,8 +65,7 @@ def outline(data: Data, base: Path) -> Outline:
         files = tuple(rows for rows in counted.values() if rows)
         layout, classes, said = card.layout, card.labels, readers.declarations(card)
         name = card.name
-    read = on_disk or data.unit is not None
-    sizes = _parts(source, data, base).sizes(data) if read else _sizes(files, data, layout, base)
+    sizes = _sizes(files, data, layout, base)
     layouts = _plan(steps, layout)
     said = (*said, *_declarations(steps, data, sizes))
     outputs, bound = len(classes) if classes is not None else 1, preprocess.norm_bound(steps, layouts)
@@ -82,7 +80,7 @@ def _cells(steps: Sequence[Step], layouts: Sequence[Layout]) -> Callable[[], Seq
 
 def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
     """What `data` names, unless it stays on disk and a step needs all rows in memory."""
-    source = open_source(data, base, partial(_plan, steps))
+    source = _with_keys(open_source(data, base, partial(_plan, steps)), data, base)
     if data.public is not None and data.public.path is not None:
         source = dataclasses.replace(source, public=_public_file(data, source.layout, base))
     if not isinstance(source.train, DiskPart):
@@ -99,10 +97,37 @@ def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
     return source
 
 
+def _with_keys(source: Source, data: Data, base: Path) -> Source:
+    """Give rows their keys where anything is cut; those of users have them already.
+
+    Files that are pooled number identical records together, and others each by itself.
+    """
+    train, test = source.train, source.test
+    if data.unit is not None or not (data.cuts or _split(data, test is not None, base)):
+        return source
+    parts = [train, *([] if test is None else [test])]
+    if data.by_place:
+        keys = Keys.of_places([len(part) for part in parts])
+    elif data.pooled and isinstance(train, Part) and isinstance(test, Part):
+        keys = content_keys(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]))
+    else:
+        keys = content_keys(train.x, train.y)
+        keys = keys if test is None else keys.then(content_keys(test.x, test.y))
+    made = dataclasses.replace(train, keys=keys[: len(train)])
+    rest = None if test is None else dataclasses.replace(test, keys=keys[len(train) :])
+    return dataclasses.replace(source, train=made, test=rest)
+
+
 @dataclass(frozen=True)
 class Sizes:
-    """Rows of each part; of the training part users, where those are the unit."""
+    """Sizes of the parts: numbers of rows, of the training part users where those are the unit.
 
+    Unless `exact`, a fraction was cut under add-remove: `train` is then a public number of places, an upper bound, and
+    the others are means. `records` are those of all files.
+    """
+
+    records: int
+    exact: bool
     train: int
     test: int
     validation: int = 0
@@ -118,31 +143,33 @@ class Parts:
     validation: Part | DiskPart | None = None
     public: Part | DiskPart | None = None
 
-    def sizes(self, data: Data) -> Sizes:
-        """Users to train on where `data` are of users, else rows; rows of all other parts, which are public."""
-        others = (0 if part is None else len(part) for part in (self.test, self.validation, self.public))
-        return Sizes(units_in(self.train, data), *others)
-
 
 def units_in(part: Part | DiskPart, data: Data) -> int:
     """How many a part has of those that a statement protects: users, or else rows."""
     return len(part) if data.unit is None or isinstance(part, DiskPart) else part.units
 
 
-def _sizes(files: tuple[int, ...], data: Data, layout: Layout, base: Path) -> Sizes:
-    """The parts of `files`, given by their numbers of rows."""
-    split, first = _split(data, len(files) > 1, base), places_of(files)
-    train, test = (first[: files[0]], first[files[0] :]) if split is None else cut_places(first, split)
-    held: dict[str, np.ndarray] = {}
+def _sizes(files: Sequence[int], data: Data, layout: Layout, base: Path) -> Sizes:
+    """The parts of `files`, given by their numbers of records (or users); no record is read."""
+    split = _split(data, len(files) > 1, base)
+    whole = files if split is not None else files[:1]
+    left: Keys | int = Keys.of_places(whole) if data.by_place else sum(whole)
+    test = sum(files[1:])
+    if split is not None:
+        left, test = cut_sizes(left, split)
+    validation, public = 0, 0
     if data.validation is not None:
-        train, held["validation"] = cut_places(train, data.validation)
+        left, validation = cut_sizes(left, data.validation)
     if data.public is not None and data.public.cut_from == "train":
-        train, held["public"] = cut_places(train, data.public)
+        left, public = cut_sizes(left, data.public)
     elif data.public is not None and data.public.cut_from == "test":
-        test, held["public"] = cut_places(test, data.public)
+        _, public = cut_sizes(test, data.public)
+        test -= public
     elif data.public is not None:
-        held["public"] = _public_file(data, layout, base).places
-    return Sizes(len(train), len(test), **{name: len(places) for name, places in held.items()})
+        public = len(_public_file(data, layout, base))
+    train = len(left) if isinstance(left, Keys) else left
+    exact = data.by_place or all(isinstance(cut.asked, int) for cut in (split, data.validation) if cut is not None)
+    return Sizes(sum(files), exact, train, test, validation, public)
 
 
 def private_releases(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Release]:
@@ -176,8 +203,10 @@ def prepare(
     rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given)
     made = dict(zip(given, rows, strict=True))
     nonprivate = tuple(step.nonprivate for step in steps if step.nonprivate is not None)
-    said = _declarations(steps, data, cut.sizes(data))
-    on_disk = isinstance(train, DiskPart)
+    files = [units_in(part, data) for part in (source.train, source.test) if part is not None]
+    sizes = _sizes(files, data, source.layout, base)
+    said = _declarations(steps, data, sizes)
+    _check_places(units_in(train, data), sizes.train, data, source.name)
     return Dataset(
         name=source.name,
         train_x=made["train"],
@@ -198,10 +227,28 @@ def prepare(
         validation_y=None if cut.validation is None else _own(cut.validation.y),
         public_x=made.get("public"),
         public_y=None if cut.public is None else _own(cut.public.y),
-        places=None if on_disk else np.concatenate([part.places for part in (train, test) if isinstance(part, Part)]),
+        keys=_all_keys(train, test),
+        train_records=sizes.train,
         norm_bound=preprocess.norm_bound(steps, layouts),
         cells=_cells(steps, layouts),
     )
+
+
+def _all_keys(train: Part | DiskPart, test: Part | DiskPart) -> Keys | None:
+    """Keys of the training rows, then of the test rows; None where rows have none, or stay on disk."""
+    if isinstance(train, DiskPart) or train.keys is None:
+        return None
+    return train.keys if test.keys is None else train.keys.then(test.keys)
+
+
+def _check_places(records: int, places: int, data: Data, name: str) -> None:
+    """Refuse a training part that has more records than places; see `splits.py`."""
+    if records > places:
+        what = "records" if data.unit is None else "users"
+        raise DataError(
+            f"{name}: the cut leaves more training {what} than the {places} places that were planned, which happens once"
+            " in a billion files by chance; give data.split another seed, or a count"
+        )
 
 
 def _hashes(steps: Sequence[Step], data: Data, base: Path) -> dict[str, str]:
@@ -217,7 +264,7 @@ def held_out_of(data: Data, base: Path, folds: bool) -> Part:
 
     Raises DataError as `prepare` does, and where rows stay on disk.
     """
-    cut = _parts(open_source(data, base), data, base)
+    cut = _parts(_with_keys(open_source(data, base), data, base), data, base)
     train, test = cut.train, cut.test
     if not isinstance(train, Part) or not isinstance(test, Part):
         raise DataError("records that stay on disk are not read as a whole; save some of them as a npz file")
@@ -305,11 +352,10 @@ def _parts(source: Source, data: Data, base: Path) -> Parts:
     A split named in the recipe is cut from ALL rows, the files' own test rows included.
     """
     train, test, split = source.train, source.test, _split(data, source.test is not None, base)
-    if isinstance(train, Part) and not isinstance(test, DiskPart):
-        test = None if test is None else test.of_second_file()
-        train = train if split is None else train.pooled(test)
-    elif split is not None and test is not None:
-        raise DataError(f"{source.name}: files that stay on disk are not pooled; give test_path or split, not both")
+    if split is not None and test is not None:
+        if not isinstance(train, Part) or not isinstance(test, Part):
+            raise DataError(f"{source.name}: files that stay on disk are not pooled; give test_path or split, not both")
+        train = train.pooled(test)
     if split is not None:
         train, test = train.cut(split)
     if test is None:
@@ -337,13 +383,14 @@ def _public_file(data: Data, layout: Layout, base: Path) -> Part:
 
 
 def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str, ...]:
-    """What is said of the sizes of the parts, and by the steps."""
+    """What the statement takes to be public: sizes of parts, and what each step declares."""
     of_steps = (step.declaration for step in steps if step.declaration is not None)
-    said = [*_sizes_declared(sizes.train, sizes.test, data), *of_steps]
+    said = [*_sizes_declared(sizes, data), *of_steps]
+    about = "" if sizes.exact else "about "
     if data.validation is not None and data.validation.public:
         said.append(
-            f"The {sizes.validation} validation records, cut from the training data, are declared public: the statement"
-            " does not protect whoever is in them."
+            f"The {about}{sizes.validation} validation records, cut from the training data, are declared public: the"
+            " statement does not protect whoever is in them."
         )
     elif data.validation is not None:
         said.append(f"The number of validation records is public: {sizes.validation}; each look at them is charged.")
@@ -356,24 +403,24 @@ def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str,
     return tuple(said)
 
 
-def _sizes_declared(train_records: int, test_records: int, data: Data) -> tuple[str, ...]:
-    """What is said of the numbers of records, or of users."""
+def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
+    """Declarations of the numbers of records, or of users."""
+    what, files = "records" if data.unit is None else "users", (sizes.records,)
+    measured = "what is measured on them is reported without noise."
+    if data.folds is not None:
+        train = places_of_a_fold(files, data.folds, data.by_place)
+        return (
+            f"The number of {what} is public: {sizes.records}; each trial trains on at most {train} of them, and on none"
+            " of its own fold.",
+            f"The records of a trial's own fold are public to it: {measured}",
+            f"Each trial's own statement covers the {what} that it trained on.",
+        )
+    if sizes.exact:
+        return (
+            f"The number of training {what} is public: {sizes.train}.",
+            f"The {sizes.test} test {what} are public: {measured}",
+        )
     return (
-        f"The number of training {'records' if data.unit is None else 'users'} is public: {train_records}.",
-        f"The {test_records} test records are public: what is measured on them is reported without noise.",
-    )
-
-
-def folds_declared(
-    said: Sequence[str], sizes: tuple[int, int], files: Sequence[int], folds: int, data: Data
-) -> tuple[str, ...]:
-    """What was `said` of a split into parts of `sizes`, with `folds` instead, of `files` of so many rows, or users."""
-    records, train = sum(files), most_trained_on(files, folds)
-    what = "records" if data.unit is None else "users"
-    return (
-        *(one for one in said if one not in _sizes_declared(*sizes, data)),
-        f"The number of {what} is public: {records}; each trial trains on at most {train} of them, and on none of its"
-        " own fold.",
-        "The records of a trial's own fold are public to it: what is measured on them is reported without noise.",
-        f"Each trial's own statement covers the {what} that it trained on.",
+        f"The number of {what} is public: {sizes.records}; at most {sizes.train} of them train.",
+        f"The test {what}, about {sizes.test}, are public: {measured}",
     )

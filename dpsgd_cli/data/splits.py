@@ -1,36 +1,41 @@
-"""Which rows are held out, for testing, for validation or by a fold: each row's place and a seed decide, nothing else.
+"""Coins: which records are held out for testing or validation, and which fold or part each record is in.
 
-A row's place is its number in its file, counted from 0 in the order of the file (after the rows that a card's reader
-leaves out), and which of the files it is in. It has a coin: a hash of (seed, purpose, place), uniform on 64 bits. No
-value of any row, no other row and no number of rows enters it, so whoever comes or goes leaves the others' coins alone.
+A record's coin is a hash of (seed, purpose, key), uniform on 64 bits. The key depends on the adjacency that the recipe's
+statement is for, so that neighbouring files differ in one record of one part:
 
-fraction f   A row is held out where its coin is below f. One row more is in one part, and the others stay where they
-             are. Sizes are about f N, and what exactly depends on the seed and on the places alone.
-count n      The rows of the n smallest coins are held out. Proof that training parts of neighbours are neighbours: let
-             one row come, and n rows be held out before and after. If its coin is not among the n smallest, it joins
-             the training part. If it is, it takes the place of the one row whose coin was the largest of the n, and
-             that row joins the training part. Either way the training part gains one record and loses none. The part
-             held out stays the same or has one record replaced.
-two cuts     Validation rows are cut from what the first cut left, by coins of another purpose. What is left gains one
-             record at most and loses none, and then so does what is left of that; the validation part gains one record
-             (fraction) or has one replaced (count), which moves a count of right predictions by one at most.
-K folds      K rows in a row (places K b to K b + K - 1) are dealt out to the K folds in an order that their coins
-             give, an incomplete last block among them. A row's fold depends on nothing but its place. Folds then
-             differ in size by one at most for each file.
+add-remove              The key is a hash of the record's own content as read (features and label, before preprocessing)
+                        and of its number among identical records. With `privacy.unit` it is a hash of the user's name.
+                        Removing a record, or one of several identical ones, leaves every other record's key and coin
+                        as they were. So does another order of the file.
+replace-one, zero-out   The key is the record's place: which of the files it is in, and its row there (with
+                        `privacy.unit` the user's rank by name). Neighbours have the same places, so every part keeps
+                        its size.
 
-What neighbouring means here. The records are those in places: under add-remove one place is filled or empty, under
-replace-one and zero-out it is filled differently. A file can leave only its last place empty. A row taken out of the
-middle of a file moves all later rows up by one place, and they take other coins: the guarantee compares data sets in
-which everybody else keeps their place, as it compares those in which everybody else keeps their values. The number of
-places is public, and so are the sizes of all parts.
+fraction f   A record is held out if its coin is below f. It depends on that record alone.
+count n      The n records with the smallest coins are held out. Let one record be removed. If it was not held out,
+             nobody moves. If it was, the record with the next coin takes its place and leaves the training part. Either
+             way the training part loses one record and gains none, so training parts of neighbours are neighbours. The
+             held-out part is the same or has one record replaced.
+two cuts     Validation records are cut from what the first cut left, by coins of another purpose.
+K folds      Under add-remove a record is in fold floor(K coin / 2^64), a function of that record alone. By place, K
+             consecutive places are dealt out to the K folds in the order of their coins; fold sizes then differ by at
+             most one for each file.
 
-Not here: what parts are used for.
+Sizes. By place the sizes of all parts follow from the number of records, which is public. Under add-remove a fraction or
+a fold has a size that depends on the records. What is public instead is an upper bound (`places_for`): prices, sampling
+rates and divisors count that many places, and a place without a record adds nothing to any sum. A file whose part has
+more records than places is refused before anything is released.
+
+A collision of 128-bit BLAKE2b digests would count two different records as identical; everything else holds for all
+files, also for records chosen to have certain coins.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -40,123 +45,212 @@ from dpsgd_cli.recipe.schema.data import Cut
 from dpsgd_cli.wording import count
 
 SECOND_FILE = 1 << 40
-"""The place of the first row of a second file: beyond those of the first, however many they are."""
-
+"""Place of the first row of a second file: beyond every row of the first."""
+_DEVIATIONS = 6
+"""Places for a random number of records: its mean plus this many standard deviations (exceeded once in 10^9)."""
 _AT_ONCE = 1 << 22
+_BYTES_AT_ONCE = 1 << 23
 
 
-class Places(Protocol):
-    """Places in ascending order: an array, or what stands for one that would be too large."""
+class Rows(Protocol):
+    """An array, or rows on disk that are read by slices."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of rows."""
 
-    def __getitem__(self, chosen: slice) -> np.ndarray:
-        """Those from a number to another."""
-
-
-def places_of(files: Sequence[int]) -> np.ndarray:
-    """The places (N,) of all rows of `files`, given by their numbers of rows; int64, ascending."""
-    return np.concatenate([number * SECOND_FILE + np.arange(rows) for number, rows in enumerate(files)])
+    def __getitem__(self, rows: slice, /) -> np.ndarray:
+        """Rows in order."""
 
 
-def coins(places: np.ndarray, seed: int, purpose: str) -> np.ndarray:
-    """The coins of `places`, uint64: `splitmix` by a key that is SHA-256's first 64 bits, little-endian, of
-    "purpose/seed".
+def coin(keys: np.ndarray, seed: int, purpose: str) -> np.ndarray:
+    """Coins (N,), uint64, of records with `keys` (N,): SplitMix64 seeded by SHA-256 of "purpose/seed".
 
-    >>> coins(np.arange(2), 0, "test").tolist()
+    All random choices of parts, folds and rows go through this function.
+
+    >>> coin(np.arange(2), 0, "test").tolist()
     [12774773154734168601, 2140662401178399102]
     """
     key = hashlib.sha256(f"{purpose}/{seed}".encode()).digest()[:8]
-    return splitmix(int.from_bytes(key, "little"), places)
+    return splitmix(int.from_bytes(key, "little"), keys)
 
 
-def splitmix(key: int, places: np.ndarray) -> np.ndarray:
-    """SplitMix64's outputs number `places` (from 0) from the state `key`, uint64.
+def splitmix(state: int | np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Output number `numbers` (from 0) of SplitMix64 started at `state`, uint64.
 
-    A bijection of 64 bits, so no two places below 2^64 have the same. Source: Steele, Lea and Flood 2014, "Fast
-    splittable pseudorandom number generators"; constants of its reference in C.
+    Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"; constants of its C reference.
     """
-    mixed = np.uint64(key) + (places.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    first = np.asarray(state, dtype=np.uint64)
+    mixed = first + (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def held_out(places: Places, cut: Cut) -> np.ndarray:
-    """Those of `places` that `cut` holds out, ascending; holds 8 bytes for each of them, whatever the others are.
+@dataclass(frozen=True)
+class Keys:
+    """Keys of N rows in their order: places (int64), or hashes of content or of users' names (uint64).
 
-    Raises DataError unless both parts get at least one row.
+    `by_place` says which of the two. Rows of one user share a key where `of_users`.
     """
-    records = len(places)
-    asked, purpose, key = cut.asked, cut.purpose, cut.key
-    if records < 2:
-        raise DataError(
-            f"{key}: {count(records, 'row')} cannot be cut into two parts; give at least 2, or rows to hold out in a"
-            " file of their own (data.test_path)"
+
+    values: np.ndarray
+    by_place: bool
+    of_users: bool = False
+
+    @classmethod
+    def of_places(cls, files: Sequence[int]) -> Keys:
+        """Keys by place of the rows of `files`, given by their numbers of rows."""
+        return cls(
+            np.concatenate([number * SECOND_FILE + np.arange(rows) for number, rows in enumerate(files)]), by_place=True
         )
-    held = np.empty(min(asked, records) if isinstance(asked, int) else 0)
-    if len(held) < records:
-        bound = _bound(places, asked, cut.seed, purpose)
-        held = np.concatenate([part[coins(part, cut.seed, purpose) < bound] for part in _pieces(places)])
-    if not 1 <= len(held) < records:
-        raise DataError(
-            f"{key}: {asked} holds out {len(held)} of {records} rows; both parts need at least one row, so give a count"
-            f" from 1 to {records - 1}, or another fraction"
-        )
-    return held
+
+    @classmethod
+    def of_names(cls, names: Sequence[str] | np.ndarray) -> Keys:
+        """Keys of users by their names."""
+        digests = [hashlib.blake2b(str(name).encode(errors="surrogatepass"), digest_size=8).digest() for name in names]
+        values = np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+        return cls(values, by_place=False, of_users=True)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: np.ndarray | slice) -> Keys:
+        return replace(self, values=self.values[rows])
+
+    def then(self, others: Keys) -> Keys:
+        """These keys followed by `others`, which are of the same kind."""
+        if self.by_place != others.by_place:
+            raise ValueError("keys by place and keys by content do not go together")
+        return replace(self, values=np.concatenate([self.values, others.values]))
+
+    @property
+    def different(self) -> Keys:
+        """Each key once: the users of rows, or the rows themselves."""
+        return replace(self, values=np.unique(self.values)) if self.of_users else self
+
+    def held_out(self, cut: Cut) -> np.ndarray:
+        """Rows that `cut` holds out, a mask (N,).
+
+        Raises DataError unless both parts get at least one key.
+        """
+        chosen = self.different.values
+        asked, records = cut.asked, len(chosen)
+        if records < 2:
+            raise DataError(
+                f"{cut.key}: {count(records, 'row')} cannot be cut into two parts; give at least 2, or rows to hold out"
+                " in a file of their own (data.test_path)"
+            )
+        below = np.zeros(len(self), bool)
+        if not isinstance(asked, int) or asked < records:
+            bound = _bound(chosen, asked, cut.seed, cut.purpose)
+            for start in range(0, len(self), _AT_ONCE):
+                part = slice(start, start + _AT_ONCE)
+                below[part] = coin(self.values[part], cut.seed, cut.purpose) < bound
+        if not below.any() or below.all():
+            raise DataError(_one_is_empty(cut, records))
+        return below
+
+    def parts(self, number: int, purpose: str, seed: int) -> np.ndarray:
+        """The part (N,), 0 to `number` - 1, that each row falls into."""
+        if not self.by_place:
+            return ((coin(self.values, seed, purpose) >> np.uint64(32)) * np.uint64(number) >> np.uint64(32)).astype(
+                int
+            )
+        in_block = self.values % SECOND_FILE % number
+        first, block = np.unique(self.values - in_block, return_inverse=True)
+        ranks = coin(first[:, None] + np.arange(number), seed, purpose).argsort(axis=1).argsort(axis=1)
+        found: np.ndarray = ranks[block, in_block]
+        return found
+
+    def folds(self, folds: int, repeats: int, seed: int) -> np.ndarray:
+        """Rows that each trial does not train on, bool (N, K * repeats); trial t is fold t % K of repeat t // K."""
+        found = np.stack([self.parts(folds, f"fold {repeat}", seed) for repeat in range(repeats)], axis=1)
+        return (found[:, :, None] == np.arange(folds)).reshape(len(self), -1)
 
 
-def _bound(places: Places, asked: float, seed: int, purpose: str) -> np.uint64:
-    """What a coin must be below to be held out."""
+def content_keys(*arrays: Rows) -> Keys:
+    """Return keys by content of records: the bytes of a record's row in each of `arrays`, all of shape (N, ...).
+
+    Rows are read a few megabytes at a time. Memory: 32 bytes a record.
+    """
+    records, size = len(arrays[0]), sum(array[:1].nbytes for array in arrays)
+    step = max(1, _BYTES_AT_ONCE // max(1, size))
+    digests = [_digests([array[start : start + step] for array in arrays]) for start in range(0, records, step)]
+    return Keys(_numbered(np.concatenate(digests)), by_place=False)
+
+
+def _digests(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """BLAKE2b digests (n, 2), uint64, of the rows of arrays (n, ...) side by side."""
+    rows = len(arrays[0])
+    parts = [np.ascontiguousarray(array).reshape(rows, -1).view(np.uint8) for array in arrays]
+    joined = np.concatenate(parts, axis=1)
+    width, content, blake2b = joined.shape[1], joined.tobytes(), hashlib.blake2b
+    found = [blake2b(content[i : i + width], digest_size=16).digest() for i in range(0, rows * width, width)]
+    return np.frombuffer(b"".join(found), dtype="<u8").reshape(rows, 2).astype(np.uint64)
+
+
+def _numbered(digests: np.ndarray) -> np.ndarray:
+    """Keys (N,) of records with `digests` (N, 2), the k-th of identical ones by output k of its own SplitMix64."""
+    order = np.lexsort(digests.T)
+    lined = digests[order]
+    new = np.ones(len(order), bool)
+    new[1:] = (lined[1:] != lined[:-1]).any(axis=1)
+    begins = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order)) - begins
+    return splitmix(digests[:, 0], number)
+
+
+def _bound(keys: np.ndarray, asked: float, seed: int, purpose: str) -> np.uint64:
+    """The number that the coin of a held-out record is below."""
     if isinstance(asked, float):
         return np.uint64(int(asked * 2.0**64))
     smallest = np.empty(0, np.uint64)
-    for part in _pieces(places):
-        smallest = np.concatenate([smallest, coins(part, seed, purpose)])
+    for start in range(0, len(keys), _AT_ONCE):
+        smallest = np.concatenate([smallest, coin(keys[start : start + _AT_ONCE], seed, purpose)])
         if len(smallest) > asked:
             smallest = np.partition(smallest, asked - 1)[:asked]
     return smallest.max() + np.uint64(1)
 
 
-def _pieces(places: Places) -> Iterator[np.ndarray]:
-    for start in range(0, len(places), _AT_ONCE):
-        yield places[start : start + _AT_ONCE]
+def places_for(records: int, share: float) -> int:
+    """Places for those of `records` that independent coins keep with probability `share`, at most all of them.
 
-
-def cut_places(places: np.ndarray, cut: Cut) -> tuple[np.ndarray, np.ndarray]:
-    """The places that stay, and those that `cut` holds out, each ascending."""
-    held = held_out(places, cut)
-    return np.setdiff1d(places, held, assume_unique=True), held
-
-
-def most_trained_on(files: Sequence[int], folds: int) -> int:
-    """Records of a trial with K folds, as prices and divisors count them: the most that any fold can train on.
-
-    A fold that trains on fewer is filled up with records that add nothing. Raises DataError where a fold may be empty.
+    >>> places_for(500, 0.8), places_for(60_000, 0.8), places_for(10, 0.8)
+    (454, 48588, 10)
     """
-    if not sum(rows // folds for rows in files):
+    return min(records, math.ceil(records * share + _DEVIATIONS * math.sqrt(records * share * (1 - share))))
+
+
+def cut_sizes(whole: Keys | int, cut: Cut) -> tuple[Keys | int, int]:
+    """Return what `cut` leaves, and how many records it holds out, before any record is read.
+
+    `whole` is all keys by place; or under add-remove the number of places, of which a fraction's number is a mean.
+    """
+    if isinstance(whole, Keys):
+        held = whole.held_out(cut)
+        return whole[~held], int(held.sum())
+    if not isinstance(cut.asked, int):
+        return places_for(whole, 1 - cut.asked), round(whole * cut.asked)
+    if cut.asked >= whole:
+        raise DataError(_one_is_empty(cut, whole))
+    return whole - cut.asked, cut.asked
+
+
+def _one_is_empty(cut: Cut, records: int) -> str:
+    return (
+        f"{cut.key}: {cut.asked} of {count(records, 'row')} leaves one of the two parts empty; give a count from 1 to"
+        f" {records - 1}, or another fraction"
+    )
+
+
+def places_of_a_fold(files: Sequence[int], folds: int, by_place: bool) -> int:
+    """Places of a trial that trains on all of K folds but its own, of `files` of so many records.
+
+    By place it is the most that any fold trains on. Raises DataError where a fold may be empty.
+    """
+    if sum(files) < folds or (by_place and not sum(rows // folds for rows in files)):
         raise DataError(f"folds: {folds} folds of {count(sum(files), 'row')}; give at most as many folds as rows")
-    return sum(rows - rows // folds for rows in files)
-
-
-def folds_of(places: np.ndarray, folds: int, repeats: int, seed: int = 0) -> np.ndarray:
-    """The fold (N, repeats), 0 to K - 1, that each place falls into: a function of (seed, repeat, place) alone.
-
-    >>> np.bincount(folds_of(np.arange(7), 3, 1)[:, 0]).tolist()
-    [2, 2, 3]
-    """
-    in_block = places % SECOND_FILE % folds
-    first, block = np.unique(places - in_block, return_inverse=True)
-    dealt = first[:, None] + np.arange(folds)
-    found = np.empty((len(places), repeats), np.int64)
-    for repeat in range(repeats):
-        ranks = coins(dealt, seed, f"fold {repeat}").argsort(axis=1).argsort(axis=1)
-        found[:, repeat] = ranks[block, in_block]
-    return found
-
-
-def held_out_by_folds(places: np.ndarray, folds: int, repeats: int, seed: int = 0) -> np.ndarray:
-    """Rows that each trial does not train on: bool (N, K * repeats); trial t is fold t % K of repeat t // K."""
-    found = folds_of(places, folds, repeats, seed)
-    return (found[:, :, None] == np.arange(folds)).reshape(len(places), -1)
+    if by_place:
+        return sum(rows - rows // folds for rows in files)
+    return places_for(sum(files), 1 - 1 / folds)

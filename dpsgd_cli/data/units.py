@@ -1,17 +1,16 @@
-"""Whose each row is, where `privacy.unit` protects all rows of a user together: users are numbered, cut and counted.
+"""Users: which rows belong to whom where `privacy.unit` protects all rows of a user together.
 
 Neighbouring data sets differ in all rows of one user, however many: the user and their rows are there or not
 (add-remove), are others (replace-one, of any number from 1), or are null rows, which add nothing (zero-out). A user's
-place (`splits.py`) is their number, from 0, in the order of the users' names as text; neighbours are data sets in which
-everybody else keeps theirs, as there. What follows of a user's rows is then a function of that user's place and rows:
+key (`splits.py`) is a hash of their name under add-remove, and their rank by name, from 0, otherwise. These follow from
+it and from the user's own rows:
 
-- which part of a cut, and which fold: of the place alone, so all rows of a user go together;
-- which of the rows are taken, if there are more than `most_rows`: those with the smallest coins, a row's coin being a
-  hash of the user's place and the row's number among that user's, in the order of the file. No value and no label of
-  any row, no row of anybody else, and no secret enters.
+- the part of a cut, and the fold, which follow from the key alone, so all rows of a user go together;
+- which rows are used where a user has more than `most_rows`: those with the smallest coins. A row's key is a hash of the
+  user's name, of its own content and of its number among the user's identical rows.
 
-So a row that comes or goes changes what is taken of its own user's rows, and of nobody else's.
-The number of users is public, as the number of records is elsewhere. How many rows each has is not.
+A row that is added or removed therefore changes which rows of its own user are used, and nobody else's. The number of
+users is public, as the number of records is elsewhere. The number of rows of a user is not.
 
 Not here: what a user adds to a sum (`core/units.py`).
 """
@@ -28,7 +27,7 @@ import numpy as np
 from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Dataset, Part, Source
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart
-from dpsgd_cli.data.splits import SECOND_FILE, coins, splitmix
+from dpsgd_cli.data.splits import SECOND_FILE, Keys, coin, content_keys
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.unit import Unit
@@ -75,7 +74,7 @@ def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
 
 
 def by_user(source: Source, data: Data) -> Source:
-    """The source with its rows in memory, user by user, in the places of their users.
+    """Return the source with its rows in memory, grouped by user, with the keys of their users.
 
     Files that are pooled (data.split, folds) are one part. Raises DataError where there is one user only, and where a
     user of the training file has rows in the test file, which are public.
@@ -93,14 +92,19 @@ def by_user(source: Source, data: Data) -> Source:
             f" {quoted(data.unit.column)}: their data are all there is, and a model of them protects nobody; name a"
             " column that tells users apart"
         )
-    placed = [_in_places(part, places) for part, (_, places) in zip(parts, found, strict=True)]
+    if data.by_place:
+        first = (0, SECOND_FILE)
+        keys = [Keys(place + user, True, of_users=True) for place, (_, user) in zip(first, found, strict=False)]
+    else:
+        keys = [Keys.of_names(names)[user] for names, user in found]
+    grouped = [_by_user(part, own) for part, own in zip(parts, keys, strict=True)]
     told = (
         f"Whose a row is (privacy.unit.column {data.unit.column}) is taken as the data say it; whoever has rows under"
         f" several names is protected under each by itself. At most {data.unit.most_rows} rows of a user are used,"
-        " chosen by no value.",
+        " chosen by a hash of their content.",
     )
     return dataclasses.replace(
-        source, train=placed[0], test=placed[1] if placed[1:] else None, declarations=(*source.declarations, *told)
+        source, train=grouped[0], test=grouped[1] if grouped[1:] else None, declarations=(*source.declarations, *told)
     )
 
 
@@ -108,25 +112,22 @@ def in_memory(part: Part | DiskPart) -> Part:
     """All rows of a part that stays on disk, read at once."""
     if isinstance(part, Part):
         return part
-    return Part(*(np.asarray(rows[0 : len(part)]) for rows in (part.x, part.y)))
+    x, y = (np.asarray(rows[0 : len(part)]) for rows in (part.x, part.y))
+    return Part(x, y)
 
 
-def members_of(places: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The places (U,) of the users in `places` (N,), and which rows of theirs are taken: numbers (U, M), -1 for none.
+def members_of(keys: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the keys (U,) of the users of rows with `keys` (N,), and their rows' numbers (U, M), -1 for none.
 
-    Guarantee: a line of the second depends on nothing but its user's place and how many rows that user has, but for the
-    numbers themselves, which say where in `places` those rows stand.
+    A user's rows are taken in the order in which they stand, the first `most_rows` of them.
 
     >>> members_of(np.array([0, 0, 0, 4]), most_rows=2)
-    (array([0, 4]), array([[ 2,  1],
+    (array([0, 4]), array([[ 0,  1],
            [ 3, -1]]))
     """
-    users, user, sizes = np.unique(places, return_inverse=True, return_counts=True)
-    in_turn = np.arange(len(places)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    number = np.empty_like(in_turn)
-    number[np.argsort(user, kind="stable")] = in_turn
-    drawn = splitmix(0, coins(users, 0, "rows of a user")[user] + number.astype(np.uint64))
-    order = np.lexsort((drawn, user))
+    users, user, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    order = np.argsort(user, kind="stable")
+    in_turn = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     taken = in_turn < most_rows
     members = np.full((len(users), most_rows), -1, np.int64)
     members[user[order][taken], in_turn[taken]] = order[taken]
@@ -143,8 +144,8 @@ def as_users(dataset: Dataset, unit: Unit | None) -> Dataset:
     times = min(unit.most_rows, _ROWS_OF_A_USER)
     x, y = (np.repeat(rows, times, axis=0) for rows in (dataset.train_x, dataset.train_y))
     users, test = len(dataset.train_y), SECOND_FILE + np.arange(len(dataset.test_y))
-    places = np.concatenate([np.repeat(np.arange(users), times), test])
-    return dataclasses.replace(dataset, train_x=x, train_y=y, places=places)
+    keys = Keys(np.concatenate([np.repeat(np.arange(users), times), test]), True, of_users=True)
+    return dataclasses.replace(dataset, train_x=x, train_y=y, keys=keys)
 
 
 def _owners(part: Part) -> np.ndarray:
@@ -154,12 +155,14 @@ def _owners(part: Part) -> np.ndarray:
 
 def _joined(parts: Sequence[Part]) -> Part:
     x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
-    return Part(x, y, owners=np.concatenate([_owners(part) for part in parts]))
+    return Part(x, y, None, np.concatenate([_owners(part) for part in parts]))
 
 
-def _in_places(part: Part, places: np.ndarray) -> Part:
-    order = np.argsort(places, kind="stable")
-    return Part(part.x[order], part.y[order], places[order])
+def _by_user(part: Part, keys: Keys) -> Part:
+    """Group the rows by user, those of a user in the order of their coins."""
+    rows = content_keys(part.x, part.y, keys.values)
+    order = np.lexsort((coin(rows.values, 0, "rows of a user"), keys.values))
+    return Part(part.x[order], part.y[order], keys[order])
 
 
 def _refuse_shared(train: np.ndarray, test: np.ndarray, name: str, unit: Unit) -> None:

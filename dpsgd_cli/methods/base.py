@@ -22,6 +22,7 @@ from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.core.tensors import Batch, Table, sent
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.privacy.ledger import Ledger
 from dpsgd_cli.privacy.mechanism import Mechanism
 from dpsgd_cli.privacy.plan import Plan
@@ -64,7 +65,7 @@ class Context:
     trials. `most_rows` bounds how many rows a trial may hold at once (memory only). `feature_bound` is the public
     bound on the norm of a record's features, the convex model's constant column included; None where there is none.
     `validation` are held-out rows that a schedule may look at: public, or charged by the look. `public` are records
-    that are public without their labels, and `places` those of the training rows (`data/splits.py`). `cells` makes the
+    that are public without their labels, and `keys` those of the training rows (`data/splits.py`). `cells` makes the
     columns in cells that features are made of, where they are. `team` are the processes that train this pack together;
     `watcher` audits them.
     """
@@ -81,7 +82,7 @@ class Context:
     feature_bound: float | None = None
     validation: Table | None = None
     public: Table | None = None
-    places: np.ndarray | None = None
+    keys: Keys | None = None
     cells: Callable[[], Sequence[Cells]] = tuple
     team: Team = field(default_factory=Team)
     watcher: Watcher | None = None

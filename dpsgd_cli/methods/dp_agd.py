@@ -269,7 +269,7 @@ def _sampled(context: Context, size: int) -> SampledRisk:
     if size > len(context.table):
         raise RecipeError(f"method.sample is {size}, more than the {len(context.table)} training records")
     risk = linear_risk(context)
-    return SampledRisk(risk.rows, risk.loss, context.streams, context.table.own, size)
+    return SampledRisk(risk.rows, risk.loss, context.streams, context.table, size)
 
 
 def _settings(recipe: Recipe) -> DpAgdMethod:

@@ -84,13 +84,14 @@ class LectureSgd(DpSgd):
         if self.context.table.own is not None:
             drawn = self.context.table.own.gather(1, drawn)
         index = drawn.squeeze(1)
-        at = index.clamp_min(0)
+        there = (index >= 0) & (index < len(self.rows))
+        at = torch.where(there, index, 0)
         z, pack = self.rows.z.index_select(0, at), self.context.pack
         margins = (z * pack.values).sum(dim=1)
         if self.rows.offset is not None:
             margins = margins + self.rows.offset[at]
         most = self.bounds.clipping.norms[0] / self.rows.norms[at]
         slopes = torch.maximum(torch.minimum(self.loss.slope(margins), most), -most).nan_to_num(nan=0.0)
-        # where a fold's place is left over, a record that adds nothing was drawn
-        slopes = torch.where(index >= 0, slopes, 0.0)
+        # a place without a record adds nothing
+        slopes = torch.where(there, slopes, 0.0)
         pack.sums.copy_(z * slopes.unsqueeze(1))

@@ -4,10 +4,10 @@ Released: for the first `queries` public records in an order that a seed decides
 of the teachers' votes (`privacy/voting.py`, with sensitivities and theorems). Nothing else that was computed from a
 training record reaches the student, which is all that is published.
 
-Why one record changes one vote. A record's part is a function of its place and a seed (`folds_of`): no value, no other
-record and no number of records enters it. Teacher i is a function of its part, of streams named after it, and of
+Why one record changes one vote. A record's part follows from its own coin (`data/splits.py`), and no other record enters
+it. Teacher i is a function of its part, of streams named after it, and of
 public settings; the pack keeps teachers apart as it keeps trials apart, and gives each the same number of places for
-records, a public number (a place left over adds nothing). So neighbours under any adjacency differ in one teacher, and
+records, a public number (a place without a record adds nothing). So neighbours under any adjacency differ in one teacher, and
 in one vote for each query.
 
 Charges: all at once before the first answer where every query costs the same; else one by one, each before what it
@@ -38,7 +38,7 @@ from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.precision import MOST_ROWS
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.dataset import UNKNOWN
-from dpsgd_cli.data.splits import SECOND_FILE, folds_of
+from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_for
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RunError
 from dpsgd_cli.methods import students
 from dpsgd_cli.methods.base import Context, Findings, Method
@@ -66,7 +66,7 @@ class Pate(Method):
         super().__init__(context)
         settings = context.recipes[0].method
         assert isinstance(settings, PateMethod)
-        if context.public is None or context.places is None:
+        if context.public is None or context.keys is None:
             raise PrivacyError("method pate needs public records (data.public) and training records in memory")
         self.settings = settings
         self.public = context.public
@@ -279,18 +279,15 @@ class Teaching:
         self.recipe = _descent(context.recipes[trial], settings.teachers)
         if settings.teachers.model is not None:
             self.recipe = self.recipe.model_copy(update={"model": settings.teachers.model})
-        assert context.public is not None and context.places is not None
+        assert context.public is not None and context.keys is not None
         self.public = _rows(context.public, trial)
         table = context.table
         self.table = Table(table.x[trial] if table.per_trial else table.x, table.y, per_trial=False)
         lasting = context.lasting[trial]
         seed = lasting.integer("parts") % 2**32
-        self.part = folds_of(context.places, self.count, 1, seed)[:, 0]
+        self.part = context.keys.parts(self.count, "teachers", seed)
         self.seeds = [lasting.under(f"teacher-{i}").integer("init") for i in range(self.count)]
-        # of each file's places every part has its share, and one more where they do not divide
-        files = np.unique(context.places // SECOND_FILE, return_index=True)[1]
-        ends = np.append(files[1:], len(context.places)) - 1
-        self.records = int(sum(place % SECOND_FILE // self.count + 1 for place in context.places[ends]))
+        self.records = _places(context.keys, self.count, len(context.table))
 
     def kept_at(self) -> Any:
         """Where predictions of a seeded trial are kept; None where draws are not repeatable."""
@@ -350,6 +347,15 @@ class Teaching:
             method.run_epoch(epoch)
         pack.values.copy_(method.output)
         return _classified(pack, self.public[None], rows)
+
+
+def _places(keys: Keys, teachers: int, records: int) -> int:
+    """Public number of places of a teacher's part of the training part, which has places for `records`."""
+    if not keys.by_place:
+        return places_for(records, 1 / teachers)
+    # of each file's places every part has its share, and one more where they do not divide
+    last = [keys.values[keys.values // SECOND_FILE == file].max() for file in np.unique(keys.values // SECOND_FILE)]
+    return int(sum(place % SECOND_FILE // teachers + 1 for place in last))
 
 
 @torch.no_grad()

@@ -191,8 +191,7 @@ def plan_for(recipe: Recipe, facts: Facts) -> Plan:
 
 def adjacency_of(recipe: Recipe) -> Adjacency:
     """The adjacency that a recipe's statement is for."""
-    stated = recipe.privacy.adjacency if recipe.privacy is not None else None
-    return stated or BATCHINGS[recipe.method.batching].adjacency
+    return recipe.adjacency
 
 
 def privacy_of(recipe: Recipe) -> Privacy:

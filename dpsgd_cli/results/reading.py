@@ -27,10 +27,10 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dpsgd_cli.data.evaluated import OWNER
+from dpsgd_cli.data.evaluated import section_with
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.files import MODEL
-from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
 from dpsgd_cli.recipe.schema.unit import Unit
 from dpsgd_cli.recipe.tree import CoreLoader
 from dpsgd_cli.results.result import MARK, Row, marked
@@ -44,6 +44,9 @@ _PIECE = 1 << 16
 # sections are found in the text of a resolved recipe, because thousands of them are read at once
 _DATA = re.compile(r"^data:.*\n(?:[ \n].*\n?)*", re.MULTILINE)
 _UNIT = re.compile(r"^privacy:\n(?:  .*\n)*?  unit: (\{.*\})$", re.MULTILINE)
+_ADJACENCY = re.compile(r"^  adjacency: ([\w-]+)$", re.MULTILINE)
+_METHOD = re.compile(r"^method:.*\n(?:[ \n].*\n?)*", re.MULTILINE)
+_BATCHING = re.compile(r"\bbatching: ([\w-]+)")
 _FOLDS = re.compile(r"^folds: (\d+)$", re.MULTILINE)
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -253,8 +256,13 @@ def folds_in(recipe_text: str) -> int | None:
 def data_in(recipe_text: str) -> Mapping[str, Any]:
     """The `data:` section of a resolved recipe, as `tested_section` gives it."""
     section, unit = _DATA.search(recipe_text), _UNIT.search(recipe_text)
+    adjacency, method = _ADJACENCY.search(recipe_text), _METHOD.search(recipe_text)
+    batching = None if method is None else _BATCHING.search(method[0])
+    owner = None if unit is None else yaml.load(unit[1], Loader=CoreLoader)["column"]
+    if batching is None or batching[1] not in BATCHINGS:
+        raise DataError("recipe.yaml: method has no batching that this version knows")
     found = _parsed(section[0]) if section else {}
-    return found if unit is None else {**found, OWNER: yaml.load(unit[1], Loader=CoreLoader)["column"]}
+    return section_with(found, owner, None if adjacency is None else adjacency[1], batching[1])
 
 
 @functools.lru_cache(maxsize=256)

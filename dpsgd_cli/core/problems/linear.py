@@ -27,6 +27,7 @@ from dpsgd_cli.core.problems.risk import Risk
 from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.sampling import PoissonSampler
 from dpsgd_cli.core.streams import Streams
+from dpsgd_cli.core.tensors import Table
 
 # by type of device: a CPU's chunks stay in its cache, a GPU wants few large ones
 _CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
@@ -199,19 +200,16 @@ class LinearRisk(Risk):
 
 
 class SampledRisk(Risk):
-    """Sums over the latest sample of each trial; `own` (R, M) lists a trial's rows where there are folds,
-    -1 where a place is left over (`tensors.Table`).
+    """Sums over the latest sample of each trial from the places of `table`, of which `rows` are the rows.
 
     A trial's n-th sample is a function of its streams and n.
     """
 
-    def __init__(
-        self, rows: SignedRows, loss: MarginLoss, streams: Sequence[Streams], own: Tensor | None, size: int
-    ) -> None:
+    def __init__(self, rows: SignedRows, loss: MarginLoss, streams: Sequence[Streams], table: Table, size: int) -> None:
         self.rows = rows
         self.loss = loss
-        self.own = own
-        self.records = len(rows) if own is None else own.shape[1]
+        self.own = table.own
+        self.records = len(table)
         self.samplers = [PoissonSampler([stream], self.records, size) for stream in streams]
         self.drawn = [0] * len(streams)
         self.samples: list[Tensor] = [torch.empty(0, dtype=torch.long) for _ in streams]
@@ -230,7 +228,7 @@ class SampledRisk(Risk):
             index = torch.from_numpy(batch.rows[0]).to(self.rows.z.device)
             if self.own is not None:
                 index = self.own[trial][index]
-                index = index[index >= 0]
+            index = index[(index >= 0) & (index < len(self.rows))]
             self.samples[trial] = index
             self.drawn[trial] += 1
 

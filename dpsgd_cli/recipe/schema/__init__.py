@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
 from dpsgd_cli.recipe.schema.agreement import method_problems
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Section
 from dpsgd_cli.recipe.schema.data import Data
@@ -85,8 +86,15 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _data_know_the_unit(self) -> Recipe:
-        self.data.protect(None if self.privacy is None else self.privacy.unit, self.folds is not None)
+        unit = None if self.privacy is None else self.privacy.unit
+        self.data.protect(unit, self.folds, by_place=self.adjacency != "add-remove")
         return self
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The adjacency that the recipe's statement is for: the one it names, or its batching's own."""
+        stated = None if self.privacy is None else self.privacy.adjacency
+        return stated or BATCHINGS[self.method.batching].adjacency
 
     @property
     def length(self) -> int | Literal["until-budget"]:

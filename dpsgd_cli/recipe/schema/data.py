@@ -19,7 +19,7 @@ class Split(Section):
     key: ClassVar[str] = "split.test"
     test: Annotated[float, Field(gt=0, lt=1)] | Count = Field(
         0.2,
-        description="Test rows: a fraction (about that many) or a count. A row's place and the seed decide, no value.",
+        description="Test rows: a fraction (about that many) or a count. A coin decides for each record.",
     )
     seed: DrawSeed = Field(0, description="Seed of the split; the same for every trial.")
 
@@ -73,7 +73,7 @@ class PublicSet(Section):
     path: str | None = Field(
         None, description="All records of a file instead, relative to the recipe, with the training records' columns."
     )
-    records: Count | None = Field(None, description="How many are cut. A row's place and the seed decide, no value.")
+    records: Count | None = Field(None, description="How many are cut. A coin decides for each record.")
     seed: DrawSeed = Field(0, description="Seed of the cut; the same for every trial.")
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
@@ -215,7 +215,8 @@ class Data(Section):
     """
 
     _unit: Unit | None = PrivateAttr(None)
-    _in_folds: bool = PrivateAttr(False)
+    _folds: int | None = PrivateAttr(None)
+    _by_place: bool = PrivateAttr(False)
 
     name: str | None = Field(
         None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
@@ -292,12 +293,30 @@ class Data(Section):
 
     @property
     def pooled(self) -> bool:
-        """Whether the rows of all files are cut anew, by the recipe's split or its folds, where users are the unit."""
-        return self.split is not None or self._in_folds
+        """Whether the rows of all files are cut anew, by the recipe's split or its folds."""
+        return self.split is not None or self._folds is not None
 
-    def protect(self, unit: Unit | None, in_folds: bool = False) -> None:
-        """Take over the recipe's unit, and whether it has folds; for the recipe alone, when it is made."""
-        self._unit, self._in_folds = unit, in_folds
+    @property
+    def by_place(self) -> bool:
+        """Whether a record's place decides its part (replace-one, zero-out), or its content (add-remove)."""
+        return self._by_place
+
+    @property
+    def folds(self) -> int | None:
+        """The recipe's number of folds."""
+        return self._folds
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the section or the recipe's folds divide records by coins, beside a card's or file's usual split."""
+        return self._folds is not None or any(own is not None for own in (self.split, self.validation, self.public))
+
+    def protect(self, unit: Unit | None, folds: int | None = None, by_place: bool = False) -> None:
+        """Take over the recipe's unit, its folds, and what decides a record's part.
+
+        Only the recipe calls this, when it is made.
+        """
+        self._unit, self._folds, self._by_place = unit, folds, by_place
 
     @property
     def card_file(self) -> str | None:
