@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpsgd_cli import experiment
-from dpsgd_cli.data.splits import folds_of, places_of
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import ModelError, RecipeError
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.trials import Member
@@ -53,9 +53,10 @@ def test_folds_of_two_files_count_what_was_priced(tmp_path: Path) -> None:
     np.savez(tmp_path / "two.npz", **arrays)  # type: ignore[arg-type]
     (tmp_path / "two.yaml").write_text(
         "name: two\ndata: {path: two.npz, classes: [0, 1], preprocess: []}\nmodel: {kind: convex}\nfolds: 3\n"
-        "method: {kind: dp-gd}\nseed: 1\nepochs: 1\nprivacy: {budget: {epsilon: 1, delta: 1.0e-5}}\n"
+        "method: {kind: dp-gd}\nseed: 1\nepochs: 1\n"
+        "privacy: {adjacency: zero-out, budget: {epsilon: 1, delta: 1.0e-5}}\n"
     )
-    held = np.bincount(folds_of(places_of((10, 5)), 3, 1, 1)[:, 0])
+    held = np.bincount(Keys.of_places((10, 5)).parts(3, "fold 0", 1))
     assert held.min() > 10 // 3 + 5 // 3
     document, _ = finished(experiment.run(load_recipe(str(tmp_path / "two.yaml"), ()), experiment.Options(tmp_path)))
     assert "each trial trains on at most 11 of them" in " ".join(document["privacy"]["declarations"])

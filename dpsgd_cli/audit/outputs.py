@@ -284,8 +284,8 @@ def _dataset(loaded: LoadedRecipe, outline: data.Outline, records: int, present:
     classes = tuple(range(outputs)) if outputs > 1 else None
     return data.Dataset(
         outline.name, x, y, *held, False, classes, (), (), {}, norm_bound=outline.norm_bound,
-        validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1], keys=Keys.of_places([records + 8]),
-        cells=outline.cells,
+        validation_x=held[0], validation_y=held[1], public_x=held[0], public_y=held[1],
+        keys=Keys.of_places([records + 8]), cells=outline.cells,
     )  # fmt: skip
 
 

@@ -79,8 +79,8 @@ class Table:
         records = most if records is None else records
         if most > records:
             raise RunError(
-                f"a trial has {most} training rows, more than the {records} places that were planned, which happens once"
-                " in a billion by chance; give another seed"
+                f"a trial has {most} training rows, more than the {records} places that were planned, which happens"
+                " once in a billion by chance; give another seed"
             )
         own = torch.stack([F.pad(rows, (0, records - len(rows)), value=-1) for rows in listed])
         return replace(self, held_out=held_out, own=own, filled=all(len(rows) == records for rows in listed))

@@ -170,10 +170,10 @@ class Source:
 class Outline:
     """What is known of a data set before (or without) reading its values. `outputs`: K classes, or 1.
 
-    `files` are the rows of each file, before any cut. `train_records` is public: the number of training records, or
-    under add-remove an upper bound on it where a fraction is cut (`splits.py`); `norm_bound` is the largest L2 norm of a preprocessed record that
-    public bounds allow, None where nothing bounds it. `cells` makes the columns of preprocessed records in cells, where
-    the last step has made them of columns.
+    `files` are the numbers of records in each file, before any cut. `train_records` is public: the number of training
+    records, or under add-remove an upper bound on it where a fraction is cut (`splits.py`). `norm_bound` is the largest
+    L2 norm of a preprocessed record that public bounds allow, None where nothing bounds it. `cells` makes the columns of
+    preprocessed records in cells, where the last step has made them of columns.
     """
 
     name: str

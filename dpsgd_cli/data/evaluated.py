@@ -23,7 +23,7 @@ from dpsgd_cli.recipe.schema.data import Data, PublicSet, Split, ValidationSet
 OWN_FILES = ("path", "test_path", "target", "test_target")
 OWNER = "unit"
 COINS = "coins"
-"""Keys of `tested_section` that are no keys of `data:`: whose rows go together, and that places decide (`splits.py`)."""
+"""Keys that `tested_section` adds: whose rows go together, and that places decide a record's part (`splits.py`)."""
 
 
 @dataclass(frozen=True)

@@ -246,8 +246,8 @@ def _check_places(records: int, places: int, data: Data, name: str) -> None:
     if records > places:
         what = "records" if data.unit is None else "users"
         raise DataError(
-            f"{name}: the cut leaves more training {what} than the {places} places that were planned, which happens once"
-            " in a billion files by chance; give data.split another seed, or a count"
+            f"{name}: the cut leaves more training {what} than the {places} places that were planned, which happens"
+            " once in a billion files by chance; give data.split another seed, or a count"
         )
 
 
@@ -410,8 +410,8 @@ def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
     if data.folds is not None:
         train = places_of_a_fold(files, data.folds, data.by_place)
         return (
-            f"The number of {what} is public: {sizes.records}; each trial trains on at most {train} of them, and on none"
-            " of its own fold.",
+            f"The number of {what} is public: {sizes.records}; each trial trains on at most {train} of them, and on"
+            " none of its own fold.",
             f"The records of a trial's own fold are public to it: {measured}",
             f"Each trial's own statement covers the {what} that it trained on.",
         )

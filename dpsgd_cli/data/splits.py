@@ -1,7 +1,7 @@
 """Coins: which records are held out for testing or validation, and which fold or part each record is in.
 
-A record's coin is a hash of (seed, purpose, key), uniform on 64 bits. The key depends on the adjacency that the recipe's
-statement is for, so that neighbouring files differ in one record of one part:
+A record's coin is a hash of (seed, purpose, key), uniform on 64 bits. The key depends on the adjacency that the
+recipe's statement is for, so that neighbouring files differ in one record of one part:
 
 add-remove              The key is a hash of the record's own content as read (features and label, before preprocessing)
                         and of its number among identical records. With `privacy.unit` it is a hash of the user's name.
@@ -21,10 +21,10 @@ K folds      Under add-remove a record is in fold floor(K coin / 2^64), a functi
              consecutive places are dealt out to the K folds in the order of their coins; fold sizes then differ by at
              most one for each file.
 
-Sizes. By place the sizes of all parts follow from the number of records, which is public. Under add-remove a fraction or
-a fold has a size that depends on the records. What is public instead is an upper bound (`places_for`): prices, sampling
-rates and divisors count that many places, and a place without a record adds nothing to any sum. A file whose part has
-more records than places is refused before anything is released.
+Sizes. By place the sizes of all parts follow from the number of records, which is public. Under add-remove a fraction
+or a fold has a size that depends on the records. What is public instead is an upper bound (`places_for`): prices,
+sampling rates and divisors count that many places, and a place without a record adds nothing to any sum. A file whose
+part has more records than places is refused before anything is released.
 
 A collision of 128-bit BLAKE2b digests would count two different records as identical; everything else holds for all
 files, also for records chosen to have certain coins.

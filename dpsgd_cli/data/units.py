@@ -6,8 +6,8 @@ key (`splits.py`) is a hash of their name under add-remove, and their rank by na
 it and from the user's own rows:
 
 - the part of a cut, and the fold, which follow from the key alone, so all rows of a user go together;
-- which rows are used where a user has more than `most_rows`: those with the smallest coins. A row's key is a hash of the
-  user's name, of its own content and of its number among the user's identical rows.
+- which rows are used where a user has more than `most_rows`: those with the smallest coins. A row's key is a hash of
+  the user's name, of its own content and of its number among the user's identical rows.
 
 A row that is added or removed therefore changes which rows of its own user are used, and nobody else's. The number of
 users is public, as the number of records is elsewhere. The number of rows of a user is not.

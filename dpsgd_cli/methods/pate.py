@@ -4,11 +4,10 @@ Released: for the first `queries` public records in an order that a seed decides
 of the teachers' votes (`privacy/voting.py`, with sensitivities and theorems). Nothing else that was computed from a
 training record reaches the student, which is all that is published.
 
-Why one record changes one vote. A record's part follows from its own coin (`data/splits.py`), and no other record enters
-it. Teacher i is a function of its part, of streams named after it, and of
-public settings; the pack keeps teachers apart as it keeps trials apart, and gives each the same number of places for
-records, a public number (a place without a record adds nothing). So neighbours under any adjacency differ in one teacher, and
-in one vote for each query.
+Why one record changes one vote. A record's part follows from its own coin (`data/splits.py`), and no other record
+enters it. Teacher i is a function of its part, of streams named after it, and of public settings; the pack keeps
+teachers apart as it keeps trials apart, and gives each the same number of places for records, a public number (a place
+without a record adds nothing). So neighbours under any adjacency differ in one teacher, and in one vote for each query.
 
 Charges: all at once before the first answer where every query costs the same; else one by one, each before what it
 pays for, until the filter refuses. Noise of a query is drawn from a stream named after the query, once; a checkpoint

@@ -1,9 +1,10 @@
-"""Cuts and folds: each row's place and the seed decide, so neighbours stay neighbours; every row exactly once."""
+"""Coins, cuts and folds: each record's own content, or its place, decides; neighbours stay neighbours."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from dpsgd_cli.data import splits
 from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.data.splits import (
     SECOND_FILE,
-    coins,
-    cut_places,
-    folds_of,
-    most_trained_on,
-    places_of,
+    Keys,
+    coin,
+    content_keys,
+    cut_sizes,
+    places_for,
+    places_of_a_fold,
     splitmix,
 )
 from dpsgd_cli.errors import DataError
@@ -26,6 +28,21 @@ from dpsgd_cli.recipe.schema.data import Split, ValidationSet
 
 sizes = st.integers(20, 200)
 seeds = st.integers(0, 50)
+
+
+def cut_of(keys: Keys, cut: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The keys that stay, and those that are held out."""
+    held = keys.held_out(cut)
+    return keys.values[~held], keys.values[held]
+
+
+def by_place(records: int) -> Keys:
+    return Keys.of_places([records])
+
+
+def table(records: int, seed: int = 0) -> np.ndarray:
+    """Rows of few different values, so that many are identical."""
+    return np.random.default_rng(seed).integers(0, 4, (records, 2)).astype(np.float32)
 
 
 def test_coins_are_those_of_splitmix64() -> None:
@@ -39,21 +56,99 @@ def test_coins_are_those_of_splitmix64() -> None:
     z = (state + (place + 1) * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    assert coins(np.array([place]), 7, "test").tolist() == [z ^ (z >> 31)]
+    assert coin(np.array([place]), 7, "test").tolist() == [z ^ (z >> 31)]
+
+
+def test_keys_of_content_are_hashes_of_bytes_and_of_numbers_among_identical_records() -> None:
+    """By hand: BLAKE2b of a record's bytes, whose first 8 start a SplitMix64; the k-th identical one takes output k."""
+    x, y = np.array([[1.5, 2.0], [3.0, 4.0], [1.5, 2.0]], np.float32), np.array([1, 0, 1])
+    found = content_keys(x, y).values
+    states = [
+        int.from_bytes(hashlib.blake2b(x[i].tobytes() + y[i].tobytes(), digest_size=16).digest()[:8], "little")
+        for i in (0, 1)
+    ]
+    assert sorted(found[[0, 2]].tolist()) == sorted(splitmix(states[0], np.arange(2)).tolist())
+    assert found[1] == splitmix(states[1], np.arange(1))[0]
+    assert content_keys(x, 1 - y).values[0] not in found, "the label is a part of a record"
+
+
+def test_pieces_are_read_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = table(100)
+    whole = content_keys(rows, rows[:, 0])
+    cuts = [cut_of(by_place(100), cut)[1].tolist() for cut in (Split(test=0.2), Split(test=30), Split(test=70))]
+    monkeypatch.setattr(splits, "_BYTES_AT_ONCE", 50)
+    monkeypatch.setattr(splits, "_AT_ONCE", 7)
+    assert np.array_equal(content_keys(rows, rows[:, 0]).values, whole.values)
+    assert [cut_of(by_place(100), cut)[1].tolist() for cut in (Split(test=0.2), Split(test=30), Split(test=70))] == cuts
+
+
+@given(sizes, seeds, st.data())
+def test_a_record_that_is_removed_moves_no_other(records: int, seed: int, data: st.DataObject) -> None:
+    """First, middle, last or a duplicate: every other record is where it was, in fractions, folds and parts.
+
+    A record is its values and its part. Of identical records one fewer is left, whichever was removed.
+    """
+    rows, gone = table(records, seed), data.draw(st.sampled_from([0, records // 2, records - 1]))
+    fewer = np.delete(rows, gone, axis=0)
+
+    def places(values: np.ndarray) -> list[list[tuple[float, ...]]]:
+        keys = content_keys(values)
+        first = coin(keys.values, seed, "test") < np.uint64(0.3 * 2**64)
+        fold, teacher = keys.folds(5, 2, seed), keys.parts(7, "teachers", seed)
+        return [sorted((*row, part) for row, part in zip(values.tolist(), own, strict=True)) for own in
+                (first.tolist(), teacher.tolist(), *fold.T.tolist())]  # fmt: skip
+
+    for whole, less in zip(places(rows), places(fewer), strict=True):
+        for found in less:
+            whole.remove(found)
+        assert len(whole) == 1 and whole[0][:-1] == tuple(rows[gone].tolist())
+
+
+@given(sizes, seeds)
+def test_the_order_of_a_file_does_not_matter(records: int, seed: int) -> None:
+    rows = table(records, seed)
+    order = np.random.default_rng(seed).permutation(records)
+    parts = [
+        sorted((*row, part) for row, part in zip(own.tolist(), content_keys(own).parts(9, "test", seed), strict=True))
+        for own in (rows, rows[order])
+    ]
+    assert parts[0] == parts[1]
+
+
+def test_places_would_not_have_passed() -> None:
+    """The control of the two tests above: by place, removing the first row moves most others to another part."""
+    whole, less = (Keys.of_places([n]).parts(5, "test", 0) for n in (200, 199))
+    assert (whole[1:] != less).sum() > 100
+
+
+@given(sizes, seeds, st.integers(1, 15), st.data())
+def test_a_count_exchanges_one_record_at_most(records: int, seed: int, test: int, data: st.DataObject) -> None:
+    """Training loses the removed record, or one that replaces it in the other part; it gains none."""
+    rows = np.arange(records, dtype=np.float64)
+    fewer = np.delete(rows, data.draw(st.integers(0, records - 1)))
+    cut = Split(test=test, seed=seed)
+    (train, held), (less, held_less) = (
+        (set(own[~out].tolist()), set(own[out].tolist()))
+        for own in (rows, fewer)
+        for out in [content_keys(own).held_out(cut)]
+    )
+    assert len(held) == len(held_less) == test
+    assert less <= train and len(train - less) == 1 and len(held - held_less) <= 1
 
 
 @pytest.mark.parametrize(("test", "expected"), [(0.2, 20_000), (0.015, 1500), (7, 7), (0.5, 50_000)])
-def test_every_row_is_in_exactly_one_part(test: float, expected: int) -> None:
+@pytest.mark.parametrize("content", [False, True])
+def test_every_row_is_in_exactly_one_part(test: float, expected: int, content: bool) -> None:
     """A fraction's size to 5 deviations of the binomial (6e-7 by chance), a count's exactly."""
-    train, held = cut_places(np.arange(100_000), Split(test=test))
+    keys = content_keys(np.arange(100_000)) if content else by_place(100_000)
+    train, held = cut_of(keys, Split(test=test))
     off = 0.0 if isinstance(test, int) else 5 * math.sqrt(100_000 * test * (1 - test))
     assert abs(len(held) - expected) <= off
-    assert sorted([*train, *held]) == list(range(100_000))
-    assert (np.diff(train) > 0).all() and (np.diff(held) > 0).all()
+    assert sorted([*train, *held]) == sorted(keys.values)
 
 
 @given(sizes, seeds, st.sampled_from([0.1, 0.4, 1, 5, 12]), st.sampled_from([0.2, 3]))
-def test_one_row_more_moves_no_other_row_into_or_out_of_training_but_one(
+def test_one_place_more_moves_no_other_row_into_or_out_of_training_but_one(
     records: int, seed: int, test: float, validation: float
 ) -> None:
     """Neighbours before the cuts are neighbours after them; a permutation of all rows moves a third of them."""
@@ -62,9 +157,10 @@ def test_one_row_more_moves_no_other_row_into_or_out_of_training_but_one(
     )
 
     def parts(rows: int) -> tuple[set[int], set[int], set[int]]:
-        rest, held = cut_places(np.arange(rows), Split(test=test, seed=seed))
-        train, looked_at = cut_places(rest, second)
-        return set(train.tolist()), set(held.tolist()), set(looked_at.tolist())
+        keys = by_place(rows)
+        held = keys.held_out(Split(test=test, seed=seed))
+        train, looked_at = cut_of(keys[~held], second)
+        return set(train.tolist()), set(keys.values[held].tolist()), set(looked_at.tolist())
 
     try:
         before, after = parts(records), parts(records + 1)
@@ -85,52 +181,37 @@ def test_a_permutation_would_not_have_passed() -> None:
     assert len(before - after) > 10
 
 
-@given(sizes, seeds, st.data())
-def test_a_record_left_out_anywhere_leaves_a_neighbour(records: int, seed: int, data: st.DataObject) -> None:
-    """A place that is empty, as the docstring has it: counts and fractions."""
-    places, gap = np.arange(records), data.draw(st.integers(0, records - 1))
-    cut = Split(test=data.draw(st.sampled_from([0.3, 4])), seed=seed)
-    whole, less = (set(cut_places(own, cut)[0].tolist()) for own in (places, np.delete(places, gap)))
-    assert less <= whole and len(whole - less) <= 1
-
-
 def test_the_seed_and_the_purpose_decide_and_nothing_else() -> None:
-    first, again, other = (cut_places(np.arange(50), Split(test=10, seed=seed))[1].tolist() for seed in (3, 3, 4))
+    first, again, other = (cut_of(by_place(50), Split(test=10, seed=seed))[1].tolist() for seed in (3, 3, 4))
     assert first == again != other
     looked_at = ValidationSet(records=10, seed=3, public=True)
-    assert cut_places(np.arange(50), looked_at)[1].tolist() != first
+    assert cut_of(by_place(50), looked_at)[1].tolist() != first
 
 
-def test_coins_belong_to_places_not_to_ranks() -> None:
-    """A validation row is one by its place in the file, whatever was cut before."""
+def test_coins_belong_to_keys_not_to_ranks() -> None:
+    """A validation row is one by its own coin, whatever was cut before."""
     cut = ValidationSet(fraction=0.3, seed=1, public=True)
-    alone = set(cut_places(np.arange(200), cut)[1].tolist())
-    rest, _ = cut_places(np.arange(200), Split(test=0.5))
-    assert set(cut_places(rest, cut)[1].tolist()) == alone & set(rest.tolist())
+    for keys in (by_place(200), content_keys(table(200))):
+        alone = set(cut_of(keys, cut)[1].tolist())
+        rest = keys[~keys.held_out(Split(test=0.5))]
+        assert set(cut_of(rest, cut)[1].tolist()) == alone & set(rest.values.tolist())
 
 
-def test_pieces_are_cut_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cut in (Split(test=0.2), Split(test=30), Split(test=70)):
-        whole = cut_places(np.arange(100), cut)[1].tolist()
-        with monkeypatch.context() as patch:
-            patch.setattr(splits, "_AT_ONCE", 7)
-            assert cut_places(np.arange(100), cut)[1].tolist() == whole
-
-
-def test_cut_ignores_values_and_keeps_rows_with_labels() -> None:
+def test_a_cut_keeps_rows_with_labels_and_keys() -> None:
     labels = np.arange(30)
-    one, two = (Part(np.full((30, 2), value), labels) for value in (0.0, 9.0))
-    assert one.cut(Split())[1].y.tolist() == two.cut(Split())[1].y.tolist()
-    rows = Part(labels[:, None] * 10.0, labels)
+    rows = Part(labels[:, None] * 10.0, labels, by_place(30))
     for part in rows.cut(Split()):
-        assert (part.x[:, 0] == part.y * 10).all() and part.places.tolist() == part.y.tolist()
+        assert (part.x[:, 0] == part.y * 10).all() and part.known_keys.values.tolist() == part.y.tolist()
 
 
 def test_pool_puts_training_rows_first_and_keeps_files_apart() -> None:
-    train, test = Part(np.zeros((2, 1)), np.array([0, 1])), Part(np.ones((1, 1)), np.array([2]))
-    pooled = train.pooled(test.of_second_file())
-    assert pooled.y.tolist() == [0, 1, 2] and pooled.places.tolist() == [0, 1, SECOND_FILE]
+    keys = Keys.of_places((2, 1))
+    train, test = Part(np.zeros((2, 1)), np.array([0, 1]), keys[:2]), Part(np.ones((1, 1)), np.array([2]), keys[2:])
+    pooled = train.pooled(test)
+    assert pooled.y.tolist() == [0, 1, 2] and pooled.known_keys.values.tolist() == [0, 1, SECOND_FILE]
     assert train.pooled(None) is train
+    with pytest.raises(ValueError, match="do not go together"):
+        keys.then(content_keys(np.arange(2)))
 
 
 @pytest.mark.parametrize(
@@ -138,51 +219,77 @@ def test_pool_puts_training_rows_first_and_keeps_files_apart() -> None:
     [
         (0, 0.2, "0 rows cannot be cut into two parts; give at least 2"),
         (1, 0.2, "1 row cannot be cut into two parts; give at least 2"),
-        *((10, test, "both parts need at least one row") for test in (0.0001, 0.9999, 10, 11)),
+        *(
+            (10, test, "leaves one of the two parts empty; give a count from 1 to 9")
+            for test in (0.0001, 0.9999, 10, 11)
+        ),
     ],
 )
 def test_cuts_with_an_empty_part_are_refused(records: int, test: float, told: str) -> None:
     with pytest.raises(DataError, match=told):
-        cut_places(np.arange(records), Split(test=test))
+        by_place(records).held_out(Split(test=test))
+    if test >= 1:
+        with pytest.raises(DataError, match=told):
+            cut_sizes(records, Split(test=test))
 
 
 @given(st.integers(2, 60), st.integers(2, 7), st.integers(1, 3), seeds)
-def test_folds_of_a_repeat_cover_all_rows_and_differ_by_one_at_most(
+def test_folds_by_place_cover_all_rows_and_differ_by_one_at_most(
     records: int, folds: int, repeats: int, seed: int
 ) -> None:
-    found = folds_of(np.arange(records), folds, repeats, seed)
-    assert found.shape == (records, repeats)
+    held = by_place(records).folds(folds, repeats, seed)
+    assert held.shape == (records, folds * repeats)
     for repeat in range(repeats):
-        held = np.bincount(found[:, repeat], minlength=folds)
-        assert held.sum() == records and len(held) == folds
-        assert set(held.tolist()) <= {records // folds, records // folds + 1}
+        own = held[:, repeat * folds : (repeat + 1) * folds]
+        assert (own.sum(axis=1) == 1).all()
+        assert set(own.sum(axis=0).tolist()) <= {records // folds, records // folds + 1}
         if records >= folds:
-            assert records - held.min() == most_trained_on([records], folds)
+            assert records - own.sum(axis=0).min() == places_of_a_fold([records], folds, by_place=True)
 
 
 @given(sizes, st.integers(2, 7), seeds)
-def test_one_row_more_leaves_every_fold_as_it_was(records: int, folds: int, seed: int) -> None:
+def test_one_place_more_leaves_every_fold_as_it_was(records: int, folds: int, seed: int) -> None:
     """In either of two files; so each trial's training records are neighbours."""
-    whole = folds_of(places_of((records, records)), folds, 2, seed)
-    more = folds_of(places_of((records + 1, records)), folds, 2, seed)
+    whole = Keys.of_places((records, records)).folds(folds, 2, seed)
+    more = Keys.of_places((records + 1, records)).folds(folds, 2, seed)
     assert np.array_equal(np.delete(more, records, axis=0), whole)
-    assert np.array_equal(folds_of(places_of((records, records + 1)), folds, 2, seed)[:-1], whole)
+    assert np.array_equal(Keys.of_places((records, records + 1)).folds(folds, 2, seed)[:-1], whole)
 
 
 def test_repeats_and_seeds_have_folds_of_their_own() -> None:
-    found = folds_of(np.arange(50), 5, 2, seed=1)
-    assert not np.array_equal(found[:, 0], found[:, 1])
-    assert not np.array_equal(folds_of(np.arange(50), 5, 1, seed=2)[:, 0], found[:, 1])
+    for keys in (by_place(50), content_keys(np.arange(50))):
+        first, second = (keys.parts(5, f"fold {repeat}", 1) for repeat in (0, 1))
+        assert not np.array_equal(first, second)
+        assert not np.array_equal(keys.parts(5, "fold 0", 2), first)
 
 
 def test_each_order_of_a_block_is_as_likely_as_another() -> None:
     """Orders of 3 folds in 6000 blocks: each of 6 in 1000 of them, to 5 deviations (4e-6 by chance for all)."""
-    found = folds_of(np.arange(18_000), 3, 1)[:, 0].reshape(-1, 3)
+    found = by_place(18_000).parts(3, "fold 0", 0).reshape(-1, 3)
     orders, counts = np.unique(found @ np.array([9, 3, 1]), return_counts=True)
     assert len(orders) == 6 and abs(counts - 1000).max() < 5 * math.sqrt(6000 * 5 / 36)
 
 
+def test_parts_by_content_are_equally_likely() -> None:
+    """Each of 7 parts of 70,000 records to 5 deviations (4e-6 by chance for all)."""
+    counts = np.bincount(content_keys(np.arange(70_000)).parts(7, "teachers", 0))
+    assert len(counts) == 7 and abs(counts - 10_000).max() < 5 * math.sqrt(70_000 * 6 / 49)
+
+
 def test_more_folds_than_rows_are_refused() -> None:
-    with pytest.raises(DataError, match="5 folds of 4 rows"):
-        most_trained_on([4], 5)
-    assert most_trained_on([7, 3], 5) == 9
+    for place in (True, False):
+        with pytest.raises(DataError, match="5 folds of 4 rows"):
+            places_of_a_fold([4], 5, place)
+    assert places_of_a_fold([7, 3], 5, by_place=True) == 9
+
+
+def test_places_hold_what_coins_keep() -> None:
+    """Six deviations above the mean: SciPy's binomial exceeds them less than once in 10^8, and never all records."""
+    from scipy.stats import binom
+
+    for records in (10, 500, 60_000):
+        for share in (0.2, 0.8, 0.5):
+            places = places_for(records, share)
+            assert records * share <= places <= records
+            assert places == records or binom.sf(places, records, share) < 2e-8
+    assert cut_sizes(500, Split(test=0.2)) == (454, 100) and cut_sizes(500, Split(test=100)) == (400, 100)

@@ -12,7 +12,7 @@ from dpsgd_cli.core import models
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams, Streams
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods import Context
 from dpsgd_cli.methods.problem import output_loss
 from dpsgd_cli.privacy.ledger import Ledger
@@ -61,7 +61,8 @@ def context(
     place = Placement(torch.device("cpu"), torch.float64)
     table = Table.load(x, y, False, place.device, place.dtype)
     if made.folds is not None:
-        table = table.with_folds(torch.from_numpy(held_out_by_folds(np.arange(len(y)), made.folds, made.repeats)))
+        held = Keys.of_places([len(y)]).folds(made.folds, made.repeats, seed=0)
+        table = table.with_folds(torch.from_numpy(held))
     streams = streams or [SeededStreams((made.seed or 0) + i) for i in range(made.trials)]
     assert isinstance(made.model, ConvexModel)
     pack = Pack(models.builder(made.model, table.input_shape, 1, Path()), [0] * len(streams), place, True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpsgd_cli.core.streams import SeededStreams
-from dpsgd_cli.data.splits import folds_of
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods import create
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
@@ -25,7 +25,7 @@ def made(method: dict[str, Any], **changes: Any) -> Any:
 def expected(fold: int) -> np.ndarray:
     """The clipped sum at weights 0 over all records but those of the fold, one by one."""
     z = signed(made({"kind": "dp-gd", "learning_rate": 1.0}, epochs=1), points(RECORDS))
-    z = z[folds_of(np.arange(RECORDS), FOLDS, 1)[:, 0] != fold]
+    z = z[Keys.of_places([RECORDS]).parts(FOLDS, "fold 0", 0) != fold]
     gradients = -z / 2
     return np.sum([g * min(1.0, 0.4 / np.linalg.norm(g)) for g in gradients], axis=0)
 
