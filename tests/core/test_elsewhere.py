@@ -25,6 +25,7 @@ from dpsgd_cli.core import noise
 from dpsgd_cli.core.packing import Placement
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.packs import make_pack
 from dpsgd_cli.privacy.plan import Facts, plan_for
@@ -74,7 +75,7 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
     y = rng.integers(0, 2 if convex else CLASSES, RECORDS + 13)
     classes = tuple(range(2 if convex else CLASSES))
     made_of = data.Dataset("fake", x[:RECORDS], y[:RECORDS], x[RECORDS:], y[RECORDS:], False, classes, (), (), {})
-    made_of = dataclasses.replace(made_of, places=np.arange(RECORDS + 13))
+    made_of = dataclasses.replace(made_of, keys=Keys.of_places([RECORDS + 13]))
     if made.data.validation is not None:
         made_of = dataclasses.replace(made_of, validation_x=x[RECORDS:], validation_y=y[RECORDS:])
     if folder is not None:
