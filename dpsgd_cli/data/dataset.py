@@ -172,8 +172,8 @@ class Outline:
 
     `files` are the numbers of records in each file, before any cut. `train_records` is public: the number of training
     records, or under add-remove an upper bound on it where a fraction is cut (`splits.py`). `norm_bound` is the largest
-    L2 norm of a preprocessed record that public bounds allow, None where nothing bounds it. `cells` makes the columns of
-    preprocessed records in cells, where the last step has made them of columns.
+    L2 norm of a preprocessed record that public bounds allow, None where nothing bounds it. `cells` makes the columns
+    of preprocessed records in cells, where the last step has made them of columns.
     """
 
     name: str
