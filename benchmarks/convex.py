@@ -24,7 +24,7 @@ from dpsgd_cli import experiment
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import SignedRows
-from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
 from dpsgd_cli.wording import count
@@ -68,7 +68,7 @@ def gradients() -> None:
         wall, own = timed(work, 5)
         print(f"{name:<42}{wall:>10.2f}{own:>10.2f}")
     for trials in (1, 8, 32):
-        held = held_out_by_folds(np.arange(RECORDS), 4, trials // 4)
+        held = Keys.of_places([RECORDS]).folds(4, trials // 4, seed=0)
         weights = None if trials == 1 else (~torch.from_numpy(held)).float()
         risk = LinearRisk(SignedRows(rows.z, None, rows.norms, weights), margin_loss("logistic"))
         values, bounds = torch.zeros(trials, FEATURES + 1), torch.ones(trials)

@@ -68,13 +68,13 @@ def rows_of(data: str, repeats: int) -> Rows:
     """All records of a data set, and which of them each trial holds out: fold t % 5 of repeat t // 5."""
     from dpsgd_cli.data.opening import open_source
     from dpsgd_cli.data.preparation import held_out_of
-    from dpsgd_cli.data.splits import held_out_by_folds
     from dpsgd_cli.recipe.schema.data import Data
 
     settings = Data(name=data)
+    settings.protect(None, FOLDS)
     part, layout = held_out_of(settings, Path(), folds=True), open_source(settings, Path()).layout
     assert layout.columns is not None
-    return Rows(part.x, part.y, layout.columns, held_out_by_folds(part.places, FOLDS, repeats))
+    return Rows(part.x, part.y, layout.columns, part.known_keys.folds(FOLDS, repeats, seed=0))
 
 
 def dp_ebm(rows: Rows, train: np.ndarray, test: np.ndarray, epsilon: float, seed: int) -> np.ndarray:
