@@ -36,7 +36,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.results import assemble, checkpoint, origin, store, tensorboard
-from dpsgd_cli.results.result import Released, Unreleased
+from dpsgd_cli.results.result import Released, Result, Unreleased
 from dpsgd_cli.trials import Member, Snapshot, Trials, start
 
 Progress = Callable[[int, int], None]
@@ -172,13 +172,11 @@ def _follow(members: Sequence[Member], team: Team) -> None:
 
 def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> None:
     """Write the results of all members, and let them appear together."""
-    final = _final(trials)
     staged: list[store.Staged] = []
     try:
-        for (member, span), directory in zip(trials.spans(), directories, strict=True):
+        for (member, span), directory, result in zip(trials.spans(), directories, results_of(trials), strict=True):
             loaded, wanted = member.loaded, member.loaded.recipe.save_model
             model = trained.bundle_of(trials, span).to_bytes() if (save_models if wanted is None else wanted) else None
-            result = assemble.result(*_finished(trials, member, span, final))
             result.provenance.update(origin.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
             staged.append((store.stage_result(directory, result, text, model), directory))
@@ -190,6 +188,12 @@ def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> No
         store.discard(staged)
         raise
     store.publish(staged)
+
+
+def results_of(trials: Trials) -> list[Result]:
+    """The result of each member of a pack, of the epochs that are over."""
+    final = _final(trials)
+    return [assemble.result(*_finished(trials, member, span, final)) for member, span in trials.spans()]
 
 
 def checkpoint_place(members: Sequence[Member], out: Path) -> Path:
@@ -298,7 +302,7 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
         trials.train_seconds += time.perf_counter() - begun
         last = epoch + 1 == total or trials.method.finished
         wanted = (epoch + 1) % runtime.evaluate_every == 0 or last
-        trials.history.append(_record(trials, epoch, seen, wanted))
+        trials.history.append(record(trials, epoch, seen, wanted))
         trials.done = epoch + 1
         keeper.note(trials)
         if not last:
@@ -309,7 +313,8 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
             break
 
 
-def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
+def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
+    """What is noted of an epoch that is over; metrics of public records where they are `wanted`."""
     loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
     found = measure(models, trials.method.rows_for_output(trials.test), loss) if wanted else {}
     named = {f"test_{k}": v for k, v in found.items()}

@@ -124,10 +124,14 @@ class Part:
 
     def cut(self, cut: Cut) -> tuple[Part, Part]:
         """The rows that stay, and those that `cut` holds out, each in their order; users stay whole."""
-        keys = self.known_keys
-        held = keys.held_out(cut)
-        rest, chosen = (Part(self.x[one], self.y[one], keys[one]) for one in (~held, held))
+        held = self.known_keys.held_out(cut)
+        rest, chosen = (self.only(one) for one in (~held, held))
         return rest, chosen
+
+    def only(self, rows: np.ndarray) -> Part:
+        """The `rows` (a mask, or numbers), with their keys and owners."""
+        keys = None if self.keys is None else self.keys[rows]
+        return Part(self.x[rows], self.y[rows], keys, None if self.owners is None else self.owners[rows])
 
     @property
     def known_keys(self) -> Keys:

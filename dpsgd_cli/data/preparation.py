@@ -38,6 +38,7 @@ from dpsgd_cli.data.opening import let_go_of_large, open_source, open_unlabelled
 from dpsgd_cli.data.pipeline import Normal, Pipeline, Released
 from dpsgd_cli.data.rotation import refuse_fitted
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
+from dpsgd_cli.data.units import by_user
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.recipe.batching import Adjacency
@@ -269,6 +270,16 @@ def held_out_of(data: Data, base: Path, folds: bool) -> Part:
     if not isinstance(train, Part) or not isinstance(test, Part):
         raise DataError("records that stay on disk are not read as a whole; save some of them as a npz file")
     return train.pooled(test) if folds else test
+
+
+def training_rows(source: Source, data: Data, base: Path) -> Part:
+    """The training part of records as read, with its keys; with folds all records. Not for rows on disk."""
+    keyed = _with_keys(source, data, base) if data.unit is None else by_user(source, data)
+    if data.folds is not None and isinstance(keyed.train, Part) and not isinstance(keyed.test, DiskPart):
+        return keyed.train.pooled(keyed.test)
+    train = _parts(keyed, data, base).train
+    assert isinstance(train, Part)
+    return train
 
 
 def steps_of(data: Data, base: Path) -> list[PreprocessStep]:

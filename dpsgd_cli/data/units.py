@@ -162,7 +162,7 @@ def _by_user(part: Part, keys: Keys) -> Part:
     """Group the rows by user, those of a user in the order of their coins."""
     rows = content_keys(part.x, part.y, keys.values)
     order = np.lexsort((coin(rows.values, 0, "rows of a user"), keys.values))
-    return Part(part.x[order], part.y[order], keys[order])
+    return Part(part.x[order], part.y[order], keys[order], _owners(part)[order])
 
 
 def _refuse_shared(train: np.ndarray, test: np.ndarray, name: str, unit: Unit) -> None:

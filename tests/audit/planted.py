@@ -22,8 +22,11 @@ from dpsgd_cli.audit.options import Options
 from dpsgd_cli.core import marginals, noise, sampling, second_moments, selection
 from dpsgd_cli.core.clipping import add_clipped_sums
 from dpsgd_cli.core.correlation import step_noise
+from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.core.noise import add_noise
 from dpsgd_cli.core.preconditioning import Preconditioner
+from dpsgd_cli.data import preparation
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods import clip_bounds, dp_agd, dp_sgd, privgene
 from dpsgd_cli.methods.pate import Pate
 from dpsgd_cli.methods.perturbations import OutputPerturbation
@@ -303,7 +306,28 @@ ONCE = ["folds=null", "privacy.budget={epsilon: 4, delta: 1e-5}"]
 GENES = [*ONCE, "method.rounds=3"]
 VOTES = ["method.teachers.epochs=2"]
 
+
+def public_loss(patch: Patch, folder: Path) -> None:
+    """The loss of the training rows, without noise, in a public column of the history."""
+
+    def published(self: Any) -> dict[str, list[float]]:
+        context = self.context
+        task = context.recipes[0].data.task
+        found = evaluate(context.pack, self.output, context.table, task, context.most_rows, context.loss)
+        return {"monitor": found["loss"].tolist()}
+
+    patch.setattr(dp_sgd.DpSgd, "published", published)
+
+
+def split_by_row_number(patch: Patch, folder: Path) -> None:
+    """Row numbers decide the parts of a recipe that is stated for add-remove."""
+    patch.setattr(preparation, "content_keys", lambda *arrays: Keys.of_places([len(arrays[0])]))
+
+
 BUGS: dict[str, Bug] = {
+    "a training loss in a public column": Bug(FULL, public_loss, "D"),
+    "a split by row number": Bug([*FULL, "data.split={test: 0.2}"], split_by_row_number, "D"),
+    "folds by row number": Bug([*FULL, "folds=4"], split_by_row_number, "D"),
     "noise times .8": Bug(FULL, little_noise, "BC"),
     "noise on the mean by the wrong divisor": Bug(POISSON, wrong_divisor, "C"),
     "every group in every step": Bug(BANDED, without_groups, "C"),
