@@ -14,23 +14,23 @@ Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Batching = Literal["poisson", "shuffle", "full", "fixed", "truncated-poisson", "random-allocation"]
 
 NEIGHBOURS: dict[Adjacency, str] = {
-    "add-remove": "whether a record was in the training data at all, and so what it says: the data are compared with"
-    " the same data without it, or with one more",
-    "replace-one": "what a record says: the data are compared with the same data in which one record is any other."
-    " How many records there are is not hidden",
-    "zero-out": "whether a record took part, and so what it says: the data are compared with the same data in which one"
-    " record is empty and adds nothing. How many records there are is not hidden",
+    "add-remove": "whether a record was in the file at all, and so what it says: the file is compared with the same"
+    " file without that record, or with one more, in any order",
+    "replace-one": "what a record says: the file is compared with the same file in which one row is any other record."
+    " The number of records is not hidden",
+    "zero-out": "whether a record took part, and so what it says: the file is compared with the same file in which one"
+    " row is empty and adds nothing. The number of records is not hidden",
 }
 """What a statement for each adjacency hides."""
 NEIGHBOURS_OF_USERS: dict[Adjacency, str] = {
-    "add-remove": "whether a user was in the training data at all, and so what all of their rows say: the data are"
-    " compared with the same data without every row of theirs, or with one more user's rows",
-    "replace-one": "what all rows of a user say, and how many they are: the data are compared with the same data in"
-    " which all rows of one user are any others. How many users there are is not hidden",
-    "zero-out": "whether a user took part, and so what all of their rows say: the data are compared with the same data"
-    " in which one user is empty and adds nothing. How many users there are is not hidden",
+    "add-remove": "whether a user was in the file at all, and so what all of their rows say: the file is compared with"
+    " the same file without every row of theirs, or with one more user's rows, in any order",
+    "replace-one": "what all rows of a user say, and how many they are: the file is compared with the same file in which"
+    " all rows of one user are any others under the same name. The number of users is not hidden",
+    "zero-out": "whether a user took part, and so what all of their rows say: the file is compared with the same file in"
+    " which one user is empty and adds nothing. The number of users is not hidden",
 }
-"""The same where a statement is about all rows of a user (`privacy.unit`)."""
+"""What a statement about all rows of a user (`privacy.unit`) hides, by adjacency."""
 
 
 def of_whom(adjacency: str, unit: object) -> str:
