@@ -32,7 +32,8 @@ def test_a_page_works_as_written(page: str, tmp_path: Path) -> None:
     read = [sys.executable, "-m", "tests.documents", str(ROOT / page)]
     done = subprocess.run(read, cwd=here, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.splitlines()[-1]) >= 2, "a page without commands is read by nobody"
+    if page != "docs/glossary.md":
+        assert int(done.stdout.splitlines()[-1]) >= 2, "a page without commands is read by nobody"
 
 
 @pytest.mark.parametrize("page", PAGES)
