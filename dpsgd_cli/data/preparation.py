@@ -124,10 +124,10 @@ class Sizes:
     """Sizes of the parts: numbers of rows, of the training part users where those are the unit.
 
     Unless `exact`, a fraction was cut under add-remove: `train` is then a public number of places, an upper bound, and
-    the others are means. `records` are those of all files.
+    the others are means. `files` are the numbers of records in each file.
     """
 
-    records: int
+    files: tuple[int, ...]
     exact: bool
     train: int
     test: int
@@ -170,7 +170,7 @@ def _sizes(files: Sequence[int], data: Data, layout: Layout, base: Path) -> Size
         public = len(_public_file(data, layout, base))
     train = len(left) if isinstance(left, Keys) else left
     exact = data.by_place or all(isinstance(cut.asked, int) for cut in (split, data.validation) if cut is not None)
-    return Sizes(sum(files), exact, train, test, validation, public)
+    return Sizes(tuple(files), exact, train, test, validation, public)
 
 
 def private_releases(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Release]:
@@ -416,12 +416,12 @@ def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str,
 
 def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
     """Declarations of the numbers of records, or of users."""
-    what, files = "records" if data.unit is None else "users", (sizes.records,)
+    what, records = "records" if data.unit is None else "users", sum(sizes.files)
     measured = "what is measured on them is reported without noise."
     if data.folds is not None:
-        train = places_of_a_fold(files, data.folds, data.by_place)
+        train = places_of_a_fold(sizes.files, data.folds, data.by_place)
         return (
-            f"The number of {what} is public: {sizes.records}; each trial trains on at most {train} of them, and on"
+            f"The number of {what} is public: {records}; each trial trains on at most {train} of them, and on"
             " none of its own fold.",
             f"The records of a trial's own fold are public to it: {measured}",
             f"Each trial's own statement covers the {what} that it trained on.",
@@ -432,6 +432,6 @@ def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
             f"The {sizes.test} test {what} are public: {measured}",
         )
     return (
-        f"The number of {what} is public: {sizes.records}; at most {sizes.train} of them train.",
+        f"The number of {what} is public: {records}; at most {sizes.train} of them train.",
         f"The test {what}, about {sizes.test}, are public: {measured}",
     )

@@ -17,7 +17,7 @@ from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods import Context
 from dpsgd_cli.methods.least_squares import DpLeastSquares
@@ -42,7 +42,7 @@ def started(one: Recipe, x: np.ndarray, y: np.ndarray, bound: float, outputs: in
     place = Placement(torch.device("cpu"), torch.float64)
     table = Table.load(x, y, False, place.device, place.dtype)
     if one.folds is not None:
-        table = table.with_folds(torch.from_numpy(held_out_by_folds(np.arange(len(y)), one.folds, one.repeats)))
+        table = table.with_folds(torch.from_numpy(Keys.of_places([len(y)]).folds(one.folds, one.repeats, seed=0)))
     pack = Pack(models.builder(one.model, (x.shape[1],), outputs, Path()), [0] * one.trials, place, True)
     plan = plan_for(one, Facts(len(table), feature_bound=bound))
     streams = tuple(SeededStreams((one.seed or 0) + trial) for trial in range(one.trials))

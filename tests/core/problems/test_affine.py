@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,7 @@ from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.problems import affine
 from dpsgd_cli.core.problems.affine import AffineRisk
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.data.splits import Keys
 
 N, D, K, R = 41, 4, 3, 4
 
@@ -24,7 +23,7 @@ def problem(folds: bool, factors: bool) -> tuple[Table, torch.Tensor]:
     x = torch.randn(N, D, generator=generator, dtype=torch.float64)
     table = Table(x, torch.arange(N) % K, False)
     if folds:
-        table = table.with_folds(torch.from_numpy(held_out_by_folds(np.arange(N), 2, R // 2)))
+        table = table.with_folds(torch.from_numpy(Keys.of_places([N]).folds(2, R // 2, seed=0)))
     if factors:
         table = replace(table, factors=torch.rand(R, N, generator=generator, dtype=torch.float64) / 4)
     return table, torch.randn(R, K * D + K, generator=generator, dtype=torch.float64)

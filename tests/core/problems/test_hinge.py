@@ -12,7 +12,7 @@ from sklearn.svm import LinearSVC
 
 from dpsgd_cli.core.problems.optimum import minimise_hinge
 from dpsgd_cli.core.problems.rows import SignedRows
-from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.data.splits import Keys
 
 N, D = 120, 3
 
@@ -21,7 +21,7 @@ def problem(folds: int | None = None) -> tuple[SignedRows, np.ndarray, np.ndarra
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(N, D, generator=generator, dtype=torch.float64)
     y = (x[:, 0] + 0.7 * torch.randn(N, generator=generator, dtype=torch.float64) > 0.2).long()
-    out = None if folds is None else torch.from_numpy(held_out_by_folds(np.arange(N), folds, 1))
+    out = None if folds is None else torch.from_numpy(Keys.of_places([N]).folds(folds, 1, seed=0))
     return SignedRows.load(x, y, False, bias=True, held_out=out), x.numpy(), y.numpy()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import MARGIN_LOSSES, MarginLoss, margin_loss
 from dpsgd_cli.core.problems.rows import SignedRows
-from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.data.splits import Keys
 
 N, D, R = 37, 3, 4
 
@@ -23,7 +22,7 @@ def problem(loss: MarginLoss, folds: bool = True, seed: int = 0) -> tuple[Linear
     x = torch.randn(N, D, generator=generator, dtype=torch.float64)
     y = torch.randn(N, generator=generator, dtype=torch.float64)
     labels = y if loss.residual else (y > 0).long()
-    out = torch.from_numpy(held_out_by_folds(np.arange(N), 2, R // 2)) if folds else None
+    out = torch.from_numpy(Keys.of_places([N]).folds(2, R // 2, seed=0)) if folds else None
     rows = SignedRows.load(x, labels, loss.residual, bias=True, held_out=out)
     return LinearRisk(rows, loss), torch.randn(R, D + 1, generator=generator, dtype=torch.float64)
 
@@ -128,7 +127,7 @@ def test_extreme_weights_and_broken_records_stay_within_the_bounds(name: str) ->
 
 def test_counts_are_those_of_single_records() -> None:
     risk, values = problem(margin_loss("logistic"))
-    trained = ~torch.from_numpy(held_out_by_folds(np.arange(N), 2, R // 2))
+    trained = ~torch.from_numpy(Keys.of_places([N]).folds(2, R // 2, seed=0))
     margins = risk.rows.z @ values.T
     assert torch.allclose(risk.loss_sums(values), (risk.loss.value(margins) * trained).sum(dim=0))
     assert torch.equal(risk.misses(values), ((margins <= 0) & trained).sum(dim=0).double())

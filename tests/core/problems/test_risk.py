@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,7 @@ from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.risk import PackRisk
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods.problem import loss_of, output_loss, rows_of
 from dpsgd_cli.recipe.schema.model import ConvexModel, MlpModel
 
@@ -26,7 +25,7 @@ def table(folds: bool) -> Table:
     x = torch.rand(21, 3, generator=generator, dtype=torch.float64)
     y = (torch.rand(21, generator=generator) > 0.4).long()
     made = Table.load(x.numpy(), y.numpy(), False, PLACE.device, PLACE.dtype)
-    return made.with_folds(torch.from_numpy(held_out_by_folds(np.arange(21), 2, 1))) if folds else made
+    return made.with_folds(torch.from_numpy(Keys.of_places([21]).folds(2, 1, seed=0))) if folds else made
 
 
 @pytest.mark.parametrize("folds", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,7 +10,7 @@ from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.losses import margin_loss
 from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.splits import held_out_by_folds
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods.problem import rows_of
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
@@ -29,7 +28,7 @@ def repeated(folds: bool = True, dtype: torch.dtype = torch.float64) -> SignedRo
     x, y = torch.randn(20, D, generator=generator, dtype=dtype), torch.randint(2, (20,), generator=generator)
     index = torch.cat([torch.arange(20), torch.full((20,), 7), torch.arange(12), torch.arange(8)])
     index = index[torch.randperm(N, generator=generator)]
-    out = torch.from_numpy(held_out_by_folds(np.arange(N), 2, R // 2)) if folds else None
+    out = torch.from_numpy(Keys.of_places([N]).folds(2, R // 2, seed=0)) if folds else None
     return SignedRows.load(x[index], y[index], False, bias=True, held_out=out)
 
 
