@@ -23,12 +23,12 @@ NEIGHBOURS: dict[Adjacency, str] = {
 }
 """What a statement for each adjacency hides."""
 NEIGHBOURS_OF_USERS: dict[Adjacency, str] = {
-    "add-remove": "whether a user was in the file at all, and so what all of their rows say: the file is compared with"
-    " the same file without every row of theirs, or with one more user's rows, in any order",
-    "replace-one": "what all rows of a user say, and how many they are: the file is compared with the same file in which"
-    " all rows of one user are any others under the same name. The number of users is not hidden",
-    "zero-out": "whether a user took part, and so what all of their rows say: the file is compared with the same file in"
-    " which one user is empty and adds nothing. The number of users is not hidden",
+    "add-remove": "whether a user was in the file at all, and so what all of their rows say: the file is compared"
+    " with the same file without every row of theirs, or with one more user's rows, in any order",
+    "replace-one": "what all rows of a user say, and how many they are: the file is compared with the same file in"
+    " which all rows of one user are any others under the same name. The number of users is not hidden",
+    "zero-out": "whether a user took part, and so what all of their rows say: the file is compared with the same file"
+    " in which one user is empty and adds nothing. The number of users is not hidden",
 }
 """What a statement about all rows of a user (`privacy.unit`) hides, by adjacency."""
 
