@@ -20,6 +20,7 @@ from dpsgd_cli.methods.problem import merged_risk
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, equal_choices
 from dpsgd_cli.privacy.mechanism import Release
 from dpsgd_cli.recipe.schema.convex import PrivGeneMethod
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class PrivGene(OneShot):
@@ -29,7 +30,8 @@ class PrivGene(OneShot):
         super().__init__(context)
         risk = merged_risk(context)
         self.rows, self.loss = risk.rows, risk.loss
-        if self.loss.residual:
+        model = context.recipes[0].model
+        if not isinstance(model, ConvexModel) or model.known.residual:
             raise PrivacyError("privgene counts misclassified records: it needs a classification loss")
 
     def solve(self) -> None:
