@@ -161,7 +161,19 @@ def _one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
     sampling = Sampling("full", facts.records, facts.records, release.mechanism.adjacency)
     delta = delta_of(privacy)
     _, accountant = Least().best([release], delta)
-    return Plan(sampling, (), 1.0, 1, (), ((release,),), accountant, delta, privacy.budget, True)
+    return Plan(
+        sampling=sampling,
+        noise_multipliers=(),
+        sensitivity=1.0,
+        groups=1,
+        before=(),
+        epochs=((release,),),
+        accountant=accountant,
+        delta=delta,
+        budget=privacy.budget,
+        covers_before=True,
+        chooses=False,
+    )
 
 
 def _epsilon_delta(recipe: Recipe) -> tuple[float, float]:

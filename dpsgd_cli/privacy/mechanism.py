@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind, moves_of_a_sum
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, moves_of_a_sum
 from dpsgd_cli.wording import quoted
 
 PureSource = Literal["laplace", "exponential", "pure"]
@@ -94,7 +94,7 @@ class GaussianSum:
     @property
     def comes_and_goes(self) -> bool:
         """Whether a use is the Poisson-subsampled Gaussian of the literature: a record is there, or nothing is."""
-        return self.batching == "poisson" and self.adjacency != "replace-one"
+        return self.batching == "poisson" and not NEIGHBOURS[self.adjacency].replaced
 
     @property
     def unsampled_noise(self) -> float:

@@ -122,7 +122,7 @@ class Plan:
     delta: float
     budget: Budget
     covers_before: bool
-    chooses: bool = False
+    chooses: bool
     schedule: Schedule | None = None
     silent: int = 0
     correlated: PlannedNoise | None = None

@@ -59,7 +59,7 @@ def made(factor: float, batching: str, before: tuple[Release, ...] = ()) -> Plan
         for z in noise
     )
     name = "rdp" if batching == "poisson" else "gaussian"
-    return Plan(sampling, noise, 1.0, 1, before, epochs, name, 1e-5, None, True)
+    return Plan(sampling, noise, 1.0, 1, before, epochs, name, 1e-5, None, covers_before=True, chooses=False)
 
 
 @pytest.mark.parametrize("batching", ["shuffle", "poisson"])

@@ -23,7 +23,7 @@ from dpsgd_cli.privacy.mechanism import (
     ZeroConcentrated,
     merge,
 )
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
+from dpsgd_cli.recipe.batching import NEIGHBOURS, Adjacency
 from dpsgd_cli.search import ExactSum, smallest
 
 Bound = Literal["upper", "estimate"]
@@ -250,12 +250,12 @@ def unsound_sampling(mechanism: Mechanism) -> str | None:
     """Why a batching has no theorem under its adjacency, whoever accounts for it; None when it has one."""
     if not isinstance(mechanism, GaussianSum):
         return None
-    if isinstance(mechanism, CorrelatedSums) and mechanism.sampled and mechanism.adjacency == "replace-one":
+    if isinstance(mechanism, CorrelatedSums) and mechanism.sampled and NEIGHBOURS[mechanism.adjacency].replaced:
         return (
             "correlated noise on sampled batches under replace-one adjacency: its theorem is about a record that comes"
             " or goes; use add-remove or zero-out"
         )
-    return BATCHINGS[mechanism.batching].unproved.get(mechanism.adjacency)
+    return mechanism.batches.refusal(mechanism.adjacency)
 
 
 def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
