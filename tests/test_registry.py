@@ -48,6 +48,7 @@ ADDITIONS = {
         edits={
             "Schedule = Annotated[": (
                 "class Halving(NoiseSchedule):\n"
+                "    adaptive, follows_initial = False, True\n"
                 "    kind: Literal['halving'] = 'halving'\n"
                 "    initial: Noise = Field(description='Noise multiplier of epoch 0.')\n\n"
                 "    def noise(self, epoch: int) -> float:\n"
@@ -71,6 +72,8 @@ ADDITIONS = {
             "Clipping = Annotated[": (
                 "class HalfwayClipping(FlatClipping):\n"
                 "    factors = 'dpsgd_cli.core.halfway:almost_to_the_bound'\n"
+                "    held = FlatClipping.held\n"
+                "    plain, in_units, moves = True, False, False\n"
                 "    kind: Literal['halfway'] = 'halfway'\n\n\n"
             ),
             "FlatClipping | PerLayerClipping |": "HalfwayClipping | ",
@@ -82,6 +85,7 @@ ADDITIONS = {
         edits={
             "Noise = Annotated[": (
                 "class ShortNoise(OnePassNoise):\n"
+                "    batching = 'shuffle'\n"
                 "    made = 'dpsgd_cli.privacy.correlation:tree'\n"
                 "    kind: Literal['short'] = 'short'\n\n\n"
             ),
@@ -102,12 +106,13 @@ ADDITIONS = {
             "dpsgd_cli/privacy/accountants/generous.py": (
                 "from dpsgd_cli.privacy.accountants.gaussian import Gaussian\n\n"
                 "class Generous(Gaussian):\n"
-                "    name = 'generous'\n"
+                "    name, bound, note = 'generous', 'upper', 'one more than gaussian'\n"
+                "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n"
                 "    def epsilon(self, releases, delta):\n        return super().epsilon(releases, delta) + 1\n"
             )
         },
         edited="dpsgd_cli/recipe/accountants.py",
-        edits={'    "gaussian": ': '    "generous": Listed("generous:Generous"),\n'},
+        edits={'    "gaussian": ': '    "generous": Listed(runs="generous:Generous", usual=True, in_recipes=True),\n'},
     ),
     # sweep/launchers/__init__.py: "Adding one is one file here and one line in `LAUNCHERS`"
     "launcher": Addition(
@@ -158,7 +163,14 @@ ADDITIONS = {
         edits={
             "Method = Annotated[\n": (
                 "class HalvedMethod(Gradient):\n"
-                "    descriptor = Descriptor('dpsgd_cli.methods.halved:Halved', may_differ=ITS_TRAINING)\n"
+                "    descriptor = Descriptor(\n"
+                "        runs='dpsgd_cli.methods.halved:Halved',\n"
+                "        planner='dpsgd_cli.privacy.gradient_plan:gradient',\n"
+                "        privacy='needed',\n"
+                "        adjacencies=EVERY_NEIGHBOUR,\n"
+                "        only_convex=False,\n"
+                "        may_differ=ITS_TRAINING,\n"
+                "    )\n"
                 "    kind: Literal['halved-dp-sgd'] = 'halved-dp-sgd'\n\n\n"
             ),
             "    | DpSgdMethod\n": "    | HalvedMethod\n",

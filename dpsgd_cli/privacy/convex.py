@@ -17,7 +17,7 @@ from dpsgd_cli.privacy.mechanism import ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, adjacency_of, delta_of, privacy_of
 from dpsgd_cli.privacy.second_moments import joint_sensitivity, weight_of
 from dpsgd_cli.privacy.statement import Least
-from dpsgd_cli.recipe.batching import Adjacency, moves_of_a_sum
+from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.losses import LOSSES, Region
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
@@ -144,13 +144,13 @@ def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
     """One (epsilon, delta)-DP release of the whole budget."""
     epsilon, delta = _epsilon_delta(recipe)
     problem_constants(recipe, facts.feature_bound, in_ball=False)
-    return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, _add_remove(recipe))))
+    return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, adjacency_of(recipe))))
 
 
 def majority(recipe: Recipe, facts: Facts) -> Plan:
     """One Laplace count."""
     epsilon, _ = _epsilon_delta(recipe)
-    return _one_release(recipe, facts, Release(PureDP(epsilon, _add_remove(recipe), "laplace", "count")))
+    return _one_release(recipe, facts, Release(PureDP(epsilon, adjacency_of(recipe), "laplace", "count")))
 
 
 def _one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
@@ -181,11 +181,3 @@ def _epsilon_delta(recipe: Recipe) -> tuple[float, float]:
     if not isinstance(budget, EpsilonBudget):
         raise PrivacyError(f"method {recipe.method.kind} is (epsilon, delta)-DP: give privacy.budget with both")
     return budget.epsilon, budget.delta
-
-
-def _add_remove(recipe: Recipe) -> Adjacency:
-    """Methods that are proved for one record more or less."""
-    stated = privacy_of(recipe).adjacency or "add-remove"
-    if stated != "add-remove":
-        raise PrivacyError(f"method {recipe.method.kind} is proved for privacy.adjacency: add-remove, not {stated}")
-    return "add-remove"

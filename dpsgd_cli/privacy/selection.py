@@ -44,6 +44,8 @@ class Choice:
             return math.log(self.mean)
         if self.mean == 1:
             return 0.0
+        if self.law != "logarithmic":
+            raise PrivacyError(f"the {self.law} law of the number of trials has no stopping probability")
         # Logarithmic law: E[K] = (1/gamma - 1) / log(1/gamma), increasing in 1/gamma.
         return smallest(lambda log: math.expm1(log) / log >= self.mean, 0.0, 2 * math.log(self.mean) + 2)
 

@@ -16,7 +16,16 @@ from dpsgd_cli.recipe.schema.descriptor import Descriptor
 from dpsgd_cli.recipe.schema.learning_rate import Rate
 
 
-class SgdSettings(Section):
+class OptimizerKind(Section):
+    """What every optimizer offers. `made`: `module:class` of the `Update` that these settings make."""
+
+    must_state = ("made",)
+    made: ClassVar[str]
+    kind: str
+
+
+class SgdSettings(OptimizerKind):
+    made = "dpsgd_cli.core.updates:SgdUpdate"
     kind: Literal["sgd"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] | Auto = Field(
         "auto", description="Heavy-ball momentum; auto: with the learning rate, or none."
@@ -28,7 +37,8 @@ class SgdSettings(Section):
         return 0.0 if self.momentum == "auto" else self.momentum
 
 
-class AdamSettings(Section):
+class AdamSettings(OptimizerKind):
+    made = "dpsgd_cli.core.updates:AdamUpdate"
     kind: Literal["adam"] = "adam"
     betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the two moment averages.")
     stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
@@ -81,6 +91,8 @@ Preconditioner = Annotated[SecondMoments | Marginals, Field(discriminator="kind"
 
 class Gradient(Section):
     """What every gradient method shares."""
+
+    must_state: ClassVar[tuple[str, ...]] = ("descriptor",)
 
     batching: Batching = Field(
         "poisson",
