@@ -49,28 +49,42 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 @dataclass(frozen=True, kw_only=True)
 class ResultFile:
-    """What is true of a file beside `result.json`. No field has a default.
+    """What is true of a file, or a folder of files, beside `result.json`. No field has a default.
 
     `unreleased`: whether it holds what was computed of training rows without noise, so that its hash is marked and
     nobody may be handed it as public; `of-uncovered-steps`: where a step of preprocessing did so.
+    `hashed`: it is written with `result.json`, which holds its hash; others are made of the result later.
     `always`: every result has it. `lines`: it is text, whose lines are counted.
     """
 
     unreleased: Literal["never", "always", "of-uncovered-steps"]
+    hashed: bool
     always: bool
     lines: bool
 
 
 FILES: dict[str, ResultFile] = {
-    "recipe.yaml": ResultFile(unreleased="never", always=True, lines=True),
-    "trials.csv": ResultFile(unreleased="always", always=True, lines=True),
-    "history.csv": ResultFile(unreleased="always", always=True, lines=True),
-    "ledger.jsonl": ResultFile(unreleased="never", always=True, lines=True),
+    "recipe.yaml": ResultFile(unreleased="never", hashed=True, always=True, lines=True),
+    "trials.csv": ResultFile(unreleased="always", hashed=True, always=True, lines=True),
+    "history.csv": ResultFile(unreleased="always", hashed=True, always=True, lines=True),
+    "ledger.jsonl": ResultFile(unreleased="never", hashed=True, always=True, lines=True),
     # beside the weights, it holds what steps that read training rows without noise kept of them
-    MODEL: ResultFile(unreleased="of-uncovered-steps", always=False, lines=False),
+    MODEL: ResultFile(unreleased="of-uncovered-steps", hashed=True, always=False, lines=False),
+    "report.md": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
+    "report.html": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
+    "tensorboard": ResultFile(unreleased="always", hashed=False, always=False, lines=False),
 }
-"""Every file that may be written with a result; any other is refused."""
+"""Every file that may lie in a result; any other is refused."""
+HASHED = tuple(name for name, file in FILES.items() if file.hashed)
 WITH_EVERY_RESULT = tuple(name for name, file in FILES.items() if file.always)
+
+
+def place(directory: Path, name: str) -> Path:
+    """Where a file of a result lies. Raises ValueError for one that `FILES` does not list."""
+    if name not in FILES:
+        raise ValueError(f"{name} is no file of a result: list it in FILES, and whether it may be public")
+    return directory / name
+
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
@@ -170,7 +184,7 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
     """
     content = {name: value for name, value in document.items() if name != OWN_HASH}
     if files is not None:
-        unlisted, missing = sorted(files.keys() - FILES.keys()), sorted(set(WITH_EVERY_RESULT) - files.keys())
+        unlisted, missing = sorted(files.keys() - set(HASHED)), sorted(set(WITH_EVERY_RESULT) - files.keys())
         if unlisted or missing:
             raise ValueError(f"files of a result: not listed in FILES {unlisted}, missing {missing}")
         told = {
@@ -271,7 +285,7 @@ def _lines(path: Path, written: int | None) -> str:
 
 def check_files(directory: Path, document: Row) -> None:
     """See that every file beside `document` is there and as it was written, and that there is no other of the kind."""
-    if unlisted := sorted(_files(document).keys() - FILES.keys()):
+    if unlisted := sorted(_files(document).keys() - set(HASHED)):
         raise DataError(f"{directory / RESULT}: lists {', '.join(unlisted)}, which is no file of a result; train again")
     for name in dict.fromkeys((*WITH_EVERY_RESULT, *_files(document))):
         checked(directory, document, name)

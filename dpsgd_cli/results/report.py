@@ -19,7 +19,7 @@ from dpsgd_cli.metrics import in_words, usual_metric
 from dpsgd_cli.privacy.ledger import CHOSEN, read_entries, to_price
 from dpsgd_cli.privacy.tradeoff import Attacker, best_attacker, percent, strongest
 from dpsgd_cli.recipe.batching import NEIGHBOURS, of_whom
-from dpsgd_cli.results import audited, curves, history, store
+from dpsgd_cli.results import audited, curves, history, reading, store
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.prose import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.result import MARK, Row, public, summarise
@@ -81,7 +81,7 @@ def write(directory: Path) -> list[Path]:
     ]
     texts = (markdown(blocks), html(blocks))
     for name, text in zip(NAMES, texts, strict=True):
-        write_whole(directory / name, text)
+        write_whole(reading.place(directory, name), text)
     return [directory / name for name in NAMES]
 
 
