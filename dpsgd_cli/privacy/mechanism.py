@@ -56,6 +56,12 @@ class GaussianSum:
     sensitivity: float = 1.0
     label: str = "gradient"
 
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for a class without a kind of its own, which accountants would take for its parent's."""
+        super().__init_subclass__()
+        if "kind" not in vars(cls):
+            raise TypeError(f"mechanism {cls.__name__} must state its kind")
+
     def __post_init__(self) -> None:
         _require(self.noise_multiplier >= 0, "noise_multiplier", self.noise_multiplier, "at least 0")
         _require(0 <= self.sampling_rate <= 1, "sampling_rate", self.sampling_rate, "in [0, 1]")

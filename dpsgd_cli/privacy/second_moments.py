@@ -17,6 +17,7 @@ from dpsgd_cli.privacy.budget import describe, mu_squared_left
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan, adjacency_of, privacy_of
 from dpsgd_cli.recipe.batching import NEIGHBOURS, Adjacency
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.gradient import Marginals, SecondMoments
 
@@ -75,10 +76,10 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
     if not left > 0:
         raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)}); raise it")
     adjacency = adjacency_of(recipe)
-    multiplier = (settings.share * left) ** -0.5
+    multiplier, moved = (settings.share * left) ** -0.5, named(settings.sensitivity)(adjacency)
     return (
         *before,
-        Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity(adjacency), label=settings.kind)),
+        Release(GaussianSum(multiplier, adjacency, sensitivity=moved, label=settings.kind)),
     )
 
 

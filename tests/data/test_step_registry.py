@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from dpsgd_cli.data.dataset import Column, FittedOn, Layout, Length, Step, Transform
 from dpsgd_cli.data.features import EXTRACTORS
 from dpsgd_cli.data.pipeline import Pipeline
+from dpsgd_cli.data.preparation import pipeline_of
 from dpsgd_cli.data.preprocess import STEPS, length_of, norm_bound
-from dpsgd_cli.recipe.schema.data import Features
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.schema.data import Data, Features
 from dpsgd_cli.recipe.schema.steps import PREPROCESS
 
 COLUMNS = (
@@ -173,6 +176,19 @@ def test_a_step_that_states_nothing_is_given_no_record() -> None:
 def test_a_step_on_training_rows_that_nothing_covers_is_refused() -> None:
     with pytest.raises(TypeError, match="which nothing covers"):
         through("training")
+
+
+@pytest.mark.parametrize(("kind", "layout", "given"), CASES)
+def test_a_model_in_use_never_fits_on_new_records_what_was_fitted_in_training(
+    kind: str, layout: Layout, given: dict[str, Any]
+) -> None:
+    """Only what is fitted on no record may be missing from what training kept."""
+    data = Data.model_validate({"path": "t.csv", "target": "y", "preprocess": [{kind: given}]})
+    if step_of(kind, given).fitted_on in ("nothing", "synthetic"):
+        assert pipeline_of(data, Path(), NUMBERS if layout == TABLE and kind != "one-hot" else layout, {}).steps
+        return
+    with pytest.raises(DataError, match="lacks what step 0"):
+        pipeline_of(data, Path(), layout, {})
 
 
 @pytest.mark.parametrize("kind", EXTRACTORS)

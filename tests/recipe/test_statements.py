@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.base import Section
 from dpsgd_cli.recipe.schema.clipping import Clipping
 from dpsgd_cli.recipe.schema.descriptor import Descriptor
-from dpsgd_cli.recipe.schema.gradient import Averaging, Optimizer
+from dpsgd_cli.recipe.schema.gradient import Averaging, Optimizer, Preconditioner
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.noise import IndependentNoise, Noise
 from dpsgd_cli.recipe.schema.pate import Aggregation
@@ -39,7 +41,8 @@ def flat(classes: list[Any]) -> list[Any]:
 OPTIMIZERS, CLIPPINGS, AGGREGATIONS = kinds(Optimizer), kinds(Clipping), kinds(Aggregation)
 SCHEDULES = flat(kinds(Schedule))
 NOISES = [kind for kind in kinds(Noise) if kind is not IndependentNoise]
-STATED = [*OPTIMIZERS, *CLIPPINGS, *AGGREGATIONS, *SCHEDULES, *NOISES, *METHODS.values()]
+PRECONDITIONERS = kinds(Preconditioner)
+STATED = [*PRECONDITIONERS, *OPTIMIZERS, *CLIPPINGS, *AGGREGATIONS, *SCHEDULES, *NOISES, *METHODS.values()]
 SAMPLES: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.5},
     "adam": {},
@@ -162,6 +165,19 @@ def test_noise_that_is_chosen_on_the_way_has_a_plan_that_says_so_and_all_other_n
     assert len(plan.noise_multipliers) == (1 if settings.adaptive else 3)
 
 
+@pytest.mark.parametrize("kind", [one for one in SCHEDULES if by_name(one) != "python"], ids=by_name)
+def test_what_is_planned_depends_on_every_number_of_a_schedule_unless_it_chooses_on_the_way(kind: Any) -> None:
+    """A number that leaves all planned noise alone can only act on the way."""
+    settings = made(kind)
+    numbers = {name: value for name, value in settings if isinstance(value, int | float)}
+    idle = []
+    for name, value in numbers.items():
+        other = settings.model_copy(update={name: value + 2 if isinstance(value, int) else value * 0.7})
+        if all(other.noise(t) == settings.noise(t) for t in range(min(12, settings.length or 12))):
+            idle.append(name)
+    assert bool(idle) == settings.adaptive
+
+
 def test_a_schedule_that_chooses_its_noise_and_has_no_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     uniform = next(kind for kind in SCHEDULES if by_name(kind) == "uniform")
     one = recipe({"kind": "dp-gd"}, privacy={"schedule": {"kind": "uniform", "initial": 3.0}, "delta": 1e-5}, epochs=3)
@@ -204,6 +220,25 @@ def test_a_rule_of_votes_that_does_not_say_what_it_releases_cannot_be_made(left_
     body = {name: lambda self, *given: None for name in ("asked", "answered", "accepts", "label") if name != left_out}
     with pytest.raises(TypeError, match=left_out):
         type("New", (Rule,), body)()
+
+
+ONE_RECORD: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "second-moment": lambda u: np.outer(u, u).ravel(),
+    "marginals": lambda u: np.abs(u),
+}
+"""What one record of norm at most 1 adds to what each preconditioner releases; marginals have no negative entry."""
+
+
+@pytest.mark.parametrize("adjacency", NEIGHBOURS)
+@pytest.mark.parametrize("kind", PRECONDITIONERS, ids=by_name)
+def test_no_record_moves_a_preconditioner_further_than_its_stated_sensitivity(kind: Any, adjacency: Adjacency) -> None:
+    random, stated = np.random.default_rng(0), named(kind.sensitivity)(adjacency)
+    rows = [row / np.linalg.norm(row) for row in random.normal(size=(60, 3))] + list(np.eye(3)) + [np.zeros(3)]
+    parts = [ONE_RECORD[by_name(kind)](row) for row in rows]
+    others = parts if NEIGHBOURS[adjacency].replaced else [0 * parts[0]]
+    moved = max(float(np.linalg.norm(one - other)) for one in parts for other in others)
+    assert 0.99 * stated <= moved <= stated * (1 + 1e-9)
+    assert set(ONE_RECORD) == {by_name(one) for one in PRECONDITIONERS}
 
 
 REQUIRED = ("runs", "planner", "privacy", "adjacencies", "only_convex")

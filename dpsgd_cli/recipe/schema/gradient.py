@@ -72,16 +72,30 @@ class TailIterates(Section):
 Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discriminator="kind")]
 
 
-class SecondMoments(Section):
+class PreconditionerKind(Section):
+    """What every preconditioner offers.
+
+    `sensitivity`: `module:name` of the function from an adjacency to the L2 norm of how far one record moves what is
+    released; its noise and its charge rest on it.
+    """
+
+    must_state = ("sensitivity",)
+    sensitivity: ClassVar[str]
+    kind: str
+
+
+class SecondMoments(PreconditionerKind):
     """Rows on which all directions weigh alike, by a noised second-moment matrix of the training records."""
 
+    sensitivity = "dpsgd_cli.privacy.second_moments:sensitivity"
     kind: Literal["second-moment"] = "second-moment"
     share: Fraction = Field(0.2, description="Share of the budget's mu^2 (or rho) that the matrix gets.")
 
 
-class Marginals(Section):
+class Marginals(PreconditionerKind):
     """Rows on which all directions weigh alike, as far as noised counts of each column's values tell; after bin."""
 
+    sensitivity = "dpsgd_cli.privacy.second_moments:sensitivity"
     kind: Literal["marginals"] = "marginals"
     share: Fraction = Field(0.05, description="Share of the budget's mu^2 (or rho) that the counts get.")
 

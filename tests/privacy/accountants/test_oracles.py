@@ -202,7 +202,7 @@ def test_an_upper_bound_is_never_below_its_oracle_and_what_is_not_covered_is_ref
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
 def test_all_that_an_accountant_says_it_covers_it_prices(name: str) -> None:
-    priced = [ledger for ledger in TABLE if stated(name, ledger.releases, DELTAS[1]) is not None]
+    priced = [ledger for ledger in TABLE if stated(name, ledger.releases, DELTAS[1]) not in (None, math.inf)]
     made = [one.mechanism for ledger in priced for one in ledger.releases]
     assert {one.kind for one in made} == set(accountants.get(name).mechanisms)
     assert {one.adjacency for one in made} == set(accountants.get(name).adjacencies)
@@ -245,6 +245,13 @@ def test_an_entry_that_lets_recipes_state_an_estimate_is_refused(monkeypatch: py
     monkeypatch.setitem(ACCOUNTANTS, "new", Listed(runs="gaussian:Gaussian", usual=True, in_recipes=True))
     with pytest.raises(TypeError, match="of that name"):
         accountants.get("new")
+
+
+def test_a_mechanism_without_a_kind_of_its_own_cannot_be_made() -> None:
+    for parent in (GaussianSum, CorrelatedSums, TruncatedSum):
+        with pytest.raises(TypeError, match="must state its kind"):
+            type("New", (parent,), {})
+    assert len({cls.kind for cls in KINDS.values()}) == len(set(KINDS.values())) == len(KINDS)
 
 
 def test_a_mechanism_that_nobody_states_is_refused_by_all() -> None:
