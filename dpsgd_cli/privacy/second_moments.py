@@ -76,7 +76,8 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
     if not left > 0:
         raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)}); raise it")
     adjacency = adjacency_of(recipe)
-    multiplier, moved = (settings.share * left) ** -0.5, named(settings.sensitivity)(adjacency)
+    multiplier = (settings.share * left) ** -0.5
+    moved: float = named(settings.sensitivity)(adjacency)
     return (
         *before,
         Release(GaussianSum(multiplier, adjacency, sensitivity=moved, label=settings.kind)),
