@@ -35,7 +35,7 @@ from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.results import assemble, checkpoint, origin, store, tensorboard
+from dpsgd_cli.results import assemble, checkpoint, origin, reading, store, tensorboard
 from dpsgd_cli.results.result import Released, Result, Unreleased
 from dpsgd_cli.trials import Member, Snapshot, Trials, start
 
@@ -182,7 +182,7 @@ def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> No
             staged.append((store.stage_result(directory, result, text, model), directory))
             if trials.recipe.runtime.tensorboard:
                 times = [record.ended for record in trials.history]
-                tensorboard.write(staged[-1][0] / tensorboard.FOLDER, result.history, times)
+                tensorboard.write(reading.place(staged[-1][0], tensorboard.FOLDER), result.history, times)
         store.keep([hidden for hidden, _ in staged])
     except BaseException:
         store.discard(staged)

@@ -132,7 +132,7 @@ def declarations(recipe: Recipe, outline: data.Outline) -> tuple[str, ...]:
 def declared_by_model(recipe: Recipe) -> tuple[str, ...]:
     """What the model section takes to be public of the data."""
     model = recipe.model
-    if not isinstance(model, ConvexModel) or model.loss != "squared" or recipe.data.target_bounds is not None:
+    if not isinstance(model, ConvexModel) or not model.known.residual or recipe.data.target_bounds is not None:
         return ()
     bound = f"{model.target_bound:g}"
     return (

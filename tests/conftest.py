@@ -121,7 +121,7 @@ def toy_result(ledger: Sequence[str] = (), delta: float = 1e-5, trials: int = 2)
     """A result of private trials that were never trained: `ledger` has its lines, and the rest fits."""
     privacy: dict[str, Any] = {"epsilon": 1.0, "delta": delta, "rho": None, "adjacency": "zero-out"}
     privacy |= {"accountant": "zcdp", "bound": "upper", "noise_source": "secure", "declarations": []}
-    privacy |= {"batching": "shuffle"}
+    privacy |= {"batching": "shuffle", "budget_covers": "total", "uncovered_steps": []}
     rows: list[dict[str, Any]] = [
         {"trial": i, "seed": None, "epochs": 2, "test_accuracy": 0.5 if i == 0 else None} for i in range(trials)
     ]

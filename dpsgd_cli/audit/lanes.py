@@ -64,6 +64,11 @@ class Marked(nn.Module):
 class LanedLayer(Layer):
     """A layer of any rule, with lanes beside its own parameters; one example's gradient is that of both."""
 
+    kinds = ()
+    clipped = "by the rule of the layer inside, and its lanes by each example's own gradient"
+    holds_gradients = True
+    rounds = False
+
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)
         assert isinstance(source, Laned)

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers import RULES, Fallback, Layer, Ruled, Session, Standardised
-from dpsgd_cli.core.layers.conv import Conv
+from dpsgd_cli.core.layers import RULES, Fallback, Layer, Ruled, Session
 from dpsgd_cli.core.pooling import vectorised
 from dpsgd_cli.core.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
@@ -306,7 +305,7 @@ def elements_by_layer(pack: Pack, x: Tensor) -> dict[str, int]:
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         found = inputs[0].numel() // inputs[0].shape[0] + 3 * (output.numel() // output.shape[0])
-        if isinstance(layer, Fallback | Conv | Standardised):
+        if isinstance(layer, Layer) and layer.holds_gradients:
             found += sum(value[0].numel() for value in layer.values.values())
         counted[names[id(layer)]] += found
 

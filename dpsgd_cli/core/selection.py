@@ -43,5 +43,7 @@ def select_least(scores: Tensor, epsilon: Tensor, sensitivity: Tensor, kind: Noi
     if kind == "laplace":
         noise = exponentials(normals[..., :2]) - exponentials(normals[..., 2:])
         return (scaled + noise).argmin(dim=1)
+    if kind != "exponential":
+        raise ValueError(f"no noise is proved for a choice of kind {kind!r}")
     gumbel = -exponentials(normals).log()
     return (scaled - gumbel).argmin(dim=1)

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -240,12 +240,29 @@ def flatten(rows: np.ndarray) -> np.ndarray:
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
+FittedOn = Literal["nothing", "synthetic", "public", "training"]
+
+
+@dataclass(frozen=True)
+class Length:
+    """A public bound on the L2 norm of a record: |record|^2 <= whole^2 + constants.
+
+    `whole` bounds all but appended constants, whose squares add up to `constants`; None: as the layout bounds it, if it
+    does.
+    """
+
+    whole: float | None
+    constants: float
+
+
 class Step(ABC):
     """One preprocessing step with its settings.
 
+    Every class states `fitted_on`, in its own body: what `kept` is given. `nothing` states that the step acts on each
+    record alone. A step that is fitted on `training` rows says besides how that is covered, by one of the next three.
+
     `release` is the mechanism that the step is (its draws are standard normal, of the trial's own stream);
     `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public;
-    `of_public` that it is fitted on public records instead, `synthetic` on images that no record shaped;
     `before_cut` that it acts on each record alone and is fitted on none, so that rows may be cut into parts after it.
     """
 
@@ -253,9 +270,17 @@ class Step(ABC):
     release: GaussianSum | None = None
     nonprivate: str | None = None
     declaration: str | None = None
-    of_public: bool = False
-    synthetic: bool = False
     before_cut: bool = False
+
+    def __init_subclass__(cls, stated: bool = True, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if stated and "fitted_on" not in vars(cls):
+            raise TypeError(f"step {cls.__name__} must state fitted_on: what it is fitted on has no default")
+
+    @property
+    @abstractmethod
+    def fitted_on(self) -> FittedOn:
+        """The rows that `kept` is given."""
 
     def __init__(self, settings: Any, adjacency: Adjacency) -> None:
         """A private step is stated for `adjacency`."""
@@ -266,8 +291,19 @@ class Step(ABC):
     def plan(self, layout: Layout) -> Layout:
         """The layout after this step; raises DataError for what the step cannot do."""
 
+    @abstractmethod
+    def bounded(self, length: Length, before: Layout) -> Length:
+        """How long a record is at most after this step, from how long it was; `before` is its layout. Prices rest on
+        it."""
+
+    @property
+    def covered(self) -> bool:
+        """Whether something covers what the step sees of the training rows: a release, a declaration or a warning."""
+        said = (self.release, self.declaration, self.nonprivate)
+        return self.fitted_on != "training" or any(one is not None for one in said)
+
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
-        """What the step keeps of the training rows without a release; `layout` is theirs, before the step."""
+        """What the step keeps of the rows that it is `fitted_on`; `layout` is theirs, before the step."""
         del rows, layout
         return None
 
@@ -290,7 +326,7 @@ class Step(ABC):
         return {}
 
 
-class PrivateStep(Step):
+class PrivateStep(Step, stated=False):
     """A step whose only look at the training rows is a release: an array, of which the transform is post-processing.
 
     What was released may be kept and used again (after a resume) without a second release.

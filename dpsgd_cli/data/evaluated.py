@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 from dpsgd_cli.data import catalog
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.privacy.together import Records, Run
-from dpsgd_cli.recipe.batching import BATCHINGS, Batching, of_whom
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency, Batching, of_whom
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema.data import Data, PublicSet, Split, ValidationSet
 
@@ -79,7 +79,7 @@ def section_with(
 ) -> dict[str, Any]:
     """The resolved `data` section with OWNER and COINS, from the other settings of the recipe that decide them."""
     added = {} if owner is None else {OWNER: owner}
-    by_place = (adjacency or BATCHINGS[batching].adjacency) != "add-remove"
+    by_place = not NEIGHBOURS[cast(Adjacency, adjacency) or BATCHINGS[batching].adjacency].counted
     return {**data, **added, **({COINS: "place"} if by_place else {})}
 
 

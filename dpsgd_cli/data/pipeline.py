@@ -102,15 +102,29 @@ class Pipeline:
     def _without_noise(self, index: int, parts: Sequence[Rows], key: str, has_public: bool) -> list[Rows]:
         """All parts after a step that draws nothing, fitted on the training rows, or on the public ones."""
         step, layout = self.steps[index], self.layouts[index]
-        if key not in self.fitted:
-            if step.of_public and not has_public:
-                raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
-            rows = self._synthetic(step, index) if isinstance(step, Turn) else parts[-1 if step.of_public else 0]
+        if key not in self.fitted and step.fitted_on != "nothing":
+            rows = self._rows_to_fit(step, index, parts, has_public)
             # rows on disk are as much of an array as steps that `preparation.py` lets pass need
             kept = step.kept(cast(np.ndarray, rows), layout)
             self.fitted.update({} if kept is None else {key: kept})
         transform = step.transform(layout, self.fitted.get(key))
         return [_through(transform, part) for part in parts]
+
+    def _rows_to_fit(self, step: Step, index: int, parts: Sequence[Rows], has_public: bool) -> Rows:
+        """The rows that a step without a release states to be fitted on.
+
+        Raises TypeError for a step that reads training rows and says nothing that covers it.
+        """
+        if step.fitted_on == "synthetic":
+            assert isinstance(step, Turn)
+            return self._synthetic(step, index)
+        if step.fitted_on == "public":
+            if not has_public:
+                raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
+            return parts[-1]
+        if step.fitted_on != "training" or not step.covered:
+            raise TypeError(f"step {type(step).__name__} is fitted on {step.fitted_on} rows, which nothing covers")
+        return parts[0]
 
     def _synthetic(self, step: Turn, index: int) -> np.ndarray:
         """Images that no record shaped, after the steps before `index`, none of which was fitted on records."""

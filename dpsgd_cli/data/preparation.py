@@ -26,7 +26,6 @@ from dpsgd_cli.data.dataset import (
     Layout,
     Outline,
     Part,
-    PrivateStep,
     Rows,
     Source,
     Step,
@@ -307,7 +306,7 @@ def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipel
     steps = _steps(data, "add-remove", base)
     known = {int(key.rpartition("/")[2]) for key in kept}
     for index, step in enumerate(steps):
-        if (isinstance(step, PrivateStep) or step.nonprivate is not None) and index not in known:
+        if step.fitted_on in ("training", "public") and index not in known:
             raise DataError(f"the model's file lacks what step {index} of preprocessing kept of the training rows")
     return Pipeline(steps, _plan(steps, layout), kept, _no_noise, dict(kept))
 

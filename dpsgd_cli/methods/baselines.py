@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.problems.losses import Hinge
-from dpsgd_cli.core.problems.optimum import minimise_hinge
+from dpsgd_cli.core.problems.optimum import minimise_hinge, require_hinge
 from dpsgd_cli.core.selection import exponentials
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import RecipeError
@@ -36,7 +35,7 @@ class Majority(OneShot):
 
     def solve(self) -> None:
         context, model = self.context, self.context.recipes[0].model
-        if not isinstance(model, ConvexModel) or not model.has_bias or model.loss == "squared":
+        if not isinstance(model, ConvexModel) or not model.has_bias or model.known.residual:
             raise RecipeError("method majority answers by the constant column: use model.kind: convex with bias: true")
         self.charge()
         values = context.pack.values.zero_()
@@ -81,8 +80,10 @@ class NonPrivate(OneShot):
     @staticmethod
     def _optimum(risk: LinearRisk, recipe: Recipe) -> torch.Tensor:
         assert isinstance(recipe.method, NonPrivateMethod)
-        if not isinstance(risk.loss, Hinge):
+        assert isinstance(recipe.model, ConvexModel)
+        if recipe.model.known.curvature is not None:
             return optimum(risk, l2_of(recipe), recipe.method.most_steps)
+        require_hinge(risk.loss)
         records = int(risk.rows.counts)
         curvature = risk.rows.z.new_full((1,), max(l2_of(recipe), _TRACE) * records, dtype=torch.float64)
         found = minimise_hinge(risk.rows, curvature, torch.full_like(curvature, torch.inf), _CERTIFIED * records)

@@ -43,6 +43,7 @@ from dpsgd_cli.methods.problem import linear_risk, penalty_of, risk_of
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, PureSource, Release
+from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod
 
@@ -54,8 +55,9 @@ class DpAgd(Method):
         super().__init__(context)
         self.settings = [_settings(recipe) for recipe in context.recipes]
         self.rates = [_rates(context, trial) for trial in range(context.trials)]
-        self.adjacency = context.plans[0].sampling.adjacency if context.plans[0] is not None else "add-remove"
-        self.doubled = 2.0 if self.adjacency == "replace-one" else 1.0
+        assert context.plans[0] is not None, "seen by `_rates`"
+        self.adjacency = context.plans[0].sampling.adjacency
+        self.doubled = moves_of_a_sum(self.adjacency)
         self.values = context.pack.values
         self.penalty = penalty_of(context)
         self.risk = risk_of(context)

@@ -34,6 +34,7 @@ from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, Findings, Method
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.candidates import SelectionPlan
+from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 
 
@@ -119,7 +120,7 @@ class PrivateSelection(Method):
                 for stream in self.context.streams
             ]
         )
-        doubled = [2.0 if plan.sampling.adjacency == "replace-one" else 1.0 for plan in self.plans]
+        doubled = [moves_of_a_sum(plan.sampling.adjacency) for plan in self.plans]
         epsilon = torch.full((trials,), self.settings.epsilon, dtype=torch.float64)
         chosen = select_least(wrong, epsilon, torch.tensor(doubled, dtype=torch.float64), "exponential", normals)
         self.chosen = chosen.tolist()

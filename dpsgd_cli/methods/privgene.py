@@ -19,7 +19,9 @@ from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import merged_risk
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, equal_choices
 from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.convex import PrivGeneMethod
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class PrivGene(OneShot):
@@ -29,7 +31,8 @@ class PrivGene(OneShot):
         super().__init__(context)
         risk = merged_risk(context)
         self.rows, self.loss = risk.rows, risk.loss
-        if self.loss.residual:
+        model = context.recipes[0].model
+        if not isinstance(model, ConvexModel) or model.known.residual:
             raise PrivacyError("privgene counts misclassified records: it needs a classification loss")
 
     def solve(self) -> None:
@@ -64,7 +67,7 @@ class _Chooser:
         adjacency = plan.sampling.adjacency
         mechanism = equal_choices(plan, choices)
         self.epsilon = mechanism.epsilon
-        self.sensitivity = 2.0 if adjacency == "replace-one" else 1.0
+        self.sensitivity = moves_of_a_sum(adjacency)
         self.release = Release(mechanism)
         self.ledger, self.stream = context.ledgers[trial], context.streams[trial]
         self.made = 0

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind, moves_of_a_sum
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, moves_of_a_sum
 from dpsgd_cli.wording import quoted
 
 PureSource = Literal["laplace", "exponential", "pure"]
@@ -55,6 +55,12 @@ class GaussianSum:
     sampling_rate: float = 1.0
     sensitivity: float = 1.0
     label: str = "gradient"
+
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for a class without a kind of its own, which accountants would take for its parent's."""
+        super().__init_subclass__()
+        if "kind" not in vars(cls):
+            raise TypeError(f"mechanism {cls.__name__} must state its kind")
 
     def __post_init__(self) -> None:
         _require(self.noise_multiplier >= 0, "noise_multiplier", self.noise_multiplier, "at least 0")
@@ -94,7 +100,7 @@ class GaussianSum:
     @property
     def comes_and_goes(self) -> bool:
         """Whether a use is the Poisson-subsampled Gaussian of the literature: a record is there, or nothing is."""
-        return self.batching == "poisson" and self.adjacency != "replace-one"
+        return self.batching == "poisson" and not NEIGHBOURS[self.adjacency].replaced
 
     @property
     def unsampled_noise(self) -> float:

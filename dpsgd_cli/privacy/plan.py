@@ -122,7 +122,7 @@ class Plan:
     delta: float
     budget: Budget
     covers_before: bool
-    chooses: bool = False
+    chooses: bool
     schedule: Schedule | None = None
     silent: int = 0
     correlated: PlannedNoise | None = None
@@ -185,8 +185,17 @@ def noise_text(noise: PlannedNoise) -> str:
 
 def plan_for(recipe: Recipe, facts: Facts) -> Plan:
     """The plan of a private recipe. Raises PrivacyError for what has no guarantee, InfeasibleBudget for no fit."""
-    planner: Callable[[Recipe, Facts], Plan] = named(recipe.method.described.planner)
-    return planner(recipe, facts)
+    method = recipe.method
+    if method.described.planner is None:
+        raise PrivacyError(f"method {method.kind} has no guarantee to plan; leave privacy out")
+    planner: Callable[[Recipe, Facts], Plan] = named(method.described.planner)
+    plan = planner(recipe, facts)
+    if plan.sampling.adjacency not in method.described.adjacencies:
+        proved = " or ".join(method.described.adjacencies)
+        raise PrivacyError(
+            f"method {method.kind} is proved for privacy.adjacency: {proved}, not {plan.sampling.adjacency}"
+        )
+    return plan
 
 
 def adjacency_of(recipe: Recipe) -> Adjacency:

@@ -9,7 +9,7 @@ import math
 
 from dpsgd_cli.privacy import renyi
 from dpsgd_cli.privacy.mechanism import GaussianSum, TruncatedSum
-from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.recipe.batching import NEIGHBOURS, Adjacency
 
 
 def poisson(mechanism: GaussianSum, order: float) -> float:
@@ -43,7 +43,7 @@ def truncated(mechanism: GaussianSum, order: float) -> float:
 
 def _poisson(adjacency: Adjacency, rate: float, noise: float, order: float) -> float:
     """A replaced record of a Poisson batch is one of a fixed batch, in the place of a record that is nothing."""
-    if adjacency == "replace-one":
+    if NEIGHBOURS[adjacency].replaced:
         return renyi.fixed_size_gaussian_divergence(rate, noise, order)
     return renyi.poisson_gaussian_divergence(rate, noise, order)
 

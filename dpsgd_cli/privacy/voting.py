@@ -44,25 +44,22 @@ ORDERS = np.concatenate([np.arange(1.5, 100, 0.5), np.logspace(2, 3, 40)])
 class Aggregation(ABC):
     """One rule, made of its settings. `votes` are counts (K,), or (Q, K) for Q queries; K >= 2."""
 
+    @abstractmethod
     def asked(self, adjacency: Adjacency) -> Mechanism | None:
-        """What every query releases, answered or not; charged before `accepts` is asked."""
-        del adjacency
-        return None
+        """What every query releases, answered or not; charged before `accepts` is asked. None for nothing."""
 
+    @abstractmethod
     def answered(self, adjacency: Adjacency) -> Mechanism | None:
-        """What an answer releases beside that; charged before `label` is asked."""
-        del adjacency
-        return None
+        """What an answer releases beside that; charged before `label` is asked. None for nothing."""
 
     @property
     def chooses(self) -> bool:
         """Whether what a run spends depends on what was released: answers cost, and queries may go without."""
         return self.asked("add-remove") is not None and self.answered("add-remove") is not None
 
+    @abstractmethod
     def accepts(self, votes: np.ndarray, draw: Draw) -> bool:
-        """Whether the query is answered."""
-        del votes, draw
-        return True
+        """Whether the query is answered. May read nothing that `asked` does not charge."""
 
     @abstractmethod
     def label(self, votes: np.ndarray, draw: Draw) -> int:
@@ -85,6 +82,13 @@ class LaplaceMax(Aggregation):
 
     def __init__(self, settings: LnMax) -> None:
         self.scale = solved(settings.noise)
+
+    def asked(self, adjacency: Adjacency) -> None:
+        """Nothing: every query is answered."""
+
+    def accepts(self, votes: np.ndarray, draw: Draw) -> bool:
+        del votes, draw
+        return True
 
     def answered(self, adjacency: Adjacency) -> PureDP:
         return PureDP(ALL_COUNTS_L1 / self.scale, adjacency, "pure", "vote")
@@ -109,6 +113,15 @@ class GaussianMax(Aggregation):
 
     def __init__(self, settings: GnMax | ConfidentGnMax) -> None:
         self.noise = solved(settings.noise)
+
+    def asked(self, adjacency: Adjacency) -> GaussianSum | None:
+        """Nothing: every query is answered."""
+        del adjacency
+        return None
+
+    def accepts(self, votes: np.ndarray, draw: Draw) -> bool:
+        del votes, draw
+        return True
 
     def answered(self, adjacency: Adjacency) -> GaussianSum:
         return gaussian(self.noise, ALL_COUNTS_L2, adjacency, "vote")
@@ -159,6 +172,9 @@ class StableMode(Aggregation):
 
     def asked(self, adjacency: Adjacency) -> ApproximateDP:
         return ApproximateDP(self.settings.epsilon, self.settings.delta, adjacency, "gap")
+
+    def answered(self, adjacency: Adjacency) -> None:
+        """Nothing: the proof of `asked` covers the mode."""
 
     def accepts(self, votes: np.ndarray, draw: Draw) -> bool:
         second, first = np.sort(votes)[-2:]

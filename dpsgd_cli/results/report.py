@@ -18,8 +18,8 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.metrics import in_words, usual_metric
 from dpsgd_cli.privacy.ledger import CHOSEN, read_entries, to_price
 from dpsgd_cli.privacy.tradeoff import Attacker, best_attacker, percent, strongest
-from dpsgd_cli.recipe.batching import NEIGHBOURS, NEIGHBOURS_OF_USERS, of_whom
-from dpsgd_cli.results import audited, curves, history, store
+from dpsgd_cli.recipe.batching import NEIGHBOURS, of_whom
+from dpsgd_cli.results import audited, curves, history, reading, store
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.prose import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.result import MARK, Row, public, summarise
@@ -81,7 +81,7 @@ def write(directory: Path) -> list[Path]:
     ]
     texts = (markdown(blocks), html(blocks))
     for name, text in zip(NAMES, texts, strict=True):
-        write_whole(directory / name, text)
+        write_whole(reading.place(directory, name), text)
     return [directory / name for name in NAMES]
 
 
@@ -115,11 +115,11 @@ def _protected(privacy: Row) -> str:
     """Who is, and what is hidden of them."""
     unit = privacy.get("unit")
     if unit is None:
-        return f"Every single record of the training data. What is hidden is {NEIGHBOURS[privacy['adjacency']]}."
+        return f"Every single record of the training data. What is hidden is {NEIGHBOURS[privacy['adjacency']].hides}."
     return (
         f"Every user of the training data with all of their rows together: one person's rows, and not one record at a"
         f" time. Rows are one user's where `{unit['column']}` is the same. What is hidden is"
-        f" {NEIGHBOURS_OF_USERS[privacy['adjacency']]}."
+        f" {NEIGHBOURS[privacy['adjacency']].hides_of_users}."
     )
 
 

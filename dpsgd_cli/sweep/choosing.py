@@ -63,6 +63,8 @@ _NOTE = (
 def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     """Raise RecipeError for a choice among these cells that has no proof."""
     select = sweep.select
+    if select is not None and not isinstance(select, RandomStopping | ExponentialChoice):
+        raise RecipeError(f"{source}: select: {select.kind} has no proof here")
     apart = None if select is None else why_records_apart([run_of(cell.loaded) for cell in cells])
     if select is not None and apart is not None:
         raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")

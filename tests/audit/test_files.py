@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from dpsgd_cli.audit.files import compare
-from dpsgd_cli.data import preparation, units
+from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.recipe.loading import load_recipe
 
@@ -74,7 +74,7 @@ def test_users_by_rank_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def ranked(names: Any) -> Keys:
         return Keys(np.arange(len(names)), by_place=True, of_users=True)
 
-    monkeypatch.setattr(units.Keys, "of_names", ranked)
+    monkeypatch.setattr(Keys, "of_names", ranked)
     assert any(findings(USERS, tmp_path))
 
 

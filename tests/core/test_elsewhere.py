@@ -25,6 +25,7 @@ from dpsgd_cli.core import noise
 from dpsgd_cli.core.packing import Placement
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.packs import make_pack
 from dpsgd_cli.privacy.plan import Facts, plan_for
@@ -74,7 +75,7 @@ def started(wanted: Case, device: str, folder: Path | None = None) -> Trials:
     y = rng.integers(0, 2 if convex else CLASSES, RECORDS + 13)
     classes = tuple(range(2 if convex else CLASSES))
     made_of = data.Dataset("fake", x[:RECORDS], y[:RECORDS], x[RECORDS:], y[RECORDS:], False, classes, (), (), {})
-    made_of = dataclasses.replace(made_of, places=np.arange(RECORDS + 13))
+    made_of = dataclasses.replace(made_of, keys=Keys.of_places([RECORDS + 13]))
     if made.data.validation is not None:
         made_of = dataclasses.replace(made_of, validation_x=x[RECORDS:], validation_y=y[RECORDS:])
     if folder is not None:
@@ -98,7 +99,7 @@ def trained(wanted: Case, device: str, gpu: Rule | None = None) -> tuple[torch.T
     for epoch in range(min(2, trials.method.epochs)):
         with gpu.no_asking() if gpu is not None and epoch else nullcontext():
             seen = trials.method.run_epoch(epoch)
-        found = experiment._record(trials, epoch, seen, True)
+        found = experiment.record(trials, epoch, seen, True)
         history.append((found.metrics, found.counts))
     theory = trials.method.findings()
     for row in [] if theory is None else [*theory.claimed, *theory.measured]:

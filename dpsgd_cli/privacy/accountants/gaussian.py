@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from dpsgd_cli.privacy import conversions
-from dpsgd_cli.privacy.accountants.base import Additive, unsound_sampling
+from dpsgd_cli.privacy.accountants.base import EVERY_NEIGHBOUR, Additive
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, PureDP, Release
 
 
@@ -41,17 +41,18 @@ class Gaussian(Additive):
     """
 
     name = "gaussian"
+    bound = "upper"
     note = "exact for Gaussians"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    adjacencies = EVERY_NEIGHBOUR
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
-        if not isinstance(mechanism, GaussianSum):
-            return None
-        if mechanism.sampled:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, GaussianSum) and mechanism.sampled:
             return (
                 f"{mechanism.batching} batches: the privacy loss of a sampled Gaussian is not Gaussian; use pld"
                 f"{' or rdp' if mechanism.batches.divergence else ''}"
             )
-        return unsound_sampling(mechanism)
+        return None
 
     def cost(self, mechanism: Mechanism) -> float:
         return mechanism_mu(mechanism) ** 2

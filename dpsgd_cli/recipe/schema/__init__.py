@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency
 from dpsgd_cli.recipe.schema.agreement import method_problems
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Section
 from dpsgd_cli.recipe.schema.data import Data
@@ -87,7 +87,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _data_know_the_unit(self) -> Recipe:
         unit = None if self.privacy is None else self.privacy.unit
-        self.data.protect(unit, self.folds, by_place=self.adjacency != "add-remove")
+        self.data.protect(unit, self.folds, by_place=not NEIGHBOURS[self.adjacency].counted)
         return self
 
     @property

@@ -255,12 +255,12 @@ def _model(recipe: Recipe) -> list[str]:
             ]
         theorem = getattr(method, "learning_rate", None) == "theorem"
         return ["method.learning_rate: theorem is for model.kind: convex; give a number"] if theorem else []
-    if (model.loss == "squared") != (recipe.data.task == "regression"):
+    if model.known.residual != (recipe.data.task == "regression"):
         return [f"model.loss: {model.loss} does not go with data.task: {recipe.data.task}"]
     if recipe.data.target_bounds is not None and model.target_bound != 1:
         return ["model.target_bound: data.target_bounds scales targets to [-1, 1] already; leave this out"]
     unbounded = recipe.data.target_bounds is None and "target_bound" not in model.model_fields_set
-    if model.loss == "squared" and recipe.data.path is not None and unbounded:
+    if model.known.residual and recipe.data.path is not None and unbounded:
         return [
             "data.target_bounds: missing; give [low, high] of the target, in its own unit and from public knowledge:"
             " training scales it to [-1, 1] and clamps what is outside (or give model.target_bound, and scale it"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from dpsgd_cli.recipe.losses import LOSSES, Loss, LossKind
 from dpsgd_cli.recipe.schema.base import Auto, Count, NonNegative, Positive, Section
 
 
@@ -62,13 +63,16 @@ class ConvexModel(OneLayer):
     """
 
     kind: Literal["convex"] = "convex"
-    loss: Literal["logistic", "hinge", "huber-svm", "squared"] = Field(
-        "logistic", description="logistic, hinge and huber-svm for two classes; squared for regression."
-    )
+    loss: Loss = Field("logistic", description="logistic, hinge and huber-svm for two classes; squared for regression.")
     l2: NonNegative = Field(0.0, description="Coefficient of |w|^2 / 2, which makes the objective strongly convex.")
     radius: Positive | None = Field(None, description="Weights are projected to the ball of this radius.")
     huber_width: Positive = Field(0.5, description="Half-width of huber-svm's parabola.")
     target_bound: Positive = Field(1.0, description="squared: public bound on a target's size (larger are clamped).")
+
+    @property
+    def known(self) -> LossKind:
+        """What prices and metrics rest on for this loss."""
+        return LOSSES[self.loss]
 
 
 class MlpModel(ModelKind):
