@@ -6,7 +6,9 @@ What a checkpoint may drop, and why a resumed run is as private as an uninterrup
 after its last checkpoint may have trained further epochs. Nothing of them left the process: results are written at
 the end, progress is a count of epochs (data-independent), weights and metrics live in memory only, and TensorBoard's
 files have no epoch that the checkpoint lacks. So they are no releases, their charges die with the process, and
-training them again is the first time that they are released.
+training them again is the first time that they are released. A run that ends with its checkpoint (`train --finish`)
+is charged for the epochs of the checkpoint, and for the whole plan where metrics by epoch could be watched, because the
+moment may then have been chosen by them (`Plan.rest`).
 With seeded streams the repetition draws the same numbers; with secure streams it draws fresh ones.
 What did leave the process, into the checkpoint, stays: the ledgers are charged again for every release up to it
 (through the budget's filter), and what private preprocessing released is taken from it and not released anew; a
@@ -45,12 +47,13 @@ from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.packs import checked, loss_of, make_pack, outputs_of, placement
 from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
-from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
+from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.unit import PERSON, Unit
-from dpsgd_cli.results import checkpoint, origin
+from dpsgd_cli.results import origin
 from dpsgd_cli.results.assemble import EpochRecord
+from dpsgd_cli.results.result import Stopped
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,10 @@ class Member:
 
 @dataclass
 class Trials:
-    """All trials of a pack while they train; those of each member lie side by side, in the members' order."""
+    """All trials of a pack while they train; those of each member lie side by side, in the members' order.
+
+    `watched`: metrics by epoch can be seen while the trials train, or could before a resume (`runtime.tensorboard`).
+    """
 
     members: tuple[Member, ...]
     context: Context
@@ -85,6 +91,7 @@ class Trials:
     test: Table
     dataset: data.Dataset
     init_seeds: list[int]
+    watched: bool
     done: int = 0
     train_seconds: float = 0.0
     history: list[EpochRecord] = field(default_factory=list)
@@ -98,6 +105,13 @@ class Trials:
     def seeds(self) -> list[int | None]:
         """The seed of each trial; None where randomness comes from the operating system."""
         return [seed for member in self.members for seed in member.loaded.recipe.seeds]
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """Where the trials stand, if they are not over."""
+        if self.done >= self.method.epochs or self.method.finished:
+            return None
+        return Stopped(self.done, self.method.epochs, self.watched)
 
     def spans(self) -> list[tuple[Member, slice]]:
         """Each member with the place of its trials."""
@@ -115,20 +129,30 @@ class Trials:
 
     def checkpoint(self, at: Snapshot) -> dict[str, Any]:
         """What `restore` needs to continue from `at`."""
-        ledgers = zip(self.context.ledgers, at.entries, self.seeds, strict=True)
-        content = {
+        made = [one.entries[:end] for one, end in zip(self.context.ledgers, at.entries, strict=True)]
+        plans = self.context.plans
+        rest = [
+            [] if plan is None else plan.rest(own, at.done, self.watched) for plan, own in zip(plans, made, strict=True)
+        ]
+        return {
             "hash": [member.hash for member in self.members],
+            "recipes": [dump_recipe(member.loaded.recipe) for member in self.members],
+            "deltas": [None if member.plan is None else member.plan.delta for member in self.members],
+            "trials": [member.loaded.recipe.trials for member in self.members],
             "data": dict(self.dataset.sha256),
             "code": self._code(),
+            "uncovered_steps": list(self.dataset.nonprivate),
+            "done": at.done,
+            "epochs": self.method.epochs,
+            "watched": self.watched,
+            "ledgers": [to_lines(own, i, seed) for i, (own, seed) in enumerate(zip(made, self.seeds, strict=True))],
+            "rest": [to_lines(own, i, seed) for i, (own, seed) in enumerate(zip(rest, self.seeds, strict=True))],
             "released": {key: torch.from_numpy(value) for key, value in self.dataset.released.items()},
             "init_seeds": self.init_seeds,
-            "done": at.done,
             "train_seconds": at.train_seconds,
             "method": at.method,
-            "ledgers": [to_lines(one.entries[:end], i, seed) for i, (one, end, seed) in enumerate(ledgers)],
             "history": [(r.epoch, r.metrics, r.counts, r.ended) for r in self.history[: at.done]],
         }
-        return checkpoint.sealed(content)
 
     def restore(self, content: dict[str, Any], saved: Path) -> None:
         """Stand where `checkpoint` left off; `saved` is its name. Raises RunError when it belongs to something else.
@@ -152,7 +176,13 @@ class Trials:
                 raise RunError(disagree)
             for entry in entries[known:]:
                 ledger.spend(entry.release, entry.epoch, entry.phase)
-        self.method.load_state(content["method"])
+        try:
+            self.method.load_state(content["method"])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
+            raise RunError(
+                f"{saved}: damaged checkpoint (its state is not this method's: {type(error).__name__}); remove it and"
+                " train again"
+            ) from error
         if not self.method.charged_for(done):
             raise RunError(disagree)
         self.done, self.train_seconds = done, content["train_seconds"]
@@ -235,7 +265,9 @@ def start(
         team=team,
         watcher=None if stage is None else stage.watcher,
     )
-    return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
+    shown = any(member.loaded.recipe.runtime.tensorboard for member in members)
+    watched = shown or bool(earlier and earlier["watched"])
+    return Trials(tuple(members), context, create(context), test, dataset, init_seeds, watched)
 
 
 def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any] | None, team: Team) -> data.Dataset:

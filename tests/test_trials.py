@@ -160,7 +160,7 @@ def resealed(saved: Path, **changes: Any) -> None:
     """Edit a checkpoint with care: its sum is made anew."""
     content = checkpoint.load(saved)
     assert content is not None
-    checkpoint.save(saved, checkpoint.sealed(content | changes))
+    checkpoint.save(saved, content | changes)
 
 
 CHARGES: dict[str, Callable[[list[list[str]]], list[list[str]]]] = {
@@ -179,17 +179,13 @@ def test_what_was_done_and_what_was_charged_must_agree(
     with pytest.raises(RunError, match="2 of"):
         train(recipe, progress=stop_at(2, KeyboardInterrupt()))
     (saved,) = (recipe.parent / "out").glob(".*.checkpoint")
-    content, packed = checkpoint.load(saved), torch.load(saved, weights_only=True)
+    content = checkpoint.load(saved)
     assert content is not None
     before = [[line for line in own if '"phase": "before"' in line] for own in content["ledgers"]]
     trained = [[line for line in own if '"phase": "before"' not in line] for own in content["ledgers"]]
     for change in CHARGES.values():
         fewer = [first + rest for first, rest in zip(before, change(trained), strict=True)]
-        # as a hand would: the old sum stays
-        checkpoint.save(saved, {**packed, "ledgers": fewer})
-        with pytest.raises(RunError, match=r"changed since it was written.*remove it and train again"):
-            train(recipe, resume=True)
-        checkpoint.save(saved, checkpoint.sealed(content | {"ledgers": fewer}))
+        checkpoint.save(saved, content | {"ledgers": fewer})
         with pytest.raises(RunError, match=r"2 finished epochs were not charged as they are.*train again"):
             train(recipe, resume=True)
 
@@ -227,8 +223,10 @@ def test_epochs_that_were_not_trained_are_not_done(train: Train, write_recipe: W
     with pytest.raises(RunError, match="kept"):
         train(recipe, progress=stop_at(2, KeyboardInterrupt()))
     (saved,) = (recipe.parent / "out").glob(".*.checkpoint")
+    content = checkpoint.load(saved)
+    assert content is not None
     for done in (1, 3):
-        resealed(saved, done=done)
+        resealed(saved, done=done, history=(content["history"] * 2)[:done])
         with pytest.raises(RunError, match=f"its {done} finished epochs were not charged as they are"):
             train(recipe, resume=True)
 

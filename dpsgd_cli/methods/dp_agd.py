@@ -94,6 +94,9 @@ class DpAgd(Method):
     def finished(self) -> bool:
         return all(pace.over for pace in self.paces)
 
+    def unfinished(self, done: int) -> str | None:
+        return None
+
     def run_epoch(self, epoch: int) -> Diagnostics:
         """Make `refresh` rounds: in each, every trial that is not over makes one selection.
 
