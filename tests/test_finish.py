@@ -210,7 +210,9 @@ main(sys.argv[1:])
 
 def test_a_killed_run_is_priced_finished_and_used(write_recipe: WriteRecipe) -> None:
     """The checkpoint holds three epochs; of the fourth nothing was released."""
-    recipe = write_recipe(method=GRADIENT | {"batching": "poisson"}, epochs=6, save_model=True, seed=None)
+    privacy = {"schedule": {"kind": "uniform", "initial": 4}, "delta": 1e-3}
+    method = GRADIENT | {"batching": "poisson"}
+    recipe = write_recipe(method=method, privacy=privacy, epochs=6, save_model=True, seed=None)
     out = recipe.parent / "out"
     arguments = ["train", str(recipe), "--out", str(out), "runtime.checkpoint_seconds=0"]
     killed = subprocess.run(
@@ -229,7 +231,7 @@ def test_a_killed_run_is_priced_finished_and_used(write_recipe: WriteRecipe) -> 
     finished = run("train", recipe, "--finish", "--out", out)
     assert finished.exit_code == 0, finished.stderr
     (directory,) = (path for path in out.iterdir() if path.name.startswith("tiny-"))
-    assert store.read_whole(directory)["privacy"]["epsilon"] == pytest.approx(at_three, rel=1e-9)
+    assert priced(directory, "pld") == pytest.approx(at_three, rel=1e-9)
     alone = run("account", recipe, "--epochs", "3", "--accountant", "pld", "--format", "json")
     assert float(json.loads(alone.stdout)[0]["epsilon"]) == pytest.approx(at_three, rel=1e-9)
     predicted = run("predict", directory, recipe.parent / "tiny.npz")
