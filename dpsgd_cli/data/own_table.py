@@ -329,7 +329,11 @@ def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tup
         if isinstance(data.categorical, dict):
             values = tuple(table.plain_text(value) for value in data.categorical[name])
         else:
-            values = found_values(frames, name)
+            try:
+                values = found_values(frames, name)
+            except DataError as error:
+                problems.append(str(error))
+                continue
             found.append(name)
         columns.append(_categorical(name, values, filling or Missing(), problems))
     return columns, found
@@ -369,6 +373,8 @@ def _categorical(name: str, values: tuple[str, ...], filling: Missing, problems:
 
 def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
     held = [frame[name] for frame in frames if name in frame.columns]
+    for cells in held:
+        table.refuse_nested(cells)
     found = {table.plain_text(value) for cells in held for value in cells.dropna().unique()}
     return tuple(sorted(found - {""}))
 
