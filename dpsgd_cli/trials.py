@@ -176,20 +176,43 @@ class Trials:
                 raise RunError(disagree)
             for entry in entries[known:]:
                 ledger.spend(entry.release, entry.epoch, entry.phase)
+        damaged = f"{saved}: damaged checkpoint (its state is not that of this method); remove it and train again"
+        if not _alike(content["method"], self.method.state()):
+            raise RunError(damaged)
         try:
             self.method.load_state(content["method"])
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
-            raise RunError(
-                f"{saved}: damaged checkpoint (its state is not this method's: {type(error).__name__}); remove it and"
-                " train again"
-            ) from error
-        if not self.method.charged_for(done):
+            charged = self.method.charged_for(done)
+        except _UNFIT as error:
+            raise RunError(damaged) from error
+        if not charged:
             raise RunError(disagree)
         self.done, self.train_seconds = done, content["train_seconds"]
         self.history = [EpochRecord(*record) for record in content["history"]]
 
     def _code(self) -> dict[str, str]:
         return {k: v for member in self.members for k, v in origin.code_sha256(member.loaded).items()}
+
+
+_UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
+
+
+def _alike(found: Any, like: Any) -> bool:
+    """Whether a loaded state has the parts of a method's own, each of its type, and tensors of its shape.
+
+    What is empty or None in the method's own state may hold anything: it grows as trials train.
+    """
+    if like is None or (isinstance(like, list | tuple | dict) and not like):
+        return True
+    if isinstance(like, torch.Tensor):
+        same = isinstance(found, torch.Tensor) and found.dtype == like.dtype
+        return same and (not like.numel() or found.shape == like.shape)
+    if type(found) is not type(like):
+        return isinstance(like, float) and type(found) is int
+    if isinstance(like, dict):
+        return found.keys() == like.keys() and all(_alike(found[key], like[key]) for key in like)
+    if isinstance(like, list | tuple):
+        return len(found) != len(like) or all(map(_alike, found, like))
+    return True
 
 
 @dataclass(frozen=True)
@@ -283,7 +306,12 @@ def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any]
         return data.prepare(recipe.data, base, len(streams), normal, adjacency, released)
 
     charged = member.plan is not None and member.plan.before
-    return _prepared(prepare, released, team) if charged else prepare(released)
+    try:
+        return _prepared(prepare, released, team) if charged else prepare(released)
+    except _UNFIT as error:
+        if not released:
+            raise
+        raise RunError("the preprocessing in the checkpoint does not fit; remove it and train again") from error
 
 
 def _prepared(

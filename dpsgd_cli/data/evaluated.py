@@ -12,8 +12,10 @@ from decimal import Decimal
 from pathlib import PurePath
 from typing import Any
 
+from pydantic import ValidationError
+
 from dpsgd_cli.data import catalog
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.privacy.together import Records, Run
 from dpsgd_cli.recipe.batching import of_whom
@@ -58,7 +60,11 @@ def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 def files_of(data: Mapping[str, Any]) -> list[str]:
     """The files of a user's own that the resolved `data` section names, a card of theirs among them."""
-    section = Data.model_validate({key: value for key, value in data.items() if key != OWNER})
+    try:
+        section = Data.model_validate({key: value for key, value in data.items() if key != OWNER})
+    except ValidationError as error:
+        told = error.errors(include_url=False, include_input=False)[0]
+        raise DataError(f"data.{'.'.join(map(str, told['loc']))}: {told['msg']}") from None
     beside = [data[OWNER]] if str(data.get(OWNER, "")).endswith(".npy") else []
     return [*(section.files if section.card_file is None else [section.card_file]), *beside]
 

@@ -30,6 +30,8 @@ ENDING = ".checkpoint"
 _RELEASED, _STATE = "released.json", "state.pt"
 _AGAIN = "remove it and train again"
 Sums = dict[str, list[float]]
+COUNTS = ("loss", "examples", "norm", "clipped", "nonfinite")
+"""What `Diagnostics.sums` counts in every epoch."""
 
 
 class Released(BaseModel):
@@ -112,7 +114,10 @@ def load(path: Path) -> dict[str, Any] | None:
         raise RunError(f"{path}: damaged checkpoint ({type(error).__name__}); {_AGAIN}") from error
     own = sum(released.trials)
     columns = [column for _, *both, _ in state["history"] for one in both for column in one.values()]
+    if not all(isinstance(held, torch.Tensor) for held in state["released"].values()):
+        raise RunError(f"{path}: damaged checkpoint (released preprocessing is no tensor); {_AGAIN}")
     fits = len(state["init_seeds"]) == own and len(state["history"]) == released.done
+    fits = fits and all(counts.keys() >= set(COUNTS) for _, _, counts, _ in state["history"])
     if not fits or any(len(column) != own for column in columns):
         raise RunError(f"{path}: damaged checkpoint (its state is not that of {own} trials); {_AGAIN}")
     return released.model_dump() | state

@@ -22,7 +22,7 @@ CONTENT: dict[str, Any] = {
     "hash": ["0123abcd"], "recipes": ["name: toy\n"], "deltas": [1e-5], "trials": [1], "data": {}, "code": {},
     "uncovered_steps": [], "done": 1, "epochs": 9, "watched": False, "ledgers": [[LINE]], "rest": [[]],
     "released": {}, "init_seeds": [7], "train_seconds": 0.5, "method": {"values": torch.arange(4.0)},
-    "history": [(0, {"accuracy": [0.5]}, {}, 0.0)],
+    "history": [(0, {"accuracy": [0.5]}, {name: [0.0] for name in checkpoint.COUNTS}, 0.0)],
 }  # fmt: skip
 
 
