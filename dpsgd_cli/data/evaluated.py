@@ -40,8 +40,9 @@ def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping
     """What the resolved `data` section (`tested_section`) is tested on.
 
     `identities` says of each file that was read what tells its content from others (a SHA-256). Preprocessing,
-    features and validation records leave the test records those that they are.
+    features and validation records leave the test records those that they are. DataError for what is no such section.
     """
+    files_of(data)  # refuses a section that is none
     card = data.get("name")
     if card is not None:
         found = sorted(content for file, content in identities.items() if file != "features")

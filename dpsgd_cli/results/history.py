@@ -11,6 +11,8 @@ from pathlib import Path
 
 from dpsgd_cli.errors import DataError
 
+_MOST = 1 << 53
+
 
 def read(path: Path) -> list[dict[str, str]]:
     """Its rows; an empty cell is an empty text. DataError for what no result has."""
@@ -18,7 +20,8 @@ def read(path: Path) -> list[dict[str, str]]:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         for row in rows:
-            int(row["trial"]), int(row["epoch"])
+            if not (0 <= int(row["trial"]) < _MOST and 0 <= int(row["epoch"]) < _MOST):
+                raise ValueError("no number of a trial or epoch")
             for name in row:
                 if name not in ("trial", "seed", "epoch") and row[name]:
                     float(row[name])

@@ -63,8 +63,8 @@ class _Spent(BaseModel):
 
 
 class _Attacker(BaseModel):
-    mu: float | None
-    true_positives: dict[str, float]
+    mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    true_positives: dict[str, Annotated[float, Field(ge=0, le=1)]]
     proved_by: str
 
 
@@ -111,10 +111,16 @@ class _Trial(BaseModel):
     epochs: Count
 
 
+class _Chosen(BaseModel):
+    value: Any
+    why: str
+
+
 class _Provenance(BaseModel):
     data_sha256: dict[str, str] = {}
     nonprivate_data_sha256: dict[str, str] = {}
     code_sha256: dict[str, str] = {}
+    chosen: dict[str, _Chosen] = {}
 
 
 class _File(BaseModel):
@@ -164,7 +170,10 @@ def _content_hash(content: Row) -> str:
 def read(path: Path) -> Row:
     """The content of a `result.json`, as it was written; DataError that says what is wrong with it."""
     try:
-        document = json.loads(path.read_bytes(), parse_constant=_refused)
+        held = path.read_bytes()
+        document = json.loads(held, parse_constant=_refused)
+        if b"\\u" in held:
+            json.dumps(document, ensure_ascii=False).encode()  # a ValueError for half of a surrogate pair
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     try:
@@ -250,11 +259,23 @@ def folds_in(recipe_text: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def recipe_text_of(path: Path) -> str:
+    """The text of a resolved recipe; DataError where the file cannot be read as that."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+
+
 def data_in(recipe_text: str) -> Mapping[str, Any]:
-    """The `data:` section of a resolved recipe, as `tested_section` gives it."""
+    """The `data:` section of a resolved recipe, as `tested_section` gives it; DataError where it has none."""
     section, unit = _DATA.search(recipe_text), _UNIT.search(recipe_text)
-    found = _parsed(section[0]) if section else {}
-    return found if unit is None else {**found, OWNER: yaml.load(unit[1], Loader=CoreLoader)["column"]}
+    try:
+        found = _parsed(section[0]) if section else {}
+        return found if unit is None else {**found, OWNER: str(yaml.load(unit[1], Loader=CoreLoader)["column"])}
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
+        told = f"the data section of a resolved recipe cannot be read ({type(error).__name__})"
+        raise DataError(f"{told}; restore the result, or remove it and train again") from None
 
 
 @functools.lru_cache(maxsize=256)

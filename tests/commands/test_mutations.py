@@ -257,3 +257,67 @@ def test_models(made: Path, tmp_path: Path) -> None:
             continue
         sealed(directory, document)
         asked_of(f"{number} {told}", made, directory, rng)
+
+
+@pytest.mark.parametrize(
+    ("path", "new"),
+    [
+        (("name",), "\ud800"), (("privacy", "scope"), "\ud800"), (("privacy", "sensitivity"), "\ud800"),
+        (("provenance", "chosen"), True), (("privacy", "attacker", "true_positives", "0.001"), 1e308),
+    ],
+)  # fmt: skip
+def test_documents_that_once_were_internal_errors(made: Path, tmp_path: Path, path: tuple[str, ...], new: Any) -> None:
+    directory = tmp_path / result_in(made).name
+    shutil.copytree(result_in(made), directory)
+    document = json.loads((directory / "result.json").read_text())
+    sealed(directory, changed(document, path, lambda value, rng: new, random.Random(0)))
+    for command in (("report", directory), ("compare", directory, result_in(made)), ("evaluate", directory)):
+        refused(*command, says="result.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("recipe.yaml", "  path: ", "path: ", "data section of a resolved recipe cannot be read"),
+        ("recipe.yaml", "  path: ", "  path: \x00", "data section of a resolved recipe cannot be read"),
+        ("recipe.yaml", "  path: own.csv", "  path: \ud800", "recipe.yaml: cannot be read"),
+        ("recipe.yaml", "  path: own.csv", "  path: [1]", "data.path: "),
+        ("history.csv", "\n0,0,0,", "\n0,0,18446744073709551616,", "history.csv: is no table of epochs"),
+        ("history.csv", "\n0,0,0,", "\n0,0,0,x", "history.csv: is no table of epochs"),
+    ],
+)
+def test_files_that_once_were_internal_errors(
+    made: Path, tmp_path: Path, name: str, old: str, new: str, says: str
+) -> None:
+    directory = tmp_path / result_in(made).name
+    shutil.copytree(result_in(made), directory)
+    text = (directory / name).read_text()
+    assert text.count(old) == 1
+    (directory / name).write_text(text.replace(old, new), encoding="utf-8", errors="surrogatepass")
+    sealed(directory, json.loads((directory / "result.json").read_text()))
+    command = ("report", directory) if name == "history.csv" else ("compare", directory, result_in(made))
+    refused(*command, says=says)
+
+
+@pytest.mark.parametrize(
+    ("path", "new"),
+    [
+        (("history", 0, 2, "loss"), GONE), (("released", "0/2"), "0"), (("method", "done"), "2"), (("done",), 10**400),
+        (("method", "values"), torch.zeros(1)), (("init_seeds",), [1]), (("ledgers", 0), []),
+    ],
+)  # fmt: skip
+def test_checkpoints_that_once_were_internal_errors(
+    made: Path, tmp_path: Path, path: tuple[Any, ...], new: Any
+) -> None:
+    (saved,) = (made / "stopped").glob(".*.checkpoint")
+    content = checkpoint.load(saved)
+    assert content is not None
+    checkpoint.save(tmp_path / saved.name, changed(content, path, lambda value, rng: new, random.Random(0)))
+    for command in ("--resume", "--finish"):
+        refused("train", made / "own.yaml", command, "--out", tmp_path, says="remove it and train again")
+
+
+def refused(*args: str | Path, says: str) -> None:
+    result = CliRunner().invoke(main, [*map(str, args)])
+    assert result.exit_code in (1, 2), result.output
+    assert "bug of ours" not in result.output and says in result.output.replace("\n", " "), result.output
