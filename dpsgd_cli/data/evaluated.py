@@ -65,7 +65,7 @@ def files_of(data: Mapping[str, Any]) -> list[str]:
         section = Data.model_validate({key: value for key, value in data.items() if key != OWNER})
     except ValidationError as error:
         told = error.errors(include_url=False, include_input=False)[0]
-        raise DataError(f"data.{'.'.join(map(str, told['loc']))}: {told['msg']}") from None
+        raise DataError(f"{'.'.join(('data', *map(str, told['loc'])))}: {told['msg']}") from None
     beside = [data[OWNER]] if str(data.get(OWNER, "")).endswith(".npy") else []
     return [*(section.files if section.card_file is None else [section.card_file]), *beside]
 
