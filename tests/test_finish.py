@@ -20,6 +20,7 @@ from dpsgd_cli.errors import RunError
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import checkpoint, store
+from dpsgd_cli.trials import Member
 from tests.conftest import GRADIENT, StopAt, Train, WriteRecipe, left_in
 from tests.methods import test_pate
 from tests.test_trials import SIDE_BY_SIDE
@@ -269,3 +270,17 @@ def test_a_budget_that_nothing_was_taken_from_yet_is_charged() -> None:
     (entry,) = plan.rest([], 1, watched=False)
     assert (entry.release.count, entry.budget_cap) == (0, plan.budget_cap)
     assert plan.rest([entry], 1, watched=True) == []
+
+
+def test_the_checkpoint_of_a_pack_is_priced_by_its_most_expensive_trial(
+    write_recipe: WriteRecipe, tmp_path: Path, stop_at: StopAt
+) -> None:
+    recipe = write_recipe(**FULL)
+    loaded = [load_recipe(str(recipe), [f"privacy.schedule.initial={noise}"]) for noise in (8, 4)]
+    members = [Member(one, experiment.plan_recipe(experiment.settled(one))[0]) for one in loaded]
+    with pytest.raises(RunError, match="2 of 6"):
+        experiment.run_pack(members, experiment.Options(tmp_path / "out", progress=stop_at(2, KeyboardInterrupt())))
+    (saved,) = (tmp_path / "out").glob(".pack-*.checkpoint")
+    assert priced(saved, "gaussian") == pytest.approx(gaussian(2, 4), rel=1e-6)
+    all_told = run("account", saved, "--trials", "all")
+    assert "4 trials together: trials share seed 0" in " ".join(all_told.output.split())
