@@ -26,7 +26,7 @@ from dpsgd_cli import data, failures, joint, trained
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.units import UnitTable
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.evaluation import measure, measure_once, models_of
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.packs import check_without_data, loss_of
@@ -38,6 +38,7 @@ from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.results import assemble, checkpoint, origin, reading, store, tensorboard
 from dpsgd_cli.results.result import Released, Result, Unreleased
 from dpsgd_cli.trials import Member, Snapshot, Trials, start
+from dpsgd_cli.wording import count
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -116,6 +117,39 @@ def run(loaded: LoadedRecipe, options: Options) -> Path:
         return directory
     plan, _ = plan_recipe(loaded)
     run_pack([Member(loaded, plan)], options)
+    return directory
+
+
+def finish(loaded: LoadedRecipe, options: Options) -> Path:
+    """Write the result of a run that was stopped, as its last checkpoint has it, and return its directory.
+
+    No record is used for training. The result's epsilon covers the epochs of the checkpoint (`Plan.rest` says where it
+    covers more); those that were trained after it were never released. A finished result is left as it is. Raises
+    RunError where there is no checkpoint, it belongs to something else, or the method has no result yet.
+    """
+    loaded = settled(loaded)
+    directory = result_directory(loaded, options.out)
+    if is_finished(loaded, directory, options.say):
+        return directory
+    if options.team.size > 1 or started_by_a_launcher():
+        raise UsageError("--finish is for one process; start it without torchrun")
+    member = Member(loaded, plan_recipe(loaded)[0])
+    kept = checkpoint_place([member], options.out)
+    with failures.explained(list(origin.own_code(loaded).values()), lambda: f"{kept} is kept"):
+        earlier = checkpoint.load(kept)
+        if earlier is None:
+            raise RunError(
+                f"{kept}: there is no such checkpoint, so there is nothing to finish; train without --finish"
+            )
+        store.prepare_place(directory)
+        trials = start([member], earlier)
+        trials.restore(earlier, kept)
+        why = None if trials.stopped is None else trials.method.unfinished(trials.done)
+        if why is not None:
+            told = f"method {loaded.recipe.method.kind} has no result after {count(trials.done, 'epoch')}: {why}"
+            raise RunError(f"{kept}: {told}; continue it with --resume")
+        _write(trials, [directory], options.save_models)
+    forget(kept)
     return directory
 
 
@@ -343,6 +377,8 @@ def _final(trials: Trials) -> _Final:
     trained = table.row_by_row() if isinstance(table, UnitTable) else table
     on_train = measure(models, rows_of(trained), trials.context.loss)
     last = trials.history[-1].metrics if trials.history else {}
+    # findings are of a whole training
+    findings = trials.method.findings() if trials.stopped is None else None
     measured, constants = measure_once(models, rows_of(trials.test))
     last = last | {f"test_{k}": v for k, v in measured.items()} | {f"constant_{k}": v for k, v in constants.items()}
     if isinstance(trials.recipe.model, ConvexModel):
@@ -350,7 +386,7 @@ def _final(trials: Trials) -> _Final:
         l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
         pairs = zip(on_train["loss"], l2, squares, strict=True)
         on_train["objective"] = [loss + c / 2 * square for loss, c, square in pairs]
-    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, trials.method.findings())
+    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, findings)
 
 
 def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tuple[Released, Unreleased]:
@@ -376,6 +412,7 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
         finite=torch.isfinite(trials.method.output[span]).all(dim=1).tolist(),
         timing=counted,
         findings=None if findings is None else findings.claimed[span],
+        stopped=trials.stopped,
     )
     unreleased = Unreleased(
         epochs=[record.counts for record in history],

@@ -33,19 +33,21 @@ def train(
     *,
     out: str | Path = "results",
     resume: bool = False,
+    finish: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Train the model of a recipe, as `dpsgd train` does, and open its result.
 
     `recipe` is a YAML file or the name of a shipped recipe; `overrides` replaces settings by dotted key, as
     {"privacy.budget.epsilon": 1}. The result directory is made in `out`; one that is there already is not made again.
-    `resume` goes on with an interrupted run. `say` is told what the command would print on stderr.
+    `resume` goes on with an interrupted run, and `finish` makes a result of its last checkpoint. `say` is told what the
+    command would print on stderr.
     """
     loaded = load_recipe(str(recipe), assignments(overrides))
     options = experiment.Options(Path(out), resume, save_models=True)
     if say is not None:
         options = experiment.Options(Path(out), resume, say=say, save_models=True)
-    return load(experiment.run(loaded, options))
+    return load(experiment.finish(loaded, options) if finish else experiment.run(loaded, options))
 
 
 def load(path: str | Path) -> Result:

@@ -12,6 +12,8 @@ Not here: reading other records (`data/opening.py`), metrics (`evaluation.py`), 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, PositiveInt
 from torch import Tensor, nn
 
+from dpsgd_cli import failures
 from dpsgd_cli.core import bundle, models, verdicts
 from dpsgd_cli.core.bundle import Bundle
 from dpsgd_cli.core.independence import stand_in_rows
@@ -43,7 +47,7 @@ from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.results import origin, reading, store
 from dpsgd_cli.trials import Trials, own_folds
-from dpsgd_cli.wording import count, quoted
+from dpsgd_cli.wording import count, quoted, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +74,30 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
     }
     kept, cuts = dataset.released | dataset.fitted, trials.method.cuts
     return Bundle(weights, about, kept, dataset.unreleased, cuts).of_trials(span)
+
+
+class _About(BaseModel):
+    """What a model's file says of it besides tensors."""
+
+    model_config = ConfigDict(strict=True)
+    format: int
+    input_shape: list[PositiveInt]
+    classes: list[str | int | float | bool] | None
+    layout: dict[str, Any]
+    preprocess: list[dict[str, Any]]
+
+
+@contextlib.contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    """Turn what a model's file that does not fit its recipe, or itself, leads to into DataError."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if failures.reason(error) is not None:
+            raise
+        told = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__, 200)
+        told = f"does not fit its recipe, or was damaged ({told})"
+        raise DataError(f"{path}: {told}; restore it, or train again") from error
 
 
 @dataclass(frozen=True)
@@ -107,15 +135,12 @@ class Trained:
         found = bundle.read(path)
         if found.about.get("format") != FORMAT:
             raise DataError(f"{path}: was not written by this version of dpsgd; train again")
-        made = cls(
-            load_recipe(str(directory / "recipe.yaml")),
-            found,
-            Layout.from_plain(found.about["layout"]),
-            None if found.about["classes"] is None else tuple(found.about["classes"]),
-            tuple(found.about["input_shape"]),
-            directory,
-            document,
-        )
+        with _fitting(path):
+            about = _About.model_validate(found.about)
+            layout = Layout.from_plain(about.layout)
+        loaded = load_recipe(str(directory / "recipe.yaml"))
+        classes = None if about.classes is None else tuple(about.classes)
+        made = cls(loaded, found, layout, classes, tuple(about.input_shape), directory, document)
         if document is not None:
             made._check_made_from(document["provenance"])
         return made
@@ -141,7 +166,8 @@ class Trained:
     def data(self) -> Data:
         """How records are read, and preprocessed as they were for training."""
         steps = {"preprocess": self.bundle.about["preprocess"]}
-        made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
+        with _fitting(self.directory / bundle.NAME):
+            made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
         own = self.loaded.recipe
         made.protect(own.data.unit, own.folds, own.data.by_place)
         return made
@@ -174,13 +200,15 @@ class Trained:
     def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
         """What the model of `trial` is given for `rows` (N, ...): float32 (N, *input_shape)."""
         self.check_trial(trial)
-        with np.errstate(**UNTOLD):
+        with _fitting(self.directory / bundle.NAME), np.errstate(**UNTOLD):
             (x,), per_trial = self.pipeline(trial).run([rows], 1)
-        own = np.asarray(x)[0] if per_trial else np.asarray(x)
-        if not self.bundle.cuts:
-            return own
-        factors = Preconditioner([self.bundle.cuts[trial].float()]).factors(torch.from_numpy(own), False)
-        return own * factors.numpy().reshape(-1, *[1] * (own.ndim - 1))
+            own = np.asarray(x)[0] if per_trial else np.asarray(x)
+            if own.shape[1:] != self.input_shape:
+                raise ValueError(f"records become {own.shape[1:]}, but the model takes {self.input_shape}")
+            if not self.bundle.cuts:
+                return own
+            factors = Preconditioner([self.bundle.cuts[trial].float()]).factors(torch.from_numpy(own), False)
+            return own * factors.numpy().reshape(-1, *[1] * (own.ndim - 1))
 
     def check_trial(self, trial: int) -> None:
         """Raise UsageError where there is no such trial."""
@@ -193,8 +221,9 @@ class Trained:
         outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
         made = verdicts.built(models.builder(self.loaded.recipe.model, self.input_shape, outputs, self.loaded.base))
         weights = self.bundle.weights[trial]
-        made = made.to(next(iter(weights.values())).dtype)
-        missing, unexpected = made.load_state_dict(weights, strict=False)
+        with _fitting(self.directory / bundle.NAME):
+            made = made.to(next(iter(weights.values())).dtype)
+            missing, unexpected = made.load_state_dict(weights, strict=False)
         if unexpected or {name for name, p in made.named_parameters() if p.requires_grad} & set(missing):
             raise DataError(f"{self.loaded.source}: the model has other parameters than {bundle.NAME}; train again")
         return made.eval()
@@ -243,11 +272,13 @@ class Trained:
         place = placement(self.loaded.recipe, Team())
         outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
         pack = make_pack(self.loaded, self.input_shape, outputs, [0] * self.trials, place)
-        for trial, weights in enumerate(self.bundle.weights):
-            for name, (at, shape) in pack.spans.items():
-                pack.values[trial, at : at + shape.numel()] = weights[name].reshape(-1)
-        with np.errstate(**UNTOLD):
+        with _fitting(self.directory / bundle.NAME), np.errstate(**UNTOLD):
+            for trial, weights in enumerate(self.bundle.weights):
+                for name, (at, shape) in pack.spans.items():
+                    pack.values[trial, at : at + shape.numel()] = weights[name].reshape(shape).reshape(-1)
             (x,), per_trial = self.pipeline().run([part.x], self.trials)
+            if np.asarray(x).shape[1 + per_trial :] != self.input_shape:
+                raise ValueError("records do not become what the model takes")
         table = Table.load(np.asarray(x), np.array(part.y), per_trial, place.device, place.dtype)
         if self.bundle.cuts:
             made = Preconditioner([cut.to(table.x) for cut in self.bundle.cuts])

@@ -18,7 +18,7 @@ from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, read_entri
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.together import Run, why_apart
 from dpsgd_cli.recipe.batching import of_whom
-from dpsgd_cli.results.reading import RESULT, data_in, folds_in
+from dpsgd_cli.results.reading import RESULT, data_in, folds_in, recipe_text_of
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 from dpsgd_cli.wording import count
 
@@ -180,5 +180,5 @@ def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | N
     if not is_complete(directory):
         return Run(name, seeds, adjacency, None)
     provenance = read_whole(directory)["provenance"]
-    text = (directory / "recipe.yaml").read_text(encoding="utf-8")
+    text = recipe_text_of(directory / "recipe.yaml")
     return Run(name, seeds, adjacency, records_of(data_in(text), folds_in(text), identities_in(provenance)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.account import answers
@@ -157,8 +158,10 @@ def _sampling_rate(asked: Asked) -> float | None:
 
 
 def _source_case(asked: Asked, source: str) -> Case:
+    from dpsgd_cli.account.checkpoints import read_checkpoint
     from dpsgd_cli.account.ledgers import read_ledgers  # NumPy and pydantic, which flags do without
     from dpsgd_cli.account.recipes import read_recipe
+    from dpsgd_cli.results.checkpoint import ENDING
 
     flags = {
         "--noise-multiplier": asked.noise_multiplier,
@@ -173,7 +176,8 @@ def _source_case(asked: Asked, source: str) -> Case:
     extra = [name for name, value in flags.items() if value is not None]
     if extra:
         raise UsageError(f"{', '.join(extra)}: {source} says that already; change a recipe with KEY=VALUE")
-    ledgers = read_ledgers(source, asked.delta)
+    is_checkpoint = source.endswith(ENDING)
+    ledgers = read_checkpoint(Path(source), asked.delta) if is_checkpoint else read_ledgers(source, asked.delta)
     if ledgers is None:
         return read_recipe(source, asked.overrides, asked.delta, asked.epochs)
     if asked.overrides or asked.epochs is not None:

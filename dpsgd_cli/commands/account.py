@@ -89,8 +89,8 @@ class Rate(click.ParamType):
 def command(**given: Any) -> None:
     """State what a training costs in privacy, or what a budget affords, before anyone trains.
 
-    Give numbers, recipes (with KEY=VALUE overrides), result directories (of a run or a whole sweep) or ledgers. Every
-    accountant answers or says why it cannot; `upper` is a proof, `estimate` is not.
+    Give numbers, recipes (with KEY=VALUE overrides), result directories (of a run or a whole sweep), ledgers or
+    checkpoints. Every accountant answers or says why it cannot; `upper` is a proof, `estimate` is not.
 
     \b
     What does it cost?

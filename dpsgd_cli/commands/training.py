@@ -37,8 +37,12 @@ def rehearse(loaded: LoadedRecipe) -> None:
     click.echo(summary.plan_text(plan, loaded.recipe, declarations(loaded.recipe, outline), loaded.chosen))
 
 
-def train(loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: bool = False) -> None:
+def train(
+    loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: bool = False, finish: bool = False
+) -> None:
     """Train what has no result yet, alone or as one of a team of processes, and print the result.
+
+    With `finish` nothing is trained: the result is that of the last checkpoint.
 
     Raises RunError for a result that diverged, once it is written and shown, where that is asked for.
     """
@@ -56,7 +60,8 @@ def train(loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: boo
                 if loaded.recipe.save_model is not False and not (directory / MODEL).is_file():
                     bar.say("It holds no model, as results of sweeps and comparisons do not.")
             else:
-                experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say, team, save_models=True))
+                run = experiment.finish if finish else experiment.run
+                run(loaded, experiment.Options(out, resume, bar.update, bar.say, team, save_models=True))
         except DpsgdError as error:
             raise team.say_of(error) from error.__cause__
     if not team.first:

@@ -84,6 +84,8 @@ def read(path: Path) -> Bundle:
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get(_ABOUT, "{}"))
+            if not isinstance(about, dict):
+                raise ValueError("what it says of itself is no object")
             for name in file.keys():  # noqa: SIM118, which is no dict
                 if name.startswith(_KEPT):
                     kept[name.removeprefix(_KEPT)] = file.get_tensor(name).numpy()
@@ -94,7 +96,7 @@ def read(path: Path) -> Bundle:
                 else:
                     trial, _, own = name.partition("/") if name.startswith("trial-") else ("trial-0", "", name)
                     weights.setdefault(int(trial.removeprefix("trial-")), {})[own] = file.get_tensor(name)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be read as the file of a model: {error}") from None
     listed = [cuts[trial] for trial in sorted(cuts)]
     return Bundle([weights[trial] for trial in sorted(weights)], about, kept, unreleased, listed)

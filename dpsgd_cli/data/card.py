@@ -17,6 +17,7 @@ from dpsgd_cli.files import shipped
 from dpsgd_cli.recipe.schema.base import Count, Interval, Section
 from dpsgd_cli.recipe.schema.data import Split
 from dpsgd_cli.recipe.schema.steps import PreprocessStep
+from dpsgd_cli.wording import shortened
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -199,11 +200,18 @@ def read_card(path: Path) -> Card:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         card = Card.model_validate(_whole(content))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not YAML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save the card as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise DataError(f"{path} is not YAML: {shortened(str(error), 400)}") from None
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, entry['loc'])) or 'card'}: {entry['msg']}" for entry in error.errors()]
         raise DataError(f"{path} is not a data set card:\n" + "\n".join(lines)) from None
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        # of a tag that does not fit its value, as !!int mine
+        raise DataError(f"{path} has a YAML tag that does not fit its value: {shortened(str(error), 200)}") from None
     if card.name != path.stem:
         raise DataError(f"{path}: name is {card.name!r}, but must be {path.stem!r} as the file is called")
     return card

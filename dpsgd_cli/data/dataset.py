@@ -9,6 +9,7 @@ Not here: reading (`readers.py`, `opening.py`), transforming (`preprocess.py`), 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -89,20 +90,25 @@ class Layout:
 
     @classmethod
     def from_plain(cls, found: dict[str, Any]) -> Layout:
-        """Inverse of `plain`, of what was read from JSON.
+        """Inverse of `plain`, of what was read from JSON; ValueError for what `plain` never gives.
 
         >>> layout = Layout((1,), (Column("age", bounds=(0, 99)),))
         >>> Layout.from_plain({"shape": [1], "columns": [{"name": "age", "bounds": [0, 99]}]}) == layout
         True
         """
-        given, columns = _tuples(found), found.get("columns")
-        if columns is not None:
-            given["columns"] = tuple(Column(**_tuples(column)) for column in columns)
-        return cls(**given)
+        from pydantic import TypeAdapter
 
-
-def _tuples(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        made: Layout = TypeAdapter(cls).validate_json(json.dumps(found), strict=True)
+        names = [column.name for column in made.columns or ()]
+        if len(set(names)) < len(names) or min(made.shape, default=0) < 1:
+            raise ValueError("two columns have one name, or there are none")
+        for column in made.columns or ():
+            values = column.values
+            if values is not None and (len(set(values)) < len(values) or column.filling not in (None, *values)):
+                raise ValueError(f"column {column.name!r} has a value twice, or a filling that is none of them")
+            if values is None and isinstance(column.filling, str):
+                raise ValueError(f"column {column.name!r} is of numbers, but its filling is text")
+        return made
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from decimal import Decimal
 from pathlib import PurePath
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from dpsgd_cli.data import catalog
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.privacy.together import Records, Run
 from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency, Batching, of_whom
@@ -40,8 +42,9 @@ def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping
     """What the resolved `data` section (`tested_section`) is tested on.
 
     `identities` says of each file that was read what tells its content from others (a SHA-256). Preprocessing,
-    features and validation records leave the test records those that they are.
+    features and validation records leave the test records those that they are. DataError for what is no such section.
     """
+    files_of(data)  # refuses a section that is none
     card = data.get("name")
     if card is not None:
         found = sorted(content for file, content in identities.items() if file != "features")
@@ -60,7 +63,11 @@ def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 def files_of(data: Mapping[str, Any]) -> list[str]:
     """The files of a user's own that the resolved `data` section names, a card of theirs among them."""
-    section = Data.model_validate({key: value for key, value in data.items() if key not in (OWNER, COINS)})
+    try:
+        section = Data.model_validate({key: value for key, value in data.items() if key not in (OWNER, COINS)})
+    except ValidationError as error:
+        told = error.errors(include_url=False, include_input=False)[0]
+        raise DataError(f"{'.'.join(('data', *map(str, told['loc'])))}: {told['msg']}") from None
     beside = [data[OWNER]] if str(data.get(OWNER, "")).endswith(".npy") else []
     return [*(section.files if section.card_file is None else [section.card_file]), *beside]
 

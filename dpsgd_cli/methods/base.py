@@ -172,6 +172,10 @@ class Method(ABC):
     def steps(self) -> int:
         """Steps of one epoch."""
 
+    @abstractmethod
+    def unfinished(self, done: int) -> str | None:
+        """Why the `output` after `done` epochs, fewer than `epochs`, is no result to publish; None where it is one."""
+
     def charged_for(self, done: int) -> bool:
         """Whether the ledgers hold what `done` epochs released, by a state that was loaded; for methods that choose."""
         del done
@@ -195,6 +199,9 @@ class OneShot(Method):
     @abstractmethod
     def solve(self) -> None:
         """Charge, release and write `pack.values`."""
+
+    def unfinished(self, done: int) -> str | None:
+        return "it releases once, at its end"
 
     def charge(self) -> None:
         """Spend what the plan holds, in every trial."""

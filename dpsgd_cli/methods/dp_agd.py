@@ -96,8 +96,16 @@ class DpAgd(Method):
     def finished(self) -> bool:
         return all(pace.over for pace in self.paces)
 
+    def unfinished(self, done: int) -> str | None:
+        return None
+
     def run_epoch(self, epoch: int) -> Diagnostics:
-        """`refresh` rounds: in each, every trial that is not over makes one selection."""
+        """Make `refresh` rounds: in each, every trial that is not over makes one selection.
+
+        An epoch begins with what the weights alone say of the rows, so that a resumed run is the unbroken one to the
+        bit: margins that were carried along differ from new ones by rounding, and a checkpoint has none of either.
+        """
+        self.risk.start(self.values)
         for _ in range(self.steps):
             if self.finished:
                 break

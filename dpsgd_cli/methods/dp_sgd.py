@@ -110,6 +110,9 @@ class GradientMethod(Method):
     def steps(self) -> int:
         return self.batches.sampler.steps_per_epoch
 
+    def unfinished(self, done: int) -> str | None:
+        return None
+
     @property
     def output(self) -> Tensor:
         return self.context.pack.values if self.average is None else self.average.average

@@ -90,6 +90,9 @@ class Pate(Method):
     def steps(self) -> int:
         return 1
 
+    def unfinished(self, done: int) -> str | None:
+        return "its student has learnt nothing yet" if done < 2 else None
+
     def run_epoch(self, epoch: int) -> Diagnostics:
         if epoch == 0:
             for trial in range(self.context.trials):

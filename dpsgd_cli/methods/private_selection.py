@@ -101,6 +101,9 @@ class PrivateSelection(Method):
     def steps(self) -> int:
         return self.inner.steps
 
+    def unfinished(self, done: int) -> str | None:
+        return "it chooses among its candidates in its last epoch"
+
     def run_epoch(self, epoch: int) -> Diagnostics:
         for ledger, plan in zip(self.context.ledgers, self.plans, strict=True):
             for release in plan.epochs[epoch] if epoch < len(plan.epochs) else ():

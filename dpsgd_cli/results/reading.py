@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dpsgd_cli.data.evaluated import section_with
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.files import MODEL
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency
 from dpsgd_cli.recipe.schema.unit import Unit
 from dpsgd_cli.recipe.tree import CoreLoader
 from dpsgd_cli.results.result import MARK, Row, marked
@@ -105,8 +105,8 @@ class _Spent(BaseModel):
 
 
 class _Attacker(BaseModel):
-    mu: float | None
-    true_positives: dict[str, float]
+    mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    true_positives: dict[str, Annotated[float, Field(ge=0, le=1)]]
     proved_by: str
 
 
@@ -153,10 +153,16 @@ class _Trial(BaseModel):
     epochs: Count
 
 
+class _Chosen(BaseModel):
+    value: Any
+    why: str
+
+
 class _Provenance(BaseModel):
     data_sha256: dict[str, str] = {}
     nonprivate_data_sha256: dict[str, str] = {}
     code_sha256: dict[str, str] = {}
+    chosen: dict[str, _Chosen] = {}
 
 
 class _File(BaseModel):
@@ -214,7 +220,10 @@ def _content_hash(content: Row) -> str:
 def read(path: Path) -> Row:
     """The content of a `result.json`, as it was written; DataError that says what is wrong with it."""
     try:
-        document = json.loads(path.read_bytes(), parse_constant=_refused)
+        held = path.read_bytes()
+        document = json.loads(held, parse_constant=_refused)
+        if b"\\u" in held:
+            json.dumps(document, ensure_ascii=False).encode()  # a ValueError for half of a surrogate pair
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     try:
@@ -302,15 +311,27 @@ def folds_in(recipe_text: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def recipe_text_of(path: Path) -> str:
+    """The text of a resolved recipe; DataError where the file cannot be read as that."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+
+
 def data_in(recipe_text: str) -> Mapping[str, Any]:
-    """The `data:` section of a resolved recipe, as `tested_section` gives it."""
+    """The `data:` section of a resolved recipe, as `tested_section` gives it; DataError where it has none."""
     section, unit = _DATA.search(recipe_text), _UNIT.search(recipe_text)
     adjacency, method = _ADJACENCY.search(recipe_text), _METHOD.search(recipe_text)
     batching = None if method is None else _BATCHING.search(method[0])
-    owner = None if unit is None else yaml.load(unit[1], Loader=CoreLoader)["column"]
-    if batching is None or batching[1] not in BATCHINGS:
-        raise DataError("recipe.yaml: method has no batching that this version knows")
-    found = _parsed(section[0]) if section else {}
+    if batching is None or batching[1] not in BATCHINGS or (adjacency and adjacency[1] not in NEIGHBOURS):
+        raise DataError("recipe.yaml: its batching or adjacency is none that this version knows")
+    try:
+        found = _parsed(section[0]) if section else {}
+        owner = None if unit is None else str(yaml.load(unit[1], Loader=CoreLoader)["column"])
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
+        told = f"the data section of a resolved recipe cannot be read ({type(error).__name__})"
+        raise DataError(f"{told}; restore the result, or remove it and train again") from None
     return section_with(found, owner, None if adjacency is None else adjacency[1], batching[1])
 
 

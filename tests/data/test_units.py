@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from dpsgd_cli import data
-from dpsgd_cli.data import opening, units
+from dpsgd_cli.data import catalog, opening, readers, units
 from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.data.units import members_of
+from dpsgd_cli.data.units import members_of, owners_in_file
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.unit import Unit
@@ -201,3 +201,95 @@ def test_a_column_of_a_card_is_no_feature_then(tmp_path: Path) -> None:
     made.protect(Unit(column="mean radius", most_rows=2))
     with pytest.raises(DataError, match="'mean radius', which is no column of breast-cancer that can say whose a row"):
         data.outline(made, tmp_path)
+
+
+def owners_as_read(folder: Path, path: str, **changes: Any) -> list[str]:
+    """The names that a file's rows have, in the order of the file."""
+    made = section(path=path, test_path=None, **changes)
+    source = opening._open(made, folder, lambda layout: None)
+    assert isinstance(source.train, Part) and source.train.owners is not None
+    return [str(name) for name in source.train.owners]
+
+
+@pytest.mark.parametrize("others", [[], ["1.5"], [" a", "a", "True"]])
+def test_names_of_a_csv_file_are_the_text_of_its_cells(others: list[str], tmp_path: Path) -> None:
+    """pandas makes numbers of a column of categories, too, where all look like some."""
+    names = ["007", "7", "7.0", "1e3", "1000", "1", "9007199254740993", "9007199254740992", "-0", *others]
+    rows = "".join(f'{n},"{name}",{n % 2}\n' for n, name in enumerate(names))
+    (tmp_path / "own.csv").write_text(f"a,who,y\n{rows}")
+    assert owners_as_read(tmp_path, "own.csv", bounds=[0, 20]) == names
+
+
+def test_names_of_json_lines_are_their_tokens(tmp_path: Path) -> None:
+    """pandas reads the third as a float, and then the first two are one."""
+    tokens = ["9007199254740993", "9007199254740992", "1.5", "1.50", "1", "1.0", '"p"', "true", "1e2"]
+    rows = [f'{{"a": {n}, "who": {token}, "y": {n % 2}}}\n' for n, token in enumerate(tokens)]
+    (tmp_path / "own.jsonl").write_text("".join(rows))
+    assert owners_as_read(tmp_path, "own.jsonl", bounds=[0, 20]) == [token.strip('"') for token in tokens]
+
+
+def test_names_of_arrays_and_parquet_are_exact(tmp_path: Path) -> None:
+    large = [2**53, 2**53 + 1, 2**63 - 1, -1]
+    given: dict[str, tuple[Any, list[str]]] = {
+        "integers": (np.array(large), list(map(str, large))),
+        "unsigned": (np.array([2**64 - 1, 2**64 - 2, 0, 1], np.uint64), [str(2**64 - 1), str(2**64 - 2), "0", "1"]),
+        "float32": (np.array([0.1, 1.0, 1e10, 0.5], np.float32), ["0.1", "1.0", "1e+10", "0.5"]),
+        "float64": (np.array([0.1, 0.1 + 2**-56, 1.0, 2.0**53]), ["0.1", "0.10000000000000002", "1.0", str(2.0**53)]),
+        "text": (np.array(["01", "1", " 1", "1 "]), ["01", "1", " 1", "1 "]),
+        "bytes": (np.array([name.encode() for name in ("é", "e", "01", "1")]), ["é", "e", "01", "1"]),
+    }
+    for kind, (who, names) in given.items():
+        np.savez(tmp_path / "own.npz", x=np.arange(4.0)[:, None] / 4, y=np.array([0, 1, 0, 1]), who=who)
+        assert owners_as_read(tmp_path, "own.npz", target=None) == names, kind
+        np.save(tmp_path / "who.npy", who)
+        assert owners_in_file(tmp_path / "who.npy", [4])[0].tolist() == names, kind
+        if kind in ("integers", "unsigned", "text", "float64"):
+            pd.DataFrame({"a": [0.1] * 4, "who": who, "y": [0, 1, 0, 1]}).to_parquet(tmp_path / "own.parquet")
+            assert owners_as_read(tmp_path, "own.parquet") == names, kind
+
+
+def test_names_of_a_cards_table_are_text_even_where_the_card_says_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPSGD_DATA", str(tmp_path))
+    (tmp_path / "card").mkdir()
+    names = ["01", "1", "1.0", "2", "9007199254740993", "9007199254740992"]
+    frame(names).to_csv(tmp_path / "card" / "d.csv", index=False)
+    digest = hashlib.sha256((tmp_path / "card" / "d.csv").read_bytes()).hexdigest()
+    (tmp_path / "card.yaml").write_text(
+        f"{{name: card, description: mine, files: [{{name: d.csv, part: train, records: 6, sha256: {digest}}}],"
+        " reader: {kind: table, header: true}, target: y, classes: {'no': ['0'], 'yes': ['1']},"
+        " columns: {a: {bounds: [0, 1], source: mine}, who: {bounds: [0, 1e17], source: mine}, y: {}},"
+        " split: {test: 0.5}}"
+    )
+    made = section(path=None, target=None, classes=None, bounds=None, name="card.yaml", preprocess=None)
+    card = catalog.card_of(made, tmp_path)
+    source = readers.read(card, "who")
+    assert isinstance(source.train, Part) and source.train.owners is not None
+    assert source.train.owners.tolist() == names
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        (['"1"', "2", "1", "3"], "own.jsonl: .*'who' has one name both as text and as a number, .* data row 3"),
+        (['"a"', '"b"', '"c\\u0000"', '"c"'], "'who' is no valid text in data row 3"),
+        (['"a"', '"\\ud800"', '"c"', '"d"'], "line 2 holds half of a surrogate pair"),
+        (['"a"', "null", '"c"', '"d"'], "has 1 gap, first in data row 2"),
+        (['"a"', "NaN", '"c"', '"d"'], "has 1 gap, first in data row 2"),
+    ],
+)
+def test_names_that_could_be_taken_for_others_are_refused(tokens: list[str], told: str, tmp_path: Path) -> None:
+    rows = [f'{{"a": {n}, "who": {token}, "y": {n % 2}}}\n' for n, token in enumerate(tokens)]
+    (tmp_path / "own.jsonl").write_text("".join(rows))
+    with pytest.raises(DataError, match=told):
+        owners_as_read(tmp_path, "own.jsonl", bounds=[0, 20])
+
+
+def test_cells_that_are_no_names_are_refused(tmp_path: Path) -> None:
+    pd.DataFrame({"a": [0.1] * 2, "who": [[1], [2]], "y": [0, 1]}).to_parquet(tmp_path / "own.parquet")
+    with pytest.raises(DataError, match="holds a ndarray in data row 1, which is no name"):
+        owners_as_read(tmp_path, "own.parquet")
+    np.save(tmp_path / "who.npy", np.array([b"\xff", b"a"]))
+    with pytest.raises(DataError, match="holds bytes that are no UTF-8"):
+        owners_in_file(tmp_path / "who.npy", [2])
