@@ -44,6 +44,17 @@ class LedgerCase(Case):
     gone: tuple[Path, ...] = ()
     together: int | None = None
 
+    @classmethod
+    def joined(cls, cases: Sequence[LedgerCase]) -> LedgerCase:
+        """The ledgers of several sources, each file once, at the least delta of them."""
+
+        def every(name: str) -> tuple[Path, ...]:
+            return tuple({path.resolve(): path for case in cases for path in getattr(case, name)}.values())
+
+        label = " and ".join(dict.fromkeys(case.label for case in cases))
+        delta = min(case.delta for case in cases)
+        return cls(every("paths"), label, delta, every("alone"), every("choices"), every("gone"))
+
     @cached_property
     def by_ledger(self) -> list[list[list[LedgerEntry]]]:
         """The trials of each ledger, in order. Raises DataError for a missing, empty or damaged one."""
