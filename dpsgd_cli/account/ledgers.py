@@ -102,6 +102,19 @@ class LedgerCase(Case):
         ]
         return why_apart(runs, len(self.entries))
 
+    def no_statement(self) -> str | None:
+        """Also of one trial: a ledger that nothing vouches for may hold two runs of one seed as one trial."""
+        for path, trials in zip(self.paths, self.by_ledger, strict=True):
+            seeds = read_seeds(path) if path in self.alone else None
+            for seed, trial in zip(seeds or (), trials, strict=seeds is not None):
+                lines = [(entry.phase, entry.epoch, entry.release.mechanism) for entry in trial]
+                if seed is not None and len(set(lines)) < len(lines):
+                    return (
+                        f"{path} has lines of seed {seed} twice, and no result.json beside it: they may be two runs of"
+                        " one seed, which share noise; give the result's folder"
+                    )
+        return super().no_statement()
+
     def why_apart(self, trials: int) -> str | None:
         del trials  # a ledger has those that it has
         return self._apart

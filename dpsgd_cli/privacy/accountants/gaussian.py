@@ -13,10 +13,6 @@ from dpsgd_cli.privacy.accountants.base import Additive, unsound_sampling
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, PureDP, Release
 
 
-_ROUNDED_UP = 1 + 1e-11
-"""More than what 1 / (1 + e^epsilon) loses beside 1/2 from epsilon 1e-4 on."""
-
-
 def mechanism_mu(mechanism: Mechanism) -> float:
     """mu of one use.
 
@@ -33,11 +29,13 @@ def mechanism_mu(mechanism: Mechanism) -> float:
         if mechanism.epsilon == 0:
             return 0.0
         if mechanism.epsilon < 1e-4:
-            return math.sqrt(math.pi / 2) * mechanism.epsilon * _ROUNDED_UP
+            return math.sqrt(math.pi / 2) * mechanism.epsilon * (1 + 1e-15)
         from statistics import NormalDist  # takes longer to load than most queries to answer
 
         tail = 1 / (1 + math.exp(mechanism.epsilon)) if mechanism.epsilon < 700 else 0.0
-        return -2 * NormalDist().inv_cdf(tail) * _ROUNDED_UP if tail > 0 else math.inf
+        # what 1 / (1 + e^epsilon) loses beside 1/2
+        rounding = 1 + 1e-15 / min(mechanism.epsilon, 1.0)
+        return -2 * NormalDist().inv_cdf(tail) * rounding if tail > 0 else math.inf
     return math.inf
 
 
