@@ -74,7 +74,9 @@ class Rate(click.ParamType):
 @click.option("--group", type=int, default=1, metavar="K", help="Of K records (or users) together, by group privacy.")
 @click.option("--trials", default="1", metavar="N|all", help="Price N trials (all: the source's) as one.")
 @click.option("--best-of", type=float, metavar="K", help="Publish only the best of K trials, K random.")
-@click.option("--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), help="Of K; geometric where left out.")
+@click.option(
+    "--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), help="Of K; geometric where left out."
+)
 @click.option("--curve", is_flag=True, help="Epsilon epoch by epoch, as CSV.")
 @click.option(
     "--over",

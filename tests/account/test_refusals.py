@@ -20,6 +20,7 @@ from tests.commands.accounting import rows, run
 from tests.conftest import Train, WriteRecipe
 
 PLAIN = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "1000"]
+CUT = ["--batching", "truncated-poisson"]
 WHOLE = {"batch_size", "records", "largest_batch", "steps", "epochs", "group"}
 ONE_STEP: dict[str, Any] = {"method": {"kind": "dp-gd", "learning_rate": 1}, "epochs": 1, "repeats": 1}
 
@@ -91,7 +92,10 @@ def test_an_option_that_a_question_does_not_use_is_refused(question: str, name: 
         ([*PLAIN, "--largest-batch", "9"], "--largest-batch is for truncated batches"),
         ([*PLAIN, "--largest-batch", "9", "--max-epsilon", "9"], "--largest-batch is for truncated batches"),
         ([*PLAIN, "--records", "10"], "--records with --sampling-rate"),
-        ([*PLAIN, "--records", "10", "--largest-batch", "2", "--batching", "truncated-poisson"], "less than one record"),
+        (
+            [*PLAIN, "--records", "10", "--largest-batch", "2", "--batching", "truncated-poisson"],
+            "less than one record",
+        ),
         (["--batching", "full", *PLAIN], "have no sampling rate"),
         ([*PLAIN, "--epochs", "3"], "--steps or --epochs, not both"),
         ([*PLAIN, "--law", "poisson"], "--law is that of"),
@@ -202,7 +206,7 @@ def stated(*args: object) -> list[tuple[str, float | None, str]]:
 
 
 def test_trials_add_up_alike_by_every_route(write_recipe: WriteRecipe, train: Train) -> None:
-    """Two results, their folder, their ledgers and the library: twice the rho of one (Bun and Steinke 2016, Lemma 1.7)."""
+    """Two results, their folder, their ledgers the library: twice the rho of one (Bun and Steinke 2016)."""
     path = write_recipe(**ONE_STEP)
     first, second = train(path), train(path, "seed=1")
     whole = stated(first.parent)
