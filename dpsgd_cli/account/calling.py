@@ -14,7 +14,7 @@ from dpsgd_cli.recipe.overrides import assignments
 from dpsgd_cli.wording import suggested
 
 _USUAL: dict[str, Any] = {"batching": (), "accountant": (), "group": 1, "trials": "1"}
-_USUAL |= {"law": "geometric", "curve": False}
+_USUAL |= {"attacker": False, "curve": False}
 _OF_THE_COMMAND = ("arguments", "max_epsilon", "excess_risk", "curve", "over", "plot", "format")
 
 

@@ -12,7 +12,6 @@ import click
 from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
 from dpsgd_cli.account.question import Asked, cases_of, demands_of, rows_of, series_of
-from dpsgd_cli.errors import UsageError
 from dpsgd_cli.recipe.batching import BATCHINGS
 
 
@@ -75,7 +74,9 @@ class Rate(click.ParamType):
 @click.option("--group", type=int, default=1, metavar="K", help="Of K records (or users) together, by group privacy.")
 @click.option("--trials", default="1", metavar="N|all", help="Price N trials (all: the source's) as one.")
 @click.option("--best-of", type=float, metavar="K", help="Publish only the best of K trials, K random.")
-@click.option("--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), default="geometric", help="Of K.")
+@click.option(
+    "--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), help="Of K; geometric where left out."
+)
 @click.option("--curve", is_flag=True, help="Epsilon epoch by epoch, as CSV.")
 @click.option(
     "--over",
@@ -125,8 +126,6 @@ def command(**given: Any) -> None:
             click.echo(f"drawn to {asked.plot}", err=True)
         click.echo(report.series_json(series) if asked.format == "json" else report.series_csv(series))
         return
-    if asked.plot is not None:
-        raise UsageError("--plot draws a curve: give --curve or --over")
     rows = rows_of(asked, cases)
     click.echo(report.prices(cases, rows, asked.format))
     if asked.max_epsilon is not None:

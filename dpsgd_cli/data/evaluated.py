@@ -25,7 +25,7 @@ from dpsgd_cli.recipe.schema.data import Data, PublicSet, Split, ValidationSet
 OWN_FILES = ("path", "test_path", "target", "test_target")
 OWNER = "unit"
 COINS = "coins"
-"""Keys that `tested_section` adds: whose rows go together, and that places decide a record's part (`splits.py`)."""
+"""Keys of `tested_section`: whose rows go together, and that places decide a record's part (`splits.py`)."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,10 @@ def section_with(
 ) -> dict[str, Any]:
     """The resolved `data` section with OWNER and COINS, from the other settings of the recipe that decide them."""
     added = {} if owner is None else {OWNER: owner}
-    by_place = not NEIGHBOURS[cast(Adjacency, adjacency) or BATCHINGS[batching].adjacency].counted
-    return {**data, **added, **({COINS: "place"} if by_place else {})}
+    counted = NEIGHBOURS[cast(Adjacency, adjacency) or BATCHINGS[batching].adjacency].counted
+    by_place = data.get(COINS, "content" if counted else "place") == "place"
+    rest = {key: value for key, value in data.items() if key != COINS}
+    return {**rest, **added, **({COINS: "place"} if by_place else {})}
 
 
 def public_validation(data: Mapping[str, Any]) -> str:

@@ -87,7 +87,12 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _data_know_the_unit(self) -> Recipe:
         unit = None if self.privacy is None else self.privacy.unit
-        self.data.protect(unit, self.folds, by_place=not NEIGHBOURS[self.adjacency].counted)
+        if self.privacy is not None and self.data.coins is not None:
+            raise ValueError("data.coins: is for recipes without privacy; with it, the adjacency decides: leave it out")
+        counted = NEIGHBOURS[self.adjacency].counted
+        self.data.protect(
+            unit, self.folds, by_place=self.data.coins == "place" or (self.data.coins is None and not counted)
+        )
         return self
 
     @property
