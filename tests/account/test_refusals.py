@@ -42,7 +42,7 @@ def test_no_numeric_option_takes_nan_infinity_or_a_negative_number(name: str, va
     assert option(name) in told.stderr
     if name not in WHOLE | {"max_epsilon", "excess_risk"}:
         with pytest.raises(UsageError, match=f"{option(name)} is .*, but must be "):
-            dpsgd_cli.account(**{name: float(value)})
+            dpsgd_cli.account(**{name: float(value)})  # type: ignore[arg-type]
 
 
 def test_delta_at_a_negative_epsilon_is_refused() -> None:
