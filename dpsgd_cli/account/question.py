@@ -20,7 +20,7 @@ from dpsgd_cli.errors import UnsupportedMechanism, UsageError
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.groups import ForGroup
 from dpsgd_cli.privacy.selection import BestOfTrials, Choice
-from dpsgd_cli.recipe.batching import BATCHINGS, Batching
+from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.wording import quoted
 
 MOST_USES = 1_000_000_000_000
@@ -218,9 +218,9 @@ def _flag_cases(asked: Asked) -> list[Case]:
     ]
 
 
-def _check_flags(asked: Asked, batchings: Sequence[Batching], rate: float | None) -> None:
+def _check_flags(asked: Asked, batchings: Sequence[str], rate: float | None) -> None:
     """Refuse numbers that contradict each other, and those that no batching of the question uses."""
-    kinds = [BATCHINGS[name] for name in batchings]
+    kinds = [kind for name, kind in BATCHINGS.items() if name in batchings]
     truncated = any(kind.recorded == "truncated" for kind in kinds)
     if asked.largest_batch is not None and not truncated:
         raise UsageError(
