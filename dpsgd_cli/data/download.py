@@ -27,6 +27,7 @@ from dpsgd_cli import __version__
 from dpsgd_cli.data import catalog
 from dpsgd_cli.data.card import Archive, Card, File
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.terminal import for_bars
 
 BLOCK = 1 << 16
 FRUITLESS_ATTEMPTS = 4
@@ -143,7 +144,9 @@ def _attempt(url: str, part: Path, manner: Manner) -> None:
         shown = None if manner.progress else True
         with (
             part.open("ab" if have else "wb") as out,
-            tqdm(total=total, initial=have, unit="B", unit_scale=True, desc=name, disable=shown) as bar,
+            tqdm(
+                total=total, initial=have, unit="B", unit_scale=True, desc=name, file=for_bars(), disable=shown
+            ) as bar,
         ):
             while block := _next(response):
                 out.write(block)
