@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
+from dpsgd_cli.commands.trust import TRUST_CODE
 from dpsgd_cli.wording import count
 
 
 @click.command("predict")
+@TRUST_CODE
 @click.argument("result", metavar="RESULT_DIR", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the CSV here, not to stdout.")

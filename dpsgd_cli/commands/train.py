@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from dpsgd_cli.commands.trust import TRUST_CODE
+
 
 @click.command("train")
 @click.argument("recipe")
@@ -15,6 +17,7 @@ import click
 @click.option("--repeats", type=click.IntRange(min=1), help="Trials, trained together; short for repeats=N.")
 @click.option("--dry-run", is_flag=True, help="Build the model, print the plan and its price; train nothing.")
 @click.option("--fail-on-divergence", is_flag=True, help="Exit with code 1 where a trial diverged; for CI.")
+@TRUST_CODE
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its last checkpoint.")
 def command(
     recipe: str,
@@ -37,6 +40,7 @@ def command(
       dpsgd train quickstart --dry-run privacy.budget.epsilon=1
       dpsgd train yu2019/mnist-time --repeats 3
     """
+    from dpsgd_cli.plugins import trusting
     from dpsgd_cli.recipe.loading import load_recipe  # pydantic
 
     loaded = load_recipe(recipe, overrides if repeats is None else (*overrides, f"repeats={repeats}"))
@@ -46,4 +50,5 @@ def command(
     if dry_run:
         rehearse(loaded)
     else:
-        train(loaded, out, resume, fail_on_divergence)
+        with trusting():
+            train(loaded, out, resume, fail_on_divergence)
