@@ -138,10 +138,11 @@ class _Document(BaseModel):
     nonprivate_sha256: Sha256
 
 
-def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
+def sealed(document: Row, files: Mapping[str, bytes] | None = None, published: bool = False) -> Row:
     """`document` with the hashes of the `files` beside it (left out: those that it has) and of its own content.
 
-    What is not finite must be None already.
+    `published`: no file holds anything that is marked, so that all hashes are public. What is not finite must be None
+    already.
     """
     content = {name: value for name, value in document.items() if name != OWN_HASH}
     if files is not None:
@@ -151,6 +152,7 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
         }
         # beside the weights, a model's file holds what such steps kept of training rows without noise
         secret = {*WITH_UNRELEASED, *([MODEL] if document["privacy"].get("uncovered_steps") else [])}
+        secret = set() if published else secret
         content["files"] = {name: one for name, one in told.items() if name not in secret}
         content |= marked({"files": {name: one for name, one in told.items() if name in secret}})
     return {**content, OWN_HASH: _content_hash(content)}
