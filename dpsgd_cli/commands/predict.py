@@ -22,8 +22,9 @@ def command(result: Path, new: Path, out: Path | None, trial: int, probabilities
 
     NEW is a table (or npz, npy) laid out as the training data, with or without labels, which are not read; columns are
     found by their names. The answer is CSV, a line a record in the same order: the class as the recipe writes it, or
-    the target in its own units. A class that a spreadsheet would run as a formula (=, +, -, @, tab first, and no
-    number) has an apostrophe before it. Predicting costs no privacy: the released model is used, and nothing else of its training data.
+    the target in its own units. A class that a spreadsheet would run as a formula (it begins with =, +, -, @ or a tab,
+    and is no number) has an apostrophe before it. Predicting costs no privacy: the released model is used, and nothing
+    else of its training data.
 
     \b
     Examples:

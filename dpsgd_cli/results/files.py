@@ -90,12 +90,16 @@ def to_csv(rows: Sequence[Row]) -> str:
 def no_formula(cell: Any) -> Any:
     """`cell` as a CSV holds it: a text that a spreadsheet would run as a formula has an apostrophe before it.
 
-    Such a text begins with =, +, -, @, a tab or a carriage return, and is no number. Spreadsheets show the text alone.
+    Such a text begins with =, +, -, @ or a tab, and is no number. Spreadsheets show the text alone. A carriage return,
+    which Python's writer leaves bare so that a line begins after it, becomes a space.
 
     >>> no_formula("=cmd()"), no_formula("-1"), no_formula(-1), no_formula("-x")
     ("'=cmd()", '-1', -1, "'-x")
     """
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if not isinstance(cell, str):
+        return cell
+    cell = cell.replace("\r", " ")
+    if not cell.startswith(("=", "+", "-", "@", "\t")):
         return cell
     try:
         float(cell)
