@@ -219,11 +219,13 @@ def read_card(path: Path) -> Card:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         card = Card.model_validate(_whole(content))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not YAML: {error}") from None
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, entry['loc'])) or 'card'}: {entry['msg']}" for entry in error.errors()]
         raise DataError(f"{path} is not a data set card:\n" + "\n".join(lines)) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # of YAML's own constructors, too
+        raise DataError(f"{path} is not YAML: {error}") from None
     if card.name != path.stem:
         raise DataError(f"{path}: name is {card.name!r}, but must be {path.stem!r} as the file is called")
     return card

@@ -9,11 +9,19 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpsgd_cli.errors import DataError
+
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Its rows; an empty cell is an empty text."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    """Its rows; an empty cell is an empty text. Raises DataError when it is no table."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as a table: {error}") from None
+    if any(None in row or None in row.values() for row in rows):
+        raise DataError(f"{path}: cannot be read as a table: a row has more or fewer cells than the header")
+    return rows
 
 
 def by_epoch(rows: Sequence[dict[str, str]], column: str) -> dict[int, list[float]]:
