@@ -125,7 +125,7 @@ def make_inputs(folder: Path) -> None:
         content = yaml.safe_load(write(data=data | {"path": f"t.{ending}"}, **own).read_text())
         (folder / f"{ending}.yaml").write_text(yaml.safe_dump(content))
     write(**own)
-    sweep = {"recipes": ["tiny.yaml"], "grid": {"method.learning_rate": [0.1, 0.5]}}
+    sweep = {"name": "sweep", "recipes": ["tiny.yaml"], "grid": {"method.learning_rate": [0.1, 0.5]}}
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     (folder / "cards").mkdir()
     table = (folder / "t.csv").read_bytes()
