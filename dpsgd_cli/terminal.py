@@ -40,7 +40,7 @@ class Filtered:
 def only_visible() -> Iterator[None]:
     """Filter stdout and stderr until the block ends."""
     out, err = Filtered(sys.stdout), Filtered(sys.stderr)
-    sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
+    sys.stdout, sys.stderr = out, err
     try:
         yield
     finally:

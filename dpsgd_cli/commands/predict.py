@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -43,7 +44,7 @@ def command(result: Path, new: Path, out: Path | None, trial: int, probabilities
     if trained.trials > 1:
         click.echo(f"by trial {trial} of {trained.trials}; --trial chooses another", err=True)
     outputs = trained.outputs(rows, trial)
-    columns = {"prediction": [files.no_formula(one) for one in trained.decided(outputs)]}
+    columns: dict[str, Any] = {"prediction": [files.no_formula(one) for one in trained.decided(outputs)]}
     if probabilities:
         shares = trained.probabilities(outputs)
         columns |= {f"probability_{label}": shares[:, at] for at, label in enumerate(trained.classes or ())}
