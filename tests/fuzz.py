@@ -232,7 +232,10 @@ def _ledger(rng: random.Random, folder: Path) -> list[str]:
         _change(rng, path)
     else:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(line) + "\n" for line in mutated(rng, lines)))
+        changed = mutated(rng, lines)
+        path.write_text(
+            "".join(f"{json.dumps(one)}\n" for one in (changed if isinstance(changed, list) else [changed]))
+        )
     return ["account", str(path.relative_to(folder)), *rng.choice([[], ["--trials", "all"], ["--group", "2"]])]
 
 

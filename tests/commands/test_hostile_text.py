@@ -35,12 +35,9 @@ def table(tmp_path: Path) -> Path:
     """A table with a hostile column, hostile classes and a hostile name."""
     folder = tmp_path / f"a{HOSTILE}"
     folder.mkdir()
-    rows: list[list[object]] = [
-        ["x", HOSTILE, "label"],
-        *([number % 7, number % 3, f"{HOSTILE}{number % 2}"] for number in range(60)),
-    ]
+    rows: list[list[object]] = [[n % 7, n % 3, f"{HOSTILE}{n % 2}"] for n in range(60)]
     with (folder / "own.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
+        csv.writer(file).writerows([["x", HOSTILE, "label"], *rows])
     return folder / "own.csv"
 
 
