@@ -30,6 +30,7 @@ from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.evaluation import measure, measure_once, models_of
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.packs import check_without_data, loss_of
+from dpsgd_cli.plugins import trusting
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
@@ -105,6 +106,7 @@ def is_finished(loaded: LoadedRecipe, directory: Path, say: Say = _silence) -> b
     return True
 
 
+@trusting()
 def run(loaded: LoadedRecipe, options: Options) -> Path:
     """Train every trial of a recipe and write its result directory, which is returned.
 
@@ -153,6 +155,7 @@ def finish(loaded: LoadedRecipe, options: Options) -> Path:
     return directory
 
 
+@trusting()
 def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     """Train the trials of several recipes as one pack; each gets its own result directory, in the members' order.
 

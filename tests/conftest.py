@@ -14,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
+from dpsgd_cli.plugins import trusting
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Result
 
@@ -32,6 +33,13 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """No test reads or fills the cache of the user who runs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_code_is_trusted(_own_cache_folder: None) -> Iterator[None]:
+    """Tests run Python files that they wrote themselves; `tests/test_trust.py` is about those of others."""
+    with trusting():
         yield
 
 

@@ -12,6 +12,7 @@ import click
 from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
 from dpsgd_cli.account.question import Asked, cases_of, demands_of, rows_of, series_of
+from dpsgd_cli.commands.trust import TRUST_CODE
 from dpsgd_cli.recipe.batching import BATCHINGS
 
 
@@ -30,6 +31,7 @@ class Rate(click.ParamType):
 
 @click.command("account", short_help="State what flags, a recipe, a result or a ledger cost in privacy.")
 @click.argument("arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...")
+@TRUST_CODE
 @click.option("--noise-multiplier", type=float, metavar="Z", help="Noise over sensitivity, the same in every step.")
 @click.option("--sampling-rate", type=Rate(), metavar="Q", help="Expected batch size over records: 0.01, 600/60000.")
 @click.option("--batch-size", type=int, metavar="B", help="Expected records of a batch; with --records, instead of Q.")

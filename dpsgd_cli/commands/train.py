@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dpsgd_cli.commands.trust import TRUST_CODE
 from dpsgd_cli.errors import UsageError
 
 
@@ -17,6 +18,7 @@ from dpsgd_cli.errors import UsageError
 @click.option("--repeats", type=click.IntRange(min=1), help="Trials, trained together; short for repeats=N.")
 @click.option("--dry-run", is_flag=True, help="Build the model, print the plan and its price; train nothing.")
 @click.option("--fail-on-divergence", is_flag=True, help="Exit with code 1 where a trial diverged; for CI.")
+@TRUST_CODE
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its last checkpoint.")
 @click.option("--finish", is_flag=True, help="Train no further: make a result of the last checkpoint.")
 def command(
@@ -44,6 +46,7 @@ def command(
     if finish and (resume or dry_run):
         raise UsageError("--finish trains nothing, so it goes with neither --resume nor --dry-run; give one of them")
 
+    from dpsgd_cli.plugins import trusting
     from dpsgd_cli.recipe.loading import load_recipe  # pydantic
 
     loaded = load_recipe(recipe, overrides if repeats is None else (*overrides, f"repeats={repeats}"))
@@ -53,4 +56,5 @@ def command(
     if dry_run:
         rehearse(loaded)
     else:
-        train(loaded, out, resume, fail_on_divergence, finish)
+        with trusting():
+            train(loaded, out, resume, fail_on_divergence, finish)

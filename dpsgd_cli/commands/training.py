@@ -18,7 +18,8 @@ from dpsgd_cli.joint import declarations
 from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import report, store, summary
-from dpsgd_cli.wording import count
+from dpsgd_cli.terminal import for_bars
+from dpsgd_cli.wording import count, visible
 
 
 def rehearse(loaded: LoadedRecipe) -> None:
@@ -91,7 +92,8 @@ class _Bar:
 
     def __enter__(self) -> _Bar:
         hidden = self._silent or not sys.stderr.isatty()
-        self._bar = tqdm(total=None, desc=self._name, unit="epoch", file=sys.stderr, disable=hidden, leave=False)
+        name = visible(self._name)
+        self._bar = tqdm(total=None, desc=name, unit="epoch", file=for_bars(), disable=hidden, leave=False)
         return self
 
     def update(self, done: int, total: int) -> None:
@@ -101,7 +103,7 @@ class _Bar:
     def say(self, text: str) -> None:
         self._told.add(text)
         if not self._silent:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.write(visible(text), file=for_bars())
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from dpsgd_cli.data import table
+from dpsgd_cli.data.card import MOST_UNPACKED
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
 from dpsgd_cli.data.units import owners_of
 from dpsgd_cli.errors import DataError
@@ -248,8 +249,19 @@ def _first_line(lines: TextIO, path: Path) -> str:
 def _open_text(path: Path) -> TextIO:
     """`path` opened as text, through gzip when it is compressed."""
     if path.suffix == ".gz":
+        _refuse_bomb(path)
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Raise DataError where a gzip file unpacks to more than `MOST_UNPACKED` bytes, found in constant memory."""
+    given = 0
+    with gzip.open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            given += len(block)
+            if given > MOST_UNPACKED:
+                raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; unpack it, and name that file")
 
 
 def _read_parquet(path: Path, words: Set[str], owner: str | None = None) -> pd.DataFrame:

@@ -15,11 +15,13 @@ _MOST = 1 << 53
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Its rows; an empty cell is an empty text. DataError for what no result has."""
+    """Its rows; an empty cell is an empty text. Raises DataError for what no result has."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         for row in rows:
+            if None in row or None in row.values():
+                raise ValueError("a row has more or fewer cells than the header")
             if not (0 <= int(row["trial"]) < _MOST and 0 <= int(row["epoch"]) < _MOST):
                 raise ValueError("no number of a trial or epoch")
             for name in row:

@@ -186,10 +186,11 @@ class _Document(BaseModel):
     nonprivate_sha256: Sha256
 
 
-def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
+def sealed(document: Row, files: Mapping[str, bytes] | None = None, published: bool = False) -> Row:
     """`document` with the hashes of the `files` beside it (left out: those that it has) and of its own content.
 
-    What is not finite must be None already. Raises ValueError for a file that `FILES` does not list, or one too few.
+    `published`: no file holds anything that is marked, so that all hashes are public. What is not finite must be None
+    already. Raises ValueError for a file that `FILES` does not list, or one too few.
     """
     content = {name: value for name, value in document.items() if name != OWN_HASH}
     if files is not None:
@@ -206,7 +207,7 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
         privacy = document["privacy"]
         covered = privacy["accountant"] is None or not privacy["uncovered_steps"]
         kinds = {"always"} if covered else {"always", "of-uncovered-steps"}
-        secret = {name for name in files if FILES[name].unreleased in kinds}
+        secret = set() if published else {name for name in files if FILES[name].unreleased in kinds}
         content["files"] = {name: one for name, one in told.items() if name not in secret}
         content |= marked({"files": {name: one for name, one in told.items() if name in secret}})
     return {**content, OWN_HASH: _content_hash(content)}

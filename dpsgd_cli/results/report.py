@@ -96,7 +96,8 @@ def _read(directory: Path) -> _Read:
     private = document["privacy"]["accountant"] is not None
     marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
     marked |= dict.fromkeys(key for part in (document, document["metrics"], document["timing"]) for key in part)
-    hidden = [name for name in marked if name.startswith(MARK)]
+    # a public copy has no table with such columns, and only empty fields of the name
+    hidden = [name for name in marked if name.startswith(MARK) and document[f"{MARK}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
     return _Read(name, public(document), rows, hidden, attacker, audited.read(directory))
@@ -327,6 +328,8 @@ def _chosen(found: _Read) -> list[Block]:
 
 
 def _not_to_publish(found: _Read) -> list[Block]:
+    if not found.hidden:
+        return []
     told = [
         f"What is named `{MARK}...`: computed from training records without noise. Here: "
         + ", ".join(f"`{name}`" for name in found.hidden)
@@ -344,7 +347,8 @@ def _not_to_publish(found: _Read) -> list[Block]:
     rest = "the model, `recipe.yaml`, `ledger.jsonl`, this page and the rest of those tables"
     if len(found.document["trials"]) > 1:
         rest = f"{rest}, of one trial; all trials together (their means, too) are another statement, see below"
-    free = [Text(f"Covered by the statement: {rest}.")] if found.private else []
+    copied = f"`dpsgd report {found.name} --publish DIR` copies what may be handed on, where that is everything else."
+    free = [Text(f"Covered by the statement: {rest}. {copied}")] if found.private else []
     return [Heading("What must not be published"), Bullets(told), *free]
 
 
