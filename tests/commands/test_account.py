@@ -188,7 +188,7 @@ def test_a_gate_fails_when_no_bound_is_below_it() -> None:
 
 
 # which records are left out
-DIGITS = "data: {name: digits}\n"
+DIGITS = "data: {name: digits}\nmethod: {batching: poisson}\n"
 
 
 def ledger_lines(epochs: list[int], seed: int = 0) -> list[str]:
