@@ -115,6 +115,7 @@ class _Provenance(BaseModel):
     data_sha256: dict[str, str] = {}
     nonprivate_data_sha256: dict[str, str] = {}
     code_sha256: dict[str, str] = {}
+    weights_sha256: dict[str, str] = {}
 
 
 class _File(BaseModel):
