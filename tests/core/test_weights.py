@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -100,22 +101,24 @@ def test_a_file_is_loaded_by_name_and_the_rest_stays(tmp_path: Path, suffix: str
             weights.load(made, tensors, "w.pt")
 
 
-class Opened(Exception):
-    """Code in a file was run."""
-
-
 class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Opened, ())
+        return (os.mkdir, (str(self.folder),))
 
 
 def test_no_code_in_a_file_of_weights_is_run(tmp_path: Path) -> None:
-    torch.save({"last.weight": Trap()}, tmp_path / "trap.pt")
+    torch.save({"last.weight": Trap(tmp_path / "made")}, tmp_path / "trap.pt")
     torch.save([PRETRAINED], tmp_path / "list.pt")
     (tmp_path / "w.safetensors").write_bytes(b"0")
     for name in ("trap.pt", "w.safetensors", "none.pt", "list.pt"):
         with pytest.raises(DataError, match=rf"^model.weights.file: .*{name}"):
             weights.read(tmp_path / name)
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("said", [{"file": "w.pt"}, {"file": "w.pt", "public": False}, {"public": True}])
