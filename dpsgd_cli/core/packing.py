@@ -24,7 +24,7 @@ from dpsgd_cli.core.pooling import vectorised
 from dpsgd_cli.core.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
 
-_MIXERS = nn.modules.batchnorm._BatchNorm
+_MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
 _LAZY = nn.modules.lazy.LazyModuleMixin
 _DROPOUT = nn.modules.dropout._DropoutNd
 _RANDOM = (_DROPOUT, nn.RReLU)
@@ -251,12 +251,12 @@ def rule_for(module: nn.Module, name: str) -> type[Layer] | None:
 
 def _refuse(module: nn.Module, name: str) -> None:
     kind = type(module).__name__
-    _refuse_unfinished(module, name)
     if isinstance(module, _MIXERS) and not _is_constant(module, name):
         raise ModelError(
             f"{name}: {kind} mixes the examples of a batch, so no record's influence can be bounded;"
             " use GroupNorm or LayerNorm instead"
         )
+    _refuse_unfinished(module, name)
     if isinstance(module, _INSTANCE) and module.track_running_stats:
         raise ModelError(f"{name}: {kind} with track_running_stats keeps statistics of the data; leave it off")
     if isinstance(module, _RANDOM) and getattr(module, "p", None) != 0:
@@ -281,7 +281,7 @@ def _refuse_unfinished(module: nn.Module, name: str) -> None:
         )
 
 
-def _is_constant(module: nn.modules.batchnorm._BatchNorm, name: str) -> bool:
+def _is_constant(module: nn.modules.batchnorm._NormBase, name: str) -> bool:
     """Whether batch normalisation is one fixed map of each example: in eval mode, with kept statistics, all frozen.
 
     Nothing in this package calls `train()` on a model, and `state.py` finds a model that does so itself.
