@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers import Fallback, Session
+from dpsgd_cli.core.layers import Fallback, Layer, Session
 
 State = dict[str, Any]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_OWN = frozenset({"_modules", "source", "session", "values", "sums", "inputs", "gradients", "found", "_told", "_kept"})
-"""Attributes of modules and packed layers that passes change, or that are walked by themselves."""
+_OWN = frozenset({"source", "session", "values", "sums", "inputs", "gradients", "found", "_told", "_kept"})
+"""Attributes of packed layers that passes change, or that are walked by themselves; not of a user's modules."""
 
 
 def held(model: nn.Module) -> State:
@@ -42,7 +42,7 @@ def held(model: nn.Module) -> State:
             for own, tensor in vars(module)[kind].items():
                 found |= _leaves(f"{name}.{own}".strip("."), tensor, seen)
         for own, value in vars(module).items():
-            if own not in _OWN and own not in ("_buffers", "_parameters"):
+            if own not in ("_modules", "_buffers", "_parameters") and not (isinstance(module, Layer) and own in _OWN):
                 found |= _leaves(f"{name}.{own}".strip("."), value, seen)
     return found
 

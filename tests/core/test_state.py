@@ -34,6 +34,7 @@ class Inner(nn.Module):
         self.scale = nn.Parameter(torch.ones(6), requires_grad=False)
         self.number: Any = 0
         self.text = ""
+        self.inputs: list[float] = []
         self.table = torch.zeros(6)
         self.listed: list[Any] = [[0.0], {"a": np.zeros(2)}]
         self.beside = SimpleNamespace(mean=0.0)
@@ -65,6 +66,7 @@ KEPT: dict[str, tuple[Keep, str]] = {
     "bool buffer outside of the state": (lambda m, x: m.bits.logical_not_(), "inner.bits"),
     "frozen parameter": (lambda m, x: m.scale.data.add_(1), "inner.scale"),
     "number": (lambda m, x: setattr(m, "number", m.number + 1), "inner.number"),
+    "a packed layer's name": (lambda m, x: m.inputs.append(0.0), "inner.inputs"),
     "text": (lambda m, x: setattr(m, "text", m.text + "x"), "inner.text"),
     "tensor": (lambda m, x: m.table.add_(1), "inner.table"),
     "list": (lambda m, x: m.listed[0].append(0.0), r"inner.listed\[0\]"),
