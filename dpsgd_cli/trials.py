@@ -187,7 +187,8 @@ class Trials:
         self.history = [EpochRecord(*record) for record in content["history"]]
 
     def _code(self) -> dict[str, str]:
-        return {k: v for member in self.members for k, v in origin.code_sha256(member.loaded).items()}
+        loaded = [member.loaded for member in self.members]
+        return {k: v for one in loaded for k, v in (origin.code_sha256(one) | origin.weights_sha256(one)).items()}
 
 
 _UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)

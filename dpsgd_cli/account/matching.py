@@ -81,8 +81,8 @@ def _shared(terms: Terms, data: LoadedRecipe | None) -> list[str]:
 def _see_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
     """Refuse, before anything is trained, recipes that would be tested on different records of the same data.
 
-    Recipes for add-remove and for other adjacencies have different coins (`data/splits.py`) and go together all the same:
-    their guarantees differ, so no difference between them is stated.
+    Recipes for add-remove and for other adjacencies have different coins (`data/splits.py`) and go together all the
+    same: their guarantees differ, so no difference between them is stated.
     """
     known: dict[tuple[object, ...], dict[str, str]] = {}
     for source, loaded in recipes:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from dpsgd_cli import experiment
+from dpsgd_cli import experiment, packs
 from dpsgd_cli.core import processes
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.failures import kill_is_interrupt
@@ -28,6 +28,8 @@ def rehearse(loaded: LoadedRecipe) -> None:
         raise UsageError("--dry-run is for one process; start it without torchrun")
     loaded = experiment.settled(loaded)
     plan, outline = experiment.rehearse(loaded)
+    for line in packs.weights_told(loaded):
+        click.echo(line)
     if plan is None:
         length = loaded.recipe.epochs
         trained = count(length, "epoch") if isinstance(length, int) else length
@@ -35,7 +37,7 @@ def rehearse(loaded: LoadedRecipe) -> None:
         return
     for warning in warnings_of(plan.guarantee().epsilon, plan.delta, plan.sampling.records):
         click.echo(f"warning: {warning}", err=True)
-    click.echo(summary.plan_text(plan, loaded.recipe, declarations(loaded.recipe, outline), loaded.chosen))
+    click.echo(summary.plan_text(plan, loaded.recipe, declarations(loaded, outline), loaded.chosen))
 
 
 def train(

@@ -48,6 +48,7 @@ from dpsgd_cli.recipe.schema.base import Section
 from dpsgd_cli.recipe.schema.gradient import TailIterates
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
 from dpsgd_cli.recipe.schema.privacy import Privacy
+from dpsgd_cli.wording import count
 
 
 class GradientMethod(Method):
@@ -68,7 +69,7 @@ class GradientMethod(Method):
         self.batches = Batches(context)
         self.divisor = float(settings.batch or len(context.table))
         context.pack.expect(int(self.divisor))
-        self.learning_rate = context.column(self.learning_rates(0))
+        self.learning_rate = self._rates(0)
         self.rate_changes = any(isinstance(section_of(r).rate, Section) for r in context.recipes)
         self.weight_decay = context.column([section_of(r).weight_decay + l2_of(r) for r in context.recipes])
         self.decays = bool(self.weight_decay.any())
@@ -102,6 +103,17 @@ class GradientMethod(Method):
             rates.append(rate_at(rate, epoch, length))
         return rates
 
+    def _rates(self, epoch: int) -> Tensor:
+        """`learning_rates` as (R, 1); RecipeError where a user's own method gives anything but a number a trial."""
+        found: Any = self.learning_rates(epoch)
+        numbers = isinstance(found, list | tuple) and all(isinstance(rate, int | float) for rate in found)
+        if not numbers or len(found) != self.context.trials:
+            raise RecipeError(
+                f"{type(self).__name__}.learning_rates({epoch}) gives {found!r}; it must give a list of"
+                f" {count(self.context.trials, 'number')}, one a trial"
+            )
+        return self.context.column(list(found))
+
     @property
     def epochs(self) -> int:
         return max(self.lengths)
@@ -123,7 +135,7 @@ class GradientMethod(Method):
             if trial not in over:
                 self.spend(epoch, trial)
         if self.rate_changes:
-            self.learning_rate = self.context.column(self.learning_rates(epoch))
+            self.learning_rate = self._rates(epoch)
         # numbers of trials, not a mask: a GPU would have to say how many it marks
         held = sent(torch.tensor(over, dtype=torch.long), self.context.pack.values.device)
         kept = {name: tensor[held] for name, tensor in self._trained().items()} if over else {}

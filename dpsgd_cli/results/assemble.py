@@ -292,7 +292,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "sensitivity": plan.sensitivity,
         **({} if plan.correlated is None else _correlated(plan.correlated)),
         "noise_source": describe_noise(noise_source(recipe.seed)),
-        "declarations": [*released.declarations, *declared_by_model(recipe), *trusted, *stopping],
+        "declarations": [*released.declarations, *declared_by_model(released.loaded), *trusted, *stopping],
         "uncovered_steps": list(released.uncovered_steps),
     }
 

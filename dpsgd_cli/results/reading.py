@@ -163,6 +163,7 @@ class _Provenance(BaseModel):
     nonprivate_data_sha256: dict[str, str] = {}
     code_sha256: dict[str, str] = {}
     chosen: dict[str, _Chosen] = {}
+    weights_sha256: dict[str, str] = {}
 
 
 class _File(BaseModel):

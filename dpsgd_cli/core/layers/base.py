@@ -180,7 +180,7 @@ class Layer(nn.Module, ABC):
 
     def add(self, name: str, factors: Tensor, gradients: Tensor) -> None:
         """Add sum_b factors[r, b] gradients[r, b] to the sums of one parameter: gradients (R, B, *shape)."""
-        total = torch.bmm(factors.unsqueeze(1), gradients.flatten(2).to(factors.dtype))
+        total = torch.bmm(factors.unsqueeze(1), gradients.reshape(*gradients.shape[:2], -1).to(factors.dtype))
         self.sums[name] += total.view(self.sums[name].shape)
 
     def erase(self, bad: Tensor) -> None:
@@ -213,7 +213,10 @@ class Instantiated(Layer, stated=False):
         """Each example's gradient (R, B, *shape) by every parameter, over all recorded calls."""
 
     def square_norms(self) -> Tensor:
-        return torch.stack([g.flatten(2).square().sum(dim=2) for g in self.per_example().values()]).sum(dim=0)
+        return torch.stack(
+            # reshaped, not flattened: a parameter may have no dimension
+            [g.reshape(*g.shape[:2], -1).square().sum(dim=2) for g in self.per_example().values()]
+        ).sum(dim=0)
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         for name, g in self.per_example().items():
