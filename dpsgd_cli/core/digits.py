@@ -1,30 +1,30 @@
 """Digits of exact standard normals: X = floor(N 2^42), an integer, N a real standard normal.
 
-Release. Let S be an exact sum, sigma its noise's standard deviation, q = sigma 2^-42 (public). `noise.add_noise` releases
-y = m + X, where m = rint(S / q), clipped to +-2^62; the weights are a function of (y + 1/2) q.
+Release. Let S be an exact sum, sigma its noise's standard deviation, q = sigma 2^-42 (public). `noise.add_noise`
+releases y = m + X, where m = rint(S / q), clipped to +-2^62; the weights are a function of (y + 1/2) q.
 
-Sensitivity and theorem. m is an integer, so m + floor(N 2^42) = floor(m + N 2^42): y is a function of m q + sigma N, the
-Gaussian mechanism centred at m q. Every theorem on that mechanism (composition, sampling, shuffling, filters) holds of y as
-it stands. The support of y is the integers, whatever the data: no float grid shows, in any precision of the model. A float
-normal has a grid of its own, so that its sum with S betrays S (Mironov 2012, "On significance of the least significant
-bits for differential privacy").
+Sensitivity and theorem. m is an integer, so m + floor(N 2^42) = floor(m + N 2^42): y is a function of m q + sigma N,
+the Gaussian mechanism centred at m q. Every theorem on that mechanism (composition, sampling, shuffling, filters) holds
+of y as it stands. The support of y is the integers, whatever the data: no float grid shows, in any precision of the
+model. A float normal has a grid of its own, so that its sum with S betrays S (Mironov 2012, "On significance of the
+least significant bits for differential privacy").
 
 Charge. Rounding to m moves each coordinate by at most 1/2 on either of two neighbours; `noise.Grid` raises the noise by
 that share, so that the ledger's noise multiplier is true as it stands.
 
-Sampler. |N| < 16 is cut into cells of width 1/64 (beyond 16: 2 Q(16) = 1.3e-57, which no training ever sees). In cell k the
-density is at least that of its outer end, of which the table holds `flat` = the floor of 2^16 times the mass. One
+Sampler. |N| < 16 is cut into cells of width 1/64 (beyond 16: 2 Q(16) = 1.3e-57, which no training ever sees). In cell k
+the density is at least that of its outer end, of which the table holds `flat` = the floor of 2^16 times the mass. One
 64-bit word: its first 16 bits pick a slot of the table; with probability .99 that is a cell, in which N is uniform, and
-36 further bits are the digits of X below the cell. No float is involved. The other .01 have the law of what the floors left
-(`_remainder`): cells proposed in proportion to a bound of what is left in them, accepted with probability left / bound.
-An acceptance compares a uniform number with a density. Float64 decides where the two differ by more than `_GAP`; its
-error is below 2^-56 (x to 2^-48, exp to 4 units in the last place, all over 64). Where they are closer (2^-40 of all numbers)
-`Decimal` decides by as many further digits as that takes. So X has the law of floor(N 2^42) given |N| < 16 exactly,
-if its bits are uniform.
+36 further bits are the digits of X below the cell. No float is involved. The other .01 have the law of what the floors
+left (`_remainder`): cells proposed in proportion to a bound of what is left in them, accepted with probability left /
+bound. An acceptance compares a uniform number with a density. Float64 decides where the two differ by more than `_GAP`;
+its error is below 2^-56 (x to 2^-48, exp to 4 units in the last place, all over 64). Where they are closer (2^-40 of
+all numbers) `Decimal` decides by as many further digits as that takes. So X has the law of floor(N 2^42) given |N| < 16
+exactly, if its bits are uniform.
 
 Bits. AES-256 in counter mode under a key of the operating system's, which each draw takes anew and forgets: nothing
-repeats after a fork or a resume. Blocks never repeat under one key, as those of random bits would with probability 2^-71
-in 8 GB. Whoever tells these bits from random ones has broken AES.
+repeats after a fork or a resume. Blocks never repeat under one key, as those of random bits would with probability
+2^-71 in 8 GB. Whoever tells these bits from random ones has broken AES.
 
 Not here: what is released (`noise.py`), Laplace noise and choices (`discrete.py`).
 """
@@ -119,6 +119,8 @@ def fresh() -> Keystream:
 
 def fill(out: np.ndarray, stream: Keystream) -> None:
     """Fill `out`, contiguous int64 of any shape, with independent X. Takes 3 MiB, however many they are."""
+    if not out.flags.c_contiguous:
+        raise ValueError("digits are drawn into contiguous arrays only")
     flat = out.reshape(-1)
     for start in range(0, len(flat), _BLOCK):
         _fill_block(flat[start : start + _BLOCK], stream)
@@ -165,7 +167,8 @@ def _accepted(proposals: int, stream: Keystream) -> np.ndarray:
 def accepts(cell: int, below: int, uniform: int, stream: Keystream) -> bool:
     """Whether u times the bound of the cell is below what is left at x, decided exactly.
 
-    The first 48 digits of x below `cell` are `below`, the first 64 of u are `uniform`; further ones are drawn as needed.
+    The first 48 digits of x below `cell` are `below`, the first 64 of u are `uniform`; further ones are drawn as
+    needed.
     """
     known, size = table(), -1 - cell if cell < 0 else cell
     floor = Decimal(int(known.flat[size])) / _SLOTS

@@ -1,16 +1,18 @@
 """Laplace noise and private choices in integers, from fair coins: no floating-point number decides anything.
 
-Every score and count s becomes the integer m = rint(s 2^42 / scale), in exact rational arithmetic. The results below are
-exact for these integers. One record moves an m by at most 1 more than the score's share, which the epsilon that is
-drawn for pays: epsilon' = epsilon - k 2^-42 (`_drawn_epsilon`), so that the epsilon that is charged holds as it stands.
+Every score and count s becomes the integer m = rint(s 2^42 / scale), in exact rational arithmetic, and what follows is
+exact for these integers. Rounding moves an m by at most 1 more than its score moves. The epsilon to draw for is smaller
+by that (`drawn_epsilon`), so that the epsilon that is charged holds as it stands.
 
-discrete Laplace   P[Z = z] proportional to exp(-|z| 2^-42). Releasing m + Z is exp(|m - m'| 2^-42)-close to releasing m' + Z,
-                   point by point, so epsilon-DP where |m - m'|_1 2^-42 <= epsilon.
-noisy-min          The least m_i + Z_i; of equal ones the first. Given the others' noise, i wins where Z_i is below an
-                   integer, which moves by at most max |m - m'| as all m move one way (Dwork and Roth 2014, Claim 3.9; the
-                   proof is about P[Z <= t] of integers t, and ties only decide which t).
-exponential        i with probability proportional to exp(-m_i 2^-42): a uniform i is kept with probability
-                   exp(-(m_i - min m) 2^-42), else drawn again. The exponents move by an interval of length epsilon.
+Discrete Laplace: P[Z = z] is proportional to exp(-|z| 2^-42). The law of m + Z is that of m' + Z up to a factor
+exp(|m - m'| 2^-42), point by point, so a release of m + Z is epsilon-DP where |m - m'|_1 2^-42 <= epsilon.
+
+Noisy-min: the least m_i + Z_i, of equal ones the first. Given the noise of the others, i wins where Z_i is at most an
+integer t. Where all m move one way, t moves by at most max |m - m'| (Dwork and Roth 2014, Claim 3.9, whose proof is
+about P[Z_i <= t] alone; the rule for ties only says which t).
+
+Exponential: i with probability proportional to exp(-m_i 2^-42). A uniform i is kept with probability
+exp(-(m_i - min m) 2^-42), else drawn again. The exponents move by numbers in an interval of length epsilon.
 
 Source: Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy", Algorithms 1 and 2.
 

@@ -22,7 +22,6 @@ from dpsgd_cli.audit.options import Options
 from dpsgd_cli.core import marginals, noise, sampling, second_moments, selection
 from dpsgd_cli.core.clipping import add_clipped_sums
 from dpsgd_cli.core.correlation import step_noise
-from dpsgd_cli.core.noise import add_noise
 from dpsgd_cli.core.preconditioning import Preconditioner
 from dpsgd_cli.methods import clip_bounds, dp_agd, dp_sgd, privgene
 from dpsgd_cli.methods.pate import Pate
@@ -83,7 +82,7 @@ def little_noise(patch: Patch, folder: Path) -> None:
 def wrong_divisor(patch: Patch, folder: Path) -> None:
     def privatise(self: Any, epoch: int, step: int) -> None:
         scale = self._noise_scale(epoch) * self.divisor / len(self.context.table)
-        add_noise(self.context.pack.sums, self.noise.draw(step), scale)
+        self.noise.add(self.context.pack.sums, step, scale, None)
 
     patch.setattr(dp_sgd.DpSgd, "privatise", privatise)
 
@@ -220,8 +219,8 @@ def free_looks(patch: Patch, folder: Path) -> None:
 
 
 def little_noise_on_moments(patch: Patch, folder: Path) -> None:
-    own = second_moments.add_noise
-    patch.setattr(second_moments, "add_noise", lambda exact, scale, draws: own(exact, 0.8 * scale, draws))
+    own = second_moments.with_noise
+    patch.setattr(second_moments, "with_noise", lambda exact, noised: exact + 0.8 * (own(exact, noised) - exact))
 
 
 def long_rows_in_moments(patch: Patch, folder: Path) -> None:
@@ -245,17 +244,20 @@ def little_output_noise(patch: Patch, folder: Path) -> None:
 
 
 def little_vote_noise(patch: Patch, folder: Path) -> None:
-    def label(self: Any, votes: np.ndarray, draw: Any) -> int:
-        return int(np.argmax(votes + 0.8 * self.noise * draw("vote", (len(votes),))))
+    def label(self: Any, votes: np.ndarray, noise: Any) -> int:
+        noisy = noise.gaussian("vote", votes, self.answered("add-remove"))
+        return int(np.argmax(votes + 0.8 * (noisy - votes)))
 
     patch.setattr(GaussianMax, "label", label)
 
 
 def little_threshold_noise(patch: Patch, folder: Path) -> None:
-    own = ConfidentMax.accepts
-    patch.setattr(
-        ConfidentMax, "accepts", lambda self, votes, draw: own(self, votes, lambda *asked: 0.8 * draw(*asked))
-    )
+    def accepts(self: Any, votes: np.ndarray, noise: Any) -> bool:
+        largest = votes.max(keepdims=True)
+        noisy = noise.gaussian("threshold", largest, self.asked("add-remove"))
+        return bool(largest + 0.8 * (noisy - largest) >= self.test.threshold)
+
+    patch.setattr(ConfidentMax, "accepts", accepts)
 
 
 def twice_as_sharp(patch: Patch, folder: Path) -> None:
