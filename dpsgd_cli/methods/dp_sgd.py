@@ -364,12 +364,16 @@ class DpSgd(GradientMethod):
     def _noise_scale(self, epoch: int) -> Tensor:
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
         multipliers = [self._applied(epoch, trial) for trial in range(self.context.trials)]
-        scale = self.context.column([z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)])
+        # rounded to float32 it could be less than what is charged; an experiment keeps its numbers
+        dtype = torch.float64 if self.noise.secure else self.context.pack.values.dtype
+        deviations = [z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)]
+        scale = self.context.column(deviations, dtype)
         published = [section.clipping.noise_by_layer for section in self.sections]
         if not any(published):
             return scale
         doubled = [plan.sensitivity / bound for plan, bound in zip(self.plans, self.sensitivities, strict=True)]
-        by_layer = self.bounds.clipping.norms.T * self.context.column(doubled) * self.context.column(multipliers)
+        unit, multiplier = self.context.column(doubled, dtype), self.context.column(multipliers, dtype)
+        by_layer = self.bounds.clipping.norms.T * unit * multiplier
         chosen = self.context.column([float(own) for own in published]) > 0
         return torch.where(chosen, by_layer.index_select(1, self.context.pack.group_of), scale)
 

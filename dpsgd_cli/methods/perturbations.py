@@ -162,11 +162,11 @@ class OutputPerturbation(OneShot):
         for _ in range(settings.steps):
             gradient = self.risk.gradient_sums_at(values, bounds) + penalty * values
             project_to_ball(values.sub_(gradient * rates), radii)
-        scale = context.column([self._scale(trial) for trial in range(context.trials)])
+        scale = context.column([self._scale(trial) for trial in range(context.trials)], torch.float64)
         exact, pack = values.clone(), context.pack
         noise = NoiseSource(context.streams, pack.size, values.device, pack.values.dtype)
         multipliers = [plan.noise_multipliers[0] for plan in context.plans if plan is not None]
-        noise.add(values, 0, scale, Grid.of(pack.size, records, multipliers) if noise.secure else None)
+        noise.add(values, 0, scale, Grid.of(pack.size, context.table.rows, multipliers) if noise.secure else None)
         if context.watcher is not None:
             context.watcher.measured(range(context.trials), exact, values)
         context.pack.values.copy_(project_to_ball(values, radii))

@@ -19,7 +19,7 @@ from torch import Tensor
 from dpsgd_cli import data, packs
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.options import Options
-from dpsgd_cli.core import marginals, noise, sampling, second_moments, selection
+from dpsgd_cli.core import correlation, marginals, noise, sampling, second_moments, selection
 from dpsgd_cli.core.clipping import add_clipped_sums
 from dpsgd_cli.core.correlation import step_noise
 from dpsgd_cli.core.preconditioning import Preconditioner
@@ -154,6 +154,26 @@ def noise_again_after_resume(patch: Patch, folder: Path) -> None:
         return own(self, step - self.first)
 
     patch.setattr(noise.NoiseSource, "draw", draw)
+
+
+def float_noise(patch: Patch, folder: Path) -> None:
+    """Noise without a seed by the addition of float64 normals."""
+
+    def added(sums: Tensor, fresh: Tensor, scale: Tensor, grid: Any) -> None:
+        sums.addcmul_(torch.randn(sums.shape, dtype=torch.float64), scale)
+
+    for module in (noise, dp_agd, clip_bounds):
+        patch.setattr(module, "add_noise", added)
+
+
+def data_grid(patch: Patch, folder: Path) -> None:
+    """Exact digits, added to a sum that is not rounded: the grid of a release is shifted by the sum."""
+
+    def added(sums: Tensor, whole: Tensor, step: Tensor) -> None:
+        sums.add_(whole * step)
+
+    patch.setattr(noise, "put_on_grid", added)
+    patch.setattr(correlation, "put_on_grid", added)
 
 
 def shared_noise(patch: Patch, folder: Path) -> None:
@@ -316,6 +336,9 @@ BUGS: dict[str, Bug] = {
     "twice the stated rate": Bug(POISSON, double_rate, "C"),
     "the same batches again": Bug(POISSON, same_batch, "C"),
     "the same noise after a resume": Bug(POISSON, noise_again_after_resume, "C"),
+    "float normals without a seed": Bug(FULL, float_noise, "C"),
+    "float normals without a seed, of DP-AGD": Bug(AGD, float_noise, "C", "lee2018/dp-agd"),
+    "a grid that the data shift": Bug(BANDED, data_grid, "C"),
     "one noise for two trials": Bug(FULL, shared_noise, "C"),
     "shuffled batches priced as Poisson's": Bug(POISSON, shuffled, "C"),
     "shuffled batches priced as allocated ones": Bug(ALLOCATED, not_allocated, "C"),

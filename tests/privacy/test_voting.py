@@ -134,7 +134,7 @@ def test_the_mode_that_is_released_as_it_is_keeps_epsilon_and_delta(epsilon: flo
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_answers_have_the_law_that_is_priced(exact: bool) -> None:
-    """In floating point, and on the grid, whose coins no seed repeats: it fails falsely less than once in 3,000 runs."""
+    """In floating point, and on the grid, whose coins no seed repeats: false failures below 1 in 3,000."""
     draws, counts = 20_000 if not exact else 5000, np.array([12, 9])
     noise: Noise = FloatNoise(np.random.default_rng(0))
     if exact:
