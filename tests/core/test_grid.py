@@ -33,8 +33,8 @@ def test_a_release_is_the_rounded_sum_and_the_digits_in_integers() -> None:
     """Against fractions: (rint(S / q) + X + 1/2) q, and ties of rint to even numbers."""
     random = np.random.default_rng(0)
     step = Fraction(float(GRID.steps(torch.tensor(1.5))))
-    assert float(step) == pytest.approx(1.5 * GRID.raised / 2**42, rel=1e-15)
-    sums = [*random.normal(0, 100, 50).tolist(), 0.0, float(step) / 2, float(step) * 1.5, -float(step) / 2]
+    assert float(step) == pytest.approx(1.5 * GRID.raised / 2**42, rel=1e-15, abs=0)
+    sums = [*random.normal(0, 0.01, 50).tolist(), 0.0, float(step) / 2, float(step) * 1.5, -float(step) / 2]
     fresh = [int(x) for x in random.integers(-(2**45), 2**45, len(sums))]
     for exact, digits, found in zip(sums, fresh, released(sums, fresh), strict=True):
         whole = round(Fraction(exact) / step) + digits
@@ -54,7 +54,7 @@ def test_what_is_beyond_all_integers_is_clipped_and_what_is_no_number_counts_as_
     large = released([1e300, -1e300, math.inf, -math.inf, math.nan], [2**46] * 4 + [7])
     q = float(GRID.steps(torch.tensor(1.5)))
     assert large[:4] == pytest.approx([2.0**62 * q, -(2.0**62) * q] * 2, rel=1e-4)
-    assert large[4] == pytest.approx(7.5 * q)
+    assert large[4] == pytest.approx(7.5 * q, abs=0)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
@@ -77,8 +77,8 @@ def test_digits_without_a_grid_are_refused() -> None:
 @pytest.mark.parametrize("records", [1, 60_000, 5_000_000])
 @pytest.mark.parametrize("multiplier", [0.3, 1.0, 40.0])
 def test_noise_pays_for_every_rounding(numbers: int, records: int, multiplier: float) -> None:
-    """In fractions: the worst that sums of norm 1 and rounding move, over the raised noise, is 1 / z at most. Less than a
-    thousandth is added."""
+    """In fractions: the worst that sums of norm 1 and rounding move, over the raised noise, is 1 / z at most. Less than
+    a thousandth is added."""
     grid = Grid.of(numbers, records, [multiplier])
     noise_of = Fraction(multiplier) * Fraction(grid.raised)
     step = noise_of / 2**grid.bits
@@ -193,13 +193,13 @@ def test_correlated_noise_is_on_the_grid_and_takes_back_what_was_added(kind: str
 
 
 def test_a_statistic_has_the_noise_that_its_mechanism_says() -> None:
-    """4,000 releases of a vector: Kolmogorov-Smirnov; multipliers of .93 and 1.07 are rejected."""
+    """3,000 releases of a matrix: Kolmogorov-Smirnov; multipliers of .85 and 1.18 are rejected."""
     mechanism = GaussianSum(3.0, "add-remove", sensitivity=2.0, label="x")
     exact = np.array([[1.0, -2.0], [30.0, 1e6]])
-    seen = np.stack([gaussian(SecureStreams(), "x", 0, exact, mechanism, 100) - exact for _ in range(1000)]) / 6
+    seen = np.stack([gaussian(SecureStreams(), "x", 0, exact, mechanism, 100) - exact for _ in range(3000)]) / 6
     assert stats.kstest(seen.ravel(), "norm").pvalue > LEAST
-    for wrong in (0.9, 1.1):
-        assert stats.kstest(seen.ravel() * wrong, "norm").pvalue < LEAST * 1e3
+    for wrong in (0.85, 1.18):
+        assert stats.kstest(seen.ravel() * wrong, "norm").pvalue < LEAST
     seeded = gaussian(SeededStreams(0), "x", 0, exact, mechanism, 100)
     normals = SeededStreams(0).normal("x", 0, torch.empty(2, 2, dtype=torch.float64)).numpy()
     np.testing.assert_allclose(seeded, exact + 6 * normals, rtol=1e-15)
