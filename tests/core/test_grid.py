@@ -118,7 +118,7 @@ def test_large_sums_need_fewer_digits() -> None:
 
 @pytest.mark.parametrize("size", [3, 70_000, 700_000])
 def test_steps_are_standard_normal_and_new_in_pieces_of_any_size(size: int) -> None:
-    """Two trials and steps of scales 2 and 3: variances by chi-square, wrong by a tenth rejected; no number twice."""
+    """Two trials and steps of scales 2 and 3: variances by chi-square, wrong by a tenth rejected; hardly a number twice."""
     source = NoiseSource([SecureStreams(), SecureStreams()], size, CPU, torch.float32)
     grid, scale = Grid.of(size, 10, [1.0]), torch.tensor([[2.0], [3.0]])
     found = []
@@ -127,7 +127,7 @@ def test_steps_are_standard_normal_and_new_in_pieces_of_any_size(size: int) -> N
         source.add(sums, step, scale, grid)
         found.append((sums - 5.0) / scale)
     seen = torch.stack(found).numpy()
-    assert len(np.unique(seen)) == seen.size
+    assert len(np.unique(seen)) > seen.size - 20  # of 2^43 values a few may fall together
     squares = float(np.square(seen).sum())
     law = stats.chi2(seen.size)
     assert min(law.cdf(squares), law.sf(squares)) > LEAST and law.sf(squares * 1.21) < LEAST
