@@ -107,8 +107,11 @@ def put_on_grid(sums: Tensor, noise: Tensor, step: Tensor) -> None:
 
     The addition is one of integers, hence exact. Sums that are no number count as 0.
     """
-    if not bool((step > 0).all() & (step < math.inf).all()):
+    valid = (step > 0) & (step < math.inf)
+    if step.is_cpu and not bool(valid.all()):
         raise ValueError("noise without a seed needs a finite standard deviation above 0")
+    # to ask a GPU would be to wait for it: there, what has no noise is no number
+    step = step if step.is_cpu else torch.where(valid, step, math.nan)
     nearest = torch.div(sums, step).nan_to_num_(nan=0.0).round_().clamp_(-(2.0**_LARGEST), 2.0**_LARGEST)
     released = nearest.to(torch.int64).add_(noise)
     sums.copy_(released).add_(0.5).mul_(step)
@@ -225,13 +228,13 @@ class NoiseSource:
             add_noise(sums, self.draw(step), scale, grid)
             return
         self._begin(step)
-        room = torch.empty(_AT_ONCE, dtype=torch.int64)
+        room = torch.empty(_AT_ONCE, dtype=torch.int64, device=sums.device)
         every = scale.expand(len(sums), scale.shape[1])
         for trial, stream in enumerate(self._streams):
             for piece, start in enumerate(range(0, sums.shape[1], _AT_ONCE)):
                 own = sums[trial, start : start + _AT_ONCE]
                 counter = step * -(-sums.shape[1] // _AT_ONCE) + piece
-                fresh = stream.normal("noise", counter, room[: len(own)]).to(own.device)
+                fresh = stream.normal("noise", counter, room[: len(own)])
                 wide = every[trial, start : start + _AT_ONCE] if every.shape[1] > 1 else every[trial]
                 add_noise(own, fresh, wide, grid)
 

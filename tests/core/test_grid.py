@@ -118,7 +118,9 @@ def test_large_sums_need_fewer_digits() -> None:
 
 @pytest.mark.parametrize("size", [3, 70_000, 700_000])
 def test_steps_are_standard_normal_and_new_in_pieces_of_any_size(size: int) -> None:
-    """Two trials and steps of scales 2 and 3: variances by chi-square, wrong by a tenth rejected; hardly a number twice."""
+    """Two trials and steps of scales 2 and 3: variances by chi-square, wrong by a tenth rejected; hardly a number
+    twice.
+    """
     source = NoiseSource([SecureStreams(), SecureStreams()], size, CPU, torch.float32)
     grid, scale = Grid.of(size, 10, [1.0]), torch.tensor([[2.0], [3.0]])
     found = []
