@@ -146,10 +146,10 @@ class SecureStreams:
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
         if out.dtype != torch.int64:
             raise TypeError(f"noise for {purpose} was asked for as {out.dtype}; without a seed it is drawn as integers")
-        here = torch.empty(out.shape, dtype=torch.int64, pin_memory=True) if out.is_cuda else out
+        here = out if out.is_cpu else torch.empty(out.shape, dtype=torch.int64)
         digits.fill(here.numpy(), digits.fresh())
         # from pinned memory a GPU fetches them by itself, while the next ones are drawn
-        return out if here is out else out.copy_(here, non_blocking=True)
+        return out if here is out else out.copy_(here.pin_memory() if out.is_cuda else here, non_blocking=True)
 
     def coins(self, purpose: str, counter: int) -> Coins:
         return secrets.randbits
