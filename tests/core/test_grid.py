@@ -11,12 +11,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from dpsgd_cli.audit.grids import off_grid
 from dpsgd_cli.core import noise
 from dpsgd_cli.core.correlation import step_noise
 from dpsgd_cli.core.noise import Grid, NoiseSource, add_noise, gaussian
 from dpsgd_cli.core.streams import SecureStreams, SeededStreams
+from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.privacy.correlation import Correlation, Toeplitz, Tree, square_root
 from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.recipe.loading import load_recipe
 
 CPU = torch.device("cpu")
 GRID = Grid.of(100, 1000, [1.5])
@@ -212,3 +215,31 @@ def test_a_pack_with_a_trial_that_has_no_seed_is_released_on_the_grid_as_a_whole
     assert source.secure and source.draw(0).dtype == torch.int64
     assert not noise.is_secure([SeededStreams(0), SeededStreams(1)])
     assert NoiseSource([SeededStreams(0)], 9, CPU, torch.float32).draw(0).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "told"),
+    [
+        ("lee2018/objective-perturbation", [], "objective-perturbation needs a seed.*enters a search"),
+        (
+            "pate/adult-confident",
+            ["method.sanitised={}"],
+            "method.sanitised: needs a seed.*scale of its noise is private",
+        ),
+    ],
+)
+def test_what_no_public_grid_holds_is_refused_without_a_seed(name: str, more: list[str], told: str) -> None:
+    """In the recipe, so that prices, plans and trainings agree; with a seed it is an experiment."""
+    load_recipe(name, [*more, "seed=0"])
+    with pytest.raises(RecipeError, match=told):
+        load_recipe(name, [*more, "seed=null", "privacy.noise_source=null"])
+
+
+def test_numbers_off_the_grid_are_found() -> None:
+    """By tier C of an audit: releases are on it, and float sums of the same noise are not."""
+    step = GRID.steps(torch.tensor(1.5)).numpy()
+    sums = np.random.default_rng(0).normal(0, 10, 300)
+    fresh = np.random.default_rng(1).normal(0, 2.0**42, 300).astype(np.int64)
+    assert off_grid(np.array(released(sums.tolist(), fresh.tolist())), step).max() < 1 / 16
+    assert (off_grid(sums + fresh * step, step) > 1 / 16).mean() > 0.8
+    assert (off_grid(sums + 1.5 * np.random.default_rng(2).normal(0, 1, 300), step) > 1 / 16).mean() > 0.8

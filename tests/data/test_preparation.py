@@ -31,7 +31,7 @@ def normal(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, 
     return np.asarray(exact + mechanism.noise_multiplier * mechanism.sensitivity * draws)
 
 
-def refuse(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+def refuse(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
     raise AssertionError("no noise was announced")
 
 

@@ -52,7 +52,13 @@ class Closed(SecureStreams):
     def _source(self, *place: object) -> Callable[[int], np.ndarray]:
         raise AssertionError(f"{place} was drawn in a constructor, which a resume would draw anew")
 
-    normal = coins = _source  # type: ignore[assignment]
+    def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
+        self._source(purpose, counter)
+        return out
+
+    def coins(self, purpose: str, counter: int) -> Callable[[int], int]:
+        self._source(purpose, counter)
+        return super().coins(purpose, counter)
 
 
 def selection_context() -> Context:
