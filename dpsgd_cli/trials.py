@@ -30,6 +30,7 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.memory import keep_freed_memory
+from dpsgd_cli.core.noise import gaussian
 from dpsgd_cli.core.packing import Placement
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streamed import StreamedTable
@@ -44,6 +45,7 @@ from dpsgd_cli.methods import Context, Method, create
 from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.packs import checked, loss_of, make_pack, outputs_of, placement
 from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
+from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
@@ -297,11 +299,11 @@ def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any]
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = adjacency_of(recipe)
 
-    def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-        return streams[trial].normal(purpose, 0, torch.empty(shape, dtype=torch.float64)).numpy()
+    def noised(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
+        return gaussian(streams[trial], purpose, 0, exact, mechanism, records)
 
     def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
-        return data.prepare(recipe.data, base, len(streams), normal, adjacency, released)
+        return data.prepare(recipe.data, base, len(streams), noised, adjacency, released)
 
     charged = member.plan is not None and member.plan.before
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpsgd_cli import data
-from dpsgd_cli.audit import choices, files, neighbours, outputs, preparing, votes
+from dpsgd_cli.audit import choices, files, grids, neighbours, outputs, preparing, votes
 from dpsgd_cli.audit.findings import Finding, exact
 from dpsgd_cli.audit.membership import Found, watched
 from dpsgd_cli.audit.options import Options
@@ -20,7 +20,9 @@ from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.creation import own_factory
 from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.least_squares import DpLeastSquares
 from dpsgd_cli.methods.pate import Pate
+from dpsgd_cli.methods.perturbations import OutputPerturbation
 from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.privacy.candidates import SelectionPlan
 from dpsgd_cli.privacy.mechanism import Mechanism, PureDP
@@ -45,6 +47,8 @@ def by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Op
     if beyond is not None:
         return before, {}, [*left_out, beyond]
     findings, told, more = attacks(loaded, outline, plan, options)
+    if "C" in options.tiers and isinstance(runs, type) and issubclass(runs, _ON_GRID):
+        findings = [*findings, *grids.compare(loaded, outline, plan)]
     return [*before, *(one for one in findings if one.tier in options.tiers)], told, [*left_out, *more]
 
 
@@ -167,6 +171,7 @@ def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options:
     return findings, told, left_out
 
 
+_ON_GRID = (DpSgd, DpAgd, OutputPerturbation, DpLeastSquares)
 _CANDIDATES = ("step_candidates", "population", "candidates")
 _USUALLY = 400
 _MANY = {

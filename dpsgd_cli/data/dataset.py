@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from dpsgd_cli.data.on_disk import DiskPart, DiskRows, TrialRows
 
 
-Draw = Callable[[tuple[int, ...]], np.ndarray]
+Noised = Callable[[np.ndarray], np.ndarray]
+"""Gives a vector, whose sensitivity is that of a step's release, back with the noise of that release."""
 Transform = Callable[[np.ndarray], np.ndarray]
 
 UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
@@ -339,11 +340,11 @@ class PrivateStep(Step, stated=False):
     """
 
     @abstractmethod
-    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:
-        """From noise draws to the array that is released."""
+    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
+        """From what adds noise to the array that is released."""
 
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray:
-        def no_draw(shape: tuple[int, ...]) -> np.ndarray:
+        def no_draw(exact: np.ndarray) -> np.ndarray:
             raise AssertionError("a step without a release asked for noise")
 
         return self.learn(rows, layout)(no_draw)

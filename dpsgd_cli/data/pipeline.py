@@ -14,12 +14,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from dpsgd_cli.data.dataset import Draw, Layout, Part, PrivateStep, Rows, Source, Step, Transform
+from dpsgd_cli.data.dataset import Layout, Noised, Part, PrivateStep, Rows, Source, Step, Transform
 from dpsgd_cli.data.on_disk import DiskRows, TrialRows
 from dpsgd_cli.data.rotation import Turn
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.privacy.mechanism import GaussianSum
 
-Normal = Callable[[int, str, tuple[int, ...]], np.ndarray]
+Noising = Callable[[int, str, np.ndarray, GaussianSum, int], np.ndarray]
+"""Of a trial, for a purpose: a sum over so many records with the noise of the mechanism."""
 Released = dict[str, np.ndarray]
 
 
@@ -34,7 +36,7 @@ class Pipeline:
     steps: Sequence[Step]
     layouts: Sequence[Layout]
     released: Released
-    normal: Normal
+    noised: Noising
     fitted: Released = field(default_factory=dict)
     done: int = 0
 
@@ -81,7 +83,7 @@ class Pipeline:
                     own = self._without_noise(index, own, f"{trial}/{index}", has_public)
                     continue
                 learn = learn_shared if index == first else partial(self._learn, index, own[0])
-                transform = self._private(learn, trial, index)
+                transform = self._private(learn, trial, index, len(own[0]))
                 own = [_through(transform, part) for part in own]
             for room, rows in zip(rooms, own, strict=True):
                 if isinstance(rows, DiskRows):
@@ -133,12 +135,19 @@ class Pipeline:
             rows = self.steps[before].transform(self.layouts[before], self.fitted.get(f"{before}"))(rows)
         return rows
 
-    def _learn(self, index: int, rows: Rows) -> Callable[[Draw], np.ndarray]:
+    def _learn(self, index: int, rows: Rows) -> Callable[[Noised], np.ndarray]:
         step = self.steps[index]
         assert isinstance(step, PrivateStep)
         return step.learn(cast(np.ndarray, rows), self.layouts[index])
 
-    def _private(self, learn: Callable[[], Callable[[Draw], np.ndarray]], trial: int, index: int) -> Transform:
+    def _noised(self, trial: int, index: int, records: int, exact: np.ndarray) -> np.ndarray:
+        mechanism = self.steps[index].release
+        assert mechanism is not None
+        return self.noised(trial, f"preprocess-{index}", exact, mechanism, records)
+
+    def _private(
+        self, learn: Callable[[], Callable[[Noised], np.ndarray]], trial: int, index: int, records: int
+    ) -> Transform:
         """The transform of a private step; `learn` reads the rows, and only where nothing was released before.
 
         The purpose of its draws names the step's place, so that no two steps of a trial share any.
@@ -146,7 +155,7 @@ class Pipeline:
         step, key = self.steps[index], f"{trial}/{index}"
         assert isinstance(step, PrivateStep)
         if key not in self.released:
-            self.released[key] = learn()(partial(self.normal, trial, f"preprocess-{index}"))
+            self.released[key] = learn()(partial(self._noised, trial, index, records))
         return step.transform(self.layouts[index], self.released[key])
 
 

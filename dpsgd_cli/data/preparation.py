@@ -34,12 +34,12 @@ from dpsgd_cli.data.dataset import (
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import let_go_of_large, open_source, open_unlabelled
-from dpsgd_cli.data.pipeline import Normal, Pipeline, Released
+from dpsgd_cli.data.pipeline import Noising, Pipeline, Released
 from dpsgd_cli.data.rotation import refuse_fitted
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.units import by_user
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.data import Data, Split
 from dpsgd_cli.recipe.schema.steps import OWN_FILE_STEPS, PreprocessStep
@@ -184,10 +184,11 @@ def uncovered_steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> li
 
 @np.errstate(**UNTOLD)
 def prepare(
-    data: Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency, released: Released | None = None
+    data: Data, base: Path, trials: int, noised: Noising, adjacency: Adjacency, released: Released | None = None
 ) -> Dataset:
-    """Read, split and preprocess. `normal(trial, purpose, shape)` gives float64 standard normal draws of that
-    trial's own stream; it is called only for the steps that `private_releases` lists, once per trial and step.
+    """Read, split and preprocess. `noised(trial, purpose, exact, mechanism, records)` gives a sum back with
+    noise of that trial's own stream; it is called only for the steps that `private_releases` lists, once per trial and
+    step.
 
     `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
     Raises DataError naming the file, column or step that is at fault.
@@ -196,7 +197,7 @@ def prepare(
     source = _opened(data, base, steps)
     let_go_of_large()
     layouts = _plan(steps, source.layout)
-    source, pipeline = Pipeline(steps, layouts, dict(released or {}), normal).before_cut(source)
+    source, pipeline = Pipeline(steps, layouts, dict(released or {}), noised).before_cut(source)
     cut = _parts(source, data, base)
     train, test = cut.train, cut.test
     given = {name: part for name, part in vars(cut).items() if part is not None}
@@ -311,7 +312,7 @@ def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipel
     return Pipeline(steps, _plan(steps, layout), kept, _no_noise, dict(kept))
 
 
-def _no_noise(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+def _no_noise(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
     raise AssertionError(f"{purpose} of trial {trial} was released, and is not drawn again")
 
 

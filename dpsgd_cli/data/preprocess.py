@@ -18,10 +18,10 @@ from dpsgd_cli.data import pca
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import (
     Column,
-    Draw,
     FittedOn,
     Layout,
     Length,
+    Noised,
     PrivateStep,
     Step,
     Transform,
@@ -244,14 +244,11 @@ class Project(PrivateStep):
             )
         return Layout((self.components,))
 
-    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:
+    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
         exact = moments.second_moments(moments.blocks(rows), layout.features)
 
-        def with_noise(draw: Draw) -> np.ndarray:
-            matrix = exact
-            if self.release is not None:
-                scale = self.release.noise_multiplier * self.release.sensitivity
-                matrix = moments.add_noise(exact, scale, draw((len(exact) * (len(exact) + 1) // 2,)))
+        def with_noise(noised: Noised) -> np.ndarray:
+            matrix = exact if self.release is None else moments.with_noise(exact, noised)
             axes = pca.directions(matrix, self.components)
             if self.whiten:
                 axes = axes * pca.whitening(matrix, axes) ** float(self.whiten)

@@ -100,9 +100,10 @@ class Context:
         pairs = zip(self.streams, self.pack.seeds, strict=True)
         return tuple(own if own.reproducible else SeededStreams(seed) for own, seed in pairs)
 
-    def column(self, values: list[float]) -> Tensor:
-        """One number a trial as (R, 1) on the training device."""
-        return sent(torch.tensor(values, dtype=self.pack.values.dtype), self.pack.values.device).unsqueeze(1)
+    def column(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
+        """One number a trial as (R, 1) on the training device, in the precision of the parameters or in `dtype`."""
+        own = torch.tensor(values, dtype=dtype or self.pack.values.dtype)
+        return sent(own, self.pack.values.device).unsqueeze(1)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dpsgd_cli.core.noise import laplace
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.optimum import minimise_hinge, require_hinge
-from dpsgd_cli.core.selection import exponentials
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import OneShot
@@ -40,17 +40,16 @@ class Majority(OneShot):
         self.charge()
         values = context.pack.values.zero_()
         for trial, difference in enumerate(_differences(context.table, context.trials)):
-            values[trial, -1] = 1.0 if difference + self._noise(trial) > 0 else -1.0
+            values[trial, -1] = 1.0 if self._released(trial, difference) > 0 else -1.0
 
-    def _noise(self, trial: int) -> float:
+    def _released(self, trial: int, difference: float) -> float:
         plan = self.context.plans[trial]
         if plan is None:
-            return 0.0
+            return difference
         mechanism = plan.epochs[0][0].mechanism
         assert isinstance(mechanism, PureDP)
-        normals = self.context.streams[trial].normal("majority", 0, torch.empty(2, 2, dtype=torch.float64))
-        first, second = exponentials(normals).tolist()
-        return float(first - second) / mechanism.epsilon
+        stream, exact = self.context.streams[trial], np.array([difference])
+        return float(laplace(stream, "majority", 0, exact, mechanism.epsilon, sensitivity=1.0, changed=1)[0])
 
 
 def _differences(table: Table, trials: int) -> list[float]:

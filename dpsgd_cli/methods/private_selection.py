@@ -29,7 +29,7 @@ from torch import Tensor
 from dpsgd_cli.core import models
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.packing import Pack, Placement
-from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
+from dpsgd_cli.core.selection import choice_draws, select_least
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, Findings, Method
 from dpsgd_cli.methods.dp_sgd import DpSgd
@@ -117,15 +117,10 @@ class PrivateSelection(Method):
         """Publish one candidate of each trial."""
         trials, k = self.context.trials, self.candidates
         wrong = self._wrong().view(trials, k)
-        normals = torch.stack(
-            [
-                stream.normal("choice", 0, torch.empty(k, NORMALS_PER_SCORE["exponential"], dtype=torch.float64))
-                for stream in self.context.streams
-            ]
-        )
+        draws = choice_draws(self.context.streams, "choice", 0, k, "exponential")
         doubled = [moves_of_a_sum(plan.sampling.adjacency) for plan in self.plans]
         epsilon = torch.full((trials,), self.settings.epsilon, dtype=torch.float64)
-        chosen = select_least(wrong, epsilon, torch.tensor(doubled, dtype=torch.float64), "exponential", normals)
+        chosen = select_least(wrong, epsilon, torch.tensor(doubled, dtype=torch.float64), "exponential", draws)
         self.chosen = chosen.tolist()
         weights = self.inner.output.view(trials, k, -1)
         self.context.pack.values.copy_(weights[torch.arange(trials), chosen])

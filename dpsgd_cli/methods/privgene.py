@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.selection import select_least
+from dpsgd_cli.core.selection import choice_draws, select_least
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import merged_risk
@@ -74,11 +74,11 @@ class _Chooser:
 
     def choose(self, scores: Tensor) -> int:
         self.ledger.spend(self.release, 0)
-        normals = self.stream.normal("privgene-choice", self.made, torch.empty(1, len(scores), 2, dtype=torch.float64))
+        draws = choice_draws([self.stream], "privgene-choice", self.made, len(scores), "exponential")
         self.made += 1
         # in the precision of what was charged: rounded to float32 it could be more
         epsilon, bound = torch.tensor([[self.epsilon], [self.sensitivity]], dtype=torch.float64)
-        return int(select_least(scores.unsqueeze(0), epsilon, bound, "exponential", normals))
+        return int(select_least(scores.unsqueeze(0), epsilon, bound, "exponential", draws))
 
 
 def _breed(parents: Tensor, population: int, width: float, generator: torch.Generator) -> Tensor:

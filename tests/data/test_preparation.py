@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpsgd_cli import data
-from dpsgd_cli.core.second_moments import add_noise, blocks, second_moments
+from dpsgd_cli.core.second_moments import blocks, second_moments, with_noise
 from dpsgd_cli.data import catalog, pca
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
@@ -26,11 +26,12 @@ def section(**settings: Any) -> Data:
     return Data.model_validate(settings)
 
 
-def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng([trial, *purpose.encode()]).standard_normal(shape)
+def normal(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
+    draws = np.random.default_rng([trial, *purpose.encode()]).standard_normal(exact.shape)
+    return np.asarray(exact + mechanism.noise_multiplier * mechanism.sensitivity * draws)
 
 
-def refuse(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+def refuse(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
     raise AssertionError("no noise was announced")
 
 
@@ -98,7 +99,7 @@ def test_private_releases_are_known_from_the_recipe_alone() -> None:
 def test_each_trial_has_its_own_noise_and_does_not_see_the_pack() -> None:
     settings = section(name="digits", preprocess=[PRIVATE, {"unit-norm": {}}])
     pack = data.prepare(settings, HERE, 3, normal, "add-remove")
-    alone = data.prepare(settings, HERE, 1, lambda _, purpose, shape: normal(2, purpose, shape), "add-remove")
+    alone = data.prepare(settings, HERE, 1, lambda _, *rest: normal(2, *rest), "add-remove")
     assert pack.per_trial
     assert pack.train_x.shape == (3, 1438, 5)
     assert pack.train_x[2].tolist() == alone.train_x[0].tolist()
@@ -110,16 +111,20 @@ def test_private_pca_is_the_noisy_covariance_of_the_training_part() -> None:
     plain = data.prepare(section(name="digits"), HERE, 1, refuse, "replace-one")
     private = data.prepare(section(name="digits", preprocess=[PRIVATE]), HERE, 1, normal, "replace-one")
     rows = plain.train_x.reshape(1438, 64)
-    noisy = add_noise(second_moments(blocks(rows), 64), 4 * 2**0.5, normal(0, "preprocess-0", (64 * 65 // 2,)))
+    noise = GaussianSum(4, "replace-one", sensitivity=2**0.5)
+    noisy = with_noise(
+        second_moments(blocks(rows), 64), lambda exact: normal(0, "preprocess-0", exact, noise, len(rows))
+    )
     np.testing.assert_allclose(private.train_x[0], rows @ pca.directions(noisy, 5), rtol=1e-4, atol=1e-4)
 
 
 def test_two_private_steps_never_share_draws() -> None:
     asked: list[tuple[int, str, tuple[int, ...]]] = []
 
-    def record(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-        asked.append((trial, purpose, shape))
-        return normal(trial, purpose, shape)
+    def record(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
+        asked.append((trial, purpose, exact.shape))
+        assert records == 1438 and mechanism.noise_multiplier == {"preprocess-0": 4, "preprocess-1": 1}[purpose]
+        return normal(trial, purpose, exact, mechanism, records)
 
     steps = [PRIVATE, {"pca": {"components": 2, "noise_multiplier": 1}}]
     settings = section(name="digits", preprocess=steps)

@@ -199,6 +199,14 @@ def test_nothing_is_drawn_while_the_method_is_made_that_a_resume_would_draw_anew
         def _source(self, *place: object) -> Callable[[int], np.ndarray]:
             raise AssertionError(f"{place} was drawn in a constructor")
 
+        def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
+            self._source(purpose, counter)
+            return out
+
+        def coins(self, purpose: str, counter: int) -> Callable[[int], int]:
+            self._source(purpose, counter)
+            return super().coins(purpose, counter)
+
     made = [pate.Pate(replace(context, streams=(Closed(), Closed()))) for _ in range(2)]
     assert [order.tolist() for order in made[0].order] == [order.tolist() for order in made[1].order]
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
-from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch, LeastSquaresMethod
+from dpsgd_cli.recipe.schema.convex import (
+    OFF_GRID,
+    DpAgdMethod,
+    FullBatch,
+    LeastSquaresMethod,
+    ObjectivePerturbationMethod,
+)
 from dpsgd_cli.recipe.schema.gradient import Gradient, Marginals
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.recipe.schema.pate import PateMethod
+from dpsgd_cli.recipe.schema.pate import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.recipe.schema.schedule import UNSAID
 from dpsgd_cli.recipe.schema.steps import Pca, Scale
 from dpsgd_cli.wording import any_of, count
@@ -25,7 +31,20 @@ def method_problems(recipe: Recipe) -> list[str]:
     """Every disagreement of the recipe's method with its other sections."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
+    found += _off_grid(recipe)
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
+
+
+def _off_grid(recipe: Recipe) -> list[str]:
+    """Without a seed everything is released on a public grid (`core/digits.py`), which some releases cannot be."""
+    method, problems = recipe.method, []
+    if recipe.seed is not None:
+        return []
+    if isinstance(method, ObjectivePerturbationMethod):
+        problems.append(f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}")
+    if isinstance(method, PateMethod) and method.sanitised is not None:
+        problems.append(f"method.sanitised: needs a seed, as an experiment: {PRIVATE_SCALE}")
+    return problems
 
 
 def _by_steps(word: str = " and ") -> str:

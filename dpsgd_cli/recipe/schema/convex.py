@@ -72,6 +72,9 @@ class DpAgdMethod(FullBatch):
     )
 
 
+OFF_GRID = "its random term enters a search, so no proof covers the floating-point grid of what it releases"
+
+
 class ObjectivePerturbationMethod(FullBatch):
     """Kifer, Smith and Thakurta 2012 with Gaussian noise; what the search leaves is paid for (Iyengar et al. 2019)."""
 

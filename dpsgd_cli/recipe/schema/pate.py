@@ -146,6 +146,9 @@ class LabelSpreading(Training):
 Student = Annotated[Supervised | LabelSpreading, Field(discriminator="kind")]
 
 
+PRIVATE_SCALE = "the scale of its noise is private, so no public grid holds it"
+
+
 class PateMethod(FullBatch):
     """Private aggregation of teacher ensembles: teachers on disjoint parts vote, a student learns noisy outcomes."""
 
