@@ -104,7 +104,7 @@ class LedgerCase(Case):
 
     def no_statement(self) -> str | None:
         """Also of one trial: a ledger that nothing vouches for may hold two runs of one seed as one trial."""
-        for path, trials in zip(self.paths, self.by_ledger, strict=True):
+        for path, trials in zip(self.paths, self.by_ledger, strict=True) if self.alone else ():
             seeds = read_seeds(path) if path in self.alone else None
             for seed, trial in zip(seeds or (), trials, strict=seeds is not None):
                 lines = [(entry.phase, entry.epoch, entry.release.mechanism) for entry in trial]

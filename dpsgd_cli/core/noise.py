@@ -46,8 +46,8 @@ class Grid:
     + e) + q `moved` sqrt(`numbers`), and z S' <= z S raised for raised = (1 + e) / (1 - z 2^-bits moved sqrt(numbers)),
     as q = z S raised 2^-bits.
 
-    >>> f"{Grid.of(10**6, 60_000, [1.0]).raised - 1:.1e}"
-    '1.9e-07'
+    >>> f"{Grid.of(10**6, 60_000, [1.0]).raised - 1:.0e}"
+    '2e-07'
     """
 
     bits: int

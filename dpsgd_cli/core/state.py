@@ -22,6 +22,7 @@ from dpsgd_cli.core.layers import Fallback, Layer, Session
 
 State = dict[str, Any]
 
+_PACKAGE = f"{__name__.partition('.')[0]}."
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OWN = frozenset({"source", "session", "values", "sums", "inputs", "gradients", "found", "_told", "_kept"})
 """Attributes of packed layers that passes change, or that are walked by themselves; not of a user's modules."""
@@ -42,9 +43,16 @@ def held(model: nn.Module) -> State:
             for own, tensor in vars(module)[kind].items():
                 found |= _leaves(f"{name}.{own}".strip("."), tensor, seen)
         for own, value in vars(module).items():
-            if own not in ("_modules", "_buffers", "_parameters") and not (isinstance(module, Layer) and own in _OWN):
+            if own not in ("_modules", "_buffers", "_parameters") and own not in _overwritten(module):
                 found |= _leaves(f"{name}.{own}".strip("."), value, seen)
     return found
+
+
+def _overwritten(module: nn.Module) -> frozenset[str]:
+    """Attributes of the package's own modules that every pass sets before it reads them; none of a user's modules."""
+    ours = type(module).__module__.startswith(_PACKAGE)
+    named: frozenset[str] = getattr(type(module), "OVERWRITTEN", frozenset()) if ours else frozenset()
+    return named | _OWN if isinstance(module, Layer) else named
 
 
 def changed(before: State, after: State) -> str | None:

@@ -10,6 +10,7 @@ Not here: the page (`report.py`), which the command writes into the copy.
 
 from __future__ import annotations
 
+import csv
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from dpsgd_cli.recipe.loading import (
     resolved,
 )
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.results import history, reading, store
+from dpsgd_cli.results import reading, store
 from dpsgd_cli.results.files import hidden_name, to_csv, to_json
 from dpsgd_cli.results.result import MARK, Row, public
 
@@ -94,7 +95,8 @@ def _public_document(document: Row) -> Row:
 
 
 def _public_table(path: Path) -> bytes:
-    rows = [{name: cell for name, cell in row.items() if not name.startswith(MARK)} for row in history.read(path)]
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [{k: cell for k, cell in row.items() if not k.startswith(MARK)} for row in csv.DictReader(file)]
     return to_csv(rows).encode()
 
 
