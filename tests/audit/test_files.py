@@ -14,6 +14,7 @@ from dpsgd_cli.audit.files import compare
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.recipe.schema import Recipe
 
 FRACTION: dict[str, Any] = {"data": {"split": {"test": 0.3}}}
 COUNT: dict[str, Any] = {"data": {"split": {"test": 20}}}
@@ -82,3 +83,20 @@ def test_identical_records_that_share_a_coin_are_found(tmp_path: Path, monkeypat
     """Numbering that counts from the end moves the others when one is removed."""
     monkeypatch.setattr(preparation, "content_keys", lambda *arrays: Keys(np.arange(len(arrays[0]))[::-1] + 7, False))
     assert any(findings(FRACTION, tmp_path))
+
+
+def test_by_adjacency_a_records_content_or_place_decides(tmp_path: Path) -> None:
+    """And without privacy what the recipe says, or else its batching's adjacency."""
+    method = {"kind": "dp-sgd", "batching": "full", "learning_rate": 1.0}
+    given: dict[str, Any] = {"name": "own", "data": {"path": "own.csv", "target": "y"}, "model": {"kind": "linear"}}
+    privacy = {"budget": {"epsilon": 1.0, "delta": 1e-5}}
+    for adjacency, by_place in (("add-remove", False), ("replace-one", True), ("zero-out", True)):
+        made = Recipe.model_validate({**given, "method": method, "privacy": {**privacy, "adjacency": adjacency}})
+        assert made.data.by_place == by_place
+    plain = {"kind": "sgd", "batching": "full", "learning_rate": 1.0}
+    for coins, by_place in ((None, False), ("place", True), ("content", False)):
+        data = given["data"] | ({} if coins is None else {"coins": coins})
+        assert Recipe.model_validate({**given, "data": data, "method": plain, "epochs": 1}).data.by_place == by_place
+    data = given["data"] | {"coins": "place"}
+    with pytest.raises(ValueError, match="with it, the adjacency decides"):
+        Recipe.model_validate({**given, "data": data, "method": method, "privacy": privacy})

@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd_cli import data
 from dpsgd_cli.core.second_moments import blocks, second_moments, with_noise
-from dpsgd_cli.data import catalog, pca
+from dpsgd_cli.data import catalog, pca, splits
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.recipe.schema.data import Data
@@ -211,3 +211,30 @@ def test_a_card_s_default_steps_are_used_only_where_the_recipe_names_none() -> N
     unscaled = data.outline(section(name="breast-cancer", preprocess=[]), HERE)
     assert unscaled.input_shape == (30,)
     assert data.prepare(section(name="breast-cancer", preprocess=[]), HERE, 1, refuse, "add-remove").train_x.max() > 100
+
+
+def test_pooled_files_number_identical_records_together(tmp_path: Path) -> None:
+    """Four times the same record in two files: pooled they have four coins, apart two for each file."""
+    same = "x,y\n1,0\n1,0\n"
+    for name in ("own.csv", "test.csv"):
+        (tmp_path / name).write_text(same)
+    named: dict[str, Any] = {
+        "path": "own.csv",
+        "test_path": "test.csv",
+        "target": "y",
+        "classes": [0, 1],
+        "bounds": [0, 9],
+    }
+    pooled = data.prepare(section(**named, split={"test": 1}, preprocess=[]), tmp_path, 1, refuse, "add-remove")
+    assert pooled.keys is not None and len(set(pooled.keys.values.tolist())) == 4
+    apart = section(**named, validation={"records": 1, "public": True}, preprocess=[])
+    found = data.prepare(apart, tmp_path, 1, refuse, "add-remove").keys
+    assert found is not None and len(set(found.values.tolist())) == 2, "the validation record has the third"
+
+
+def test_a_part_with_more_records_than_places_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(60)))
+    settings = section(path="own.csv", target="y", classes=[0, 1], bounds=[0, 60])
+    monkeypatch.setattr(splits, "_DEVIATIONS", -3)
+    with pytest.raises(DataError, match=r"leaves more training records than the 39 places that were planned"):
+        data.prepare(settings, tmp_path, 1, refuse, "add-remove")

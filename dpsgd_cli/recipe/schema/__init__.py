@@ -89,10 +89,8 @@ class Recipe(Section):
         unit = None if self.privacy is None else self.privacy.unit
         if self.privacy is not None and self.data.coins is not None:
             raise ValueError("data.coins: is for recipes without privacy; with it, the adjacency decides: leave it out")
-        counted = NEIGHBOURS[self.adjacency].counted
-        self.data.protect(
-            unit, self.folds, by_place=self.data.coins == "place" or (self.data.coins is None and not counted)
-        )
+        coins = self.data.coins or ("content" if NEIGHBOURS[self.adjacency].counted else "place")
+        self.data.protect(unit, self.folds, by_place=coins == "place")
         return self
 
     @property
