@@ -32,7 +32,7 @@ from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum
 from dpsgd_cli.core.compiling import Compiled
 from dpsgd_cli.core.losses import cross_entropy
 from dpsgd_cli.core.memory import keep_freed_memory
-from dpsgd_cli.core.noise import NoiseSource, add_noise
+from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.recipe.loading import load_recipe
@@ -123,7 +123,7 @@ def private(task: Task, compiles: bool = False) -> Step:
         nonlocal count
         pack.sums.zero_()
         add_clipped_sums(pack, (task.x[None], task.y[None], None), cross_entropy, clipping, seen, function)
-        add_noise(pack.sums, noise.draw(count), scale)
+        noise.add(pack.sums, count, scale, None)
         pack.values.addcmul_(pack.sums.div_(len(task.y)).float(), rate, value=-1.0)
         count += 1
 

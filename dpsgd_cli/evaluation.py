@@ -106,7 +106,7 @@ def clipped_at(recipe: Recipe, classes: int) -> float | None:
     is flat where p and 1 - p are above it, so most margins are where noise and few steps left them.
     """
     model = recipe.model
-    if isinstance(model, ConvexModel) and model.loss != "logistic":
+    if isinstance(model, ConvexModel) and not model.known.probabilities:
         return None
     clipping = None if recipe.privacy is None else recipe.privacy.clipping
     alike = recipe.preconditioner is not None and recipe.data.unit is None and classes == 2

@@ -26,18 +26,20 @@ from dpsgd_cli import data, failures, joint, trained
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.processes import Team, started_by_a_launcher
 from dpsgd_cli.core.units import UnitTable
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.evaluation import measure, measure_once, models_of
 from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.packs import check_without_data, loss_of
+from dpsgd_cli.plugins import trusting
 from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Runtime
 from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.results import assemble, checkpoint, origin, store, tensorboard
-from dpsgd_cli.results.result import Released, Unreleased
+from dpsgd_cli.results import assemble, checkpoint, origin, reading, store, tensorboard
+from dpsgd_cli.results.result import Released, Result, Unreleased
 from dpsgd_cli.trials import Member, Snapshot, Trials, start
+from dpsgd_cli.wording import count
 
 Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
@@ -104,6 +106,7 @@ def is_finished(loaded: LoadedRecipe, directory: Path, say: Say = _silence) -> b
     return True
 
 
+@trusting()
 def run(loaded: LoadedRecipe, options: Options) -> Path:
     """Train every trial of a recipe and write its result directory, which is returned.
 
@@ -119,6 +122,40 @@ def run(loaded: LoadedRecipe, options: Options) -> Path:
     return directory
 
 
+def finish(loaded: LoadedRecipe, options: Options) -> Path:
+    """Write the result of a run that was stopped, as its last checkpoint has it, and return its directory.
+
+    No record is used for training. The result's epsilon covers the epochs of the checkpoint (`Plan.rest` says where it
+    covers more); those that were trained after it were never released. A finished result is left as it is. Raises
+    RunError where there is no checkpoint, it belongs to something else, or the method has no result yet.
+    """
+    loaded = settled(loaded)
+    directory = result_directory(loaded, options.out)
+    if is_finished(loaded, directory, options.say):
+        return directory
+    if options.team.size > 1 or started_by_a_launcher():
+        raise UsageError("--finish is for one process; start it without torchrun")
+    member = Member(loaded, plan_recipe(loaded)[0])
+    kept = checkpoint_place([member], options.out)
+    with failures.explained(list(origin.own_code(loaded).values()), lambda: f"{kept} is kept"):
+        earlier = checkpoint.load(kept)
+        if earlier is None:
+            raise RunError(
+                f"{kept}: there is no such checkpoint, so there is nothing to finish; train without --finish"
+            )
+        store.prepare_place(directory)
+        trials = start([member], earlier)
+        trials.restore(earlier, kept)
+        why = None if trials.stopped is None else trials.method.unfinished(trials.done)
+        if why is not None:
+            told = f"method {loaded.recipe.method.kind} has no result after {count(trials.done, 'epoch')}: {why}"
+            raise RunError(f"{kept}: {told}; continue it with --resume")
+        _write(trials, [directory], options.save_models)
+    forget(kept)
+    return directory
+
+
+@trusting()
 def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
     """Train the trials of several recipes as one pack; each gets its own result directory, in the members' order.
 
@@ -172,24 +209,28 @@ def _follow(members: Sequence[Member], team: Team) -> None:
 
 def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> None:
     """Write the results of all members, and let them appear together."""
-    final = _final(trials)
     staged: list[store.Staged] = []
     try:
-        for (member, span), directory in zip(trials.spans(), directories, strict=True):
+        for (member, span), directory, result in zip(trials.spans(), directories, results_of(trials), strict=True):
             loaded, wanted = member.loaded, member.loaded.recipe.save_model
             model = trained.bundle_of(trials, span).to_bytes() if (save_models if wanted is None else wanted) else None
-            result = assemble.result(*_finished(trials, member, span, final))
             result.provenance.update(origin.recipe_folder(loaded, directory))
             text = dump_recipe(loaded.recipe)
             staged.append((store.stage_result(directory, result, text, model), directory))
             if trials.recipe.runtime.tensorboard:
                 times = [record.ended for record in trials.history]
-                tensorboard.write(staged[-1][0] / tensorboard.FOLDER, result.history, times)
+                tensorboard.write(reading.place(staged[-1][0], tensorboard.FOLDER), result.history, times)
         store.keep([hidden for hidden, _ in staged])
     except BaseException:
         store.discard(staged)
         raise
     store.publish(staged)
+
+
+def results_of(trials: Trials) -> list[Result]:
+    """The result of each member of a pack, of the epochs that are over."""
+    final = _final(trials)
+    return [assemble.result(*_finished(trials, member, span, final)) for member, span in trials.spans()]
 
 
 def checkpoint_place(members: Sequence[Member], out: Path) -> Path:
@@ -298,7 +339,7 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
         trials.train_seconds += time.perf_counter() - begun
         last = epoch + 1 == total or trials.method.finished
         wanted = (epoch + 1) % runtime.evaluate_every == 0 or last
-        trials.history.append(_record(trials, epoch, seen, wanted))
+        trials.history.append(record(trials, epoch, seen, wanted))
         trials.done = epoch + 1
         keeper.note(trials)
         if not last:
@@ -309,7 +350,8 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
             break
 
 
-def _record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
+def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
+    """What is noted of an epoch that is over; metrics of public records where they are `wanted`."""
     loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
     found = measure(models, trials.method.rows_for_output(trials.test), loss) if wanted else {}
     named = {f"test_{k}": v for k, v in found.items()}
@@ -338,6 +380,8 @@ def _final(trials: Trials) -> _Final:
     trained = table.row_by_row() if isinstance(table, UnitTable) else table
     on_train = measure(models, rows_of(trained), trials.context.loss)
     last = trials.history[-1].metrics if trials.history else {}
+    # findings are of a whole training
+    findings = trials.method.findings() if trials.stopped is None else None
     measured, constants = measure_once(models, rows_of(trials.test))
     last = last | {f"test_{k}": v for k, v in measured.items()} | {f"constant_{k}": v for k, v in constants.items()}
     if isinstance(trials.recipe.model, ConvexModel):
@@ -345,7 +389,7 @@ def _final(trials: Trials) -> _Final:
         l2 = [recipe.model.l2 for recipe in trials.context.recipes if isinstance(recipe.model, ConvexModel)]
         pairs = zip(on_train["loss"], l2, squares, strict=True)
         on_train["objective"] = [loss + c / 2 * square for loss, c, square in pairs]
-    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, trials.method.findings())
+    return _Final(last, {f"train_{name}": values for name, values in on_train.items()}, findings)
 
 
 def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tuple[Released, Unreleased]:
@@ -371,6 +415,7 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
         finite=torch.isfinite(trials.method.output[span]).all(dim=1).tolist(),
         timing=counted,
         findings=None if findings is None else findings.claimed[span],
+        stopped=trials.stopped,
     )
     unreleased = Unreleased(
         epochs=[record.counts for record in history],

@@ -13,6 +13,7 @@ import math
 from dataclasses import replace
 
 from dpsgd_cli import automatic, data, failures
+from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.errors import ModelError, UsageError
 from dpsgd_cli.privacy.accountants import Accountant
@@ -124,15 +125,24 @@ def feature_bound(recipe: Recipe, known: data.Outline | data.Dataset) -> float |
     return math.hypot(known.norm_bound, float(recipe.model.has_bias))
 
 
-def declarations(recipe: Recipe, outline: data.Outline) -> tuple[str, ...]:
+def declarations(loaded: LoadedRecipe, outline: data.Outline) -> tuple[str, ...]:
     """What the data and the model take to be public."""
-    return (*outline.declarations, *declared_by_model(recipe))
+    return (*outline.declarations, *declared_by_model(loaded))
 
 
-def declared_by_model(recipe: Recipe) -> tuple[str, ...]:
-    """What the model section takes to be public of the data."""
-    model = recipe.model
-    if not isinstance(model, ConvexModel) or model.loss != "squared" or recipe.data.target_bounds is not None:
+def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
+    """What the model section takes to be public: a bound on targets, or weights that no seed drew."""
+    recipe, model = loaded.recipe, loaded.recipe.model
+    if isinstance(model, PythonModel) and model.weights is not None:
+        file, constant = model.weights.file, model.weights.constant
+        said = []
+        if file is not None:
+            hashed = f"SHA-256 {sha256(loaded.base / file)}"
+            said.append(f"The weights in {file} ({hashed}), which the model starts from, are declared public.")
+        if constant:
+            said.append(f"The numbers of {' and '.join(constant)}, which code computes, are declared public.")
+        return tuple(said)
+    if not isinstance(model, ConvexModel) or not model.known.residual or recipe.data.target_bounds is not None:
         return ()
     bound = f"{model.target_bound:g}"
     return (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, from_numpy, nn
 
 from dpsgd_cli import experiment
+from dpsgd_cli.plugins import trusting
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.overrides import assignments
 from dpsgd_cli.results import store, summary
@@ -33,24 +34,30 @@ def train(
     *,
     out: str | Path = "results",
     resume: bool = False,
+    finish: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Train the model of a recipe, as `dpsgd train` does, and open its result.
 
     `recipe` is a YAML file or the name of a shipped recipe; `overrides` replaces settings by dotted key, as
     {"privacy.budget.epsilon": 1}. The result directory is made in `out`; one that is there already is not made again.
-    `resume` goes on with an interrupted run. `say` is told what the command would print on stderr.
+    `resume` goes on with an interrupted run, and `finish` makes a result of its last checkpoint. `say` is told what the
+    command would print on stderr.
     """
     loaded = load_recipe(str(recipe), assignments(overrides))
     options = experiment.Options(Path(out), resume, save_models=True)
     if say is not None:
         options = experiment.Options(Path(out), resume, say=say, save_models=True)
-    return load(experiment.run(loaded, options))
+    return load(experiment.finish(loaded, options) if finish else experiment.run(loaded, options))
 
 
-def load(path: str | Path) -> Result:
-    """Open a result directory, once every file in it was seen to be as it was written."""
-    return Result(Path(path), store.read_whole(Path(path)))
+def load(path: str | Path, *, trust_code: bool = False) -> Result:
+    """Open a result directory, once every file in it was seen to be as it was written.
+
+    Its models may need a Python file. One that this user has not trained with runs only with `trust_code`; UsageError
+    otherwise, when the models are used.
+    """
+    return Result(Path(path), store.read_whole(Path(path)), trust_code)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ class Result:
 
     directory: Path
     document: dict[str, Any]
+    trust_code: bool = False
 
     @property
     def privacy(self) -> dict[str, Any]:
@@ -86,7 +94,8 @@ class Result:
     @cached_property
     def trained(self) -> Trained:
         """Its models. Raises DataError where it holds none."""
-        return Trained.load(self.directory)
+        with trusting(really=self.trust_code):
+            return Trained.load(self.directory)
 
     def predict(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> pd.Series:
         """The class of each record, or its predicted target, by the model of one trial.
@@ -96,14 +105,16 @@ class Result:
         """
         import pandas as pd
 
-        found = self.trained.predict(self.trained.rows(records), trial)
+        with trusting(really=self.trust_code):
+            found = self.trained.predict(self.trained.rows(records), trial)
         return pd.Series(found, index=_index(records), name="prediction").infer_objects()
 
     def probabilities(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> pd.DataFrame:
         """The probability of each class, a column each."""
         import pandas as pd
 
-        found = self.trained.probabilities(self.trained.outputs(self.trained.rows(records), trial))
+        with trusting(really=self.trust_code):
+            found = self.trained.probabilities(self.trained.outputs(self.trained.rows(records), trial))
         return pd.DataFrame(found, index=_index(records), columns=list(self.trained.classes or ()))
 
     def evaluate(self, labelled: pd.DataFrame | str | Path | None = None) -> dict[str, dict[str, Any]]:
@@ -112,17 +123,20 @@ class Result:
         A measurement without noise: the released models cost their training records nothing more, but whoever is in
         these records is not protected.
         """
-        if labelled is None:
-            return summarise_columns(self.trained.own_metrics())
-        return summarise_columns(self.trained.evaluate(self.trained.labelled(labelled)))
+        with trusting(really=self.trust_code):
+            if labelled is None:
+                return summarise_columns(self.trained.own_metrics())
+            return summarise_columns(self.trained.evaluate(self.trained.labelled(labelled)))
 
     def inputs(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> Tensor:
         """What `module` takes for these records: preprocessed as for training."""
-        return from_numpy(self.trained.inputs(self.trained.rows(records), trial))
+        with trusting(really=self.trust_code):
+            return from_numpy(self.trained.inputs(self.trained.rows(records), trial))
 
     def module(self, trial: int = 0) -> nn.Module:
         """The model of one trial: an ordinary module with its weights, on the CPU, for what `inputs` gives."""
-        return self.trained.module(trial)
+        with trusting(really=self.trust_code):
+            return self.trained.module(trial)
 
     def __str__(self) -> str:
         return summary.result_text(self.document, self.directory)

@@ -18,6 +18,7 @@ import click
 from dpsgd_cli import __version__
 from dpsgd_cli.errors import DpsgdError, SaidElsewhere
 from dpsgd_cli.failures import exit_code
+from dpsgd_cli.terminal import only_visible
 from dpsgd_cli.wording import shortened
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -69,6 +70,10 @@ class Failure(click.ClickException):
 
 class LazyGroup(click.Group):
     """A group that knows its commands' names and one-line help without importing them."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        with only_visible():
+            return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

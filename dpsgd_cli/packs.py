@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from dpsgd_cli import data
 from dpsgd_cli.core import models, precision
+from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums
 from dpsgd_cli.core.independence import (
+    FAILURES,
     check_batches,
     check_examples_stay_apart,
     check_nothing_is_asked,
@@ -26,13 +29,14 @@ from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.precision import MOST_ROWS
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.core.weights import check_declared
 from dpsgd_cli.errors import ModelError, UsageError
 from dpsgd_cli.methods.creation import own_factory
 from dpsgd_cli.methods.problem import output_loss
-from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import PythonMethod
-from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.recipe.schema.model import ConvexModel, PythonModel
 
 _MOST_SPREAD = 64
 """Rows of a batch in which a user's model is tried on unusual numbers."""
@@ -98,21 +102,61 @@ def make_pack(
 
 
 def checked(pack: Pack, loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int]) -> int:
-    """How many rows a model may be given at once, of one that is not refused; it then works as the recipe asks."""
+    """How many rows a model may be given at once, of one that is not refused; it then works as the recipe asks.
+
+    That examples stay apart in many batches, and where its numbers come from, is tried out on a user's own model only;
+    the built-in ones are known to be right. Each has taken one clipped step on rows that are no records.
+    """
     recipe = loaded.recipe
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
     if recipe.model.kind == "python":
         # what the model is given in training is the rows of all trials, one below the other
         check_batches(pack, stand_in_rows(train.input_shape, train.x), _rows_at_once(recipe, len(train), rows))
         _check_further(loaded, train, outputs, seeds, rows)
+        assert isinstance(recipe.model, PythonModel)
+        build = models.builder(recipe.model, train.input_shape, outputs, loaded.base)
+        check_declared(build, recipe.model.weights, models.loaded_names(recipe.model, loaded.base))
     pack.work_in(precision.PASSES.get(recipe.runtime.dtype), recipe.runtime.dtype == "tf32")
+    _check_step(pack, recipe, stand_in_rows(train.input_shape, train.x), outputs)
     return rows
+
+
+def _check_step(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int) -> None:
+    """Refuse a model that cannot take a clipped step on `rows` (B, ...), with random labels; its sums are dropped."""
+    generator = torch.Generator().manual_seed(0)
+    if recipe.data.task == "regression":
+        y = torch.rand(len(rows), generator=generator).to(pack.values)
+    else:
+        y = torch.randint(max(2, outputs), (len(rows),), generator=generator).to(pack.values.device)
+    clipping = Clipping(torch.ones(1, pack.trials).to(pack.values))
+    try:
+        add_clipped_sums(
+            pack,
+            (rows[None], y[None], None),
+            loss_of(recipe),
+            clipping,
+            Diagnostics(pack.trials, pack.values.device),
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except FAILURES as error:
+        raise ModelError(f"the model runs, but no clipped step can be taken with it: {error}") from error
+    finally:
+        pack.sums.zero_()
+        for layer in pack.layers:
+            layer.forget()
+
+
+def weights_told(loaded: LoadedRecipe) -> list[str]:
+    """A line that names the tensors which `model.weights.file` loads; none without one."""
+    names, files = models.loaded_names(loaded.recipe.model, loaded.base), own_weights(loaded.recipe)
+    return [f"  loaded from {files[0]}: {', '.join(names)}"] if files else []
 
 
 def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     """Refuse what starting trials refuses of a model whose shape of an input is known, or of a user's method; no data.
 
-    That examples stay apart is tried out on a user's own model only; the built-in ones are known to keep them so.
+    On the device of the training, where that is one process.
     """
     recipe, shape = loaded.recipe, outline.input_shape
     if isinstance(recipe.method, PythonMethod):
@@ -120,15 +164,9 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
     if shape is None:
         return
     outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
-    place = Placement(torch.device("cpu"), precision.PARAMETERS.get(recipe.runtime.dtype, torch.float32))
-    pack = make_pack(loaded, shape, outputs, [0], place)
-    none = torch.empty((0, *shape), dtype=place.dtype)
-    rows = stand_in_rows(shape, none)
-    check_outputs(pack, rows, outputs)
-    if recipe.model.kind == "python":
-        check_examples_stay_apart(pack, rows)
-        fit = recipe.runtime.micro_batch or rows_that_fit(pack, rows)
-        _check_further(loaded, Table(none, none, False), outputs, [0], min(fit, MOST_ROWS))
+    place = placement(recipe, Team())
+    none = torch.empty((0, *shape), device=place.device, dtype=place.dtype)
+    checked(make_pack(loaded, shape, outputs, [0], place), loaded, Table(none, none, False), outputs, [0])
 
 
 def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:

@@ -150,7 +150,7 @@ class Covered:
     def squared(self) -> bool:
         """Whether the loss is squared, of one target."""
         model = self.recipe.model
-        return self.known.outputs == 1 and not (isinstance(model, ConvexModel) and model.loss != "squared")
+        return self.known.outputs == 1 and not (isinstance(model, ConvexModel) and not model.known.residual)
 
     @property
     def signal(self) -> float | None:

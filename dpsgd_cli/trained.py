@@ -1,8 +1,9 @@
 """Trained models in use: written by training, read again from a result, and put to other records.
 
 `model.safetensors` and `recipe.yaml` are all that is needed: layout of a record, classes and preprocessing (what
-private steps released, trial by trial) are in the first. Some recipes need what they name besides, and it must be what
-it was: a model of the user's own its Python file, `data.features` with weights those, a card of their own that.
+private steps released, trial by trial) are in the first, and so are buffers and frozen parameters. A model of the
+user's own also needs its Python file and the file of `model.weights`, whose SHA-256 the bundle holds; `data.features`
+with weights need those, and a card of the user's own is needed too. Files of methods and schedules are not.
 
 Predictions and metrics of other records use the released weights alone, so they cost the training records nothing. The
 records that are predicted for are not protected at all: what is measured on them is measured without noise.
@@ -12,6 +13,8 @@ Not here: reading other records (`data/opening.py`), metrics (`evaluation.py`), 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, PositiveInt
 from torch import Tensor, nn
 
-from dpsgd_cli.core import bundle, models, verdicts
+from dpsgd_cli import failures
+from dpsgd_cli.core import bundle, models
 from dpsgd_cli.core.bundle import Bundle
 from dpsgd_cli.core.independence import stand_in_rows
 from dpsgd_cli.core.memory import rows_that_fit
@@ -29,7 +34,9 @@ from dpsgd_cli.core.precision import MOST_ROWS
 from dpsgd_cli.core.preconditioning import Preconditioner
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.core.weights import held, seeded
 from dpsgd_cli.data.dataset import UNTOLD, Layout, Part
+from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.opening import open_labelled, open_unlabelled
 from dpsgd_cli.data.pipeline import Pipeline
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
@@ -43,12 +50,12 @@ from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.recipe.schema.model import ConvexModel
 from dpsgd_cli.results import origin, reading, store
 from dpsgd_cli.trials import Trials, own_folds
-from dpsgd_cli.wording import count, quoted
+from dpsgd_cli.wording import count, quoted, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 1
+FORMAT = 2
 _AT_ONCE = 4096
 
 
@@ -67,9 +74,37 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
         "classes": dataset.classes,
         "layout": dataset.layout.plain(),
         "preprocess": plain(steps_of(recipe.data, trials.context.base)),
+        "made_from": origin.model_sha256(trials.members[0].loaded),
     }
+    pack.require_untrained_kept()
+    loaded = models.loaded_names(recipe.model, trials.context.base)
+    untrained = {name: value.cpu() for name, value in pack.untrained.items() if name not in loaded}
     kept, cuts = dataset.released | dataset.fitted, trials.method.cuts
-    return Bundle(weights, about, kept, dataset.unreleased, cuts).of_trials(span)
+    return Bundle(weights, about, kept, dataset.unreleased, cuts, untrained).of_trials(span)
+
+
+class _About(BaseModel):
+    """What a model's file says of it besides tensors."""
+
+    model_config = ConfigDict(strict=True)
+    format: int
+    input_shape: list[PositiveInt]
+    classes: list[str | int | float | bool] | None
+    layout: dict[str, Any]
+    preprocess: list[dict[str, Any]]
+
+
+@contextlib.contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    """Turn what a model's file that does not fit its recipe, or itself, leads to into DataError."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if failures.reason(error) is not None:
+            raise
+        told = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__, 200)
+        told = f"does not fit its recipe, or was damaged ({told})"
+        raise DataError(f"{path}: {told}; restore it, or train again") from error
 
 
 @dataclass(frozen=True)
@@ -107,31 +142,40 @@ class Trained:
         found = bundle.read(path)
         if found.about.get("format") != FORMAT:
             raise DataError(f"{path}: was not written by this version of dpsgd; train again")
-        made = cls(
-            load_recipe(str(directory / "recipe.yaml")),
-            found,
-            Layout.from_plain(found.about["layout"]),
-            None if found.about["classes"] is None else tuple(found.about["classes"]),
-            tuple(found.about["input_shape"]),
-            directory,
-            document,
-        )
+        with _fitting(path):
+            about = _About.model_validate(found.about)
+            layout = Layout.from_plain(about.layout)
+        loaded = load_recipe(str(directory / "recipe.yaml"))
+        classes = None if about.classes is None else tuple(about.classes)
+        made = cls(loaded, found, layout, classes, tuple(about.input_shape), directory, document)
+        made._check_model()
         if document is not None:
             made._check_made_from(document["provenance"])
         return made
 
+    def _check_model(self) -> None:
+        """See that the files the model is made of are there, and are those of the training."""
+        for name, known in self.bundle.about["made_from"].items():
+            path = self.loaded.base / name
+            if not path.is_file():
+                raise DataError(f"{self.directory}: the model is made of {name}, and {path} does not exist; restore it")
+            if sha256(path) != known:
+                raise self._changed([name])
+
+    def _changed(self, names: list[str]) -> RunError:
+        return RunError(
+            f"{self.directory}: was trained with another content of {' and '.join(names)}; restore it, or train again"
+        )
+
     def _check_made_from(self, provenance: dict[str, Any]) -> None:
-        """See that code, weights and card which the recipe names, and prediction needs, are those of the training."""
+        """See that weights of features and the card, which prediction needs, are those of the training."""
         here = {f: h for step in self.pipeline(0).steps for f, h in step.made_from.items()}
-        here |= origin.code_sha256(self.loaded) | origin.card_sha256(self.loaded)
-        kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256")
+        here |= origin.card_sha256(self.loaded)
+        kinds = ("data_sha256", "nonprivate_data_sha256")
         known = {name: found for kind in kinds for name, found in provenance.get(kind, {}).items()}
         changed = [name for name, found in here.items() if known.get(name) != found]
         if changed:
-            raise RunError(
-                f"{self.directory}: was trained with another content of {' and '.join(changed)}; restore it, or train"
-                " again"
-            )
+            raise self._changed(changed)
 
     @property
     def trials(self) -> int:
@@ -141,7 +185,8 @@ class Trained:
     def data(self) -> Data:
         """How records are read, and preprocessed as they were for training."""
         steps = {"preprocess": self.bundle.about["preprocess"]}
-        made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
+        with _fitting(self.directory / bundle.NAME):
+            made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
         own = self.loaded.recipe
         made.protect(own.data.unit, own.folds, own.data.by_place)
         return made
@@ -174,13 +219,15 @@ class Trained:
     def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
         """What the model of `trial` is given for `rows` (N, ...): float32 (N, *input_shape)."""
         self.check_trial(trial)
-        with np.errstate(**UNTOLD):
+        with _fitting(self.directory / bundle.NAME), np.errstate(**UNTOLD):
             (x,), per_trial = self.pipeline(trial).run([rows], 1)
-        own = np.asarray(x)[0] if per_trial else np.asarray(x)
-        if not self.bundle.cuts:
-            return own
-        factors = Preconditioner([self.bundle.cuts[trial].float()]).factors(torch.from_numpy(own), False)
-        return own * factors.numpy().reshape(-1, *[1] * (own.ndim - 1))
+            own = np.asarray(x)[0] if per_trial else np.asarray(x)
+            if own.shape[1:] != self.input_shape:
+                raise ValueError(f"records become {own.shape[1:]}, but the model takes {self.input_shape}")
+            if not self.bundle.cuts:
+                return own
+            factors = Preconditioner([self.bundle.cuts[trial].float()]).factors(torch.from_numpy(own), False)
+            return own * factors.numpy().reshape(-1, *[1] * (own.ndim - 1))
 
     def check_trial(self, trial: int) -> None:
         """Raise UsageError where there is no such trial."""
@@ -191,13 +238,29 @@ class Trained:
         """The model of `trial` as an ordinary module, for inputs (N, *input_shape) on the CPU."""
         self.check_trial(trial)
         outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
-        made = verdicts.built(models.builder(self.loaded.recipe.model, self.input_shape, outputs, self.loaded.base))
+        build = models.builder(self.loaded.recipe.model, self.input_shape, outputs, self.loaded.base)
         weights = self.bundle.weights[trial]
-        made = made.to(next(iter(weights.values())).dtype)
-        missing, unexpected = made.load_state_dict(weights, strict=False)
+        with _fitting(self.directory / bundle.NAME):
+            made = seeded(self._with_untrained(build), 0)
+            missing, unexpected = made.load_state_dict(weights, strict=False)
         if unexpected or {name for name, p in made.named_parameters() if p.requires_grad} & set(missing):
             raise DataError(f"{self.loaded.source}: the model has other parameters than {bundle.NAME}; train again")
         return made.eval()
+
+    def _with_untrained(self, build: models.Builder) -> models.Builder:
+        """A builder of the same modules, as precise as in training, with the buffers and frozen parameters of that."""
+
+        def built() -> nn.Module:
+            made = build().to(next(iter(self.bundle.weights[0].values())).dtype)
+            own = held(made)
+            if not self.bundle.untrained.keys() <= own.keys():
+                raise DataError(f"{self.loaded.source}: the model has other buffers than {bundle.NAME}; train again")
+            with torch.no_grad():
+                for name, value in self.bundle.untrained.items():
+                    own[name].copy_(value)
+            return made
+
+        return built
 
     def outputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
         """Outputs (N, K) of the model of `trial`. Raises RunError where its training diverged."""
@@ -242,12 +305,14 @@ class Trained:
         """
         place = placement(self.loaded.recipe, Team())
         outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
-        pack = make_pack(self.loaded, self.input_shape, outputs, [0] * self.trials, place)
-        for trial, weights in enumerate(self.bundle.weights):
-            for name, (at, shape) in pack.spans.items():
-                pack.values[trial, at : at + shape.numel()] = weights[name].reshape(-1)
-        with np.errstate(**UNTOLD):
+        pack = make_pack(self.loaded, self.input_shape, outputs, [0] * self.trials, place, self._with_untrained)
+        with _fitting(self.directory / bundle.NAME), np.errstate(**UNTOLD):
+            for trial, weights in enumerate(self.bundle.weights):
+                for name, (at, shape) in pack.spans.items():
+                    pack.values[trial, at : at + shape.numel()] = weights[name].reshape(shape).reshape(-1)
             (x,), per_trial = self.pipeline().run([part.x], self.trials)
+            if np.asarray(x).shape[1 + per_trial :] != self.input_shape:
+                raise ValueError("records do not become what the model takes")
         table = Table.load(np.asarray(x), np.array(part.y), per_trial, place.device, place.dtype)
         if self.bundle.cuts:
             made = Preconditioner([cut.to(table.x) for cut in self.bundle.cuts])

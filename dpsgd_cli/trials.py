@@ -6,7 +6,9 @@ What a checkpoint may drop, and why a resumed run is as private as an uninterrup
 after its last checkpoint may have trained further epochs. Nothing of them left the process: results are written at
 the end, progress is a count of epochs (data-independent), weights and metrics live in memory only, and TensorBoard's
 files have no epoch that the checkpoint lacks. So they are no releases, their charges die with the process, and
-training them again is the first time that they are released.
+training them again is the first time that they are released. A run that ends with its checkpoint (`train --finish`)
+is charged for the epochs of the checkpoint, and for the whole plan where metrics by epoch could be watched, because the
+moment may then have been chosen by them (`Plan.rest`).
 With seeded streams the repetition draws the same numbers; with secure streams it draws fresh ones.
 What did leave the process, into the checkpoint, stays: the ledgers are charged again for every release up to it
 (through the budget's filter), and what private preprocessing released is taken from it and not released anew; a
@@ -28,6 +30,7 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.core import models, precision
 from dpsgd_cli.core.memory import keep_freed_memory
+from dpsgd_cli.core.noise import gaussian
 from dpsgd_cli.core.packing import Placement
 from dpsgd_cli.core.processes import Team
 from dpsgd_cli.core.streamed import StreamedTable
@@ -42,12 +45,14 @@ from dpsgd_cli.methods import Context, Method, create
 from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.packs import checked, loss_of, make_pack, outputs_of, placement
 from dpsgd_cli.privacy.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
+from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.privacy.plan import Plan, adjacency_of
-from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
+from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.unit import PERSON, Unit
-from dpsgd_cli.results import checkpoint, origin
+from dpsgd_cli.results import origin
 from dpsgd_cli.results.assemble import EpochRecord
+from dpsgd_cli.results.result import Stopped
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,10 @@ class Member:
 
 @dataclass
 class Trials:
-    """All trials of a pack while they train; those of each member lie side by side, in the members' order."""
+    """All trials of a pack while they train; those of each member lie side by side, in the members' order.
+
+    `watched`: metrics by epoch can be seen while the trials train, or could before a resume (`runtime.tensorboard`).
+    """
 
     members: tuple[Member, ...]
     context: Context
@@ -82,6 +90,7 @@ class Trials:
     test: Table
     dataset: data.Dataset
     init_seeds: list[int]
+    watched: bool
     done: int = 0
     train_seconds: float = 0.0
     history: list[EpochRecord] = field(default_factory=list)
@@ -95,6 +104,13 @@ class Trials:
     def seeds(self) -> list[int | None]:
         """The seed of each trial; None where randomness comes from the operating system."""
         return [seed for member in self.members for seed in member.loaded.recipe.seeds]
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """Where the trials stand, if they are not over."""
+        if self.done >= self.method.epochs or self.method.finished:
+            return None
+        return Stopped(self.done, self.method.epochs, self.watched)
 
     def spans(self) -> list[tuple[Member, slice]]:
         """Each member with the place of its trials."""
@@ -112,20 +128,30 @@ class Trials:
 
     def checkpoint(self, at: Snapshot) -> dict[str, Any]:
         """What `restore` needs to continue from `at`."""
-        ledgers = zip(self.context.ledgers, at.entries, self.seeds, strict=True)
-        content = {
+        made = [one.entries[:end] for one, end in zip(self.context.ledgers, at.entries, strict=True)]
+        plans = self.context.plans
+        rest = [
+            [] if plan is None else plan.rest(own, at.done, self.watched) for plan, own in zip(plans, made, strict=True)
+        ]
+        return {
             "hash": [member.hash for member in self.members],
+            "recipes": [dump_recipe(member.loaded.recipe) for member in self.members],
+            "deltas": [None if member.plan is None else member.plan.delta for member in self.members],
+            "trials": [member.loaded.recipe.trials for member in self.members],
             "data": dict(self.dataset.sha256),
             "code": self._code(),
+            "uncovered_steps": list(self.dataset.nonprivate),
+            "done": at.done,
+            "epochs": self.method.epochs,
+            "watched": self.watched,
+            "ledgers": [to_lines(own, i, seed) for i, (own, seed) in enumerate(zip(made, self.seeds, strict=True))],
+            "rest": [to_lines(own, i, seed) for i, (own, seed) in enumerate(zip(rest, self.seeds, strict=True))],
             "released": {key: torch.from_numpy(value) for key, value in self.dataset.released.items()},
             "init_seeds": self.init_seeds,
-            "done": at.done,
             "train_seconds": at.train_seconds,
             "method": at.method,
-            "ledgers": [to_lines(one.entries[:end], i, seed) for i, (one, end, seed) in enumerate(ledgers)],
             "history": [(r.epoch, r.metrics, r.counts, r.ended) for r in self.history[: at.done]],
         }
-        return checkpoint.sealed(content)
 
     def restore(self, content: dict[str, Any], saved: Path) -> None:
         """Stand where `checkpoint` left off; `saved` is its name. Raises RunError when it belongs to something else.
@@ -149,14 +175,44 @@ class Trials:
                 raise RunError(disagree)
             for entry in entries[known:]:
                 ledger.spend(entry.release, entry.epoch, entry.phase)
-        self.method.load_state(content["method"])
-        if not self.method.charged_for(done):
+        damaged = f"{saved}: damaged checkpoint (its state is not that of this method); remove it and train again"
+        if not _alike(content["method"], self.method.state()):
+            raise RunError(damaged)
+        try:
+            self.method.load_state(content["method"])
+            charged = self.method.charged_for(done)
+        except _UNFIT as error:
+            raise RunError(damaged) from error
+        if not charged:
             raise RunError(disagree)
         self.done, self.train_seconds = done, content["train_seconds"]
         self.history = [EpochRecord(*record) for record in content["history"]]
 
     def _code(self) -> dict[str, str]:
-        return {k: v for member in self.members for k, v in origin.code_sha256(member.loaded).items()}
+        loaded = [member.loaded for member in self.members]
+        return {k: v for one in loaded for k, v in (origin.code_sha256(one) | origin.weights_sha256(one)).items()}
+
+
+_UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
+
+
+def _alike(found: Any, like: Any) -> bool:
+    """Whether a loaded state has the parts of a method's own, each of its type, and tensors of its shape.
+
+    What is empty or None in the method's own state may hold anything: it grows as trials train.
+    """
+    if like is None or (isinstance(like, list | tuple | dict) and not like):
+        return True
+    if isinstance(like, torch.Tensor):
+        same = isinstance(found, torch.Tensor) and found.dtype == like.dtype
+        return same and (not like.numel() or found.shape == like.shape)
+    if type(found) is not type(like):
+        return isinstance(like, float) and type(found) is int
+    if isinstance(like, dict):
+        return found.keys() == like.keys() and all(_alike(found[key], like[key]) for key in like)
+    if isinstance(like, list | tuple):
+        return len(found) != len(like) or all(map(_alike, found, like))
+    return True
 
 
 @dataclass(frozen=True)
@@ -232,7 +288,9 @@ def start(
         team=team,
         watcher=None if stage is None else stage.watcher,
     )
-    return Trials(tuple(members), context, create(context), test, dataset, init_seeds)
+    shown = any(member.loaded.recipe.runtime.tensorboard for member in members)
+    watched = shown or bool(earlier and earlier["watched"])
+    return Trials(tuple(members), context, create(context), test, dataset, init_seeds, watched)
 
 
 def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any] | None, team: Team) -> data.Dataset:
@@ -241,14 +299,19 @@ def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any]
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = adjacency_of(recipe)
 
-    def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-        return streams[trial].normal(purpose, 0, torch.empty(shape, dtype=torch.float64)).numpy()
+    def noised(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
+        return gaussian(streams[trial], purpose, 0, exact, mechanism, records)
 
     def prepare(released: dict[str, np.ndarray] | None) -> data.Dataset:
-        return data.prepare(recipe.data, base, len(streams), normal, adjacency, released)
+        return data.prepare(recipe.data, base, len(streams), noised, adjacency, released)
 
     charged = member.plan is not None and member.plan.before
-    return _prepared(prepare, released, team) if charged else prepare(released)
+    try:
+        return _prepared(prepare, released, team) if charged else prepare(released)
+    except _UNFIT as error:
+        if not released:
+            raise
+        raise RunError("the preprocessing in the checkpoint does not fit; remove it and train again") from error
 
 
 def _prepared(

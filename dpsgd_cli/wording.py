@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 
 _MOST_CHARACTERS = 80
+# controls but tab and newline, format characters (bidirectional and of no width), separators of lines, lone surrogates
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+)
 _MOST_NAMES = 12
 _MOST_COMPARED, _LONGEST_COMPARED = 5000, 100
 
@@ -20,13 +26,30 @@ def count(number: int, noun: str, many: str | None = None) -> str:
     return f"{number} {noun if number == 1 else many or noun + 's'}"
 
 
+def visible(text: str) -> str:
+    """`text` with every character that a terminal would obey, or not show, as the escape that JSON has for it.
+
+    Newlines and tabs stay. Written that way, a JSON document remains one, of the same content.
+
+    >>> visible("a" + chr(27) + "[31m" + chr(0x202E)) == "a" + chr(92) + "u001b[31m" + chr(92) + "u202e"
+    True
+    """
+    return _UNSEEN.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
 def shortened(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """`text`, which may be a cell of megabytes, as a message has room for it.
+    """`text`, which may be a cell of megabytes, as a message has room for it: visible, and on one line.
 
     >>> shortened("abc"), shortened("a" * 1000, 12)
     ('abc', 'aaaaaaaaa...')
     """
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    line = visible(text[: most + 1]).replace("\n", "\\n").replace("\t", "\\t")
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def quoted(value: object, most: int = _MOST_CHARACTERS) -> str:
@@ -82,7 +105,7 @@ def suggested(word: str, candidates: Iterable[object]) -> str:
     """
     names = [str(one) for one in candidates]
     near = similar(word, names)
-    hint = f"; did you mean {near!r}?" if near else ""
+    hint = f"; did you mean {quoted(near)}?" if near else ""
     return hint + (f" (known: {', '.join(map(shortened, names))})" if 0 < len(names) <= 40 else "")
 
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
+from dpsgd_cli.plugins import trusting
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Result
 
@@ -32,6 +33,13 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """No test reads or fills the cache of the user who runs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_code_is_trusted(_own_cache_folder: None) -> Iterator[None]:
+    """Tests run Python files that they wrote themselves; `tests/test_trust.py` is about those of others."""
+    with trusting():
         yield
 
 
@@ -121,7 +129,7 @@ def toy_result(ledger: Sequence[str] = (), delta: float = 1e-5, trials: int = 2)
     """A result of private trials that were never trained: `ledger` has its lines, and the rest fits."""
     privacy: dict[str, Any] = {"epsilon": 1.0, "delta": delta, "rho": None, "adjacency": "zero-out"}
     privacy |= {"accountant": "zcdp", "bound": "upper", "noise_source": "secure", "declarations": []}
-    privacy |= {"batching": "shuffle"}
+    privacy |= {"batching": "shuffle", "budget_covers": "total", "uncovered_steps": []}
     rows: list[dict[str, Any]] = [
         {"trial": i, "seed": None, "epochs": 2, "test_accuracy": 0.5 if i == 0 else None} for i in range(trials)
     ]

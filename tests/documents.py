@@ -5,6 +5,9 @@ python   is run, all blocks of a page one after the other
 yaml, python or csv whose first line names a file (`# name.yaml: ...`) is written under that name instead
 text     every line of it was said by the block before it, whatever the spaces
 
+A command that ends in `|| echo refused` must fail. A text block must follow with a line of what it said: a command that
+fails for another reason than the page means would pass otherwise.
+
 Not here: which pages there are, and what is skipped (`test_docs.py`).
 """
 
@@ -24,6 +27,7 @@ from typing import Any
 
 INSTALLERS = ("make ", "pip install ", "git clone ", "cd dpsgd")
 """They make environments or install packages: `make check` itself, and tests/test_packaging.py, are their tests."""
+REFUSED = " || echo refused"
 ELSEWHERE = ("torchrun ", "sbatch ", "--launcher slurm", "--launcher ray", "tensorboard ")
 """They need more than one machine or process: tests/core/test_processes.py and tests/sweep/ are their tests."""
 
@@ -58,17 +62,27 @@ def blocks(page: str) -> list[Block]:
 
 @dataclass
 class Reader:
-    """Who types a page. `said` is what the last block said; `ran` are the commands that were run."""
+    """Who types a page.
+
+    `said` is what the last block said, `refusals` what each command of it said that had to fail; `ran` are the commands
+    that were run.
+    """
 
     said: str = ""
+    refusals: list[str] = field(default_factory=list)
     ran: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "page"})
 
     def read(self, block: Block) -> None:
+        assert block.language == "text" or not self.refusals, f"no text says why this is refused: {self.refusals[0]}"
         if block.language == "text":
-            spoken = " ".join(self.said.split())
-            missing = [line for line in block.text.splitlines() if " ".join(line.split()) not in spoken]
+            lines = [" ".join(line.split()) for line in block.text.splitlines()]
+            missing = [line for line in lines if line not in " ".join(self.said.split())]
             assert not missing, f"not said: {missing}\nbut: {self.said}"
+            told = [line for line in lines if line and line != "refused"]
+            for refusal in self.refusals:
+                assert any(line in " ".join(refusal.split()) for line in told), f"the text is not of: {refusal}"
+            self.refusals = []
         elif block.file is not None:
             Path(block.file).parent.mkdir(parents=True, exist_ok=True)
             Path(block.file).write_text(block.text, encoding="utf-8")
@@ -82,19 +96,26 @@ class Reader:
         else:
             assert block.language in ("json", "markdown"), f"nobody knows how to read a {block.language} block"
 
+    def close(self) -> None:
+        """The page is over."""
+        assert not self.refusals, f"no text says why this is refused: {self.refusals[0]}"
+
     def type(self, command: str) -> str:
         """Run one command; what it said on both streams."""
         if command.startswith(INSTALLERS) or any(word in command for word in ELSEWHERE):
             return ""
         self.ran.append(command)
+        wanted = not command.endswith(REFUSED)
+        command = command.removesuffix(REFUSED)
         if command.startswith("dpsgd ") and not re.search(r"[|>;&]", command):
             code, said = _dpsgd(_words(command)[1:])
         else:
             done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
             code, said = done.returncode, done.stdout + done.stderr
-        wanted = 1 if command.endswith("|| echo refused") else 0
-        assert code == wanted or (wanted and code == 0), f"{command}\nended with {code}:\n{said}"
-        return said
+        assert (code == 0) == wanted, f"{command}\nended with {code}:\n{said}"
+        if not wanted:
+            self.refusals.append(said)
+        return said if wanted else f"{said}\nrefused\n"
 
 
 def _words(command: str) -> list[str]:
@@ -123,4 +144,5 @@ if __name__ == "__main__":
     reader = Reader()
     for one in blocks(Path(sys.argv[1]).read_text(encoding="utf-8")):
         reader.read(one)
+    reader.close()
     print(len(reader.ran))

@@ -37,7 +37,7 @@ def test_folds_train_side_by_side_and_are_tested_on_what_they_did_not_see(tmp_pa
     assert document["metrics"]["nonprivate_train_objective"]["mean"] > 0
     assert 0 < document["privacy"]["epsilon"] <= 20
     said = " ".join(document["privacy"]["declarations"])
-    assert "records is public: 569; each trial trains on at most 456" in said
+    assert "records is public: 569; each trial trains on at most 513" in said
     assert "public to it" in said and "The 114 test records" not in said
 
 
@@ -118,7 +118,7 @@ def test_a_dry_run_states_the_budget_and_the_records_of_a_fold() -> None:
     assert ran.exit_code == 0
     assert "dp-agd: until the budget is spent" in ran.output
     assert "epsilon                   0.4000 at delta 1e-08 (zcdp, upper)" in ran.output
-    assert "records is public: 48842; each trial trains on at most 39074" in ran.output
+    assert "records is public: 48842; each trial trains on at most 39605" in ran.output
     assert "32561" not in ran.output
 
 

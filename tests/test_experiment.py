@@ -331,7 +331,7 @@ def test_a_table_of_ones_own(
     section |= {"classes": ["no", "yes"]} if task == "classification" else {"target_bounds": [0, 40]}
     method = {"kind": "dp-sgd", "batching": "full", "learning_rate": 5 if task == "classification" else 1}
     privacy = {"clipping": {"kind": "flat", "norm": 50}, "schedule": {"kind": "uniform", "initial": 0.1}, "delta": 1e-3}
-    directory = train(write_recipe(data=section, method=method, privacy=privacy, epochs=60))
+    directory = train(write_recipe(data=section, method=method, privacy=privacy, epochs=120))
     metrics, (first, *_) = store.read_document(directory)["metrics"], table(directory, "history.csv")
     if task == "classification":
         assert metrics["test_accuracy"]["mean"] > 0.8

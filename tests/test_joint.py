@@ -101,7 +101,7 @@ def test_nobody_writes_into_what_is_kept(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((8, 2), dtype=np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=[0, 1] * 4, x_test=x, y_test=[0, 1] * 4)
     data = Data.model_validate({"path": "own.npz", "preprocess": []})
-    made = prepare(data, tmp_path, 1, lambda trial, purpose, shape: np.zeros(shape), "add-remove")
+    made = prepare(data, tmp_path, 1, lambda trial, purpose, exact, mechanism, records: exact, "add-remove")
     for rows in (made.train_x, made.train_y, made.test_x, made.test_y):
         rows[:] = 0
     again: Any = opening.open_source(data, tmp_path)

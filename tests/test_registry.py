@@ -48,6 +48,7 @@ ADDITIONS = {
         edits={
             "Schedule = Annotated[": (
                 "class Halving(NoiseSchedule):\n"
+                "    adaptive, follows_initial = False, True\n"
                 "    kind: Literal['halving'] = 'halving'\n"
                 "    initial: Noise = Field(description='Noise multiplier of epoch 0.')\n\n"
                 "    def noise(self, epoch: int) -> float:\n"
@@ -71,6 +72,8 @@ ADDITIONS = {
             "Clipping = Annotated[": (
                 "class HalfwayClipping(FlatClipping):\n"
                 "    factors = 'dpsgd_cli.core.halfway:almost_to_the_bound'\n"
+                "    held = FlatClipping.held\n"
+                "    plain, in_units, moves = True, False, False\n"
                 "    kind: Literal['halfway'] = 'halfway'\n\n\n"
             ),
             "FlatClipping | PerLayerClipping |": "HalfwayClipping | ",
@@ -82,10 +85,37 @@ ADDITIONS = {
         edits={
             "Noise = Annotated[": (
                 "class ShortNoise(OnePassNoise):\n"
+                "    batching = 'shuffle'\n"
                 "    made = 'dpsgd_cli.privacy.correlation:tree'\n"
                 "    kind: Literal['short'] = 'short'\n\n\n"
             ),
             "ToeplitzNoise | TreeNoise, Field(": "ShortNoise | ",
+        },
+    ),
+    # recipe/losses.py: "its name in `Loss`, its record in `LOSSES`, and a class of `MarginLoss`"
+    "convex loss": Addition(
+        files={
+            "dpsgd_cli/core/problems/squared_hinge.py": (
+                "import torch\n\n"
+                "from dpsgd_cli.core.problems.losses import MarginLoss\n\n\n"
+                "class SquaredHinge(MarginLoss):\n"
+                "    def value(self, t):\n        return (1 - t).clamp_min(0).square() / 2\n\n"
+                "    def slope(self, t):\n        return -(1 - t).clamp_min(0)\n\n"
+                "    def curvature(self, t):\n        return (t < 1).to(t.dtype)\n"
+            )
+        },
+        edited="dpsgd_cli/recipe/losses.py",
+        edits={
+            '"logistic", "hinge", "huber-svm", "squared"]': '"squared-hinge", ',
+            '    "squared": LossKind(': (
+                '    "squared-hinge": LossKind(\n'
+                "        runs='dpsgd_cli.core.problems.squared_hinge:SquaredHinge',\n"
+                "        residual=False,\n"
+                "        slope=lambda region: 1 + region.reach,\n"
+                "        curvature=lambda region: 1.0,\n"
+                "        probabilities=False,\n"
+                "    ),\n"
+            ),
         },
     ),
     # metrics.py: "To add one that is a mean over records, add an entry."
@@ -102,12 +132,13 @@ ADDITIONS = {
             "dpsgd_cli/privacy/accountants/generous.py": (
                 "from dpsgd_cli.privacy.accountants.gaussian import Gaussian\n\n"
                 "class Generous(Gaussian):\n"
-                "    name = 'generous'\n"
+                "    name, bound, note = 'generous', 'upper', 'one more than gaussian'\n"
+                "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n"
                 "    def epsilon(self, releases, delta):\n        return super().epsilon(releases, delta) + 1\n"
             )
         },
         edited="dpsgd_cli/recipe/accountants.py",
-        edits={'    "gaussian": ': '    "generous": Listed("generous:Generous"),\n'},
+        edits={'    "gaussian": ': '    "generous": Listed(runs="generous:Generous", usual=True, in_recipes=True),\n'},
     ),
     # sweep/launchers/__init__.py: "Adding one is one file here and one line in `LAUNCHERS`"
     "launcher": Addition(
@@ -158,7 +189,14 @@ ADDITIONS = {
         edits={
             "Method = Annotated[\n": (
                 "class HalvedMethod(Gradient):\n"
-                "    descriptor = Descriptor('dpsgd_cli.methods.halved:Halved', may_differ=ITS_TRAINING)\n"
+                "    descriptor = Descriptor(\n"
+                "        runs='dpsgd_cli.methods.halved:Halved',\n"
+                "        planner='dpsgd_cli.privacy.gradient_plan:gradient',\n"
+                "        privacy='needed',\n"
+                "        adjacencies=EVERY_NEIGHBOUR,\n"
+                "        only_convex=False,\n"
+                "        may_differ=ITS_TRAINING,\n"
+                "    )\n"
                 "    kind: Literal['halved-dp-sgd'] = 'halved-dp-sgd'\n\n\n"
             ),
             "    | DpSgdMethod\n": "    | HalvedMethod\n",
@@ -183,6 +221,14 @@ RECIPE: dict[str, Any] = {
 }
 PLAIN = RECIPE | {"name": "plain", "method": RECIPE["method"] | {"kind": "dp-sgd"}}
 PLAIN["privacy"] = {"budget": {"epsilon": 2, "delta": 1e-5}}
+LOSS: dict[str, Any] = {
+    "name": "loss",
+    "data": {"name": "weekdays"},
+    "model": {"kind": "convex", "loss": "squared-hinge", "radius": 3},
+    "method": {"kind": "output-perturbation", "steps": 10},
+    "privacy": {"budget": {"epsilon": 2, "delta": 1e-5}},
+    "seed": 0,
+}
 SWEEP = {"name": "both", "recipes": ["new.yaml"], "grid": {"method.kind": ["halved-dp-sgd", "dp-sgd"]}}
 
 COMMANDS = {
@@ -191,6 +237,7 @@ COMMANDS = {
         *("train", "plain.yaml", "method.batching=shuffle", "method.batch_size=12"),
         *("privacy.noise={kind: short}", "--out", "short"),
     ],
+    "train with a loss": ["train", "loss.yaml", "--out", "lost"],
     "account": ["account", "new.yaml", "--accountant", "generous", "--accountant", "gaussian", "--format", "json"],
     "account of the result": ["account", "trained", "--accountant", "generous", "--format", "json"],
     "compare": ["compare", "new.yaml", "plain.yaml", "--metric", "test_wrong", "--out", "out", "--report", "page.html"],
@@ -238,7 +285,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "data" / "weekdays").mkdir(parents=True)
     (root / "data" / "weekdays" / "days.csv").write_text(ROWS)
     (root / "here").mkdir()
-    for content in (RECIPE, PLAIN, SWEEP):
+    for content in (RECIPE, PLAIN, LOSS, SWEEP):
         (root / "here" / f"{content['name']}.yaml").write_text(yaml.safe_dump(content))
     return root / "here"
 
@@ -284,6 +331,53 @@ def test_a_kind_of_noise_is_one_class_and_its_name(said: dict[str, Said], place:
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     assert {(line["mechanism"], line["correlation"], line["count"]) for line in lines} == {("correlated", "short", 1)}
     assert "ShortNoise" in json.loads(said["schema"].out)["$defs"]
+
+
+def test_a_convex_loss_is_one_class_and_a_record_with_its_bounds(said: dict[str, Said], place: Path) -> None:
+    """By hand: L = (1 + R B) B and beta = B^2 with B^2 = 2, the constant column's 1 included, R = 3 and 48 records."""
+    (ledger,) = place.glob("lost/*/ledger.jsonl")
+    (line,) = [json.loads(line) for line in ledger.read_text().splitlines()]
+    longest = (1 + 3 * 2**0.5) * 2**0.5
+    assert line["sensitivity"] == pytest.approx(10 * longest / (2 * (1 + 1 / 48)) / 48)
+    assert "squared-hinge" in said["schema"].out
+
+
+@pytest.mark.parametrize(
+    ("kind", "statement", "module"),
+    [
+        ("convex loss", "        slope=lambda region: 1 + region.reach,\n", "recipe.losses"),
+        ("convex loss", "        curvature=lambda region: 1.0,\n", "recipe.losses"),
+        ("schedule", "    adaptive, follows_initial = False, True\n", "recipe.schema.schedule"),
+        ("clipping kind", "    plain, in_units, moves = True, False, False\n", "recipe.schema.clipping"),
+        ("kind of noise", "    batching = 'shuffle'\n", "recipe.schema.noise"),
+        ("method", "        planner='dpsgd_cli.privacy.gradient_plan:gradient',\n", "recipe.schema.method"),
+        ("method", "        adjacencies=EVERY_NEIGHBOUR,\n", "recipe.schema.method"),
+        ("accountant", ", in_recipes=True", "recipe.accountants"),
+        ("accountant", "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n",
+         "privacy.accountants.generous"),
+    ],
+)  # fmt: skip
+def test_a_new_entry_that_leaves_out_a_statement_cannot_be_imported(
+    place: Path, kind: str, statement: str, module: str
+) -> None:
+    """The package with everything added, from which one statement is taken away again."""
+    addition, house = ADDITIONS[kind], place.parent / "house"
+    files = [name for name in (*addition.files, addition.edited) if name and name.endswith(".py")]
+    (file,) = [name for name in files if statement in (house / name).read_text(encoding="utf-8")]
+    whole = (house / file).read_text(encoding="utf-8")
+    try:
+        (house / file).write_text(whole.replace(statement, ""), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", f"import dpsgd_cli.{module}"],
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": str(house)},
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        (house / file).write_text(whole, encoding="utf-8")
+    assert done.returncode == 1
+    assert "TypeError" in done.stderr.splitlines()[-1]
 
 
 def test_a_metric_is_one_entry(said: dict[str, Said], place: Path) -> None:

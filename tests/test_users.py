@@ -27,7 +27,8 @@ from tests.test_neighbours import FLAT, PATE, Rows, Run, differing
 USERS, EACH, WHO = 10, 3, "u4"
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}
 UNIT = {"unit": {"column": "user", "most_rows": 2}}
-SPLIT = {"data": {"test_path": "", "split": {"test": 0.3, "seed": 1}}}
+# by this seed u4 is one of 7 users that train, by name and by rank
+SPLIT = {"data": {"test_path": "", "split": {"test": 0.3, "seed": 38}}}
 PRIVATE = {"privacy": {**FLAT, **UNIT}, "epochs": 2, **SPLIT}
 FULL = {"kind": "dp-sgd", "batching": "full", "learning_rate": 0.5}
 METHOD: dict[str, dict[str, Any]] = {
@@ -171,7 +172,7 @@ def test_all_rows_of_a_user_are_in_one_fold(runs: Callable[..., Run]) -> None:
     assert one.done.exit_code == 0 and one.result is not None, one.done.stderr
     document = json.loads((one.result / "result.json").read_text())
     told = document["privacy"]["declarations"]
-    assert any("The number of users is public: 10; each trial trains on at most 5" in said for said in told)
+    assert any("The number of users is public: 10; each trial trains on at most 10" in said for said in told)
     assert document["privacy"]["unit"] == {"column": "user", "most_rows": 2}
 
 

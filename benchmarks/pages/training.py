@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.pages.case import Case
+from benchmarks.pages.case import Case, is_same
 from benchmarks.pages.rows import CURVES, KEYS, Rows, read
 from dpsgd_cli import experiment
 from dpsgd_cli.results import store
@@ -113,7 +113,8 @@ def _write(path: Path, own: pd.DataFrame, cases: Sequence[Case], case: Case, key
     kept = read(path)
     mine = (kept["table"] == case.table) & (kept["case"] == case.name)
     if "recipe" in kept:
-        stale = mine & (kept["recipe"] != case.hash)
+        same = (kept["recipe"] == case.hash) & kept["behaviour"].map(lambda one: is_same(one, case.behaviour))
+        stale = mine & ~same
         kept, mine = kept[~stale], mine[~stale]
     again = mine & kept["seed"].isin(own["seed"])
     together = pd.concat([kept[~again], own]) if len(kept) else own

@@ -10,23 +10,30 @@ from typing import Any
 from dpsgd_cli.account import report
 from dpsgd_cli.account.question import Asked, cases_of, rows_of
 from dpsgd_cli.errors import UsageError
+from dpsgd_cli.plugins import trusting
 from dpsgd_cli.recipe.overrides import assignments
 from dpsgd_cli.wording import suggested
 
 _USUAL: dict[str, Any] = {"batching": (), "accountant": (), "group": 1, "trials": "1"}
-_USUAL |= {"law": "geometric", "curve": False}
+_USUAL |= {"attacker": False, "curve": False}
 _OF_THE_COMMAND = ("arguments", "max_epsilon", "excess_risk", "curve", "over", "plot", "format")
 
 
 def account(
-    *sources: str | Path, overrides: Mapping[str, Any] | Sequence[str] = (), **flags: Any
+    *sources: str | Path,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    trust_code: bool = False,
+    **flags: Any,
 ) -> list[dict[str, Any]]:
     """What numbers, recipes, result directories or ledgers cost in privacy, or what a budget affords.
 
     `sources` and `flags` are those of `dpsgd account --help`, with `_` for `-`; `overrides` replaces settings of a
-    recipe by dotted key. Returns a row an accountant, as `--format json` prints them: `accountant`, `epsilon` (None
-    where it refuses, for the reason in `note`), `delta`, `adjacency`, `batching`, `bound` (`upper` or `estimate`), ...
-    Raises the errors of `dpsgd_cli.errors`. Needs no torch.
+    recipe by dotted key. A Python file that a recipe names runs only if this user trained with it, or with
+    `trust_code`.
+
+    Returns a row an accountant, as `--format json` prints them: `accountant`, `epsilon` (None where it refuses, for the
+    reason in `note`), `delta`, `adjacency`, `batching`, `bound` (`upper` or `estimate`), ... Raises the errors of
+    `dpsgd_cli.errors`, UsageError for a file that is not trusted. Needs no torch.
 
     >>> row = account(noise_multiplier=4, sampling_rate=0.01, steps=10000, accountant="moments")[0]
     >>> f"epsilon {row['epsilon']:.2f} at delta {row['delta']:g}, {row['bound']}"
@@ -40,5 +47,6 @@ def account(
              for name, value in flags.items()}  # fmt: skip
     arguments = (*map(str, sources), *assignments(overrides))
     asked = Asked(**dict.fromkeys(Asked.__annotations__) | _USUAL | given | {"arguments": arguments})
-    rows: list[dict[str, Any]] = json.loads(report.as_json(rows_of(asked, cases_of(asked))))
+    with trusting(really=trust_code):
+        rows: list[dict[str, Any]] = json.loads(report.as_json(rows_of(asked, cases_of(asked))))
     return rows

@@ -18,7 +18,7 @@ from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, read_entri
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.together import Run, why_apart
 from dpsgd_cli.recipe.batching import of_whom
-from dpsgd_cli.results.reading import RESULT, data_in, folds_in
+from dpsgd_cli.results.reading import RESULT, data_in, folds_in, recipe_text_of
 from dpsgd_cli.results.store import is_complete, is_hidden, missing_cells, read_whole
 from dpsgd_cli.wording import count
 
@@ -43,6 +43,17 @@ class LedgerCase(Case):
     choices: tuple[Path, ...] = ()
     gone: tuple[Path, ...] = ()
     together: int | None = None
+
+    @classmethod
+    def joined(cls, cases: Sequence[LedgerCase]) -> LedgerCase:
+        """The ledgers of several sources, each file once, at the least delta of them."""
+
+        def every(name: str) -> tuple[Path, ...]:
+            return tuple({path.resolve(): path for case in cases for path in getattr(case, name)}.values())
+
+        label = " and ".join(dict.fromkeys(case.label for case in cases))
+        delta = min(case.delta for case in cases)
+        return cls(every("paths"), label, delta, every("alone"), every("choices"), every("gone"))
 
     @cached_property
     def by_ledger(self) -> list[list[list[LedgerEntry]]]:
@@ -90,6 +101,19 @@ class LedgerCase(Case):
             for path, trials in zip(self.paths, self.by_ledger, strict=True)
         ]
         return why_apart(runs, len(self.entries))
+
+    def no_statement(self) -> str | None:
+        """Also of one trial: a ledger that nothing vouches for may hold two runs of one seed as one trial."""
+        for path, trials in zip(self.paths, self.by_ledger, strict=True) if self.alone else ():
+            seeds = read_seeds(path) if path in self.alone else None
+            for seed, trial in zip(seeds or (), trials, strict=seeds is not None):
+                lines = [(entry.phase, entry.epoch, entry.release.mechanism) for entry in trial]
+                if seed is not None and len(set(lines)) < len(lines):
+                    return (
+                        f"{path} has lines of seed {seed} twice, and no result.json beside it: they may be two runs of"
+                        " one seed, which share noise; give the result's folder"
+                    )
+        return super().no_statement()
 
     def why_apart(self, trials: int) -> str | None:
         del trials  # a ledger has those that it has
@@ -180,5 +204,5 @@ def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | N
     if not is_complete(directory):
         return Run(name, seeds, adjacency, None)
     provenance = read_whole(directory)["provenance"]
-    text = (directory / "recipe.yaml").read_text(encoding="utf-8")
+    text = recipe_text_of(directory / "recipe.yaml")
     return Run(name, seeds, adjacency, records_of(data_in(text), folds_in(text), identities_in(provenance)))

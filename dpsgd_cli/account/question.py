@@ -6,7 +6,11 @@ Not here: options and printing (`commands/account.py`), prices (`answers.py`), t
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.account import answers
@@ -22,6 +26,50 @@ from dpsgd_cli.wording import quoted
 MOST_USES = 1_000_000_000_000
 """Of steps, epochs and trials."""
 MOST_IN_A_GROUP = 1_000_000
+
+_COUNT = (1, MOST_USES, f"a whole number of at least 1 and at most {MOST_USES}")
+_POSITIVE = (math.ulp(0.0), sys.float_info.max, "positive and finite")
+_NUMBERS: dict[str, tuple[float, float, str]] = {
+    "noise_multiplier": _POSITIVE,
+    "sampling_rate": (math.ulp(0.0), 1.0, "above 0 and at most 1"),
+    "batch_size": _COUNT,
+    "records": _COUNT,
+    "largest_batch": _COUNT,
+    "steps": _COUNT,
+    "epochs": _COUNT,
+    "delta": (math.ulp(0.0), math.nextafter(1.0, 0.0), "above 0 and below 1"),
+    "target_epsilon": _POSITIVE,
+    "target_rho": _POSITIVE,
+    "at_epsilon": (0.0, sys.float_info.max, "at least 0 and finite"),
+    "max_epsilon": (0.0, sys.float_info.max, "at least 0 and finite"),
+    "excess_risk": _POSITIVE,
+    "group": (1, MOST_IN_A_GROUP, f"a whole number of at least 1 and at most {MOST_IN_A_GROUP}"),
+    "best_of": (1.0, sys.float_info.max, "at least 1 and finite"),
+}
+"""Every number that may be asked with: its least and its largest value, and both in words."""
+
+_FORM = ("format",)
+_PRICED = ("delta", "accountant", "trials", "best_of", "law", *_FORM)
+_OF_NUMBERS = (
+    "noise_multiplier", "sampling_rate", "batch_size", "records", "largest_batch", "steps", "epochs", "batching",
+    "adjacency",
+)  # fmt: skip
+_USES: dict[str, tuple[str, ...]] = {
+    "a price": (*_PRICED, *_OF_NUMBERS, "max_epsilon", "attacker", "group"),
+    "--at-epsilon": ("at_epsilon", *_PRICED[1:], *_OF_NUMBERS, "attacker", "group"),
+    "a budget": (*_PRICED, *_OF_NUMBERS, "target_epsilon", "target_rho", "solve", "max_epsilon"),
+    "--curve": ("curve", *_PRICED, *_OF_NUMBERS, "plot"),
+    "--over": ("over", *_PRICED, *_OF_NUMBERS, "plot"),
+    "--over order": ("over", "noise_multiplier", "sampling_rate", "batch_size", "records", "plot", *_FORM),
+    "--over false-positives": ("over", "trials", *_OF_NUMBERS, "plot", *_FORM),
+    "--excess-risk": ("excess_risk", *_FORM),
+}
+"""The options that each question uses; another one that is given is an error."""
+_HINTS = {
+    "--max-epsilon": "--max-epsilon judges prices, ask for one",
+    "--plot": "a picture is of a curve, give --curve or --over",
+    "--group": "--group states prices, leave it out or ask for one",
+}
 
 
 class Asked:
@@ -48,7 +96,7 @@ class Asked:
     group: int
     trials: str
     best_of: float | None
-    law: str
+    law: str | None
     attacker: bool
     curve: bool
     over: str | None
@@ -56,25 +104,58 @@ class Asked:
     format: str | None
 
     def __init__(self, **given: Any) -> None:
-        """Raises UsageError for flags that do not go together."""
+        """Raises UsageError for numbers out of range and for options that do not go together."""
         self.__dict__.update(given)
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise UsageError(f"--delta is {self.delta:g}, but must be above 0 and below 1")
-        apart = [name for name in ("excess_risk", "over", "at_epsilon") if getattr(self, name) is not None]
-        apart += ["curve"] if self.curve else []
-        if self.max_epsilon is not None and apart:
+        for name in _NUMBERS:
+            check_number(name, getattr(self, name))
+        self._check_use()
+        if self.best_of is not None and self.trials != "1":
             raise UsageError(
-                f"--max-epsilon judges prices, which --{apart[0].replace('_', '-')} does not show: ask for one"
+                f"--trials {quoted(self.trials)} with --best-of {self.best_of:g} has two readings: several published"
+                " bests, or one best of candidates of several trainings. Leave --trials out for one published best;"
+                " for candidates of N trainings each, give --steps or --epochs N times as large"
             )
-        if not 1 <= self.group <= MOST_IN_A_GROUP:
-            raise UsageError(f"--group is {self.group}, but must be at least 1 and at most {MOST_IN_A_GROUP}")
-        others = ("solve", "target_epsilon", "target_rho", "best_of", "excess_risk", "over")
-        besides = [name for name in others if getattr(self, name) is not None]
-        besides += [name for name in ("attacker", "curve") if getattr(self, name)]
-        if self.group > 1 and besides:
-            raise UsageError(f"--group states prices; leave --{besides[0].replace('_', '-')} out, or --group")
         self.overrides = [text for text in self.arguments if "=" in text and not os.path.exists(text)]
         self.sources = [text for text in self.arguments if text not in self.overrides]
+
+    @property
+    def question(self) -> str:
+        """The row of `_USES` that this is."""
+        if self.excess_risk is not None:
+            return "--excess-risk"
+        if self.over is not None:
+            name, is_axis, _ = self.over.partition("=")
+            return f"--over {name}" if is_axis and f"--over {name}" in _USES else "--over"
+        if self.curve:
+            return "--curve"
+        if self.at_epsilon is not None:
+            return "--at-epsilon"
+        return "a price" if self.solve is self.target_epsilon is self.target_rho is None else "a budget"
+
+    def _check_use(self) -> None:
+        usual = {"group": 1, "trials": "1"}
+        unused = [
+            f"--{name.replace('_', '-')}"
+            for name in Asked.__annotations__
+            if name not in ("arguments", *_USES[self.question])
+            and getattr(self, name) not in (None, False, (), usual.get(name))
+        ]
+        if unused:
+            hint = next((_HINTS[name] for name in unused if name in _HINTS), "leave it out, or ask another question")
+            raise UsageError(f"{self.question} does not use {', '.join(unused)}: {hint}")
+        if self.law is not None and self.best_of is None:
+            raise UsageError("--law is that of the number of trials of --best-of: give that, too, or leave --law out")
+
+
+def check_number(name: str, value: float | None) -> None:
+    """Raise UsageError for a `value` of option `name` that is NaN or outside its range; None passes."""
+    if value is None:
+        return
+    least, most, words = _NUMBERS[name]
+    whole = isinstance(least, float) or (not isinstance(value, bool) and value == value // 1)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (least <= value <= most and whole):
+        shown = f"{value:g}" if isinstance(value, float) else quoted(value)
+        raise UsageError(f"--{name.replace('_', '-')} is {shown}, but must be {words}")
 
 
 def demands_of(asked: Asked, error: float) -> list[dict[str, Any]]:
@@ -92,7 +173,19 @@ def cases_of(asked: Asked) -> list[Case]:
     cases = [_source_case(asked, source) for source in asked.sources] if asked.sources else _flag_cases(asked)
     if asked.trials == "1":
         return cases
+    if len(asked.sources) > 1:
+        cases = [_as_one(cases)]
     return [case.repeated(_trial_count(asked.trials, case)) for case in cases]
+
+
+def _as_one(cases: list[Case]) -> Case:
+    """The trials of several sources, all published: ledgers are one question, however they are named."""
+    from dpsgd_cli.account.ledgers import LedgerCase
+
+    ledgers = [case for case in cases if isinstance(case, LedgerCase)]
+    if len(ledgers) < len(cases):
+        raise UsageError("--trials adds up results and ledgers, or the trials of one recipe: name one recipe at a time")
+    return LedgerCase.joined(ledgers)
 
 
 def _flag_cases(asked: Asked) -> list[Case]:
@@ -100,7 +193,6 @@ def _flag_cases(asked: Asked) -> list[Case]:
         raise UsageError(f"{asked.overrides[0]}: KEY=VALUE changes a recipe; name one")
     if asked.steps is not None and asked.epochs is not None:
         raise UsageError("give --steps or --epochs, not both")
-    _check_flags(asked)
     sampling_rate = _sampling_rate(asked)
     sampled = sampling_rate is not None or asked.records is not None
     batchings = asked.batching or (("poisson",) if sampled else ())
@@ -109,6 +201,7 @@ def _flag_cases(asked: Asked) -> list[Case]:
             "nothing to account for: give --noise-multiplier, --sampling-rate and --steps (or --epochs), or --batching"
             " full or shuffle; or a recipe, a result directory or a ledger"
         )
+    _check_flags(asked, batchings, sampling_rate)
     return [
         FlagCase(
             batching=batching,  # type: ignore[arg-type]
@@ -125,22 +218,28 @@ def _flag_cases(asked: Asked) -> list[Case]:
     ]
 
 
-def _check_flags(asked: Asked) -> None:
-    """Numbers that no mechanism could have; the rest is checked where mechanisms are made."""
-    counts = {
-        "--steps": asked.steps,
-        "--epochs": asked.epochs,
-        "--batch-size": asked.batch_size,
-        "--records": asked.records,
-        "--largest-batch": asked.largest_batch,
-    }
-    for name, value in counts.items():
-        if value is not None and not 1 <= value <= MOST_USES:
-            raise UsageError(f"{name} is {quoted(value)}, but must be at least 1 and at most {MOST_USES}")
-    if asked.sampling_rate is not None and not 0 < asked.sampling_rate <= 1:
-        raise UsageError(f"--sampling-rate is {asked.sampling_rate:g}, but must be above 0 and at most 1")
-    if asked.noise_multiplier is not None and not 0 < asked.noise_multiplier < float("inf"):
-        raise UsageError(f"--noise-multiplier is {asked.noise_multiplier:g}, but must be positive and finite")
+def _check_flags(asked: Asked, batchings: Sequence[str], rate: float | None) -> None:
+    """Refuse numbers that contradict each other, and those that no batching of the question uses."""
+    kinds = [kind for name, kind in BATCHINGS.items() if name in batchings]
+    truncated = any(kind.recorded == "truncated" for kind in kinds)
+    if asked.largest_batch is not None and not truncated:
+        raise UsageError(
+            f"--largest-batch is for truncated batches, not for {', '.join(batchings)}: add --batching"
+            " truncated-poisson, or leave it out"
+        )
+    if rate is not None and not any(kind.sampled or kind.by_epoch for kind in kinds):
+        raise UsageError(f"{', '.join(batchings)} batches have no sampling rate: leave it out")
+    if asked.records is None:
+        return
+    if asked.sampling_rate is not None and not truncated:
+        raise UsageError("--records with --sampling-rate is for truncated batches: give one of both")
+    if asked.sampling_rate is not None and asked.sampling_rate * asked.records < 1 - 1e-9:
+        raise UsageError(
+            f"--sampling-rate {asked.sampling_rate:g} of --records {asked.records} is less than one record a batch:"
+            f" the rate must be at least {1 / asked.records:g}"
+        )
+    if asked.largest_batch is not None and asked.largest_batch > asked.records:
+        raise UsageError(f"--largest-batch is {asked.largest_batch}, but must be at most --records ({asked.records})")
 
 
 def _sampling_rate(asked: Asked) -> float | None:
@@ -157,8 +256,10 @@ def _sampling_rate(asked: Asked) -> float | None:
 
 
 def _source_case(asked: Asked, source: str) -> Case:
+    from dpsgd_cli.account.checkpoints import read_checkpoint
     from dpsgd_cli.account.ledgers import read_ledgers  # NumPy and pydantic, which flags do without
     from dpsgd_cli.account.recipes import read_recipe
+    from dpsgd_cli.results.checkpoint import ENDING
 
     flags = {
         "--noise-multiplier": asked.noise_multiplier,
@@ -173,7 +274,8 @@ def _source_case(asked: Asked, source: str) -> Case:
     extra = [name for name, value in flags.items() if value is not None]
     if extra:
         raise UsageError(f"{', '.join(extra)}: {source} says that already; change a recipe with KEY=VALUE")
-    ledgers = read_ledgers(source, asked.delta)
+    is_checkpoint = source.endswith(ENDING)
+    ledgers = read_checkpoint(Path(source), asked.delta) if is_checkpoint else read_ledgers(source, asked.delta)
     if ledgers is None:
         return read_recipe(source, asked.overrides, asked.delta, asked.epochs)
     if asked.overrides or asked.epochs is not None:
@@ -210,7 +312,7 @@ def _accountants(asked: Asked, case: Case) -> list[accountants.Accountant]:
         reason = case.why_apart(2)
         if reason is not None:
             raise UnsupportedMechanism(f"--best-of: {reason}")
-        return [BestOfTrials(Choice(asked.best_of, asked.law))]
+        return [BestOfTrials(Choice(asked.best_of, asked.law or "geometric"))]
     names: list[str] = []
     for text in asked.accountant or accountants.USUAL:
         name, _, batching = text.partition("@")
@@ -299,6 +401,9 @@ def series_of(asked: Asked, cases: list[Case]) -> answers.Series:
         if not (points[0] > 0 and points[-1] < 1):
             raise UsageError(f"--over {asked.over}: rates of false alarms are above 0 and below 1")
         return answers.tradeoff_curve(cases, points)
+    if axis.replace("-", "_") in _NUMBERS:
+        for point in points:
+            check_number(axis.replace("-", "_"), point)
     return answers.parameter_curve(questions, axis, points, named_by_user=bool(asked.accountant))
 
 
@@ -311,6 +416,8 @@ def _axis(text: str) -> tuple[str, list[float]]:
         raise UsageError(
             f"--over {text}: write it as NAME=FROM:TO:STEP, for example sampling-rate=0.01:0.1:0.01"
         ) from None
+    if not all(map(math.isfinite, (start, stop, step))):
+        raise UsageError(f"--over {text}: FROM, TO and STEP must be finite")
     if not (step > 0 and stop >= start) or (stop - start) / step > 100_000:
         raise UsageError(f"--over {text}: FROM must not be above TO, STEP must be positive, at most 100000 points")
     return name, list(answers.steps_between(start, stop, step))

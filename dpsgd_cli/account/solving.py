@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.accountants.base import Derived
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
-from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.search import NOISE, PRECISION, Span, gap_of, most_expensive
 
 if TYPE_CHECKING:
@@ -121,22 +122,19 @@ def least_factor(plan: Plan, epsilon: float, delta: float) -> float:
     return calibrate(scaled, accountants.get(plan.accountant), epsilon, delta, _FACTOR) * _ROUNDING
 
 
-class RepeatedAccountant(Accountant):
+class RepeatedAccountant(Derived, stated=False):
     """What an accountant says of `trials` trials, all of them published, when it is given the releases of one."""
 
     def __init__(self, accountant: Accountant, trials: int) -> None:
-        self._accountant, self._trials = accountant, trials
+        super().__init__(accountant)
+        self._trials = trials
         self.name = f"{trials} x {accountant.name}"  # type: ignore[misc]
-        self.by_divergence = accountant.by_divergence  # type: ignore[misc]
-
-    def refusal(self, mechanism: Mechanism) -> str | None:
-        return self._accountant.refusal(mechanism)
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        return self._accountant.epsilon(self._all(releases), delta)
+        return self.accountant.epsilon(self._all(releases), delta)
 
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        return self._accountant.delta(self._all(releases), epsilon)
+        return self.accountant.delta(self._all(releases), epsilon)
 
     def _all(self, releases: Sequence[Release]) -> list[Release]:
         return [Release(release.mechanism, release.count * self._trials) for release in releases]

@@ -10,16 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpsgd_cli import data
-from dpsgd_cli.audit import choices, neighbours, outputs, preparing, votes
+from dpsgd_cli.audit import choices, files, grids, neighbours, outputs, preparing, votes
 from dpsgd_cli.audit.findings import Finding, exact
 from dpsgd_cli.audit.membership import Found, watched
 from dpsgd_cli.audit.options import Options
 from dpsgd_cli.core.selection import NoisyChoice
+from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.creation import own_factory
 from dpsgd_cli.methods.dp_agd import DpAgd
 from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.least_squares import DpLeastSquares
 from dpsgd_cli.methods.pate import Pate
+from dpsgd_cli.methods.perturbations import OutputPerturbation
 from dpsgd_cli.methods.private_selection import PrivateSelection
 from dpsgd_cli.privacy.candidates import SelectionPlan
 from dpsgd_cli.privacy.mechanism import Mechanism, PureDP
@@ -38,12 +41,34 @@ def by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Op
     runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
     kinds = [own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)]
     attacks = kinds[0] if kinds else _by_outputs
-    before = preparing.compare(loaded, plan) if "D" in options.tiers else []
+    before, left_out = _of_the_file(loaded) if "D" in options.tiers else ([], [])
+    before += preparing.compare(loaded, plan) if "D" in options.tiers else []
     beyond = _beyond(loaded, plan)
     if beyond is not None:
-        return before, {}, [beyond]
-    findings, told, left_out = attacks(loaded, outline, plan, options)
-    return [*before, *(one for one in findings if one.tier in options.tiers)], told, left_out
+        return before, {}, [*left_out, beyond]
+    findings, told, more = attacks(loaded, outline, plan, options)
+    if "C" in options.tiers and isinstance(runs, type) and issubclass(runs, _ON_GRID):
+        findings = [*findings, *grids.compare(loaded, outline, plan)]
+    return [*before, *(one for one in findings if one.tier in options.tiers)], told, [*left_out, *more]
+
+
+def _of_the_file(loaded: LoadedRecipe) -> tuple[list[Finding], list[str]]:
+    """Tier D on the recipe's own file, or why it could not be read."""
+    try:
+        moved = list(files.compare(loaded))
+    except DataError as error:
+        return [], [f"the recipe's own file, which was not read: {error}"]
+    unit = "records" if loaded.recipe.data.unit is None else "records of users"
+    return [
+        exact(
+            "D",
+            f"{unit} that train, without {one.removed}",
+            f"a part lost {one.lost} and gained {one.gained}; {one.parts} changed",
+            "nobody else moves",
+            wrong,
+        )
+        for one, wrong in moved
+    ], []
 
 
 def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
@@ -146,6 +171,7 @@ def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options:
     return findings, told, left_out
 
 
+_ON_GRID = (DpSgd, DpAgd, OutputPerturbation, DpLeastSquares)
 _CANDIDATES = ("step_candidates", "population", "candidates")
 _USUALLY = 400
 _MANY = {

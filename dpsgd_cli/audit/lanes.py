@@ -51,6 +51,8 @@ class Marks:
 class Marked(nn.Module):
     """A model that takes the marks from its input first."""
 
+    OVERWRITTEN = frozenset({"marks"})
+
     def __init__(self, model: nn.Module, marks: Marks) -> None:
         super().__init__()
         self.model = model
@@ -63,6 +65,12 @@ class Marked(nn.Module):
 
 class LanedLayer(Layer):
     """A layer of any rule, with lanes beside its own parameters; one example's gradient is that of both."""
+
+    OVERWRITTEN = frozenset({"marks"})
+    kinds = ()
+    clipped = "by the rule of the layer inside, and its lanes by each example's own gradient"
+    holds_gradients = True
+    rounds = False
 
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)
@@ -124,6 +132,7 @@ class Laned(Ruled):
     """A layer of the model, and its lanes."""
 
     rule = LanedLayer
+    OVERWRITTEN = frozenset({"marks"})
 
     def __init__(self, inner: nn.Module, marks: Marks, lanes: int) -> None:
         super().__init__()

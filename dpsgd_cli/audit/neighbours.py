@@ -25,6 +25,7 @@ from dpsgd_cli import data
 from dpsgd_cli.audit.stage import Size, sized, smaller
 from dpsgd_cli.core.tensors import Batch, Table
 from dpsgd_cli.data.units import as_users
+from dpsgd_cli.experiment import record, results_of
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.methods.private_selection import PrivateSelection
@@ -35,6 +36,7 @@ from dpsgd_cli.privacy.plan import Plan
 from dpsgd_cli.privacy.second_moments import released_moments
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema.data import ValidationSet
+from dpsgd_cli.results.result import public
 from dpsgd_cli.trials import Member, Stage, start
 
 _RECORDS = 48
@@ -61,6 +63,7 @@ class _Seen:
     """Of one training: batches, exact sums, noisy means, and what was charged and published in the end.
 
     `before`: of each release before the first step, who is charged for it, and its sums before and after noise.
+    `public`: everything public in the result that the training would write; nothing of a method that chooses weights.
     """
 
     batches: list[tuple[Tensor, ...]] = field(default_factory=list)
@@ -72,6 +75,7 @@ class _Seen:
     output: Tensor | None = None
     epochs: int = 0
     looks: int = 0
+    public: dict[str, Any] = field(default_factory=dict)
 
 
 class _Follower:
@@ -158,7 +162,8 @@ def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | 
     at = start([member], stage=Stage(dataset, share=share, watcher=follower))
     most = max(2, min(_STEPS, _MOST_KEPT // at.context.pack.size))
     while at.done < at.method.epochs and not at.method.finished and len(follower.seen.sums) < most:
-        at.method.run_epoch(at.done)
+        noted = at.method.run_epoch(at.done)
+        at.history.append(record(at, at.done, noted, wanted=True))
         at.done += 1
     follower.seen.entries, follower.seen.epochs = list(at.context.ledgers[0].entries), at.method.epochs
     # whichever candidate is chosen, all of them were trained
@@ -166,6 +171,10 @@ def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | 
     follower.seen.output = trained.output.clone()
     if isinstance(at.method, DpSgd):
         follower.seen.looks = sum(len(run.noise.seen) for run in at.method.adaptive.runs.values())
+    if not isinstance(at.method, PrivateSelection):
+        result = results_of(at)[0]
+        named = {"history": result.history, "ledger": result.ledger, **result.document(), "provenance": None}
+        follower.seen.public = public(named)
     return follower.seen
 
 
@@ -194,6 +203,7 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
             "batches": [[part.tolist() for part in parts] for parts in one.batches],
             "ledger, steps and epochs": (one.entries, one.epochs, len(one.sums)),
             "weights, from equal noisy sums": None if one.output is None else one.output.tolist(),
+            "public columns, from equal noisy sums": repr(one.public),
         }
     worst, noisy = max(moved, key=lambda name: moved[name]), max(noise, key=lambda name: noise[name])
     found = [

@@ -41,6 +41,7 @@ from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.units import as_users
 from dpsgd_cli.joint import plan_of
 from dpsgd_cli.methods import perturbations
+from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.methods.perturbations import ObjectivePerturbation
 from dpsgd_cli.privacy.conversions import gaussian_epsilon
 from dpsgd_cli.privacy.ledger import LedgerEntry
@@ -134,6 +135,18 @@ def _side(small: LoadedRecipe, outline: data.Outline, plan: Plan, present: bool)
         at.method.run_epoch(at.done)
         at.done += 1
     return _Side(at, seen)
+
+
+def without_seed(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, watcher: Watcher) -> Trials:
+    """One trial on the rows of the neighbour with the worst record, with the operating system's noise."""
+    records = min(_FEW_RECORDS, whole.sampling.records)
+    small, _ = smaller(loaded, 1, min(whole.sampling.batch_size, records))
+    shape = outline.input_shape
+    assert shape is not None
+    known = dataclasses.replace(outline, train_records=records, files=(records,), input_shape=shape)
+    made = _dataset(small, known, records, True, whole.sampling.adjacency == "replace-one")
+    dataset = as_users(made, small.recipe.data.unit)
+    return start([Member(small, plan_of(small, known))], stage=Stage(dataset, share=_whole, watcher=watcher))
 
 
 def _findings(sides: Sequence[_Side], plan: Plan, confidence: float) -> Iterator[Finding]:

@@ -50,7 +50,7 @@ def _kept(step: Step, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
     if not isinstance(step, PrivateStep) or step.release is None:
         return step.kept(rows, layout)
     random = np.random.default_rng(3)
-    return step.learn(rows, layout)(lambda shape: random.standard_normal(shape))
+    return step.learn(rows, layout)(lambda exact: exact + random.standard_normal(exact.shape))
 
 
 def _rows(layout: Layout) -> np.ndarray:

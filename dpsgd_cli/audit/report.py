@@ -19,8 +19,8 @@ def write(document: dict[str, Any], directory: Path) -> list[Path]:
     """Write everything into `directory`, and return the files."""
     directory.mkdir(parents=True, exist_ok=True)
     drawn = picture.draw(document, directory)
-    write_whole(directory / "audit.md", markdown(page(document, [path.name for path in drawn])))
-    write_whole(directory / AUDIT, to_json(document))
+    write_whole(directory / "audit.md", markdown(page(document, [path.name for path in drawn])), owner_only=True)
+    write_whole(directory / AUDIT, to_json(document), owner_only=True)
     return [directory / AUDIT, directory / "audit.md", *drawn]
 
 

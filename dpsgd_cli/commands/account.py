@@ -12,7 +12,7 @@ import click
 from dpsgd_cli.account import report
 from dpsgd_cli.account.answers import check_gate
 from dpsgd_cli.account.question import Asked, cases_of, demands_of, rows_of, series_of
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.commands.trust import TRUST_CODE
 from dpsgd_cli.recipe.batching import BATCHINGS
 
 
@@ -31,6 +31,7 @@ class Rate(click.ParamType):
 
 @click.command("account", short_help="State what flags, a recipe, a result or a ledger cost in privacy.")
 @click.argument("arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...")
+@TRUST_CODE
 @click.option("--noise-multiplier", type=float, metavar="Z", help="Noise over sensitivity, the same in every step.")
 @click.option("--sampling-rate", type=Rate(), metavar="Q", help="Expected batch size over records: 0.01, 600/60000.")
 @click.option("--batch-size", type=int, metavar="B", help="Expected records of a batch; with --records, instead of Q.")
@@ -75,7 +76,9 @@ class Rate(click.ParamType):
 @click.option("--group", type=int, default=1, metavar="K", help="Of K records (or users) together, by group privacy.")
 @click.option("--trials", default="1", metavar="N|all", help="Price N trials (all: the source's) as one.")
 @click.option("--best-of", type=float, metavar="K", help="Publish only the best of K trials, K random.")
-@click.option("--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), default="geometric", help="Of K.")
+@click.option(
+    "--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), help="Of K; geometric where left out."
+)
 @click.option("--curve", is_flag=True, help="Epsilon epoch by epoch, as CSV.")
 @click.option(
     "--over",
@@ -89,8 +92,8 @@ class Rate(click.ParamType):
 def command(**given: Any) -> None:
     """State what a training costs in privacy, or what a budget affords, before anyone trains.
 
-    Give numbers, recipes (with KEY=VALUE overrides), result directories (of a run or a whole sweep) or ledgers. Every
-    accountant answers or says why it cannot; `upper` is a proof, `estimate` is not.
+    Give numbers, recipes (with KEY=VALUE overrides), result directories (of a run or a whole sweep), ledgers or
+    checkpoints. Every accountant answers or says why it cannot; `upper` is a proof, `estimate` is not.
 
     \b
     What does it cost?
@@ -125,8 +128,6 @@ def command(**given: Any) -> None:
             click.echo(f"drawn to {asked.plot}", err=True)
         click.echo(report.series_json(series) if asked.format == "json" else report.series_csv(series))
         return
-    if asked.plot is not None:
-        raise UsageError("--plot draws a curve: give --curve or --over")
     rows = rows_of(asked, cases)
     click.echo(report.prices(cases, rows, asked.format))
     if asked.max_epsilon is not None:

@@ -11,11 +11,13 @@ from dpsgd_cli.audit.options import Options
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.experiment import result_directory, settled
 from dpsgd_cli.failures import kill_is_interrupt
+from dpsgd_cli.plugins import trusting
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import audited, store
 from dpsgd_cli.results import report as pages
 
 
+@trusting()
 def audit(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Options) -> None:
     """Audit, write what was found, and print it. Raises RunError where the claim is refuted."""
     if result is not None:

@@ -10,8 +10,9 @@ from dpsgd_cli import data, failures
 from dpsgd_cli.core import models, verdicts
 from dpsgd_cli.core.independence import stand_in_rows
 from dpsgd_cli.core.packing import Placement, elements_by_layer
+from dpsgd_cli.core.weights import seeded
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.packs import check_without_data, make_pack, outputs_of
+from dpsgd_cli.packs import check_without_data, make_pack, outputs_of, weights_told
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import origin
 from dpsgd_cli.wording import count
@@ -25,13 +26,14 @@ def told(loaded: LoadedRecipe) -> Iterator[str]:
         raise ModelError(f"{loaded.source}: the shape of one input is not known")
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
         outputs = outputs_of(recipe, outline.name, outline.outputs if outline.outputs > 1 else None)
-        module = verdicts.built(models.builder(recipe.model, shape, outputs, loaded.base))
+        module = seeded(models.builder(recipe.model, shape, outputs, loaded.base), 0)
         found = verdicts.verdicts(module)
         yield f"{recipe.name}: inputs {tuple(shape)}, {count(outputs, 'output')}"
         for verdict in found:
             how = verdict.clipped if verdict.refused is None else "REFUSED, see below"
             size = count(verdict.parameters, "parameter")
             yield f"  {verdict.name or '(the model)'}: {verdict.kind}, {size}: {how}"
+        yield from weights_told(loaded)
         refused = [verdict.refused for verdict in found if verdict.refused is not None]
         if refused:
             raise ModelError("\n".join(refused))

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from dpsgd_cli.errors import UsageError
+from dpsgd_cli.plugins import trusting
 from dpsgd_cli.results import comparison as comparisons
 from dpsgd_cli.results import files, tables
 from dpsgd_cli.results.comparison import Comparison, Entry
@@ -52,6 +53,7 @@ class Shown:
         click.echo(f"written to {place}: {names}{told}", err=True)
 
 
+@trusting()
 def compare(
     sources: Sequence[str], terms: dict[str, Any], by: tuple[str | None, str | None], shown: Shown, out: Path | None
 ) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from dpsgd_cli.commands.trust import TRUST_CODE
+
 _WITHOUT_NOISE = (
     "measured without noise: the statement protects nobody in these records; publish it only where they are public"
 )
@@ -14,6 +16,7 @@ _OF_PUBLIC = "measured without noise, on records that the result declares public
 
 
 @click.command("evaluate")
+@TRUST_CODE
 @click.argument("result", metavar="RESULT_DIR", type=click.Path(path_type=Path))
 @click.argument("labelled", type=click.Path(path_type=Path), required=False)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Of the metrics.")

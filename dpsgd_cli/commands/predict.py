@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from dpsgd_cli.commands.trust import TRUST_CODE
 from dpsgd_cli.wording import count
 
 
 @click.command("predict")
+@TRUST_CODE
 @click.argument("result", metavar="RESULT_DIR", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the CSV here, not to stdout.")
@@ -20,7 +23,9 @@ def command(result: Path, new: Path, out: Path | None, trial: int, probabilities
 
     NEW is a table (or npz, npy) laid out as the training data, with or without labels, which are not read; columns are
     found by their names. The answer is CSV, a line a record in the same order: the class as the recipe writes it, or
-    the target in its own units. It costs no privacy: the released model is used, and nothing else of its training data.
+    the target in its own units. A class that a spreadsheet would run as a formula (it begins with =, +, -, @ or a tab,
+    and is no number) has an apostrophe before it. Predicting costs no privacy: the released model is used, and nothing
+    else of its training data.
 
     \b
     Examples:
@@ -39,7 +44,7 @@ def command(result: Path, new: Path, out: Path | None, trial: int, probabilities
     if trained.trials > 1:
         click.echo(f"by trial {trial} of {trained.trials}; --trial chooses another", err=True)
     outputs = trained.outputs(rows, trial)
-    columns = {"prediction": trained.decided(outputs)}
+    columns: dict[str, Any] = {"prediction": [files.no_formula(one) for one in trained.decided(outputs)]}
     if probabilities:
         shares = trained.probabilities(outputs)
         columns |= {f"probability_{label}": shares[:, at] for at, label in enumerate(trained.classes or ())}

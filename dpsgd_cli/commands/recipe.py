@@ -13,6 +13,7 @@ from typing import Any
 import click
 import yaml
 
+from dpsgd_cli.commands.trust import TRUST_CODE
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.recipe.batching import BATCHINGS, Batching
 from dpsgd_cli.recipe.expected import recipe_schema
@@ -139,6 +140,7 @@ def schema() -> None:
 
 
 @command.command("check-model")
+@TRUST_CODE
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def check_model(recipe: str, overrides: tuple[str, ...]) -> None:

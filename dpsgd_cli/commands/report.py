@@ -6,24 +6,35 @@ from pathlib import Path
 
 import click
 
-from dpsgd_cli.errors import DataError
-from dpsgd_cli.results import report
+from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.results import publishing, report
 from dpsgd_cli.results.store import is_complete, is_hidden
 
 
 @click.command("report")
 @click.argument("places", metavar="RESULT_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
-def command(places: tuple[Path, ...]) -> None:
+@click.option("--publish", "copy", type=click.Path(path_type=Path), metavar="DIR", help="Write a public copy to DIR.")
+def command(places: tuple[Path, ...], copy: Path | None) -> None:
     """Write report.md and report.html: what a result guarantees and is worth, in plain words.
 
     `train` writes both; sweeps and comparisons leave it to this command, which takes a folder of results, too. The
     page is made of public fields only, from files whose SHA-256 is checked first.
 
+    A result holds more than may be published: what is named `nonprivate_` is of training records, without noise.
+    `--publish DIR` writes a new folder with what may be handed on, and nothing else.
+
     \b
     Examples:
       dpsgd report results/quickstart-*
       dpsgd report results
+      dpsgd report results/patients-1a2b3c4d --publish to-publish
     """
+    if copy is not None:
+        if len(places) != 1 or not is_complete(places[0]):
+            raise UsageError("--publish is for one result directory")
+        for page in report.write(publishing.publish(places[0], copy)):
+            click.echo(page)
+        return
     for place in places:
         for directory in _results_in(place):
             for page in report.write(directory):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpsgd_cli.commands.trust import TRUST_CODE
 from dpsgd_cli.errors import RecipeError, RunError
 from dpsgd_cli.failures import kill_is_interrupt
 from dpsgd_cli.sweep import launchers
@@ -59,6 +60,7 @@ def command() -> None:
 
 
 @command.command()
+@TRUST_CODE
 @click.argument("sweep")
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
@@ -81,9 +83,14 @@ def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dr
       dpsgd sweep sweeps/ci --dry-run
       dpsgd sweep sweeps/ci repeats=2 --out results/ci --shard 1/4
     """
+    from dpsgd_cli.plugins import trusting
     from dpsgd_cli.sweep.session import SweepSession  # torch
 
-    session = SweepSession.open(sweep, overrides, out, shard)
+    with trusting(really=not dry_run):
+        _open_and_run(SweepSession.open(sweep, overrides, out, shard), dry_run, how)
+
+
+def _open_and_run(session: SweepSession, dry_run: bool, how: dict[str, Any]) -> None:
     if dry_run:
         lines, problems = session.dry_run()
         click.echo("\n".join(lines))

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import click
 
+from dpsgd_cli.commands.trust import TRUST_CODE
+from dpsgd_cli.errors import UsageError
+
 
 @click.command("train")
 @click.argument("recipe")
@@ -15,7 +18,9 @@ import click
 @click.option("--repeats", type=click.IntRange(min=1), help="Trials, trained together; short for repeats=N.")
 @click.option("--dry-run", is_flag=True, help="Build the model, print the plan and its price; train nothing.")
 @click.option("--fail-on-divergence", is_flag=True, help="Exit with code 1 where a trial diverged; for CI.")
+@TRUST_CODE
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its last checkpoint.")
+@click.option("--finish", is_flag=True, help="Train no further: make a result of the last checkpoint.")
 def command(
     recipe: str,
     overrides: tuple[str, ...],
@@ -23,6 +28,7 @@ def command(
     repeats: int | None,
     dry_run: bool,
     resume: bool,
+    finish: bool,
     fail_on_divergence: bool,
 ) -> None:
     """Train the model of RECIPE and state what it guarantees.
@@ -37,6 +43,10 @@ def command(
       dpsgd train quickstart --dry-run privacy.budget.epsilon=1
       dpsgd train yu2019/mnist-time --repeats 3
     """
+    if finish and (resume or dry_run):
+        raise UsageError("--finish trains nothing, so it goes with neither --resume nor --dry-run; give one of them")
+
+    from dpsgd_cli.plugins import trusting
     from dpsgd_cli.recipe.loading import load_recipe  # pydantic
 
     loaded = load_recipe(recipe, overrides if repeats is None else (*overrides, f"repeats={repeats}"))
@@ -46,4 +56,5 @@ def command(
     if dry_run:
         rehearse(loaded)
     else:
-        train(loaded, out, resume, fail_on_divergence)
+        with trusting():
+            train(loaded, out, resume, fail_on_divergence, finish)

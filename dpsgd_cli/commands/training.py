@@ -9,7 +9,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from dpsgd_cli import experiment
+from dpsgd_cli import experiment, packs
 from dpsgd_cli.core import processes
 from dpsgd_cli.errors import DpsgdError, RunError, UsageError
 from dpsgd_cli.failures import kill_is_interrupt
@@ -18,7 +18,8 @@ from dpsgd_cli.joint import declarations
 from dpsgd_cli.privacy.statement import warnings_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.results import report, store, summary
-from dpsgd_cli.wording import count
+from dpsgd_cli.terminal import for_bars
+from dpsgd_cli.wording import count, visible
 
 
 def rehearse(loaded: LoadedRecipe) -> None:
@@ -27,6 +28,8 @@ def rehearse(loaded: LoadedRecipe) -> None:
         raise UsageError("--dry-run is for one process; start it without torchrun")
     loaded = experiment.settled(loaded)
     plan, outline = experiment.rehearse(loaded)
+    for line in packs.weights_told(loaded):
+        click.echo(line)
     if plan is None:
         length = loaded.recipe.epochs
         trained = count(length, "epoch") if isinstance(length, int) else length
@@ -34,11 +37,15 @@ def rehearse(loaded: LoadedRecipe) -> None:
         return
     for warning in warnings_of(plan.guarantee().epsilon, plan.delta, plan.sampling.records):
         click.echo(f"warning: {warning}", err=True)
-    click.echo(summary.plan_text(plan, loaded.recipe, declarations(loaded.recipe, outline), loaded.chosen))
+    click.echo(summary.plan_text(plan, loaded.recipe, declarations(loaded, outline), loaded.chosen))
 
 
-def train(loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: bool = False) -> None:
+def train(
+    loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: bool = False, finish: bool = False
+) -> None:
     """Train what has no result yet, alone or as one of a team of processes, and print the result.
+
+    With `finish` nothing is trained: the result is that of the last checkpoint.
 
     Raises RunError for a result that diverged, once it is written and shown, where that is asked for.
     """
@@ -56,7 +63,8 @@ def train(loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: boo
                 if loaded.recipe.save_model is not False and not (directory / MODEL).is_file():
                     bar.say("It holds no model, as results of sweeps and comparisons do not.")
             else:
-                experiment.run(loaded, experiment.Options(out, resume, bar.update, bar.say, team, save_models=True))
+                run = experiment.finish if finish else experiment.run
+                run(loaded, experiment.Options(out, resume, bar.update, bar.say, team, save_models=True))
         except DpsgdError as error:
             raise team.say_of(error) from error.__cause__
     if not team.first:
@@ -86,7 +94,8 @@ class _Bar:
 
     def __enter__(self) -> _Bar:
         hidden = self._silent or not sys.stderr.isatty()
-        self._bar = tqdm(total=None, desc=self._name, unit="epoch", file=sys.stderr, disable=hidden, leave=False)
+        name = visible(self._name)
+        self._bar = tqdm(total=None, desc=name, unit="epoch", file=for_bars(), disable=hidden, leave=False)
         return self
 
     def update(self, done: int, total: int) -> None:
@@ -96,7 +105,7 @@ class _Bar:
     def say(self, text: str) -> None:
         self._told.add(text)
         if not self._silent:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.write(visible(text), file=for_bars())
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()

@@ -29,13 +29,15 @@ _ABOUT = "dpsgd"
 _KEPT = "preprocess/"
 _UNRELEASED = "nonprivate_preprocess/"
 _CUTS = "preconditioner/"
+_UNTRAINED = "untrained/"
 
 
 @dataclass(frozen=True)
 class Bundle:
     """`weights` of each trial by name; `kept` by "step" or "trial/step"; `unreleased` likewise, without any noise.
 
-    `cuts` are those of a preconditioner, one a trial (`preconditioning.py`); empty without one.
+    `untrained` are buffers and frozen parameters by name, the same in all trials; those that `model.weights.file` loads
+    are not among them. `cuts` are those of a preconditioner, one a trial (`preconditioning.py`); empty without one.
     """
 
     weights: Sequence[dict[str, Tensor]]
@@ -43,11 +45,12 @@ class Bundle:
     kept: dict[str, np.ndarray] = field(default_factory=dict)
     unreleased: dict[str, np.ndarray] = field(default_factory=dict)
     cuts: Sequence[Tensor] = ()
+    untrained: dict[str, Tensor] = field(default_factory=dict)
 
     def of_trials(self, span: slice) -> Bundle:
         """The same of some of the trials, counted from 0."""
         kept, unreleased = _of(self.kept, span), _of(self.unreleased, span)
-        return Bundle(self.weights[span], self.about, kept, unreleased, self.cuts[span])
+        return Bundle(self.weights[span], self.about, kept, unreleased, self.cuts[span], self.untrained)
 
     def to_bytes(self) -> bytes:
         """The content of the file; the tensors of an only trial have no `trial-0/` before their names."""
@@ -60,6 +63,7 @@ class Bundle:
         for prefix, arrays in ((_KEPT, self.kept), (_UNRELEASED, self.unreleased)):
             tensors |= {f"{prefix}{key}": torch.from_numpy(np.array(held, order="C")) for key, held in arrays.items()}
         tensors |= {f"{_CUTS}{trial}": cut.cpu().contiguous() for trial, cut in enumerate(self.cuts)}
+        tensors |= {f"{_UNTRAINED}{name}": value.contiguous() for name, value in self.untrained.items()}
         # one entry, since safetensors writes several in an order of its own
         return save(tensors, {_ABOUT: json.dumps(self.about)})
 
@@ -81,9 +85,12 @@ def read(path: Path) -> Bundle:
     kept: dict[str, np.ndarray] = {}
     unreleased: dict[str, np.ndarray] = {}
     cuts: dict[int, Tensor] = {}
+    untrained: dict[str, Tensor] = {}
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get(_ABOUT, "{}"))
+            if not isinstance(about, dict):
+                raise ValueError("what it says of itself is no object")
             for name in file.keys():  # noqa: SIM118, which is no dict
                 if name.startswith(_KEPT):
                     kept[name.removeprefix(_KEPT)] = file.get_tensor(name).numpy()
@@ -91,10 +98,12 @@ def read(path: Path) -> Bundle:
                     unreleased[name.removeprefix(_UNRELEASED)] = file.get_tensor(name).numpy()
                 elif name.startswith(_CUTS):
                     cuts[int(name.removeprefix(_CUTS))] = file.get_tensor(name)
+                elif name.startswith(_UNTRAINED):
+                    untrained[name.removeprefix(_UNTRAINED)] = file.get_tensor(name)
                 else:
                     trial, _, own = name.partition("/") if name.startswith("trial-") else ("trial-0", "", name)
                     weights.setdefault(int(trial.removeprefix("trial-")), {})[own] = file.get_tensor(name)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise DataError(f"{path}: cannot be read as the file of a model: {error}") from None
     listed = [cuts[trial] for trial in sorted(cuts)]
-    return Bundle([weights[trial] for trial in sorted(weights)], about, kept, unreleased, listed)
+    return Bundle([weights[trial] for trial in sorted(weights)], about, kept, unreleased, listed, untrained)

@@ -3,8 +3,18 @@
 What is kept of past noise is as secret as the noise: who has it and the weights can take the noise away. It lives in
 memory and in checkpoints, which their owner alone can read (`results/checkpoint.py`), and it is no release.
 
-All of it is float64: noise that was rounded between two steps would not cancel, and low bits of secure noise must not
-show. Not here: what a correlation is and the error it leaves (`privacy/correlation.py`), what it costs
+With a seed all of it is float64: noise that was rounded between two steps would not cancel.
+
+On a grid. Without a seed the release of step t is y_t = m_t + w_t in integers, w_t = X_t - rint(b_t), with m_t =
+rint(S_t / q_t) and X_t = floor(N_t 2^42) as in `digits.py`, and b_t what is taken back of w_{t-1}, w_{t-2}, ..., in
+steps q_t. Given what was released before, w_{t-j} = y_{t-j} - m_{t-j} is a function of data; so y_t = floor(N_t 2^42 +
+M_t) with an integer M_t = m_t - rint(b_t): step by step a function of a Gaussian mechanism, whose centres a record
+moves by what it moves C m by, and by rounding: 1 for m_t, sum |c_j| for the m_{t-j}, 1 for b_t, all in steps.
+`Correlation.moved_by_rounding` has the sum, with what float64 loses of b_t (less than |c|_1 bands / 8 while |w| < 2^47,
+which is beyond 30 standard deviations). What a tree takes back is a sum of earlier nodes, integers again. What is kept
+are the w times their steps, in float64.
+
+Not here: what a correlation is and the error it leaves (`privacy/correlation.py`), what it costs
 (`privacy/mechanism.py`), fresh normals (`noise.py`).
 """
 
@@ -17,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.noise import add_noise
+from dpsgd_cli.core.noise import Grid, NoiseSource, put_on_grid
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.correlation import Correlation, Toeplitz, Tree
 from dpsgd_cli.recipe.naming import named
@@ -26,10 +36,9 @@ from dpsgd_cli.recipe.naming import named
 class StepNoise:
     """Independent noise."""
 
-    def add(self, sums: Tensor, step: int, fresh: Tensor, scale: Tensor) -> None:
-        """sums += the noise of `step`; `fresh` are its standard normals (R, P), `scale` the standard deviation of y."""
-        del step
-        add_noise(sums, fresh, scale)
+    def add(self, sums: Tensor, step: int, source: NoiseSource, scale: Tensor, grid: Grid | None) -> None:
+        """sums += the noise of `step`, made of what `source` has for it; `scale` is the standard deviation of y."""
+        source.add(sums, step, scale, grid)
 
     def fresh(self, step: int, made: Tensor) -> Tensor:
         """The y that the noise `made` of `step` came from: the inverse of `add`, for who looks on with its own copy."""
@@ -56,12 +65,26 @@ class CorrelatedStepNoise(StepNoise, ABC):
         self._period = period
         self._next = 0
 
-    def add(self, sums: Tensor, step: int, fresh: Tensor, scale: Tensor) -> None:
-        own = fresh.to(torch.float64) * scale.to(torch.float64)
-        sums += self._made(self._within(step), own)
+    def add(self, sums: Tensor, step: int, source: NoiseSource, scale: Tensor, grid: Grid | None) -> None:
+        within, fresh = self._within(step), source.draw(step)
+        own, back = scale.to(torch.float64) * self._unit, self._taken_back(within)
+        if fresh.is_floating_point():
+            made = fresh * own - back
+            sums += made
+        elif grid is None:
+            raise ValueError("noise without a seed needs the grid that it is released on")
+        else:
+            size = grid.steps(own)
+            whole = grid.shortened(fresh) - torch.div(back, size).round_().to(torch.int64)
+            put_on_grid(sums, whole, size)
+            made = whole * size
+        self._keep(within, made, back)
 
     def fresh(self, step: int, made: Tensor) -> Tensor:
-        return self._fresh(self._within(step), made.to(torch.float64))
+        within = self._within(step)
+        made, back = made.to(torch.float64), self._taken_back(within)
+        self._keep(within, made, back)
+        return (made + back) / self._unit
 
     def _within(self, step: int) -> int:
         """`step`, which must be the next one, counted from where noise starts anew."""
@@ -70,13 +93,16 @@ class CorrelatedStepNoise(StepNoise, ABC):
         self._next = step + 1
         return step if self._period is None else step % self._period
 
-    @abstractmethod
-    def _made(self, step: int, own: Tensor) -> Tensor:
-        """x of `step`, counted from where noise starts anew, given its y."""
+    _unit: Tensor | float
+    """x of a step is `_unit` y, less what is taken back."""
 
     @abstractmethod
-    def _fresh(self, step: int, made: Tensor) -> Tensor:
-        """y of `step` given its x."""
+    def _taken_back(self, step: int) -> Tensor:
+        """What x of `step`, counted from where noise starts anew, takes back of earlier noise."""
+
+    @abstractmethod
+    def _keep(self, step: int, made: Tensor, back: Tensor) -> None:
+        """Keep of x of `step`, `made`, what later steps take back; `back` is what this one took."""
 
     @abstractmethod
     def _kept(self) -> dict[str, Tensor]:
@@ -99,29 +125,20 @@ class ToeplitzStepNoise(CorrelatedStepNoise):
         longest = max(shape.bands for shape in shapes)
         weights = [[*shape.weights, *[0.0] * (longest - shape.bands)] for shape in shapes]
         table = torch.tensor(weights, dtype=torch.float64, device=device)
-        self._first, self._later = table[:, :1], table[:, 1:]
+        self._unit, self._later = 1 / table[:, :1], table[:, 1:] / table[:, :1]
         # x_{t-1}, x_{t-2}, ... in a ring: that of step t is at t mod its length
         self._past = torch.zeros(len(shapes), longest - 1, size, dtype=torch.float64, device=device)
 
-    def _made(self, step: int, own: Tensor) -> Tensor:
-        made = (own - self._taken_back(step)) / self._first
-        self._keep(step, made)
-        return made
-
-    def _fresh(self, step: int, made: Tensor) -> Tensor:
-        own = made * self._first + self._taken_back(step)
-        self._keep(step, made)
-        return own
-
     def _taken_back(self, step: int) -> Tensor:
-        """sum_{j >= 1} w_j x_{t-j}."""
+        """sum_{j >= 1} w_j / w_0 x_{t-j}."""
         if step == 0:
             self._past.zero_()
         # column i of the ring holds the step (at - i) mod length back, or length where i is at itself
         turned = torch.roll(self._later.flip(1), step % max(1, self._past.shape[1]), dims=1)
         return torch.bmm(turned.unsqueeze(1), self._past).squeeze(1)
 
-    def _keep(self, step: int, made: Tensor) -> None:
+    def _keep(self, step: int, made: Tensor, back: Tensor) -> None:
+        del back
         if self._past.shape[1]:
             self._past[:, step % self._past.shape[1]] = made
 
@@ -134,27 +151,18 @@ class TreeStepNoise(CorrelatedStepNoise):
 
     def __init__(self, shapes: Sequence[Tree], size: int, device: torch.device) -> None:
         super().__init__(shapes[0].period)
-        self._root = shapes[0].levels ** 0.5
+        self._unit = shapes[0].levels ** 0.5
         self._nodes = torch.zeros(shapes[0].levels, len(shapes), size, dtype=torch.float64, device=device)
 
-    def _made(self, step: int, own: Tensor) -> Tensor:
-        node = own * self._root
-        made = node - self._replaced(step)
-        self._nodes[_level(step)] = node
-        return made
-
-    def _fresh(self, step: int, made: Tensor) -> Tensor:
-        node = made + self._replaced(step)
-        self._nodes[_level(step)] = node
-        return node / self._root
-
-    def _replaced(self, step: int) -> Tensor:
-        """The sum of the nodes that the one of this step takes the place of, which are no more."""
+    def _taken_back(self, step: int) -> Tensor:
+        """The sum of the nodes that the one of this step takes the place of."""
         if step == 0:
             self._nodes.zero_()
-        found = self._nodes[: _level(step)].sum(dim=0)
+        return self._nodes[: _level(step)].sum(dim=0)
+
+    def _keep(self, step: int, made: Tensor, back: Tensor) -> None:
         self._nodes[: _level(step)] = 0.0
-        return found
+        self._nodes[_level(step)] = made + back
 
     def _kept(self) -> dict[str, Tensor]:
         return {"nodes": self._nodes}

@@ -12,7 +12,8 @@ ones, of fractions and of numbers of several sizes,
 - each row had the outputs, layer inputs and gradients that it has alone, to a thousandth, wherever it stood;
 - where other rows were replaced it kept them, to a ten-thousandth, in batches of at most 64;
 - the loss of some rows had a gradient of exactly zero in all others;
-- no buffer changed, and no number of the input was asked for.
+- no buffer, attribute or global generator changed (`state.py` says what is covered), and no number of the input was
+  asked for.
 
 The second and third separate every two places of a batch of at most 64 rows, either way; in larger batches, halves
 drawn by chance. So what passes may still mix below these tolerances, at other sizes or for other rows only, or by
@@ -34,6 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dpsgd_cli.core import state
 from dpsgd_cli.core.packing import Pack
 from dpsgd_cli.errors import ModelError
 
@@ -41,7 +43,7 @@ _ROWS = 4
 _SMALL = 64
 _ASKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 _ARRAYS = (Tensor.numpy, Tensor.__array__)
-_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,8 @@ def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
     `x` is (B, ...), B >= 2 different rows of plausible input; no private values are needed. Each example in turn
     runs alone, and must give what it gave beside the others; is replaced, which may change no other row of any
     layer, forwards or backwards; and has a loss of its own, whose gradient may reach no other row of any layer. Two
-    equal runs must agree, and no run may change a buffer, or the model keeps something of what it saw. All weights are
-    random meanwhile, because a layer that starts at zero hides what comes before it.
+    equal runs must agree, and no run may change what the model holds (`state.py`). All weights are random meanwhile,
+    because a layer that starts at zero hides what comes before it.
     """
     with _random_weights(pack):
         for rows in (x, x.flip(0)):
@@ -235,12 +237,11 @@ def _random_weights(pack: Pack) -> Iterator[None]:
 
 def _run(pack: Pack, x: Tensor, losses: Sequence[int] = ()) -> _Run:
     """A recorded pass over rows `x` (B, ...), and one backward from the outputs of the rows `losses`, if any."""
-    held = {name: b.clone() for name, b in pack.template.named_buffers() if b.is_floating_point()}
+    before = state.held(pack.template)
     found = _recorded(pack, x, losses)
-    for name, buffer in pack.template.named_buffers():
-        was = held.get(name)
-        if was is not None and was.shape == buffer.shape and not torch.equal(was.nan_to_num(), buffer.nan_to_num()):
-            raise _mixes(f"buffer {name!r} changed in a pass, which nothing clips and no noise hides")
+    own = state.changed(before, state.held(pack.template))
+    if own is not None:
+        raise _mixes(f"{own} changed in a pass, which nothing clips and no noise hides")
     return found
 
 
@@ -257,7 +258,7 @@ def _recorded(pack: Pack, x: Tensor, losses: Sequence[int]) -> _Run:
         inputs = [a for layer in pack.layers for a in layer.inputs]
         gradients = [d for layer in pack.layers for _, d in layer.recorded()]
         return _Run(outputs.detach(), inputs, gradients)
-    except _FAILURES as error:
+    except FAILURES as error:
         said = f"the model does not run on {len(x)} inputs of shape {tuple(x.shape[1:])}: {error}"
         raise _DoesNotRunError(said) from error
     finally:

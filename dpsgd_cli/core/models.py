@@ -13,6 +13,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpsgd_cli.core import packing, weights
 from dpsgd_cli.core.layers import Shift, WeightStandardisedConv2d
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.plugins import load_attribute, refusal_of_call
@@ -243,12 +244,18 @@ def vit(model: VitModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def python(model: PythonModel, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
-    """The user's own factory from a Python file named in the recipe."""
+    """The user's own factory from a Python file named in the recipe.
+
+    `model.weights.file` is loaded into each module that it makes.
+    """
     factory = load_attribute(base / model.file, model.factory)
     given = {"input_shape": shape, "outputs": outputs}
     refusal = refusal_of_call(factory, model.factory, given, model.arguments)
     if refusal is not None:
         raise ModelError(f"{model.file}: {refusal}")
+
+    file = None if model.weights is None else model.weights.file
+    tensors = {} if file is None else weights.read(base / file)
 
     def build() -> nn.Module:
         made = factory(shape, outputs, **model.arguments)
@@ -256,6 +263,9 @@ def python(model: PythonModel, shape: tuple[int, ...], outputs: int, base: Path)
             raise ModelError(
                 f"{model.file}: {model.factory}(...) returned {type(made).__name__}, not a torch.nn.Module"
             )
+        if file is not None:
+            packing.refuse_unfinished(made)
+            weights.load(made, tensors, file)
         return made
 
     return build
@@ -275,6 +285,12 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "wrn": wrn,
     "vit": vit,
 }
+
+
+def loaded_names(model: Model, base: Path) -> list[str]:
+    """Names of the tensors that `model.weights.file` loads into a model; empty without one."""
+    file = model.weights.file if isinstance(model, PythonModel) and model.weights is not None else None
+    return [] if file is None else list(weights.read(base / file))
 
 
 def builder(model: Model, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers import RULES, Fallback, Layer, Ruled, Session, Standardised
-from dpsgd_cli.core.layers.conv import Conv
+from dpsgd_cli.core.layers import RULES, Fallback, Layer, Ruled, Session
 from dpsgd_cli.core.pooling import vectorised
 from dpsgd_cli.core.precision import MOST_FLOAT32, PRECISION
 from dpsgd_cli.errors import ModelError
 
 _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
+_LAZY = nn.modules.lazy.LazyModuleMixin
 _DROPOUT = nn.modules.dropout._DropoutNd
 _RANDOM = (_DROPOUT, nn.RReLU)
 # asked for their parts' attributes, which only the parts themselves have
@@ -79,7 +79,8 @@ class Pack(nn.Module):
         self.layers = list(dict.fromkeys(m for m in self.template.modules() if isinstance(m, Layer)))
         if not self.layers:
             raise ModelError("the model has no trainable parameters")
-        _refuse_own_constants(sources)
+        self._constants = _constants(sources)
+        self.untrained = {name: x.detach().clone() for name, x in self._constants.items()}
         self._places = {id(layer): name for name, layer in self.template.named_modules() if isinstance(layer, Layer)}
         self._bind(sources, place)
 
@@ -139,6 +140,16 @@ class Pack(nn.Module):
     def layer_names(self) -> list[str]:
         """Where each of `layers` stands in the model."""
         return [self._places[id(layer)] for layer in self.layers]
+
+    def require_untrained_kept(self) -> None:
+        """Raise ModelError where a buffer or frozen parameter is no longer what the model was built with."""
+        now = self._constants | dict(self.template.named_buffers())
+        for name, was in self.untrained.items():
+            if was.shape != now[name].shape or not torch.equal(was.nan_to_num(), now[name].nan_to_num()):
+                raise ModelError(
+                    f"{name} changed in training, which nothing clips and no noise hides; no result is written. Keep"
+                    " nothing of what the model sees"
+                )
 
     def _views_of(self, flat: Tensor, layer: Layer) -> dict[str, Tensor]:
         """The parts of `flat` (R, P) that belong to a layer's parameters, as (R, *shape)."""
@@ -239,17 +250,49 @@ def rule_for(module: nn.Module, name: str) -> type[Layer] | None:
 
 def _refuse(module: nn.Module, name: str) -> None:
     kind = type(module).__name__
-    if isinstance(module, _MIXERS):
+    if isinstance(module, _MIXERS) and not _is_constant(module, name):
         raise ModelError(
             f"{name}: {kind} mixes the examples of a batch, so no record's influence can be bounded;"
             " use GroupNorm or LayerNorm instead"
         )
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
-        raise ModelError(f"{name}: {kind} learns its sizes from data that it sees; give them")
+    _refuse_unfinished(module, name)
     if isinstance(module, _INSTANCE) and module.track_running_stats:
         raise ModelError(f"{name}: {kind} with track_running_stats keeps statistics of the data; leave it off")
     if isinstance(module, _RANDOM) and getattr(module, "p", None) != 0:
         raise ModelError(f"{name}: {kind} draws from a stream that no seed of a trial controls; leave it out")
+
+
+def refuse_unfinished(module: nn.Module) -> None:
+    """Refuse a model any of whose layers has no sizes yet, or is hidden by a compiler."""
+    for name, inner in module.named_modules():
+        _refuse_unfinished(inner, f"layer {name!r}" if name else "the model")
+
+
+def _refuse_unfinished(module: nn.Module, name: str) -> None:
+    kind = type(module).__name__
+    if isinstance(module, _LAZY):
+        raise ModelError(f"{name}: {kind} learns its sizes from data that it sees; give them")
+    compiled = kind == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+    if compiled or isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(
+            f"{name}: {kind} is compiled, which hides the layers whose gradients are clipped; build it without"
+            " torch.compile and torch.jit, and set runtime.compile: true where steps should be compiled"
+        )
+
+
+def _is_constant(module: nn.modules.batchnorm._NormBase, name: str) -> bool:
+    """Whether batch normalisation is one fixed map of each example: in eval mode, with kept statistics, all frozen.
+
+    Nothing in this package calls `train()` on a model, and `state.py` finds a model that does so itself.
+    """
+    if module.training or module.running_mean is None or module.running_var is None:
+        return False
+    if any(p.requires_grad for p in module.parameters()):
+        raise ModelError(
+            f"{name}: {type(module).__name__} in eval mode keeps examples apart, but its trained weight and bias have"
+            " no rule; freeze them by requires_grad_(False), or use GroupNorm or LayerNorm"
+        )
+    return True
 
 
 def _refuse_several(module: nn.Module, name: str) -> None:
@@ -281,8 +324,8 @@ def _refuse_tied(source: nn.Module) -> None:
             owners[id(parameter)] = full
 
 
-def _refuse_own_constants(sources: Sequence[nn.Module]) -> None:
-    """What is not trained is there once for all trials, so it must be the same under every seed."""
+def _constants(sources: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """What is not trained, by name: there once for all trials, so it must be the same under every seed."""
     constants = [
         {name: p for name, p in source.named_parameters() if not p.requires_grad} | dict(source.named_buffers())
         for source in sources
@@ -291,8 +334,9 @@ def _refuse_own_constants(sources: Sequence[nn.Module]) -> None:
         if any(not torch.equal(shared, others[name]) for others in constants[1:]):
             raise ModelError(
                 f"{name} is not trained and differs from seed to seed, but trials that train together share it;"
-                " fill it from a torch.Generator with a seed of its own"
+                " fill it from a torch.Generator with a seed of its own, and name it in model.weights.constant"
             )
+    return constants[0]
 
 
 def elements_per_row(pack: Pack, x: Tensor) -> int:
@@ -306,7 +350,7 @@ def elements_by_layer(pack: Pack, x: Tensor) -> dict[str, int]:
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         found = inputs[0].numel() // inputs[0].shape[0] + 3 * (output.numel() // output.shape[0])
-        if isinstance(layer, Fallback | Conv | Standardised):
+        if isinstance(layer, Layer) and layer.holds_gradients:
             found += sum(value[0].numel() for value in layer.values.values())
         counted[names[id(layer)]] += found
 

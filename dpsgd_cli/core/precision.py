@@ -25,6 +25,9 @@ more than MOST_ROWS + N / MOST_ROWS additions:
 >>> [f"{excess(n, MOST_ROWS):.1e}" for n in (50_000, 500_000, 5_000_000)]
 ['1.8e-07', '1.8e-06', '1.9e-05']
 
+Without a seed the noise pays for this excess, and for the rounding to the public grid: it is larger by as much
+(`noise.Grid`). With a seed, an experiment, nothing is added.
+
 What is proved. Sums of a convex model (`problems/`) are products in float64 of float32 factors, added up in float64:
 the line above holds of them, given each record's own contribution. So it does of a network's sums where a step expects
 more than `MOST_FLOAT32` records, or where `runtime.dtype` is float64. Noise is added in float64 before anything is

@@ -33,7 +33,7 @@ _ROWS_AT_ONCE = 2048
 
 
 def spread(features: int, scale: float) -> float:
-    """How far from 0 noise alone puts the eigenvalues of a matrix that `add_noise` made: public, of no record.
+    """How far from 0 noise alone puts the eigenvalues of a matrix that `with_noise` made: public, of no record.
 
     The noise's off-diagonal entries have standard deviation scale / sqrt(2), so its eigenvalues fill the interval of
     half-width scale sqrt(2 D) (Wigner's semicircle).
@@ -52,7 +52,7 @@ def eigen(matrix: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def cut_of(matrix: np.ndarray, scale: float) -> Tensor:
-    """The cut of a matrix to which `add_noise` added noise of `scale`; float32 (D, as many as stand out of noise)."""
+    """The cut of a matrix to which `with_noise` added noise of `scale`; float32 (D, as many as stand out of noise)."""
     reach = spread(len(matrix), scale)
     values, vectors = eigen(matrix) if len(matrix) <= _WHOLE_UP_TO else _largest(matrix, reach)
     out = values > reach

@@ -243,7 +243,8 @@ def _groups_of(stream: Streams, records: int, groups: int) -> np.ndarray:
 class SingleSampler(Sampler):
     """One record a step, uniform over all of them, independent of other steps (Lecture 15, Algorithm 3).
 
-    Indices come from normals through their distribution function, in blocks; an epoch is as many steps as records.
+    With a seed indices come from normals through their distribution function, in blocks; an epoch is as many steps as
+    records.
 
     >>> from dpsgd_cli.core.streams import SeededStreams
     >>> sampler = SingleSampler([SeededStreams(0)], records=7)
@@ -261,11 +262,15 @@ class SingleSampler(Sampler):
     def batch(self, step: int) -> Batch:
         number, place = divmod(step, _SINGLE_BLOCK)
         if number != self._block:
-            drawn = [s.normal("single", number, torch.empty(_SINGLE_BLOCK, dtype=torch.float64)) for s in self._streams]
-            uniform = torch.special.ndtr(torch.stack(drawn)).numpy()
-            self._rows = np.minimum((uniform * self._records).astype(np.int64), self._records - 1)
+            self._rows = np.stack([self._drawn(stream, number) for stream in self._streams])
             self._block = number
         return Batch(rows=self._rows[:, place : place + 1])
+
+    def _drawn(self, stream: Streams, number: int) -> np.ndarray:
+        if not stream.reproducible:
+            return stream.integers("single", number, self._records, _SINGLE_BLOCK)
+        uniform = torch.special.ndtr(stream.normal("single", number, torch.empty(_SINGLE_BLOCK, dtype=torch.float64)))
+        return np.minimum((uniform.numpy() * self._records).astype(np.int64), self._records - 1)
 
 
 class FixedSampler(Sampler):

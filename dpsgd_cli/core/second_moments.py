@@ -10,7 +10,7 @@ Not here: charging it (`privacy/`, `trials.py`), what is made of the noisy matri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -65,11 +65,11 @@ def as_vector(matrix: np.ndarray) -> np.ndarray:
     return np.where(upper[0] == upper[1], 1.0, math.sqrt(2)) * matrix[upper]
 
 
-def add_noise(exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
-    """`exact` plus symmetric Gaussian noise: `scale` on the diagonal, scale / sqrt(2) off it.
+def with_noise(exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """`exact` plus symmetric Gaussian noise: of one standard deviation on the diagonal, 1 / sqrt(2) of that off it.
 
-    Notation: exact (D, D) from `second_moments`; draws (D (D + 1) / 2,) independent standard normals; scale is
-    the noise's standard deviation, noise_multiplier * sensitivity(adjacency).
+    Notation: exact (D, D) from `second_moments`; `noised` gives its vector (D (D + 1) / 2,) back with noise
+    (`noise.gaussian`), whose standard deviation is noise_multiplier * sensitivity(adjacency).
 
     Guarantee: the released vector is the upper triangle with off-diagonal entries times sqrt(2); noise of
     one scale on all of it is one Gaussian mechanism with noise multiplier z = scale / sensitivity, which is
@@ -77,9 +77,14 @@ def add_noise(exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
     onto them are post-processing. Source: Dwork, Talwar, Thakurta, Zhang 2014, Algorithm 1, which adds `scale` off the
     diagonal too; the factor is free, because the sensitivity above holds for the weighted vector.
     """
-    noise = np.zeros_like(exact)
-    upper = np.triu_indices(len(exact))
-    noise[upper] = scale * draws
-    noise[~np.eye(len(exact), dtype=bool)] /= math.sqrt(2)
-    noise.T[upper] = noise[upper]
-    return exact + noise
+    return from_vector(noised(as_vector(exact)))
+
+
+def from_vector(vector: np.ndarray) -> np.ndarray:
+    """Inverse of `as_vector`."""
+    size = math.isqrt(2 * len(vector))
+    upper = np.triu_indices(size)
+    matrix = np.zeros((size, size))
+    matrix[upper] = np.where(upper[0] == upper[1], vector, vector / math.sqrt(2))
+    matrix.T[upper] = matrix[upper]
+    return matrix

@@ -11,16 +11,25 @@ exponential Reports index i with probability proportional to exp(-eps score_i / 
             moves by numbers in an interval of length eps, so the privacy loss is eps-bounded-range (Durfee and Rogers
             2019), hence eps-DP, and eps^2 / 8-zCDP (Cesar and Rogers 2021, Lemma 3.2).
 
+With draws from a seed this is done in floating point; without, in integers and exactly (`discrete.py`).
+
 Under replace-one scores may move by numbers in [-D, D], not all one way: both need twice the scale, which the caller
 gets by passing 2 D. Not here: charging (`privacy/ledger.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from dpsgd_cli.core import discrete
+from dpsgd_cli.core.discrete import Coins
+from dpsgd_cli.core.noise import is_secure
+from dpsgd_cli.core.streams import Streams
 
 NoisyChoice = Literal["laplace", "exponential"]
 NORMALS_PER_SCORE: dict[str, int] = {"laplace": 4, "exponential": 2}
@@ -31,17 +40,44 @@ def exponentials(normals: Tensor) -> Tensor:
     return normals.square().sum(dim=-1) / 2
 
 
-def select_least(scores: Tensor, epsilon: Tensor, sensitivity: Tensor, kind: NoisyChoice, normals: Tensor) -> Tensor:
+def choice_draws(
+    streams: Sequence[Streams], purpose: str, counter: int, count: int, kind: NoisyChoice
+) -> Tensor | list[Coins]:
+    """What `select_least` needs for one choice among `count` of each stream: normals with a seed, coins without."""
+    if is_secure(streams):
+        return [stream.coins(purpose, counter) for stream in streams]
+    shape = (count, NORMALS_PER_SCORE[kind])
+    return torch.stack([own.normal(purpose, counter, torch.empty(shape, dtype=torch.float64)) for own in streams])
+
+
+def select_least(
+    scores: Tensor, epsilon: Tensor, sensitivity: Tensor, kind: NoisyChoice, draws: Tensor | Sequence[Coins]
+) -> Tensor:
     """Index (A,) of the chosen score of each trial.
 
-    Args: scores (A, n) float64; epsilon, sensitivity (A,) > 0; normals (A, n, k) float64 standard normals of which no
-    one was used before, k = NORMALS_PER_SCORE[kind]. A score that is not a number is never preferred.
+    Args: scores (A, n) float64; epsilon, sensitivity (A,) > 0; draws: (A, n, k) float64 standard normals of which no
+    one was used before, k = NORMALS_PER_SCORE[kind], or coins for each trial. A score that is not a number is never
+    preferred.
 
-    Guarantee: that of `kind` in the module's head.
+    Guarantee: that of `kind` in the module's head; with coins for exact arithmetic on the scores as they are.
     """
+    if not isinstance(draws, Tensor):
+        numbers = zip(scores.tolist(), epsilon.double().tolist(), sensitivity.double().tolist(), draws, strict=True)
+        return torch.tensor([least_exactly(*one, kind) for one in numbers])
     scaled = scores.nan_to_num(nan=torch.finfo(scores.dtype).max / 4) * (epsilon / sensitivity).unsqueeze(1)
     if kind == "laplace":
-        noise = exponentials(normals[..., :2]) - exponentials(normals[..., 2:])
+        noise = exponentials(draws[..., :2]) - exponentials(draws[..., 2:])
         return (scaled + noise).argmin(dim=1)
-    gumbel = -exponentials(normals).log()
+    if kind != "exponential":
+        raise ValueError(f"no noise is proved for a choice of kind {kind!r}")
+    gumbel = -exponentials(draws).log()
     return (scaled - gumbel).argmin(dim=1)
+
+
+def least_exactly(scores: Sequence[float], epsilon: float, sensitivity: float, coins: Coins, kind: NoisyChoice) -> int:
+    """The chosen place, without floating point. Rounding moves scores apart by 2 steps at most, whichever way they
+    move.
+    """
+    unit = Fraction(sensitivity) / discrete.drawn_epsilon(epsilon, 2)
+    whole = [discrete.on_grid(discrete.finite(score), unit) for score in scores]
+    return (discrete.least_noisy if kind == "laplace" else discrete.least_likely)(whole, coins)

@@ -12,11 +12,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import random
+import secrets
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import torch
+
+from dpsgd_cli.core import digits
+from dpsgd_cli.core.discrete import Coins
 
 _WORDS = 624  # of a Mersenne Twister's state
 
@@ -30,7 +35,13 @@ class Streams(Protocol):
         """Streams of the same trial whose purposes are `name`'s own."""
 
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` with independent standard normals and return it."""
+        """Fill `out` with independent standard normals and return it; int64: with floor(N 2^42) of each (`digits.py`).
+
+        Secure streams raise TypeError unless `out` is int64: they have no floating-point normals.
+        """
+
+    def coins(self, purpose: str, counter: int) -> Coins:
+        """A source of fair coins, for Laplace noise and choices."""
 
     def bits(self, purpose: str, counter: int) -> int:
         """512 uniform bits, as an integer."""
@@ -71,6 +82,8 @@ class SeededStreams:
         return np.random.Generator(np.random.Philox(key=self._key(purpose, counter)))
 
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
+        if out.dtype == torch.int64:
+            return out.copy_((self.normal(purpose, counter, out.double()) * 2.0**digits.BITS).floor_())
         key = self._key(purpose, counter)
         generator = torch.Generator(out.device)
         if out.device.type == "cpu":
@@ -79,6 +92,9 @@ class SeededStreams:
         else:
             generator.manual_seed(key & (2**63 - 1))
         return out.normal_(generator=generator)
+
+    def coins(self, purpose: str, counter: int) -> Coins:
+        return random.Random(self._key(purpose, counter)).getrandbits
 
     def bits(self, purpose: str, counter: int) -> int:
         return int.from_bytes(hashlib.sha512(f"{self.seed}/{purpose}/{counter}".encode()).digest(), "little")
@@ -112,9 +128,8 @@ def _mersenne_state(generator: torch.Generator, words: np.ndarray) -> torch.Tens
 class SecureStreams:
     """Draws from the operating system's cryptographic generator; never repeated, never stored.
 
-    Normals: Box-Muller in float64 on 53-bit uniforms, four independent normals added and halved, so that
-    the gaps of one floating-point normal do not show (Holohan and Braghin, 2021, "Secure random sampling in
-    differential privacy", with n = 2).
+    Normals are exact, by AES under a key of the operating system's for each draw (`digits.py`). They are drawn on the
+    CPU and moved from there.
     """
 
     reproducible = False
@@ -129,15 +144,15 @@ class SecureStreams:
         return self
 
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
-        words, pairs = self._source("normal", purpose, counter), 2 * out.numel()
-        # in (0, 1], multiples of 2^-53
-        first, second = (((words(pairs) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53 for _ in range(2))
-        radius, angle = np.sqrt(-2.0 * np.log(first)), 2.0 * np.pi * second
-        normals = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-        mixed = normals.reshape(4, out.numel()).sum(axis=0) / 2.0
-        here = torch.from_numpy(mixed).reshape(out.shape)
+        if out.dtype != torch.int64:
+            raise TypeError(f"noise for {purpose} was asked for as {out.dtype}; without a seed it is drawn as integers")
+        here = out if out.is_cpu else torch.empty(out.shape, dtype=torch.int64)
+        digits.fill(here.numpy(), digits.fresh())
         # from pinned memory a GPU fetches them by itself, while the next ones are drawn
-        return out.copy_(here.pin_memory() if out.is_cuda else here, non_blocking=True)
+        return out if here is out else out.copy_(here.pin_memory() if out.is_cuda else here, non_blocking=True)
+
+    def coins(self, purpose: str, counter: int) -> Coins:
+        return secrets.randbits
 
     def bits(self, purpose: str, counter: int) -> int:
         return int.from_bytes(self._source("bits", purpose, counter)(8).tobytes(), "little")
@@ -190,9 +205,12 @@ class SharedStreams(SecureStreams):
             raise RuntimeError(f"noise for {purpose} was asked for on a process that must not draw any")
         return super().normal(purpose, counter, out)
 
+    def coins(self, purpose: str, counter: int) -> Coins:
+        if not self._first:
+            raise RuntimeError(f"coins for {purpose} were asked for on a process that must not draw any")
+        return super().coins(purpose, counter)
+
     def _source(self, *place: object) -> Callable[[int], np.ndarray]:
-        if place[0] == "normal":
-            return super()._source(*place)
         prefix, piece = self._key + "/".join(map(str, place)).encode(), itertools.count(1)
 
         def words(count: int) -> np.ndarray:

@@ -16,7 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.recipe.schema.gradient import AdamSettings, AllIterates, Averaging, EmaSettings, Optimizer, SgdSettings
+from dpsgd_cli.recipe.naming import named
+from dpsgd_cli.recipe.schema.gradient import (
+    AdamSettings,
+    AllIterates,
+    Averaging,
+    EmaSettings,
+    Optimizer,
+    SgdSettings,
+    TailIterates,
+)
 
 
 class Update(ABC):
@@ -64,7 +73,8 @@ class AdamUpdate(Update):
 
 def make_update(settings: Optimizer, values: Tensor) -> Update:
     """The optimizer that a recipe names, with zeroed state."""
-    return AdamUpdate(settings, values) if isinstance(settings, AdamSettings) else SgdUpdate(settings, values)
+    update: Update = named(settings.made)(settings, values)
+    return update
 
 
 def project_to_ball(values: Tensor, radii: Tensor) -> Tensor:
@@ -110,6 +120,8 @@ def make_average(settings: Averaging | None, values: Tensor, steps: Sequence[int
         return Average(values, lambda step: 1 - min(decay, (1 + step) / (10 + step)))
     if isinstance(settings, AllIterates):
         return Average(values, lambda step: 1 / (step + 1), starts=True)
+    if not isinstance(settings, TailIterates):
+        raise TypeError(f"nothing here averages by {type(settings).__name__}")
     listed = [max(0, own - max(1, math.ceil(settings.fraction * own))) for own in steps]
     first = torch.tensor(listed, dtype=values.dtype, device=values.device).unsqueeze(1)
     return Average(values, lambda step: 1 / (step - first + 1).clamp_min(1.0))

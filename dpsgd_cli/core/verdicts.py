@@ -5,10 +5,8 @@ Not here: rules (`core/layers/`), which one applies (`packing.py`), whether exam
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from dpsgd_cli.core.packing import rule_for
@@ -30,7 +28,7 @@ class Verdict:
 def verdicts(module: nn.Module, name: str = "") -> list[Verdict]:
     """What becomes of every layer of a model, in order: all that is refused by itself, not the first only."""
     kind = type(module).__name__
-    size = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    size = sum(p.numel() for p in module.parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
     try:
         rule = rule_for(module, name)
     except ModelError as error:
@@ -38,10 +36,3 @@ def verdicts(module: nn.Module, name: str = "") -> list[Verdict]:
     if rule is not None:
         return [Verdict(name, kind, size, rule.__name__, rule.clipped)]
     return [found for own, child in module.named_children() for found in verdicts(child, f"{name}.{own}".strip("."))]
-
-
-def built(build: Callable[[], nn.Module]) -> nn.Module:
-    """One module of a builder; torch's own random numbers are left as they were."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return build()

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from dpsgd_cli.core.marginals import Cells
-from dpsgd_cli.data.dataset import Column, Layout, Step, Transform
+from dpsgd_cli.data.dataset import Column, Layout, Length, Step, Transform
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.steps import BINS, Bin
 from dpsgd_cli.wording import count, suggested
@@ -106,6 +106,10 @@ class BinColumns(Step):
     """Columns as one-hots, or cosines, over public bounds and values. Acts on each record alone."""
 
     settings: Bin
+    fitted_on = "nothing"
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        return Length(1.0, 0.0)
 
     def plan(self, layout: Layout) -> Layout:
         found = self._one_hots(layout)

@@ -17,9 +17,15 @@ from dpsgd_cli.files import shipped
 from dpsgd_cli.recipe.schema.base import Count, Interval, Section
 from dpsgd_cli.recipe.schema.data import Split
 from dpsgd_cli.recipe.schema.steps import PreprocessStep
+from dpsgd_cli.wording import shortened
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$", max_length=200)]
+"""A plain name: no folder, no leading dot, so that nothing is written or deleted outside a data set's folder."""
+Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$", max_length=2000)]
+MOST_UNPACKED = 1 << 32
+"""Bytes that a file may unpack to where its card declares no `bytes`."""
 
 
 class Variant(Section):
@@ -40,22 +46,30 @@ class File(Section):
     On disk it may lie as `name` or, compressed, as `name.gz`: gzip is not canonical, its content is.
     """
 
-    name: str = Field(description="File name inside the data set's folder, without .gz.")
+    name: FileName = Field(description="File name inside the data set's folder, without .gz.")
     part: Literal["train", "test"] = "train"
     holds: Literal["records", "images", "labels"] = "records"
     records: Count = Field(description="Usable records in it.")
     sha256: Sha256
+    bytes: Annotated[int, Field(gt=0, le=MOST_UNPACKED)] | None = Field(
+        None, description="Uncompressed; nothing is unpacked beyond it. A file with addresses or in an archive says it."
+    )
     variants: list[Variant] = Field(default_factory=list)
-    urls: list[str] = Field(default_factory=list, description="Public addresses, tried in order; plain or gzip.")
+    urls: list[Url] = Field(default_factory=list, description="http(s) addresses, tried in order; plain or gzip.")
     member: str | None = Field(None, description="Its path inside the card's archive.")
+
+    @property
+    def most_bytes(self) -> int:
+        """Uncompressed bytes that the file, or a variant of it, has at most; bundled readers read no file."""
+        return max([self.bytes or MOST_UNPACKED, *(variant.bytes for variant in self.variants)])
 
 
 class Archive(Section):
     """One zip or tar file that holds several of the card's files."""
 
-    name: str
-    urls: Annotated[list[str], Field(min_length=1)]
-    sha256: Sha256 | None = Field(None, description="When known; the members are checked in any case.")
+    name: FileName
+    urls: Annotated[list[Url], Field(min_length=1)]
+    sha256: Sha256
 
 
 class IdxReader(Section):
@@ -139,6 +153,13 @@ class Card(Section):
         problems += [
             f"file {file.name}: member needs an archive" for file in self.files if file.member and not self.archive
         ]
+        problems += [
+            f"file {file.name}: give bytes, its uncompressed size; nothing is unpacked beyond it"
+            for file in self.files
+            if file.bytes is None and (file.urls or file.member)
+        ]
+        taken = [file.name for file in self.files] + ([] if self.archive is None else [self.archive.name])
+        problems += [f"two files are called {name}" for name in sorted({one for one in taken if taken.count(one) > 1})]
         problems += self._problems_of_a_part()
         if problems:
             raise ValueError("; ".join(problems))
@@ -199,11 +220,18 @@ def read_card(path: Path) -> Card:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         card = Card.model_validate(_whole(content))
-    except yaml.YAMLError as error:
-        raise DataError(f"{path} is not YAML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save the card as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise DataError(f"{path} is not YAML: {shortened(str(error), 400)}") from None
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, entry['loc'])) or 'card'}: {entry['msg']}" for entry in error.errors()]
         raise DataError(f"{path} is not a data set card:\n" + "\n".join(lines)) from None
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        # of a tag that does not fit its value, as !!int mine
+        raise DataError(f"{path} has a YAML tag that does not fit its value: {shortened(str(error), 200)}") from None
     if card.name != path.stem:
         raise DataError(f"{path}: name is {card.name!r}, but must be {path.stem!r} as the file is called")
     return card

@@ -10,13 +10,16 @@ Not here: downloading (`download.py`), decoding (`readers.py`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
 import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -26,6 +29,7 @@ from dpsgd_cli.files import irregularity, shipped
 from dpsgd_cli.recipe.schema.data import Data
 from dpsgd_cli.wording import suggested
 
+_BLOCK = 1 << 20
 _SOURCE = "declared in the recipe"
 
 
@@ -159,7 +163,7 @@ def read_content(card: Card, file: File) -> Content:
             f" run `dpsgd data fetch {card.name}`, or set DPSGD_DATA to the folder that holds {card.folder}/"
         )
     try:
-        return identify(file, decompress(path))
+        return identify(file, path)
     except DataError as error:
         raise DataError(
             f"data set {card.name}: {path} does not hold what its card says\n{error}\n"
@@ -167,25 +171,49 @@ def read_content(card: Card, file: File) -> Content:
         ) from None
 
 
-def identify(file: File, data: bytes) -> Content:
-    """`data` as the content of `file`, a known variant put right; raises DataError when its hash is another's."""
-    found = hashlib.sha256(data).hexdigest()
+def identify(file: File, path: Path) -> Content:
+    """The content of `path` as that of `file`, a known variant put right; DataError when its hash is another's.
+
+    The hash is taken piece by piece first, so that a file of other content never fills the memory.
+    """
+    found, size = _hash_unpacked(path, file.most_bytes)
     variant = next((variant for variant in file.variants if variant.sha256 == found), None)
+    if variant is None and found != file.sha256:
+        raise DataError(f"expected SHA-256 {file.sha256}\nfound SHA-256    {found} ({size} bytes, uncompressed)")
+    with _unpacked(path) as stream:
+        data = stream.read(size)
     if variant is not None and variant.replace:
         for old, new in variant.replace.items():
             data = data.replace(old.encode(), new.encode())
         found, variant = hashlib.sha256(data).hexdigest(), None
-    if variant is None and found != file.sha256:
-        raise DataError(f"expected SHA-256 {file.sha256}\nfound SHA-256    {found} ({len(data)} bytes, uncompressed)")
+        if found != file.sha256:
+            raise DataError(f"a variant that its replacements do not put right: expected SHA-256 {file.sha256}")
     return Content(data, found, file.records if variant is None else variant.records)
 
 
-def decompress(path: Path) -> bytes:
-    """All bytes of `path`, without gzip compression if it has any; raises DataError when it is damaged."""
-    data = path.read_bytes()
-    if data[:2] != b"\x1f\x8b":
-        return data
+def _hash_unpacked(path: Path, most: int) -> tuple[str, int]:
+    """SHA-256 and number of the uncompressed bytes of `path`, in constant memory.
+
+    Raises DataError when the file is damaged, or unpacks to more than `most` bytes.
+    """
+    digest, size = hashlib.sha256(), 0
     try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
+        with _unpacked(path) as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+                size += len(block)
+                if size > most:
+                    raise DataError(f"holds more than the {most} bytes, uncompressed, that its card allows")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"damaged gzip data ({error})") from None
+    return digest.hexdigest(), size
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path) -> Iterator[BinaryIO]:
+    """`path` opened for its bytes, through gzip where they are compressed."""
+    with path.open("rb") as raw:
+        is_compressed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        with gzip.GzipFile(fileobj=raw) if is_compressed else contextlib.nullcontext(raw) as stream:
+            yield cast(BinaryIO, stream)

@@ -9,11 +9,12 @@ Not here: reading (`readers.py`, `opening.py`), transforming (`preprocess.py`), 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from dpsgd_cli.data.on_disk import DiskPart, DiskRows, TrialRows
 
 
-Draw = Callable[[tuple[int, ...]], np.ndarray]
+Noised = Callable[[np.ndarray], np.ndarray]
+"""Gives a vector, whose sensitivity is that of a step's release, back with the noise of that release."""
 Transform = Callable[[np.ndarray], np.ndarray]
 
 UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
@@ -89,20 +91,25 @@ class Layout:
 
     @classmethod
     def from_plain(cls, found: dict[str, Any]) -> Layout:
-        """Inverse of `plain`, of what was read from JSON.
+        """Inverse of `plain`, of what was read from JSON; ValueError for what `plain` never gives.
 
         >>> layout = Layout((1,), (Column("age", bounds=(0, 99)),))
         >>> Layout.from_plain({"shape": [1], "columns": [{"name": "age", "bounds": [0, 99]}]}) == layout
         True
         """
-        given, columns = _tuples(found), found.get("columns")
-        if columns is not None:
-            given["columns"] = tuple(Column(**_tuples(column)) for column in columns)
-        return cls(**given)
+        from pydantic import TypeAdapter
 
-
-def _tuples(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        made: Layout = TypeAdapter(cls).validate_json(json.dumps(found), strict=True)
+        names = [column.name for column in made.columns or ()]
+        if len(set(names)) < len(names) or min(made.shape, default=0) < 1:
+            raise ValueError("two columns have one name, or there are none")
+        for column in made.columns or ():
+            values = column.values
+            if values is not None and (len(set(values)) < len(values) or column.filling not in (None, *values)):
+                raise ValueError(f"column {column.name!r} has a value twice, or a filling that is none of them")
+            if values is None and isinstance(column.filling, str):
+                raise ValueError(f"column {column.name!r} is of numbers, but its filling is text")
+        return made
 
 
 @dataclass(frozen=True)
@@ -124,10 +131,14 @@ class Part:
 
     def cut(self, cut: Cut) -> tuple[Part, Part]:
         """The rows that stay, and those that `cut` holds out, each in their order; users stay whole."""
-        keys = self.known_keys
-        held = keys.held_out(cut)
-        rest, chosen = (Part(self.x[one], self.y[one], keys[one]) for one in (~held, held))
+        held = self.known_keys.held_out(cut)
+        rest, chosen = (self.only(one) for one in (~held, held))
         return rest, chosen
+
+    def only(self, rows: np.ndarray) -> Part:
+        """The `rows` (a mask, or numbers), with their keys and owners."""
+        keys = None if self.keys is None else self.keys[rows]
+        return Part(self.x[rows], self.y[rows], keys, None if self.owners is None else self.owners[rows])
 
     @property
     def known_keys(self) -> Keys:
@@ -172,8 +183,8 @@ class Outline:
 
     `files` are the numbers of records in each file, before any cut. `train_records` is public: the number of training
     records, or under add-remove an upper bound on it where a fraction is cut (`splits.py`). `norm_bound` is the largest
-    L2 norm of a preprocessed record that public bounds allow, None where nothing bounds it. `cells` makes the columns of
-    preprocessed records in cells, where the last step has made them of columns.
+    L2 norm of a preprocessed record that public bounds allow, None where nothing bounds it. `cells` makes the columns
+    of preprocessed records in cells, where the last step has made them of columns.
     """
 
     name: str
@@ -236,12 +247,29 @@ def flatten(rows: np.ndarray) -> np.ndarray:
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
+FittedOn = Literal["nothing", "synthetic", "public", "training"]
+
+
+@dataclass(frozen=True)
+class Length:
+    """A public bound on the L2 norm of a record: |record|^2 <= whole^2 + constants.
+
+    `whole` bounds all but appended constants, whose squares add up to `constants`; None: as the layout bounds it, if it
+    does.
+    """
+
+    whole: float | None
+    constants: float
+
+
 class Step(ABC):
     """One preprocessing step with its settings.
 
+    Every class states `fitted_on`, in its own body: what `kept` is given. `nothing` states that the step acts on each
+    record alone. A step that is fitted on `training` rows says besides how that is covered, by one of the next three.
+
     `release` is the mechanism that the step is (its draws are standard normal, of the trial's own stream);
     `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public;
-    `of_public` that it is fitted on public records instead, `synthetic` on images that no record shaped;
     `before_cut` that it acts on each record alone and is fitted on none, so that rows may be cut into parts after it.
     """
 
@@ -249,9 +277,17 @@ class Step(ABC):
     release: GaussianSum | None = None
     nonprivate: str | None = None
     declaration: str | None = None
-    of_public: bool = False
-    synthetic: bool = False
     before_cut: bool = False
+
+    def __init_subclass__(cls, stated: bool = True, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if stated and "fitted_on" not in vars(cls):
+            raise TypeError(f"step {cls.__name__} must state fitted_on: what it is fitted on has no default")
+
+    @property
+    @abstractmethod
+    def fitted_on(self) -> FittedOn:
+        """The rows that `kept` is given."""
 
     def __init__(self, settings: Any, adjacency: Adjacency) -> None:
         """A private step is stated for `adjacency`."""
@@ -262,8 +298,19 @@ class Step(ABC):
     def plan(self, layout: Layout) -> Layout:
         """The layout after this step; raises DataError for what the step cannot do."""
 
+    @abstractmethod
+    def bounded(self, length: Length, before: Layout) -> Length:
+        """How long a record is at most after this step, from how long it was; `before` is its layout. Prices rest on
+        it."""
+
+    @property
+    def covered(self) -> bool:
+        """Whether something covers what the step sees of the training rows: a release, a declaration or a warning."""
+        said = (self.release, self.declaration, self.nonprivate)
+        return self.fitted_on != "training" or any(one is not None for one in said)
+
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
-        """What the step keeps of the training rows without a release; `layout` is theirs, before the step."""
+        """What the step keeps of the rows that it is `fitted_on`; `layout` is theirs, before the step."""
         del rows, layout
         return None
 
@@ -286,18 +333,18 @@ class Step(ABC):
         return {}
 
 
-class PrivateStep(Step):
+class PrivateStep(Step, stated=False):
     """A step whose only look at the training rows is a release: an array, of which the transform is post-processing.
 
     What was released may be kept and used again (after a resume) without a second release.
     """
 
     @abstractmethod
-    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:
-        """From noise draws to the array that is released."""
+    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
+        """From what adds noise to the array that is released."""
 
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray:
-        def no_draw(shape: tuple[int, ...]) -> np.ndarray:
+        def no_draw(exact: np.ndarray) -> np.ndarray:
             raise AssertionError("a step without a release asked for noise")
 
         return self.learn(rows, layout)(no_draw)

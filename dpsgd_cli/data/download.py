@@ -11,21 +11,23 @@ import functools
 import hashlib
 import http.client
 import os
-import shutil
 import ssl
 import tarfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dpsgd_cli import __version__
 from dpsgd_cli.data import catalog
 from dpsgd_cli.data.card import Archive, Card, File
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.terminal import for_bars
 
 BLOCK = 1 << 16
 FRUITLESS_ATTEMPTS = 4
@@ -142,7 +144,9 @@ def _attempt(url: str, part: Path, manner: Manner) -> None:
         shown = None if manner.progress else True
         with (
             part.open("ab" if have else "wb") as out,
-            tqdm(total=total, initial=have, unit="B", unit_scale=True, desc=name, disable=shown) as bar,
+            tqdm(
+                total=total, initial=have, unit="B", unit_scale=True, desc=name, file=for_bars(), disable=shown
+            ) as bar,
         ):
             while block := _next(response):
                 out.write(block)
@@ -152,13 +156,18 @@ def _attempt(url: str, part: Path, manner: Manner) -> None:
 
 
 def _open(url: str, have: int, manner: Manner) -> http.client.HTTPResponse:
-    """Ask for the bytes from `have` on. A 416 answer (nothing is left) is returned, other errors are raised."""
+    """Ask for the bytes from `have` on. A 416 answer (nothing is left) is returned, other errors are raised.
+
+    Only http and https are opened; urllib's own redirections lead nowhere else but to ftp, which is refused too.
+    """
+    _refuse_scheme(url)
     headers = {"User-Agent": f"dpsgd/{__version__}", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
         request = urllib.request.Request(url, headers=headers)
-        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=manner.timeout, context=_trust())
+        web = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_trust()), _WebOnly())
+        answer: http.client.HTTPResponse = web.open(request, timeout=manner.timeout)
         return answer
     except urllib.error.HTTPError as error:
         if error.code == 416 and have:
@@ -167,6 +176,20 @@ def _open(url: str, have: int, manner: Manner) -> http.client.HTTPResponse:
         raise (ConnectionCut if error.code in RETRIED_STATUS else AddressFailed)(reason) from None
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionCut(str(getattr(error, "reason", error)) or type(error).__name__) from None
+
+
+class _WebOnly(urllib.request.HTTPRedirectHandler):
+    """Follows redirections to http and https only."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        _refuse_scheme(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _refuse_scheme(url: str) -> None:
+    """Raise AddressFailed where `url` is not of the web; a file:// address would read this computer's files."""
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise AddressFailed("is no http or https address")
 
 
 def _next(response: http.client.HTTPResponse) -> bytes:
@@ -202,7 +225,7 @@ def _settle(target: Path) -> Path:
 
 
 def _accept(file: File, path: Path) -> None:
-    catalog.identify(file, catalog.decompress(path))
+    catalog.identify(file, path)
 
 
 def _fetch_archive(card: Card, archive: Archive, members: Sequence[File], manner: Manner) -> list[Path]:
@@ -212,11 +235,11 @@ def _fetch_archive(card: Card, archive: Archive, members: Sequence[File], manner
     written = []
     for file in members:
         part = target.with_name(f"{file.name}.part")
-        _extract(target, file.member or file.name, part)
         try:
+            _extract(target, file.member or file.name, part, file.most_bytes)
             _accept(file, part)
         except DataError as error:
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise DataError(f"{archive.name} holds another {file.name} than its card says\n{error}") from None
         os.replace(part, target.with_name(file.name))
         written.append(_settle(target.with_name(file.name)))
@@ -227,14 +250,17 @@ def _fetch_archive(card: Card, archive: Archive, members: Sequence[File], manner
 def _accept_archive(archive: Archive, path: Path) -> None:
     with path.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
-    if archive.sha256 is not None and found != archive.sha256:
+    if found != archive.sha256:
         raise DataError(f"{archive.name} is not what its card says: expected SHA-256 {archive.sha256}, found {found}")
     if not (zipfile.is_zipfile(path) or tarfile.is_tarfile(path)):
         raise DataError(f"{archive.name} is neither a zip nor a tar file (SHA-256 {found})")
 
 
-def _extract(path: Path, member: str, out: Path) -> None:
-    """Copy one file of a zip or tar archive to `out`; nothing lands at a path of the archive's choosing."""
+def _extract(path: Path, member: str, out: Path, most: int) -> None:
+    """Copy one file of a zip or tar archive to `out`; nothing lands at a path of the archive's choosing.
+
+    Raises DataError where there is no such file, or it has more than `most` bytes: no more is written.
+    """
     with zipfile.ZipFile(path) if zipfile.is_zipfile(path) else tarfile.open(path) as archive:
         try:
             source = archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
@@ -243,4 +269,9 @@ def _extract(path: Path, member: str, out: Path) -> None:
         if source is None:
             raise DataError(f"{path} holds no file {member!r}")
         with source, out.open("wb") as copy:
-            shutil.copyfileobj(source, copy, BLOCK)
+            left = most
+            while block := source.read(BLOCK):
+                left -= len(block)
+                if left < 0:
+                    raise DataError(f"{member!r} holds more than the {most} bytes that its card allows")
+                copy.write(block)

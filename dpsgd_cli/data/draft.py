@@ -36,6 +36,7 @@ MOST_CLASSES = 20
 READ = "read from the file: keep it only if it is public knowledge"
 _OPEN = f"[{', '.join(TO_FILL_IN)}]"
 _ROW_NUMBERS, _ALIKE, _DATES, _TEXTS = "row numbers", "one value throughout", "dates", "text, in too many values"
+_NESTED = "lists or objects"
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,10 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
     wrong = [f"{path} has no array {name!r}{suggested(name, stored)}" for name in ("x", target) if name not in stored]
     if wrong:
         raise DataError("\n".join(wrong))
-    classes = _classes(pd.Series(stored[target], name=target), task, path)
-    return Drafted(len(stored["x"]), [], [], {}, {}, classes, is_array=True, bytes_only=stored["x"].dtype == np.uint8)
+    x, y = stored["x"], stored[target]
+    own_arrays.check_shapes(x, y, x, f"{path}: x", f"{path}: the labels")
+    classes = _classes(pd.Series(y, name=target), task, path)
+    return Drafted(len(x), [], [], {}, {}, classes, is_array=True, bytes_only=x.dtype == np.uint8)
 
 
 def _useless(series: pd.Series) -> str | None:
@@ -118,6 +121,10 @@ def _useless(series: pd.Series) -> str | None:
 
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
         return _DATES
+    try:
+        table.refuse_nested(series)
+    except DataError:
+        return _NESTED
     if series.nunique() < 2:
         return _ALIKE
     counted = pd.api.types.is_integer_dtype(series) and len(series) > 2 and bool((series.diff().iloc[1:] == 1).all())

@@ -10,20 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
+
+from pydantic import ValidationError
 
 from dpsgd_cli.data import catalog
-from dpsgd_cli.errors import UsageError
+from dpsgd_cli.errors import DataError, UsageError
 from dpsgd_cli.privacy.plan import adjacency_of
 from dpsgd_cli.privacy.together import Records, Run
-from dpsgd_cli.recipe.batching import BATCHINGS, Batching, of_whom
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency, Batching, of_whom
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 from dpsgd_cli.recipe.schema.data import Data, PublicSet, Split, ValidationSet
 
 OWN_FILES = ("path", "test_path", "target", "test_target")
 OWNER = "unit"
 COINS = "coins"
-"""Keys that `tested_section` adds: whose rows go together, and that places decide a record's part (`splits.py`)."""
+"""Keys of `tested_section`: whose rows go together, and that places decide a record's part (`splits.py`)."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping
     """What the resolved `data` section (`tested_section`) is tested on.
 
     `identities` says of each file that was read what tells its content from others (a SHA-256). Preprocessing,
-    features and validation records leave the test records those that they are.
+    features and validation records leave the test records those that they are. DataError for what is no such section.
     """
+    files_of(data)  # refuses a section that is none
     card = data.get("name")
     if card is not None:
         found = sorted(content for file, content in identities.items() if file != "features")
@@ -60,7 +63,11 @@ def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 def files_of(data: Mapping[str, Any]) -> list[str]:
     """The files of a user's own that the resolved `data` section names, a card of theirs among them."""
-    section = Data.model_validate({key: value for key, value in data.items() if key not in (OWNER, COINS)})
+    try:
+        section = Data.model_validate({key: value for key, value in data.items() if key not in (OWNER, COINS)})
+    except ValidationError as error:
+        told = error.errors(include_url=False, include_input=False)[0]
+        raise DataError(f"{'.'.join(('data', *map(str, told['loc'])))}: {told['msg']}") from None
     beside = [data[OWNER]] if str(data.get(OWNER, "")).endswith(".npy") else []
     return [*(section.files if section.card_file is None else [section.card_file]), *beside]
 
@@ -79,8 +86,10 @@ def section_with(
 ) -> dict[str, Any]:
     """The resolved `data` section with OWNER and COINS, from the other settings of the recipe that decide them."""
     added = {} if owner is None else {OWNER: owner}
-    by_place = (adjacency or BATCHINGS[batching].adjacency) != "add-remove"
-    return {**data, **added, **({COINS: "place"} if by_place else {})}
+    counted = NEIGHBOURS[cast(Adjacency, adjacency) or BATCHINGS[batching].adjacency].counted
+    by_place = data.get(COINS, "content" if counted else "place") == "place"
+    rest = {key: value for key, value in data.items() if key != COINS}
+    return {**rest, **added, **({COINS: "place"} if by_place else {})}
 
 
 def public_validation(data: Mapping[str, Any]) -> str:

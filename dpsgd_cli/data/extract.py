@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dpsgd_cli import kept as cache
-from dpsgd_cli.data.dataset import Layout, Step, Transform
+from dpsgd_cli.data.dataset import Layout, Length, Step, Transform
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.schema.data import Extractor
@@ -25,10 +25,14 @@ VERSION = 1
 Network = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Extract(Step):
+class Extract(Step, stated=False):
     """Rows (N, C, side, side) or (N, D) to features. Subclasses bring the network."""
 
     rows_at_once = ROWS_AT_ONCE
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        """Nothing: a network's features have no public bound."""
+        return Length(None, 0.0)
 
     def __init__(self, settings: Extractor, base: Path) -> None:
         self.settings = settings

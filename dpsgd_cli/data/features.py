@@ -26,7 +26,7 @@ from dpsgd_cli import kept as cache
 from dpsgd_cli.core.hog import hog
 from dpsgd_cli.core.patches import Patches
 from dpsgd_cli.core.scattering import Scattering
-from dpsgd_cli.data.dataset import Layout, Step, Transform
+from dpsgd_cli.data.dataset import Layout, Length, Step, Transform
 from dpsgd_cli.data.extract import VERSION, Extract, Network
 from dpsgd_cli.data.loaded_features import Pretrained, Torchvision
 from dpsgd_cli.errors import DataError
@@ -39,6 +39,7 @@ class Scatter(Extract):
     """Wavelet scattering coefficients of square images."""
 
     settings: ScatteringFeatures
+    fitted_on = "nothing"
 
     def network(self, shape: tuple[int, ...]) -> Network:
         _refuse_other_than_square("scattering", shape, 2 ** (self.settings.scales + 1))
@@ -63,6 +64,7 @@ class Likeness(Extract):
     """How like the places of an image are to random patches of synthetic images; square roots, at unit norm."""
 
     settings: PatchFeatures
+    fitted_on = "nothing"
 
     def __init__(self, settings: PatchFeatures, base: Path) -> None:
         super().__init__(settings, base)
@@ -90,6 +92,7 @@ class Hog(Extract):
     """Histograms of oriented gradients."""
 
     settings: HogFeatures
+    fitted_on = "nothing"
 
     def network(self, shape: tuple[int, ...]) -> Network:
         _refuse_other_than_square("hog", shape, 2 * self.settings.cell)
@@ -100,6 +103,7 @@ class ColourMeans(Extract):
     """Mean colours over a grid."""
 
     settings: ColourFeatures
+    fitted_on = "nothing"
 
     def network(self, shape: tuple[int, ...]) -> Network:
         _refuse_other_than_square("colour-means", shape, self.settings.pool)
@@ -128,7 +132,11 @@ class Join(Step):
     Acts on each record alone, as each of them does.
     """
 
+    fitted_on = "nothing"
     before_cut = True
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        return Length(None, 0.0)
 
     def __init__(self, parts: list[Extract]) -> None:
         self.parts = parts

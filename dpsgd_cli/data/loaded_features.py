@@ -19,6 +19,7 @@ class Torchvision(Extract):
     """A torchvision network with weights from a file or torch's cache; nothing is downloaded."""
 
     settings: TorchvisionFeatures
+    fitted_on = "nothing"
 
     def __init__(self, settings: TorchvisionFeatures, base: Path) -> None:
         super().__init__(settings, base)
@@ -74,6 +75,7 @@ class Pretrained(Extract):
     """The network of a finished result, without its last layer with parameters."""
 
     settings: PretrainedFeatures
+    fitted_on = "nothing"
     rows_at_once = 256
 
     def __init__(self, settings: PretrainedFeatures, base: Path) -> None:

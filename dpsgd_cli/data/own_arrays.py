@@ -43,7 +43,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
         where.append((stored, "_test", paths[0]))
     pairs = [(_array(held, f"x{end}", path), _array(held, f"{target}{end}", path)) for held, end, path in where]
     for x, y in pairs:
-        _check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels")
+        check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels")
         _refuse_not_finite(x, f"{paths[0]}: x")
     labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
@@ -105,7 +105,7 @@ def _array(stored: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:
     return stored[name]
 
 
-def _check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str) -> None:
+def check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str) -> None:
     """Of features and labels, arrays or files, that a message calls `of_x` and `of_y`; test rows are `like` others."""
     if len(x.shape) < 2 or 0 in x.shape:
         raise DataError(f"{of_x} has shape {x.shape}, but must be (N, ...) with at least one row and feature")
@@ -115,6 +115,8 @@ def _check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str) -> None:
         raise DataError(f"{of_x}: test rows have shape {x.shape[1:]}, training rows {like.shape[1:]}")
     if x.dtype.kind not in "biuf":
         raise DataError(f"{of_x} holds {x.dtype}, but must hold numbers")
+    if y.dtype.kind not in "biufUS":
+        raise DataError(f"{of_y} are {y.dtype}, but must be numbers or text")
 
 
 def _floating(x: np.ndarray) -> np.ndarray:
@@ -133,7 +135,7 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> Source:
     parts, first = [], Stored(pairs[0][0])
     for (features, labels), (path, target) in zip(pairs, names, strict=False):
         x, y = Stored(features), Stored(labels)
-        _check_shapes(x, y, first, f"{features}", f"{labels}: the labels")
+        check_shapes(x, y, first, f"{features}", f"{labels}: the labels")
         hashes[str(path)] = _check_features(x)
         hashes[str(target)] = _check_labels(y, data)
         everything = Selection(len(x))

@@ -12,6 +12,7 @@ import contextlib
 import csv
 import gzip
 import json
+import re
 import warnings
 import zlib
 from collections import Counter
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from dpsgd_cli.data import table
+from dpsgd_cli.data.card import MOST_UNPACKED
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
 from dpsgd_cli.data.units import owners_of
 from dpsgd_cli.errors import DataError
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _LONGEST_HEADER = 4_000_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 SEPARATORS = (",", ";", "\t", "|")
 Judge = Callable[[Layout], object]
 """Raises DataError for a layout that cannot be used."""
@@ -46,8 +49,7 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
     """
     owner = data.unit.column if data.unit is not None and not data.unit.in_a_file else None
     words = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
-    words |= set() if owner is None else {owner}
-    frames = [KINDS[kind](path, words) for path, kind in zip(paths, kinds, strict=True)]
+    frames = [KINDS[kind](path, words, owner) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
         problems.found += _wrong_names(path, list(frame.columns), data)
@@ -140,8 +142,11 @@ class _Problems:
             raise DataError("\n".join(dict.fromkeys(self.found)))
 
 
-def _read_csv(path: Path, words: Set[str], separator: str | None = None) -> pd.DataFrame:
+def _read_csv(path: Path, words: Set[str], owner: str | None = None, separator: str | None = None) -> pd.DataFrame:
+    """A table with a header. Columns among `words`, which include `owner`, keep the text of their cells."""
     import pandas as pd
+
+    words = words if owner is None else {*words, owner}
 
     with _as_data_errors(path), _open_text(path) as lines:
         first = _first_line(lines, path)
@@ -158,20 +163,36 @@ def _read_csv(path: Path, words: Set[str], separator: str | None = None) -> pd.D
             index_col=False,
             keep_default_na=False,
             na_values={name: list(table.MISSING) for name in names if name not in words},
-            dtype=dict.fromkeys(words, "category"),
+            # pandas makes numbers of categories that all look like some, and "007" and "7.0" are then one
+            dtype={name: str if name == owner else "category" for name in words},
         )
     if frame.empty:
         raise DataError(f"{path} has a header but no rows")
     return frame
 
 
-def _read_json_lines(path: Path, words: Set[str]) -> pd.DataFrame:
-    """An object a line; a key that an object lacks, or that is null, is a missing value."""
+class _Token(str):
+    """A JSON number as it was written: 1.0 and 1, or 9007199254740993 and its neighbours, stay apart."""
+
+
+def _read_json_lines(path: Path, words: Set[str], owner: str | None = None) -> pd.DataFrame:
+    """An object a line; a key that an object lacks, or that is null, is a missing value.
+
+    Of the key `owner`, numbers are kept as the text that was written. pandas would make all of them floats where one
+    is, and equal integers of those from 2^53 on.
+    """
     import pandas as pd
 
     del words
+    rows, owners = [], []
     with _as_data_errors(path), _open_text(path) as lines:
-        rows = [json.loads(line) for line in lines if line.strip()]
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                rows.append(_object(line, number))
+            if line.strip() and owner is not None and isinstance(rows[-1], dict):
+                written = json.loads(line, parse_int=_Token, parse_float=_Token, parse_constant=_Token)
+                whose = written.get(owner)
+                owners.append(_Token(whose).lower() if isinstance(whose, bool) else whose)
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} cannot be read as a table: a line is no object; write one with a key for each column")
     frame = pd.DataFrame(rows)
@@ -179,7 +200,22 @@ def _read_json_lines(path: Path, words: Set[str]) -> pd.DataFrame:
     if frame.empty or nested:
         what = f"column {quoted(nested[0])} holds lists or objects; write plain values" if nested else "has no rows"
         raise DataError(f"{path}: {what}")
+    if owner in frame.columns:
+        frame[owner] = pd.Series(owners, dtype=object, index=frame.index)
     return frame.rename(columns=str)
+
+
+def _object(line: str, number: int) -> Any:
+    """What a line of JSON holds; ValueError for what is no JSON, or text that UTF-8 cannot write."""
+    try:
+        found = json.loads(line)
+    except RecursionError:
+        raise ValueError(f"line {number} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"line {number} is no JSON: {getattr(error, 'msg', 'a number is too long')}") from None
+    if "\\u" in line and _SURROGATE.search(json.dumps(found, ensure_ascii=False)):
+        raise ValueError(f"line {number} holds half of a surrogate pair (\\ud800 to \\udfff), which is no text")
+    return found
 
 
 @contextlib.contextmanager
@@ -213,14 +249,25 @@ def _first_line(lines: TextIO, path: Path) -> str:
 def _open_text(path: Path) -> TextIO:
     """`path` opened as text, through gzip when it is compressed."""
     if path.suffix == ".gz":
+        _refuse_bomb(path)
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _read_parquet(path: Path, words: Set[str]) -> pd.DataFrame:
+def _refuse_bomb(path: Path) -> None:
+    """Raise DataError where a gzip file unpacks to more than `MOST_UNPACKED` bytes, found in constant memory."""
+    given = 0
+    with gzip.open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            given += len(block)
+            if given > MOST_UNPACKED:
+                raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; unpack it, and name that file")
+
+
+def _read_parquet(path: Path, words: Set[str], owner: str | None = None) -> pd.DataFrame:
     import pandas as pd
 
-    del words
+    del words, owner  # a column has a type, which keeps integers and text as they are
     try:
         frame = pd.read_parquet(path)
     except ImportError:
@@ -294,7 +341,11 @@ def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tup
         if isinstance(data.categorical, dict):
             values = tuple(table.plain_text(value) for value in data.categorical[name])
         else:
-            values = found_values(frames, name)
+            try:
+                values = found_values(frames, name)
+            except DataError as error:
+                problems.append(str(error))
+                continue
             found.append(name)
         columns.append(_categorical(name, values, filling or Missing(), problems))
     return columns, found
@@ -334,11 +385,13 @@ def _categorical(name: str, values: tuple[str, ...], filling: Missing, problems:
 
 def found_values(frames: list[pd.DataFrame], name: str) -> tuple[str, ...]:
     held = [frame[name] for frame in frames if name in frame.columns]
+    for cells in held:
+        table.refuse_nested(cells)
     found = {table.plain_text(value) for cells in held for value in cells.dropna().unique()}
     return tuple(sorted(found - {""}))
 
 
-_READERS: dict[str, Callable[[Path, Set[str]], pd.DataFrame]] = {
+_READERS: dict[str, Callable[..., pd.DataFrame]] = {
     ".csv": _read_csv,
     ".tsv": partial(_read_csv, separator="\t"),
     ".jsonl": _read_json_lines,

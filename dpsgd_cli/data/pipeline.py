@@ -14,12 +14,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from dpsgd_cli.data.dataset import Draw, Layout, Part, PrivateStep, Rows, Source, Step, Transform
+from dpsgd_cli.data.dataset import Layout, Noised, Part, PrivateStep, Rows, Source, Step, Transform
 from dpsgd_cli.data.on_disk import DiskRows, TrialRows
 from dpsgd_cli.data.rotation import Turn
 from dpsgd_cli.errors import DataError
+from dpsgd_cli.privacy.mechanism import GaussianSum
 
-Normal = Callable[[int, str, tuple[int, ...]], np.ndarray]
+Noising = Callable[[int, str, np.ndarray, GaussianSum, int], np.ndarray]
+"""Of a trial, for a purpose: a sum over so many records with the noise of the mechanism."""
 Released = dict[str, np.ndarray]
 
 
@@ -34,7 +36,7 @@ class Pipeline:
     steps: Sequence[Step]
     layouts: Sequence[Layout]
     released: Released
-    normal: Normal
+    noised: Noising
     fitted: Released = field(default_factory=dict)
     done: int = 0
 
@@ -81,7 +83,7 @@ class Pipeline:
                     own = self._without_noise(index, own, f"{trial}/{index}", has_public)
                     continue
                 learn = learn_shared if index == first else partial(self._learn, index, own[0])
-                transform = self._private(learn, trial, index)
+                transform = self._private(learn, trial, index, len(own[0]))
                 own = [_through(transform, part) for part in own]
             for room, rows in zip(rooms, own, strict=True):
                 if isinstance(rows, DiskRows):
@@ -102,15 +104,29 @@ class Pipeline:
     def _without_noise(self, index: int, parts: Sequence[Rows], key: str, has_public: bool) -> list[Rows]:
         """All parts after a step that draws nothing, fitted on the training rows, or on the public ones."""
         step, layout = self.steps[index], self.layouts[index]
-        if key not in self.fitted:
-            if step.of_public and not has_public:
-                raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
-            rows = self._synthetic(step, index) if isinstance(step, Turn) else parts[-1 if step.of_public else 0]
+        if key not in self.fitted and step.fitted_on != "nothing":
+            rows = self._rows_to_fit(step, index, parts, has_public)
             # rows on disk are as much of an array as steps that `preparation.py` lets pass need
             kept = step.kept(cast(np.ndarray, rows), layout)
             self.fitted.update({} if kept is None else {key: kept})
         transform = step.transform(layout, self.fitted.get(key))
         return [_through(transform, part) for part in parts]
+
+    def _rows_to_fit(self, step: Step, index: int, parts: Sequence[Rows], has_public: bool) -> Rows:
+        """The rows that a step without a release states to be fitted on.
+
+        Raises TypeError for a step that reads training rows and says nothing that covers it.
+        """
+        if step.fitted_on == "synthetic":
+            assert isinstance(step, Turn)
+            return self._synthetic(step, index)
+        if step.fitted_on == "public":
+            if not has_public:
+                raise DataError("pca: of: public needs data.public, say {from: test, records: 1000}")
+            return parts[-1]
+        if step.fitted_on != "training" or not step.covered:
+            raise TypeError(f"step {type(step).__name__} is fitted on {step.fitted_on} rows, which nothing covers")
+        return parts[0]
 
     def _synthetic(self, step: Turn, index: int) -> np.ndarray:
         """Images that no record shaped, after the steps before `index`, none of which was fitted on records."""
@@ -119,12 +135,19 @@ class Pipeline:
             rows = self.steps[before].transform(self.layouts[before], self.fitted.get(f"{before}"))(rows)
         return rows
 
-    def _learn(self, index: int, rows: Rows) -> Callable[[Draw], np.ndarray]:
+    def _learn(self, index: int, rows: Rows) -> Callable[[Noised], np.ndarray]:
         step = self.steps[index]
         assert isinstance(step, PrivateStep)
         return step.learn(cast(np.ndarray, rows), self.layouts[index])
 
-    def _private(self, learn: Callable[[], Callable[[Draw], np.ndarray]], trial: int, index: int) -> Transform:
+    def _noised(self, trial: int, index: int, records: int, exact: np.ndarray) -> np.ndarray:
+        mechanism = self.steps[index].release
+        assert mechanism is not None
+        return self.noised(trial, f"preprocess-{index}", exact, mechanism, records)
+
+    def _private(
+        self, learn: Callable[[], Callable[[Noised], np.ndarray]], trial: int, index: int, records: int
+    ) -> Transform:
         """The transform of a private step; `learn` reads the rows, and only where nothing was released before.
 
         The purpose of its draws names the step's place, so that no two steps of a trial share any.
@@ -132,7 +155,7 @@ class Pipeline:
         step, key = self.steps[index], f"{trial}/{index}"
         assert isinstance(step, PrivateStep)
         if key not in self.released:
-            self.released[key] = learn()(partial(self.normal, trial, f"preprocess-{index}"))
+            self.released[key] = learn()(partial(self._noised, trial, index, records))
         return step.transform(self.layouts[index], self.released[key])
 
 

@@ -26,7 +26,6 @@ from dpsgd_cli.data.dataset import (
     Layout,
     Outline,
     Part,
-    PrivateStep,
     Rows,
     Source,
     Step,
@@ -35,11 +34,12 @@ from dpsgd_cli.data.dataset import (
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import let_go_of_large, open_source, open_unlabelled
-from dpsgd_cli.data.pipeline import Normal, Pipeline, Released
+from dpsgd_cli.data.pipeline import Noising, Pipeline, Released
 from dpsgd_cli.data.rotation import refuse_fitted
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
+from dpsgd_cli.data.units import by_user
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.data import Data, Split
 from dpsgd_cli.recipe.schema.steps import OWN_FILE_STEPS, PreprocessStep
@@ -123,10 +123,10 @@ class Sizes:
     """Sizes of the parts: numbers of rows, of the training part users where those are the unit.
 
     Unless `exact`, a fraction was cut under add-remove: `train` is then a public number of places, an upper bound, and
-    the others are means. `records` are those of all files.
+    the others are means. `files` are the numbers of records in each file.
     """
 
-    records: int
+    files: tuple[int, ...]
     exact: bool
     train: int
     test: int
@@ -169,7 +169,7 @@ def _sizes(files: Sequence[int], data: Data, layout: Layout, base: Path) -> Size
         public = len(_public_file(data, layout, base))
     train = len(left) if isinstance(left, Keys) else left
     exact = data.by_place or all(isinstance(cut.asked, int) for cut in (split, data.validation) if cut is not None)
-    return Sizes(sum(files), exact, train, test, validation, public)
+    return Sizes(tuple(files), exact, train, test, validation, public)
 
 
 def private_releases(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Release]:
@@ -184,10 +184,11 @@ def uncovered_steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> li
 
 @np.errstate(**UNTOLD)
 def prepare(
-    data: Data, base: Path, trials: int, normal: Normal, adjacency: Adjacency, released: Released | None = None
+    data: Data, base: Path, trials: int, noised: Noising, adjacency: Adjacency, released: Released | None = None
 ) -> Dataset:
-    """Read, split and preprocess. `normal(trial, purpose, shape)` gives float64 standard normal draws of that
-    trial's own stream; it is called only for the steps that `private_releases` lists, once per trial and step.
+    """Read, split and preprocess. `noised(trial, purpose, exact, mechanism, records)` gives a sum back with
+    noise of that trial's own stream; it is called only for the steps that `private_releases` lists, once per trial and
+    step.
 
     `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
     Raises DataError naming the file, column or step that is at fault.
@@ -196,7 +197,7 @@ def prepare(
     source = _opened(data, base, steps)
     let_go_of_large()
     layouts = _plan(steps, source.layout)
-    source, pipeline = Pipeline(steps, layouts, dict(released or {}), normal).before_cut(source)
+    source, pipeline = Pipeline(steps, layouts, dict(released or {}), noised).before_cut(source)
     cut = _parts(source, data, base)
     train, test = cut.train, cut.test
     given = {name: part for name, part in vars(cut).items() if part is not None}
@@ -271,6 +272,16 @@ def held_out_of(data: Data, base: Path, folds: bool) -> Part:
     return train.pooled(test) if folds else test
 
 
+def training_rows(source: Source, data: Data, base: Path) -> Part:
+    """The training part of records as read, with its keys; with folds all records. Not for rows on disk."""
+    keyed = _with_keys(source, data, base) if data.unit is None else by_user(source, data)
+    if data.folds is not None and isinstance(keyed.train, Part) and not isinstance(keyed.test, DiskPart):
+        return keyed.train.pooled(keyed.test)
+    train = _parts(keyed, data, base).train
+    assert isinstance(train, Part)
+    return train
+
+
 def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """The preprocessing that `data` asks for, or that its card, or any own file, has by default."""
     if data.preprocess is not None:
@@ -296,12 +307,12 @@ def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipel
     steps = _steps(data, "add-remove", base)
     known = {int(key.rpartition("/")[2]) for key in kept}
     for index, step in enumerate(steps):
-        if (isinstance(step, PrivateStep) or step.nonprivate is not None) and index not in known:
+        if step.fitted_on in ("training", "public") and index not in known:
             raise DataError(f"the model's file lacks what step {index} of preprocessing kept of the training rows")
     return Pipeline(steps, _plan(steps, layout), kept, _no_noise, dict(kept))
 
 
-def _no_noise(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+def _no_noise(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
     raise AssertionError(f"{purpose} of trial {trial} was released, and is not drawn again")
 
 
@@ -405,12 +416,12 @@ def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str,
 
 def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
     """Declarations of the numbers of records, or of users."""
-    what, files = "records" if data.unit is None else "users", (sizes.records,)
+    what, records = "records" if data.unit is None else "users", sum(sizes.files)
     measured = "what is measured on them is reported without noise."
     if data.folds is not None:
-        train = places_of_a_fold(files, data.folds, data.by_place)
+        train = places_of_a_fold(sizes.files, data.folds, data.by_place)
         return (
-            f"The number of {what} is public: {sizes.records}; each trial trains on at most {train} of them, and on"
+            f"The number of {what} is public: {records}; each trial trains on at most {train} of them, and on"
             " none of its own fold.",
             f"The records of a trial's own fold are public to it: {measured}",
             f"Each trial's own statement covers the {what} that it trained on.",
@@ -421,6 +432,6 @@ def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
             f"The {sizes.test} test {what} are public: {measured}",
         )
     return (
-        f"The number of {what} is public: {sizes.records}; at most {sizes.train} of them train.",
+        f"The number of {what} is public: {records}; at most {sizes.train} of them train.",
         f"The test {what}, about {sizes.test}, are public: {measured}",
     )

@@ -16,7 +16,18 @@ import numpy as np
 from dpsgd_cli.core import second_moments as moments
 from dpsgd_cli.data import pca
 from dpsgd_cli.data.bins import BinColumns
-from dpsgd_cli.data.dataset import Column, Draw, Layout, PrivateStep, Step, Transform, flatten, refuse_codes
+from dpsgd_cli.data.dataset import (
+    Column,
+    FittedOn,
+    Layout,
+    Length,
+    Noised,
+    PrivateStep,
+    Step,
+    Transform,
+    flatten,
+    refuse_codes,
+)
 from dpsgd_cli.data.rotation import Turn
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy import second_moments
@@ -30,6 +41,10 @@ class ExpandCategories(Step):
     """One 0/1 column per public value, in the place of the categorical column. Acts on each record alone."""
 
     settings: OneHot
+    fitted_on = "nothing"
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        return length
 
     def _chosen(self, layout: Layout) -> set[str]:
         known = layout.categorical
@@ -86,6 +101,13 @@ class Rescale(Step):
                 " cover it (scale by bounds does not read the data)"
             )
 
+    @property
+    def fitted_on(self) -> FittedOn:
+        return "nothing" if self.by == "bounds" else "training"
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        return Length(None, length.constants)
+
     def plan(self, layout: Layout) -> Layout:
         after = None if self.by == "standard" else self.to
         if layout.columns is None:
@@ -141,6 +163,10 @@ class Normalise(Step):
     """Divide each row by its L2 norm, or by max(1, norm). A zero row stays zero. Acts on each record alone."""
 
     settings: UnitNorm
+    fitted_on = "nothing"
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        return Length(1.0, 0.0)
 
     def plan(self, layout: Layout) -> Layout:
         refuse_codes("unit-norm", layout)
@@ -163,6 +189,10 @@ class AppendConstant(Step):
     """One more feature with the same value in every record; arrays are flattened for it."""
 
     settings: Bias
+    fitted_on = "nothing"
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        return Length(length.whole, length.constants + self.settings.value**2)
 
     def plan(self, layout: Layout) -> Layout:
         shape = (layout.features + 1,)
@@ -190,14 +220,21 @@ class Project(PrivateStep):
         super().__init__(settings, adjacency)
         self.components = settings.components
         self.whiten = settings.whiten
-        self.of_public = settings.of == "public"
-        if self.of_public:
+        if settings.of == "public":
             self.declaration = f"The principal directions (pca, {self.components} components) are of public records."
         elif settings.noise_multiplier is None:
             self.declaration = f"The principal directions (pca, {self.components} components) are declared public."
         else:
             bound = second_moments.sensitivity(adjacency)
             self.release = GaussianSum(settings.noise_multiplier, adjacency, sensitivity=bound, label="pca")
+
+    @property
+    def fitted_on(self) -> FittedOn:
+        return "public" if self.settings.of == "public" else "training"
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        """No more than before, as a projection makes no row longer; nothing where whitening stretches directions."""
+        return Length(None if self.whiten else length_of(length, before), 0.0)
 
     def plan(self, layout: Layout) -> Layout:
         refuse_codes("pca", layout)
@@ -207,14 +244,11 @@ class Project(PrivateStep):
             )
         return Layout((self.components,))
 
-    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Draw], np.ndarray]:
+    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
         exact = moments.second_moments(moments.blocks(rows), layout.features)
 
-        def with_noise(draw: Draw) -> np.ndarray:
-            matrix = exact
-            if self.release is not None:
-                scale = self.release.noise_multiplier * self.release.sensitivity
-                matrix = moments.add_noise(exact, scale, draw((len(exact) * (len(exact) + 1) // 2,)))
+        def with_noise(noised: Noised) -> np.ndarray:
+            matrix = exact if self.release is None else moments.with_noise(exact, noised)
             axes = pca.directions(matrix, self.components)
             if self.whiten:
                 axes = axes * pca.whitening(matrix, axes) ** float(self.whiten)
@@ -246,26 +280,16 @@ def norm_bound(steps: Sequence[Step], layouts: Sequence[Layout]) -> float | None
     A numeric column contributes its larger bound, the columns of one category together 1, a constant its value; after
     unit-norm or bin the whole row is at most 1, and a projection makes no row longer.
     """
-    whole: float | None = None
-    constants = 0.0
+    length = Length(None, 0.0)
     for step, before in zip(steps, layouts, strict=False):
-        if isinstance(step, Normalise | BinColumns):
-            whole, constants = 1.0, 0.0
-        elif isinstance(step, AppendConstant):
-            constants += step.settings.value**2
-        elif isinstance(step, Project):
-            # whitening stretches some directions
-            whole, constants = None if step.whiten else _length(whole, before, constants), 0.0
-        elif isinstance(step, Turn):
-            whole, constants = None, 0.0
-        elif isinstance(step, Rescale):
-            whole = None
-    return _length(whole, layouts[-1], constants)
+        length = step.bounded(length, before)
+    return length_of(length, layouts[-1])
 
 
-def _length(whole: float | None, layout: Layout, constants: float) -> float | None:
-    square = whole**2 if whole is not None else _square(layout)
-    return None if square is None else math.sqrt(square + constants)
+def length_of(length: Length, layout: Layout) -> float | None:
+    """The bound on the norm of a record of `layout`; None where there is none."""
+    square = length.whole**2 if length.whole is not None else _square(layout)
+    return None if square is None else math.sqrt(square + length.constants)
 
 
 def _square(layout: Layout) -> float | None:

@@ -159,7 +159,7 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
             header=0 if reader.header else None,
             names=None if reader.header else names,
             usecols=[name for name in names if name in (card.target, owner) or name in card.features],
-            dtype={name: "category" for name in names if name not in numeric},
+            dtype={name: str if name == owner else "category" for name in names if name not in numeric},
             comment=reader.comment,
             skipinitialspace=True,
             keep_default_na=False,

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpsgd_cli import kept as cache
 from dpsgd_cli.core import synthetic
-from dpsgd_cli.data.dataset import Layout, Step, Transform, flatten, refuse_codes
+from dpsgd_cli.data.dataset import Layout, Length, Step, Transform, flatten, refuse_codes
 from dpsgd_cli.data.pca import signed
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.batching import Adjacency
@@ -33,8 +33,12 @@ class Turn(Step):
     """x -> (x - m) V (e + floor mean(e))^-power, with mean m, directions V and variances e of synthetic images."""
 
     settings: Rotate
-    synthetic = True
+    fitted_on = "synthetic"
     before_cut = True
+
+    def bounded(self, length: Length, before: Layout) -> Length:
+        """Nothing: powers of variances stretch some directions."""
+        return Length(None, 0.0)
 
     def __init__(self, settings: Rotate, adjacency: Adjacency) -> None:
         super().__init__(settings, adjacency)
@@ -149,9 +153,9 @@ def turned(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 def refuse_fitted(steps: Sequence[Step]) -> None:
     """Raise DataError where a step before `rotate` looks at records: its directions would no longer be synthetic."""
-    turns = [index for index, step in enumerate(steps) if step.synthetic]
+    turns = [index for index, step in enumerate(steps) if step.fitted_on == "synthetic"]
     for step in steps[: turns[-1]] if turns else ():
-        if step.release is not None or step.nonprivate is not None or step.of_public:
+        if step.fitted_on not in ("nothing", "synthetic"):
             raise DataError(
                 "rotate: synthetic images go through the steps before it, which must be fitted on no record; put pca"
                 " after it, and scale by bounds"

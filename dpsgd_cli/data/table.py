@@ -37,6 +37,7 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
     for index, column in enumerate(columns):
         try:
             series = frame[column.marks or column.name]
+            refuse_nested(series)
             if column.marks is not None:
                 matrix[:, index] = gaps(series)
             else:
@@ -65,6 +66,14 @@ class NoNumbers(DataError):
     """A column holds text, or dates."""
 
 
+def refuse_nested(series: pd.Series) -> None:
+    """Raise DataError for a column with lists, arrays or objects as cells."""
+    import pandas as pd
+
+    if series.dtype == object and any(pd.api.types.is_list_like(cell) for cell in series):
+        raise DataError(f"column {quoted(series.name)} holds lists or objects; write plain values, a column for each")
+
+
 def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
     """Which cells (N,) hold no value: empty ones, and the usual words for that where they are not `listed`."""
     cells = series.astype("category")
@@ -80,6 +89,7 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
     """
     import pandas as pd
 
+    refuse_nested(series)
     drop = "" if is_target else ", or put the column under data.drop"
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
         raise NoNumbers(f"column {quoted(series.name)} holds dates; turn it into numbers{drop}")
@@ -147,6 +157,7 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
     Raises DataError for missing labels, labels that are not listed, and columns that are not classes
     (fractions, a single value, nearly as many values as rows).
     """
+    refuse_nested(series)
     cells = series.astype("category")
     texts = [plain_text(value) for value in cells.cat.categories]
     codes = cells.cat.codes.to_numpy()

@@ -18,6 +18,8 @@ Not here: what a user adds to a sum (`core/units.py`).
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import numbers
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,35 +39,94 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _ROWS_OF_A_USER = 4
+_NAMES = (str, bytes, numbers.Number, np.bool_, datetime.date, datetime.time, np.datetime64, type(None))
 NOBODYS = "leave those rows out, or give each a user of its own"
 
 
 def owners_of(cells: pd.Series, where: str) -> np.ndarray:
-    """Whose each row is, as text (N,); DataError where a cell does not say it."""
-    missing = table.gaps(cells)
+    """Names (N,) of the users whose rows these are: the text of each cell, exactly as it was written.
+
+    Text stays as it is (blanks and leading zeros too), integers are exact, floats have their shortest digits.
+
+    Raises DataError for a gap, for a cell that is no text, number or date, for text that is no valid Unicode or holds a
+    NUL, and for two cells of different types that have the same name (1 and "1"): whether they are one user is unknown.
+
+    Guarantee: cells of different text never become one user, who would then be protected less than their rows need.
+    """
+    import pandas as pd
+
+    if isinstance(cells.dtype, pd.CategoricalDtype):
+        values, codes = [*cells.cat.categories, None], cells.cat.codes.to_numpy()
+    else:
+        values, codes = list(cells.to_numpy()), np.arange(len(cells))
+    column = f"{where}: privacy.unit.column {quoted(cells.name)}"
+    odd = np.array([pd.api.types.is_list_like(value) or not isinstance(value, _NAMES) for value in values])[codes]
+    if odd.any():
+        raise DataError(
+            f"{column} holds a {type(values[codes[int(odd.argmax())]]).__name__} in data row {int(odd.argmax()) + 1},"
+            " which is no name; write text or numbers"
+        )
+    missing = np.array([_is_gap(value) for value in values], dtype=bool)[codes]
     if missing.any():
         raise DataError(
-            f"{where}: privacy.unit.column {quoted(cells.name)} has {count(int(missing.sum()), 'gap')}, first in data"
+            f"{column} has {count(int(missing.sum()), 'gap')}, first in data"
             f" row {int(missing.argmax()) + 1}; a row of nobody's is protected with nobody's: {NOBODYS}"
         )
-    found = cells.astype("category")
-    names = np.array([table.plain_text(value).strip() for value in found.cat.categories], dtype=object)
-    return np.asarray(names[found.cat.codes.to_numpy()], dtype=str)
+    names = [_name(value) for value in values]
+    broken = np.array([_is_broken(name) for name in names], dtype=bool)[codes]
+    if broken.any():
+        raise DataError(
+            f"{column} is no valid text in data row {int(broken.argmax()) + 1} (half of a surrogate pair, or a NUL);"
+            " rename that user"
+        )
+    kinds: dict[str, type] = {}
+    for row, name in enumerate(names):
+        if kinds.setdefault(name, type(values[row])) is not type(values[row]) and values[row] is not None:
+            first = int((codes == row).argmax()) + 1
+            raise DataError(
+                f"{column} has one name both as text and as a number, the second in data row {first}; write all names"
+                " of users as text"
+            )
+    return np.array(names, dtype=str)[codes]
+
+
+def _name(value: object) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _is_gap(value: object) -> bool:
+    """Whether a cell says nobody: empty, or a usual word for a missing value."""
+    import pandas as pd
+
+    return value.strip() in table.MISSING if isinstance(value, str) else bool(pd.isna(value))
+
+
+def _is_broken(name: str) -> bool:
+    """Whether text has no UTF-8, or a NUL, which arrays of text lose at its end."""
+    try:
+        return b"\0" in name.encode()
+    except UnicodeEncodeError:
+        return True
 
 
 def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
-    """The same of an array with an entry for each of `rows`."""
+    """Names (N,) of the users of an array with an entry for each of `rows`; DataError as for `owners_of`."""
     import pandas as pd
 
     if given.shape != (rows,) or given.dtype.kind not in "biufUS":
         raise DataError(
             f"{where} has shape {given.shape} of {given.dtype}, but must be ({rows},), a number or text for each row"
         )
-    return owners_of(pd.Series(given.astype(str) if given.dtype.kind == "S" else given, name=where), where)
+    if given.dtype.kind == "S":
+        try:
+            given = np.char.decode(given, "utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"{where} holds bytes that are no UTF-8 text; store the names as text") from None
+    return owners_of(pd.Series(given.astype(object) if given.dtype.kind == "U" else given, name=where), where)
 
 
 def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
-    """The same of a .npy file, for parts of so many rows, one after the other."""
+    """Names of the users of a .npy file, for parts of so many rows, one after the other."""
     try:
         given = np.load(path, allow_pickle=False)
     except UNREADABLE as error:
@@ -162,7 +223,7 @@ def _by_user(part: Part, keys: Keys) -> Part:
     """Group the rows by user, those of a user in the order of their coins."""
     rows = content_keys(part.x, part.y, keys.values)
     order = np.lexsort((coin(rows.values, 0, "rows of a user"), keys.values))
-    return Part(part.x[order], part.y[order], keys[order])
+    return Part(part.x[order], part.y[order], keys[order], _owners(part)[order])
 
 
 def _refuse_shared(train: np.ndarray, test: np.ndarray, name: str, unit: Unit) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from dpsgd_cli.core.losses import evaluate
+from dpsgd_cli.core.noise import gaussian
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.privacy.adaptive import AdaptiveNoise, AdaptiveSchedulePlan
@@ -56,17 +58,18 @@ class AdaptiveSchedules:
             task = context.recipes[0].data.task
             found = evaluate(context.pack, output, table, task, context.most_rows, context.loss)
             for run in due:
-                run.noise.observe(float(found["accuracy"][run.trial]) + self._noise(run, epoch) / len(table))
+                run.noise.observe(self._released(run, epoch, float(found["accuracy"][run.trial]), len(table)))
         self._settle(epoch + 1)
 
-    def _noise(self, run: AdaptiveRun, epoch: int) -> float:
-        """What the charge for a look at private records demands, on the number of right predictions."""
+    def _released(self, run: AdaptiveRun, epoch: int, accuracy: float, records: int) -> float:
+        """The accuracy on so many records; of private ones with noise on the number of right predictions."""
         if run.plan.look is None:
-            return 0.0
+            return accuracy
         mechanism = run.plan.look.mechanism
         assert isinstance(mechanism, GaussianSum)
-        draw = self.context.streams[run.trial].normal("validation", epoch, torch.empty(1, dtype=torch.float64))
-        return float(draw) * mechanism.noise_multiplier * mechanism.sensitivity
+        right = np.array([round(accuracy * records)])
+        noisy = gaussian(self.context.streams[run.trial], "validation", epoch, right, mechanism, records)
+        return float(noisy[0]) / records
 
     def _settle(self, epoch: int) -> None:
         """End the trials for which `epoch` does not fit."""

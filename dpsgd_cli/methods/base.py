@@ -100,9 +100,10 @@ class Context:
         pairs = zip(self.streams, self.pack.seeds, strict=True)
         return tuple(own if own.reproducible else SeededStreams(seed) for own, seed in pairs)
 
-    def column(self, values: list[float]) -> Tensor:
-        """One number a trial as (R, 1) on the training device."""
-        return sent(torch.tensor(values, dtype=self.pack.values.dtype), self.pack.values.device).unsqueeze(1)
+    def column(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
+        """One number a trial as (R, 1) on the training device, in the precision of the parameters or in `dtype`."""
+        own = torch.tensor(values, dtype=dtype or self.pack.values.dtype)
+        return sent(own, self.pack.values.device).unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,10 @@ class Method(ABC):
     def steps(self) -> int:
         """Steps of one epoch."""
 
+    @abstractmethod
+    def unfinished(self, done: int) -> str | None:
+        """Why the `output` after `done` epochs, fewer than `epochs`, is no result to publish; None where it is one."""
+
     def charged_for(self, done: int) -> bool:
         """Whether the ledgers hold what `done` epochs released, by a state that was loaded; for methods that choose."""
         del done
@@ -195,6 +200,9 @@ class OneShot(Method):
     @abstractmethod
     def solve(self) -> None:
         """Charge, release and write `pack.values`."""
+
+    def unfinished(self, done: int) -> str | None:
+        return "it releases once, at its end"
 
     def charge(self) -> None:
         """Spend what the plan holds, in every trial."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dpsgd_cli.core.noise import laplace
 from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.problems.losses import Hinge
-from dpsgd_cli.core.problems.optimum import minimise_hinge
-from dpsgd_cli.core.selection import exponentials
+from dpsgd_cli.core.problems.optimum import minimise_hinge, require_hinge
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import OneShot
@@ -36,22 +35,21 @@ class Majority(OneShot):
 
     def solve(self) -> None:
         context, model = self.context, self.context.recipes[0].model
-        if not isinstance(model, ConvexModel) or not model.has_bias or model.loss == "squared":
+        if not isinstance(model, ConvexModel) or not model.has_bias or model.known.residual:
             raise RecipeError("method majority answers by the constant column: use model.kind: convex with bias: true")
         self.charge()
         values = context.pack.values.zero_()
         for trial, difference in enumerate(_differences(context.table, context.trials)):
-            values[trial, -1] = 1.0 if difference + self._noise(trial) > 0 else -1.0
+            values[trial, -1] = 1.0 if self._released(trial, difference) > 0 else -1.0
 
-    def _noise(self, trial: int) -> float:
+    def _released(self, trial: int, difference: float) -> float:
         plan = self.context.plans[trial]
         if plan is None:
-            return 0.0
+            return difference
         mechanism = plan.epochs[0][0].mechanism
         assert isinstance(mechanism, PureDP)
-        normals = self.context.streams[trial].normal("majority", 0, torch.empty(2, 2, dtype=torch.float64))
-        first, second = exponentials(normals).tolist()
-        return float(first - second) / mechanism.epsilon
+        stream, exact = self.context.streams[trial], np.array([difference])
+        return float(laplace(stream, "majority", 0, exact, mechanism.epsilon, sensitivity=1.0, changed=1)[0])
 
 
 def _differences(table: Table, trials: int) -> list[float]:
@@ -81,8 +79,10 @@ class NonPrivate(OneShot):
     @staticmethod
     def _optimum(risk: LinearRisk, recipe: Recipe) -> torch.Tensor:
         assert isinstance(recipe.method, NonPrivateMethod)
-        if not isinstance(risk.loss, Hinge):
+        assert isinstance(recipe.model, ConvexModel)
+        if recipe.model.known.curvature is not None:
             return optimum(risk, l2_of(recipe), recipe.method.most_steps)
+        require_hinge(risk.loss)
         records = int(risk.rows.counts)
         curvature = risk.rows.z.new_full((1,), max(l2_of(recipe), _TRACE) * records, dtype=torch.float64)
         found = minimise_hinge(risk.rows, curvature, torch.full_like(curvature, torch.inf), _CERTIFIED * records)

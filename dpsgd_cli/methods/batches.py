@@ -26,7 +26,7 @@ from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.problem import section_of
 from dpsgd_cli.privacy.plan import adjacency_of
-from dpsgd_cli.recipe.batching import BATCHINGS
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS
 from dpsgd_cli.recipe.naming import named
 
 
@@ -80,7 +80,7 @@ def _sampler(context: Context, most_rows: int) -> Sampler:
 def _whole_sampler(context: Context) -> Sampler:
     recipe, records = context.recipes[0], len(context.table)
     settings = section_of(recipe)
-    adds_records = recipe.privacy is not None and adjacency_of(recipe) == "add-remove"
+    adds_records = recipe.privacy is not None and NEIGHBOURS[adjacency_of(recipe)].counted
     if context.pack.session.rounds and settings.batching == "full" and adds_records:
         raise RecipeError(
             "runtime.dtype: rounded passes over all records are rounded anew when one comes or goes, which add-remove"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.clipping import Clipping
-from dpsgd_cli.core.noise import NoiseSource, add_noise
+from dpsgd_cli.core.noise import Grid, NoiseSource, add_noise, gaussian
 from dpsgd_cli.core.precision import PRECISION
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context
@@ -56,8 +56,10 @@ class Bounds:
     def begin(self) -> None:
         """A step begins: its bounds are what was released before it leads to."""
 
-    def privatise(self, step: int, moves: Tensor) -> None:
+    def privatise(self, step: int, moves: Tensor, grid: Grid | None) -> None:
         """Turn `beside` into what may be released; `moves` (R, 1) is 2 where a record is replaced by another, else 1.
+
+        `grid` is that of the step's sums, and None with seeded noise.
 
         On one process only, whose sums are those of all.
         """
@@ -131,9 +133,9 @@ class QuantileBounds(Bounds):
         signed = within.to(PRECISION) - 0.5
         self.beside += (signed if mask is None else torch.where(mask, signed, 0.0)).sum(dim=1, keepdim=True)
 
-    def privatise(self, step: int, moves: Tensor) -> None:
+    def privatise(self, step: int, moves: Tensor, grid: Grid | None) -> None:
         assert self.beside is not None
-        add_noise(self.beside, self._normals.draw(step), self._noise * moves)
+        add_noise(self.beside, self._normals.draw(step), self._noise * moves, grid)
 
     def follow(self, divisor: float) -> None:
         assert self.beside is not None
@@ -205,8 +207,8 @@ class HistogramBounds(Bounds):
         exact = None if watcher is None else self._counts.clone()
         mechanisms = [released_histogram(plan) for plan in context.plans if plan is not None]
         for stream, counts, mechanism in zip(context.streams, self._counts, mechanisms, strict=True):
-            normals = stream.normal("norm-histogram", 0, torch.empty(counts.shape, dtype=PRECISION))
-            counts.add_(normals.to(counts.device), alpha=mechanism.noise_multiplier * mechanism.sensitivity)
+            noisy = gaussian(stream, "norm-histogram", 0, counts.cpu().numpy(), mechanism, context.table.rows)
+            counts.copy_(torch.from_numpy(noisy))
         if watcher is not None and exact is not None:
             watcher.prepared(mechanisms[0], exact, self._counts)
 

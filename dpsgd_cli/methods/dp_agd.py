@@ -34,7 +34,8 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.noise import TrialNoise, noise_precision
+from dpsgd_cli.core.discrete import Coins
+from dpsgd_cli.core.noise import Grid, TrialNoise, add_noise, is_secure
 from dpsgd_cli.core.problems.linear import SampledRisk
 from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
 from dpsgd_cli.errors import PrivacyError, RecipeError
@@ -43,6 +44,7 @@ from dpsgd_cli.methods.problem import linear_risk, penalty_of, risk_of
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, PureSource, Release
+from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.convex import DpAgdMethod
 
@@ -54,8 +56,9 @@ class DpAgd(Method):
         super().__init__(context)
         self.settings = [_settings(recipe) for recipe in context.recipes]
         self.rates = [_rates(context, trial) for trial in range(context.trials)]
-        self.adjacency = context.plans[0].sampling.adjacency if context.plans[0] is not None else "add-remove"
-        self.doubled = 2.0 if self.adjacency == "replace-one" else 1.0
+        assert context.plans[0] is not None, "seen by `_rates`"
+        self.adjacency = context.plans[0].sampling.adjacency
+        self.doubled = moves_of_a_sum(self.adjacency)
         self.values = context.pack.values
         self.penalty = penalty_of(context)
         self.risk = risk_of(context)
@@ -74,8 +77,7 @@ class DpAgd(Method):
         ]
         kind, candidates = self.settings[0].selection, self.settings[0].step_candidates + 1
         double = torch.empty(0, dtype=torch.float64)
-        exactly = torch.empty(0, dtype=noise_precision(context.streams, self.values.dtype), device=self.values.device)
-        self.gradient_noise = TrialNoise(context.streams, "agd-gradient", context.pack.size, exactly)
+        self.gradient_noise = TrialNoise(context.streams, "agd-gradient", context.pack.size, self.values)
         self.selection_noise = TrialNoise(
             context.streams, "agd-selection", candidates * NORMALS_PER_SCORE[kind], double
         )
@@ -94,8 +96,16 @@ class DpAgd(Method):
     def finished(self) -> bool:
         return all(pace.over for pace in self.paces)
 
+    def unfinished(self, done: int) -> str | None:
+        return None
+
     def run_epoch(self, epoch: int) -> Diagnostics:
-        """`refresh` rounds: in each, every trial that is not over makes one selection."""
+        """Make `refresh` rounds: in each, every trial that is not over makes one selection.
+
+        An epoch begins with what the weights alone say of the rows, so that a resumed run is the unbroken one to the
+        bit: margins that were carried along differ from new ones by rounding, and a checkpoint has none of either.
+        """
+        self.risk.start(self.values)
         for _ in range(self.steps):
             if self.finished:
                 break
@@ -139,14 +149,14 @@ class DpAgd(Method):
             if isinstance(self.risk, SampledRisk):
                 self.risk.sample(fresh)
             self.exact[index] = self.risk.gradient_sums(self.gradient_bound.squeeze(1), everyone)
-            first = self.exact[index] + self._noise(fresh, [self.paces[t].rho for t in fresh])
+            first = self._noisy(fresh, [self.paces[t].rho for t in fresh])
             self._tell(fresh, first)
             self.averaged[index] = first.to(self.values.dtype)
         if again:
             index = torch.tensor(again, device=self.values.device)
             before = [self.paces[t].rho for t in again]
             extra = [self.paces[t].price(self.settings[t].gamma) for t in again]
-            noisy = self.exact[index] + self._noise(again, extra)
+            noisy = self._noisy(again, extra)
             self._tell(again, noisy)
             second = noisy.to(self.values.dtype)
             weight = self.context.column([e / (b + e) for e, b in zip(extra, before, strict=True)])
@@ -158,12 +168,14 @@ class DpAgd(Method):
         if self.context.watcher is not None:
             self.context.watcher.measured(trials, self.exact[trials], noisy)
 
-    def _noise(self, trials: list[int], rhos: list[float]) -> Tensor:
-        scale = [
-            float(self.gradient_bound[t]) * self.doubled / math.sqrt(2 * rho)
-            for t, rho in zip(trials, rhos, strict=True)
-        ]
-        return self.gradient_noise.draw(trials) * self.context.column(scale)
+    def _noisy(self, trials: list[int], rhos: list[float]) -> Tensor:
+        """The sums of `trials` with noise that costs `rhos`."""
+        multipliers = [1 / math.sqrt(2 * rho) for rho in rhos]
+        scale = [float(self.gradient_bound[t]) * self.doubled * z for t, z in zip(trials, multipliers, strict=True)]
+        noisy, records = self.exact[trials], self.context.table.rows
+        grid = Grid.of(noisy.shape[1], records, multipliers) if is_secure(self.context.streams) else None
+        add_noise(noisy, self.gradient_noise.draw(trials), self.context.column(scale, torch.float64), grid)
+        return noisy
 
     def _aim(self, index: Tensor) -> None:
         """Unit directions of the noisy gradient of the whole objective, and of what is kept of earlier ones."""
@@ -185,10 +197,14 @@ class DpAgd(Method):
         scores = self.risk.line_losses(spacing, count, self.loss_bound.squeeze(1), everyone)
         scores += self._penalties(index, spacing[index], count)
         kind = self.settings[0].selection
-        normals = self.selection_noise.draw(active).view(len(active), count, NORMALS_PER_SCORE[kind])
+        draws: Tensor | list[Coins]
+        if is_secure(self.context.streams):
+            draws = self.selection_noise.coins(active)
+        else:
+            draws = self.selection_noise.draw(active).view(len(active), count, NORMALS_PER_SCORE[kind])
         epsilon = torch.tensor([self.rates[t].selection_epsilon for t in active], dtype=torch.float64)
         bound = self.loss_bound[index].squeeze(1).double().cpu() * self.doubled
-        chosen = select_least(scores.cpu(), epsilon, bound, kind, normals).tolist()
+        chosen = select_least(scores.cpu(), epsilon, bound, kind, draws).tolist()
         lengths = torch.zeros_like(spacing)
         for trial, choice in zip(active, chosen, strict=True):
             lengths[trial] = spacing[trial] * choice

@@ -30,6 +30,7 @@ from dpsgd_cli.methods.preconditioning import Preconditioning
 from dpsgd_cli.methods.problem import linear_risk, section_of
 from dpsgd_cli.privacy.convex import constants_of
 from dpsgd_cli.privacy.lectures import excess_risk_of_average
+from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.gradient import AllIterates, SgdSettings
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
@@ -165,7 +166,7 @@ class DpGd(FullBatchMethod, DpSgd):
         moments = []
         for recipe, plan in zip(self.context.recipes, self.context.plans, strict=True):
             assert plan is not None and recipe.privacy is not None
-            norm = plan.sensitivity / (2 if plan.sampling.adjacency == "replace-one" else 1)
+            norm = plan.sensitivity / moves_of_a_sum(plan.sampling.adjacency)
             pull = recipe.model.l2 * (recipe.model.radius or 0.0) if isinstance(recipe.model, ConvexModel) else 0
             noise = plan.noise_multipliers[0] * plan.sensitivity / len(self.context.table)
             moments.append((norm + pull) ** 2 + self.context.pack.size * noise**2)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.clipping import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.core.correlation import step_noise
-from dpsgd_cli.core.noise import NoiseSource, noise_precision
+from dpsgd_cli.core.noise import Grid, NoiseSource
 from dpsgd_cli.core.tensors import Examples, Table, sent
 from dpsgd_cli.core.updates import make_average, make_update, project_to_ball
 from dpsgd_cli.errors import PrivacyError, RecipeError
@@ -48,6 +48,7 @@ from dpsgd_cli.recipe.schema.base import Section
 from dpsgd_cli.recipe.schema.gradient import TailIterates
 from dpsgd_cli.recipe.schema.learning_rate import rate_at
 from dpsgd_cli.recipe.schema.privacy import Privacy
+from dpsgd_cli.wording import count
 
 
 class GradientMethod(Method):
@@ -68,7 +69,7 @@ class GradientMethod(Method):
         self.batches = Batches(context)
         self.divisor = float(settings.batch or len(context.table))
         context.pack.expect(int(self.divisor))
-        self.learning_rate = context.column(self.learning_rates(0))
+        self.learning_rate = self._rates(0)
         self.rate_changes = any(isinstance(section_of(r).rate, Section) for r in context.recipes)
         self.weight_decay = context.column([section_of(r).weight_decay + l2_of(r) for r in context.recipes])
         self.decays = bool(self.weight_decay.any())
@@ -102,6 +103,17 @@ class GradientMethod(Method):
             rates.append(rate_at(rate, epoch, length))
         return rates
 
+    def _rates(self, epoch: int) -> Tensor:
+        """`learning_rates` as (R, 1); RecipeError where a user's own method gives anything but a number a trial."""
+        found: Any = self.learning_rates(epoch)
+        numbers = isinstance(found, list | tuple) and all(isinstance(rate, int | float) for rate in found)
+        if not numbers or len(found) != self.context.trials:
+            raise RecipeError(
+                f"{type(self).__name__}.learning_rates({epoch}) gives {found!r}; it must give a list of"
+                f" {count(self.context.trials, 'number')}, one a trial"
+            )
+        return self.context.column(list(found))
+
     @property
     def epochs(self) -> int:
         return max(self.lengths)
@@ -109,6 +121,9 @@ class GradientMethod(Method):
     @property
     def steps(self) -> int:
         return self.batches.sampler.steps_per_epoch
+
+    def unfinished(self, done: int) -> str | None:
+        return None
 
     @property
     def output(self) -> Tensor:
@@ -120,7 +135,7 @@ class GradientMethod(Method):
             if trial not in over:
                 self.spend(epoch, trial)
         if self.rate_changes:
-            self.learning_rate = self.context.column(self.learning_rates(epoch))
+            self.learning_rate = self._rates(epoch)
         # numbers of trials, not a mask: a GPU would have to say how many it marks
         held = sent(torch.tensor(over, dtype=torch.long), self.context.pack.values.device)
         kept = {name: tensor[held] for name, tensor in self._trained().items()} if over else {}
@@ -233,11 +248,10 @@ class DpSgd(GradientMethod):
         self.clipping = self.bounds.clipping
         self.sensitivities = self.bounds.sensitivities
         self.moves = context.column([moves_of_a_sum(plan.sampling.adjacency) for plan in self.plans])
-        precision = noise_precision(context.streams, pack.values.dtype)
-        self.noise = NoiseSource(context.streams, pack.size, pack.values.device, precision)
+        self.noise = NoiseSource(context.streams, pack.size, pack.values.device, pack.values.dtype)
         shapes = [None if plan.correlated is None else plan.correlated.correlation for plan in self.plans]
         self.step_noise = step_noise(shapes, pack.size, pack.values.device)
-        self._scale: tuple[int, Tensor] | None = None
+        self._scale: tuple[int, Tensor, Grid | None] | None = None
         self._done = 0
         self.preconditioning = None
         if context.recipes[0].preconditioner is not None:
@@ -311,12 +325,24 @@ class DpSgd(GradientMethod):
 
     def privatise(self, epoch: int, step: int) -> None:
         if self._scale is None or self._scale[0] != epoch:
-            self._scale = (epoch, self._noise_scale(epoch))
-        unit, scale = self.bounds.unit, self._scale[1]
-        self.step_noise.add(
-            self.context.pack.sums, step, self.noise.draw(step), scale if unit is None else scale * unit
-        )
-        self.bounds.privatise(step, self.moves)
+            self._scale = (epoch, self._noise_scale(epoch), self._grid(epoch) if self.noise.secure else None)
+        unit, (_, scale, grid) = self.bounds.unit, self._scale
+        self.step_noise.add(self.context.pack.sums, step, self.noise, scale if unit is None else scale * unit, grid)
+        self.bounds.privatise(step, self.moves, grid)
+
+    def _grid(self, epoch: int) -> Grid:
+        """The grid of all trials' sums in `epoch`, and of what is released beside them."""
+        pack, known = self.context.pack, [plan.correlated for plan in self.plans]
+        multipliers = {of(epoch, trial) for trial in range(pack.trials) for of in (self._multiplier, self._applied)}
+        steps, moved = 1, 1.0
+        if known[0] is not None:
+            # noise of steps with other multipliers is taken back, in their steps of the grid
+            multipliers |= {z for plan in self.plans for z in plan.noise_multipliers}
+            steps = self.epochs * self.steps
+            moved = max(multipliers) / min(multipliers)
+            moved *= max(one.correlation.moved_by_rounding for one in known if one is not None)
+        numbers = pack.size + (0 if self.beside is None else self.beside.shape[1])
+        return Grid.of(numbers * steps, self.context.table.rows, multipliers, moved)
 
     def begin(self) -> None:
         self.bounds.begin()
@@ -353,12 +379,16 @@ class DpSgd(GradientMethod):
     def _noise_scale(self, epoch: int) -> Tensor:
         """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
         multipliers = [self._applied(epoch, trial) for trial in range(self.context.trials)]
-        scale = self.context.column([z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)])
+        # rounded to float32 it could be less than what is charged; an experiment keeps its numbers
+        dtype = torch.float64 if self.noise.secure else self.context.pack.values.dtype
+        deviations = [z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)]
+        scale = self.context.column(deviations, dtype)
         published = [section.clipping.noise_by_layer for section in self.sections]
         if not any(published):
             return scale
         doubled = [plan.sensitivity / bound for plan, bound in zip(self.plans, self.sensitivities, strict=True)]
-        by_layer = self.bounds.clipping.norms.T * self.context.column(doubled) * self.context.column(multipliers)
+        unit, multiplier = self.context.column(doubled, dtype), self.context.column(multipliers, dtype)
+        by_layer = self.bounds.clipping.norms.T * unit * multiplier
         chosen = self.context.column([float(own) for own in published]) > 0
         return torch.where(chosen, by_layer.index_select(1, self.context.pack.group_of), scale)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.problems.optimum import Tilted, minimise_hinge, minimise_on_ball
+from dpsgd_cli.core.problems.optimum import Tilted, minimise_hinge, minimise_on_ball, require_hinge
 from dpsgd_cli.methods.base import Context, Findings
 from dpsgd_cli.methods.problem import l2_of, linear_risk, radii_of
 from dpsgd_cli.privacy.convex import constants_of
@@ -77,7 +77,8 @@ def _measured(context: Context, output: Tensor) -> list[dict[str, Any]]:
         values = values.to(risk.rows.z)
         return risk.loss_sums(values) / records + l2 / 2 * values.double().square().sum(dim=1)
 
-    if model.loss == "hinge":
+    if model.known.curvature is None:
+        require_hinge(risk.loss)
         found = minimise_hinge(risk.rows, records * l2, radii, _CERTIFIED * records)
         gaps = (objective(output) - found.objective / records, found.gap / records)
         return [_certified(float(excess), float(gap)) for excess, gap in zip(*gaps, strict=True)]

@@ -29,11 +29,13 @@ import numpy as np
 import torch
 
 from dpsgd_cli.core import second_moments as moments
+from dpsgd_cli.core.noise import gaussian
 from dpsgd_cli.core.preconditioning import eigen, spread
 from dpsgd_cli.core.units import UnitTable, shares_of_rows
 from dpsgd_cli.data.dataset import UNTOLD
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, OneShot
+from dpsgd_cli.privacy.mechanism import GaussianSum
 from dpsgd_cli.privacy.second_moments import weight_of
 from dpsgd_cli.recipe.schema.convex import LeastSquaresMethod
 from dpsgd_cli.recipe.schema.model import LinearModel
@@ -100,17 +102,14 @@ class DpLeastSquares(OneShot):
         """Weights (D, K) on features as they are."""
         plan, settings = self.context.plans[trial], self.context.recipes[trial].method
         assert plan is not None and isinstance(settings, LeastSquaresMethod)
-        scale, weight = plan.noise_multipliers[0] * plan.sensitivity, weight_of(settings.share)
-        triangle = len(exact) * (len(exact) + 1) // 2
-        draws = torch.empty(triangle + products.size, dtype=torch.float64)
-        self.context.streams[trial].normal("least-squares", 0, draws)
-        noise = draws[triangle:].numpy().reshape(products.shape) * (scale / weight)
-        noisy = moments.add_noise(exact, scale, draws[:triangle].numpy())
+        mechanism, weight = plan.epochs[0][0].mechanism, weight_of(settings.share)
+        assert isinstance(mechanism, GaussianSum)
+        both = np.concatenate([moments.as_vector(exact), weight * products.ravel()])
+        released = gaussian(self.context.streams[trial], "least-squares", 0, both, mechanism, self.context.table.rows)
         if self.context.watcher is not None:
-            pairs = ((exact, products), (noisy, products + noise))
-            both = [np.concatenate([moments.as_vector(a), weight * z.ravel()])[None] for a, z in pairs]
-            self.context.watcher.measured([trial], *map(torch.from_numpy, both))
-        values, vectors = eigen(noisy)
+            self.context.watcher.measured([trial], torch.from_numpy(both[None]), torch.from_numpy(released[None]))
+        values, vectors = eigen(moments.from_vector(released[: -products.size]))
+        scale = mechanism.noise_multiplier * mechanism.sensitivity
         values = values.clamp_min(0.0) + spread(len(exact), scale) / 4
-        targets = torch.from_numpy(products + noise).to(vectors)
+        targets = torch.from_numpy(released[-products.size :].reshape(products.shape) / weight).to(vectors)
         return (vectors @ ((vectors.T @ targets) / values.unsqueeze(1)) / self.bound).to(self.context.pack.values)

@@ -21,7 +21,7 @@ on votes are functions of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,10 @@ from dpsgd_cli.core import models
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.independence import check_batches, check_examples_stay_apart, check_outputs, stand_in_rows
 from dpsgd_cli.core.memory import rows_that_fit
+from dpsgd_cli.core.noise import gaussian, is_secure, laplace
 from dpsgd_cli.core.packing import Pack, Placement
 from dpsgd_cli.core.precision import MOST_ROWS
+from dpsgd_cli.core.streams import Streams
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.dataset import UNKNOWN
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_for
@@ -44,18 +46,33 @@ from dpsgd_cli.methods.base import Context, Findings, Method
 from dpsgd_cli.methods.dp_sgd import WithoutPrivacy
 from dpsgd_cli.privacy import vote_sensitivity
 from dpsgd_cli.privacy.ledger import Ledger
-from dpsgd_cli.privacy.mechanism import Mechanism, Release
+from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release
 from dpsgd_cli.privacy.voting import Aggregation, epsilon_at
 from dpsgd_cli.privacy.voting_plan import VotingPlan
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import SgdMethod
 from dpsgd_cli.recipe.schema.model import PythonModel
-from dpsgd_cli.recipe.schema.pate import PateMethod, Training
+from dpsgd_cli.recipe.schema.pate import PRIVATE_SCALE, PateMethod, Training
 
 VERSION = 1
 NO_ANSWER, NOT_ASKED = -1, -2
 _NUMBERS_AT_ONCE = 1 << 25
 """Parameters of the teachers that train as one pack, about; 4 bytes each, and several times that for a step."""
+
+
+@dataclass(frozen=True)
+class _QueryNoise:
+    """Noise on statistics of the votes on one query, from its trial's stream."""
+
+    stream: Streams
+    query: int
+    teachers: int
+
+    def gaussian(self, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
+        return gaussian(self.stream, f"pate-{purpose}", self.query, exact, mechanism, self.teachers)
+
+    def laplace(self, purpose: str, exact: np.ndarray, epsilon: float, sensitivity: float, changed: int) -> np.ndarray:
+        return laplace(self.stream, f"pate-{purpose}", self.query, exact, epsilon, sensitivity, changed)
 
 
 class Pate(Method):
@@ -89,6 +106,9 @@ class Pate(Method):
     @property
     def steps(self) -> int:
         return 1
+
+    def unfinished(self, done: int) -> str | None:
+        return "its student has learnt nothing yet" if done < 2 else None
 
     def run_epoch(self, epoch: int) -> Diagnostics:
         if epoch == 0:
@@ -138,9 +158,7 @@ class Pate(Method):
         """Write the label of one query; BudgetExceeded before a charge that does not fit."""
         plan, rule = self.plans[trial], _rule(self.plans[trial])
 
-        def draw(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-            room = torch.empty(shape, dtype=torch.float64)
-            return self.context.streams[trial].normal(f"pate-{purpose}", query, room).numpy()
+        noise = _QueryNoise(self.context.streams[trial], query, self.settings.teachers.count)
 
         def charge(mechanism: Mechanism | None) -> None:
             if plan.chooses and mechanism is not None:
@@ -148,14 +166,16 @@ class Pate(Method):
 
         charge(rule.asked(plan.sampling.adjacency))
         answers[query] = NO_ANSWER
-        if rule.accepts(counts, draw):
+        if rule.accepts(counts, noise):
             charge(rule.answered(plan.sampling.adjacency))
-            answers[query] = rule.label(counts, draw)
+            answers[query] = rule.label(counts, noise)
 
     def _sanitise(self, trial: int, plan: VotingPlan) -> float:
         """The price that the votes show, with noise; charged when the trial began (`vote_sensitivity.py`)."""
         settings, rule = self.settings.sanitised, _rule(plan)
         assert settings is not None
+        if is_secure(self.context.streams):
+            raise PrivacyError(f"method.sanitised needs a seed: {PRIVATE_SCALE}")
         answered = self.answers[trial] >= 0
         asked = self.answers[trial] > NOT_ASKED
         found = vote_sensitivity.of_votes(

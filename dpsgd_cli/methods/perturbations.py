@@ -29,6 +29,9 @@ method that needs no luck (`optimum.py`), so that whether something is released 
 theorem covers an error of rounding that keeps it from its end; none is known, and its message says nothing of the
 records.
 
+Floats. The bijection is one of real numbers. b and what is released are floats, whose grid depends on data, and the
+proof says nothing of that (nor does `digits.py`: b enters a search). So a run without a seed is refused.
+
 Output perturbation: gradient descent for a fixed number of steps, then Gaussian noise on its last iterate.
 Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `privacy/convex.py`, the distance that one record more can
 drive two runs apart, for a step length at which steps do not expand; twice that under replace-one (remove one, add
@@ -44,7 +47,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.noise import NoiseSource, add_noise, noise_precision
+from dpsgd_cli.core.noise import Grid, NoiseSource, is_secure
 from dpsgd_cli.core.problems.linear import LinearRisk
 from dpsgd_cli.core.problems.optimum import Tilted, minimise_surely
 from dpsgd_cli.core.updates import project_to_ball
@@ -54,7 +57,7 @@ from dpsgd_cli.methods.problem import linear_risk, merged_risk, penalty_of, radi
 from dpsgd_cli.privacy.budget import mu_squared_left
 from dpsgd_cli.privacy.convex import Constants, problem_constants, rate_of_descent
 from dpsgd_cli.privacy.mechanism import ApproximateDP
-from dpsgd_cli.recipe.schema.convex import OutputPerturbationMethod
+from dpsgd_cli.recipe.schema.convex import OFF_GRID, OutputPerturbationMethod
 from dpsgd_cli.recipe.schema.privacy import EpsilonBudget
 
 _NEAR = 1e-6  # g, in units of L
@@ -97,6 +100,8 @@ class ObjectivePerturbation(OneShot):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        if is_secure(context.streams):
+            raise PrivacyError(f"method objective-perturbation needs a seed: {OFF_GRID}")
         self.constants = [problem_constants(recipe, context.feature_bound, False) for recipe in context.recipes]
         risk = linear_risk(context)
         # in double precision before they are shrunk, so that no row is longer than its bound by a float's rounding
@@ -157,10 +162,11 @@ class OutputPerturbation(OneShot):
         for _ in range(settings.steps):
             gradient = self.risk.gradient_sums_at(values, bounds) + penalty * values
             project_to_ball(values.sub_(gradient * rates), radii)
-        scale = context.column([self._scale(trial) for trial in range(context.trials)])
-        precision = noise_precision(context.streams, context.pack.values.dtype)
-        exact = values.clone()
-        add_noise(values, NoiseSource(context.streams, context.pack.size, values.device, precision).draw(0), scale)
+        scale = context.column([self._scale(trial) for trial in range(context.trials)], torch.float64)
+        exact, pack = values.clone(), context.pack
+        noise = NoiseSource(context.streams, pack.size, values.device, pack.values.dtype)
+        multipliers = [plan.noise_multipliers[0] for plan in context.plans if plan is not None]
+        noise.add(values, 0, scale, Grid.of(pack.size, context.table.rows, multipliers) if noise.secure else None)
         if context.watcher is not None:
             context.watcher.measured(range(context.trials), exact, values)
         context.pack.values.copy_(project_to_ball(values, radii))

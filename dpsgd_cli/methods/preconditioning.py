@@ -24,16 +24,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dpsgd_cli.core import marginals
 from dpsgd_cli.core import second_moments as moments
+from dpsgd_cli.core.noise import gaussian
 from dpsgd_cli.core.preconditioning import Preconditioner, cut_by, cut_of
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.dataset import UNTOLD
@@ -57,12 +57,8 @@ class _Way(ABC):
         """The sum over rows in pieces (n, D)."""
 
     @abstractmethod
-    def numbers(self, exact: np.ndarray) -> int:
-        """How many numbers get noise."""
-
-    @abstractmethod
-    def noisy(self, exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
-        """The sum with noise of standard deviation `scale`, of so many standard normal draws."""
+    def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """The sum with noise, which `noised` gives a vector whose sensitivity is bounded."""
 
     @abstractmethod
     def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
@@ -73,11 +69,8 @@ class _Matrix(_Way):
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
         return moments.second_moments(pieces, self.features, exactly=True)
 
-    def numbers(self, exact: np.ndarray) -> int:
-        return len(exact) * (len(exact) + 1) // 2
-
-    def noisy(self, exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
-        return moments.add_noise(exact, scale, draws)
+    def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        return moments.with_noise(exact, noised)
 
     def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
         return cut_of(noisy, scale)
@@ -93,11 +86,8 @@ class _Counts(_Way):
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
         return marginals.counted(pieces, self.columns)
 
-    def numbers(self, exact: np.ndarray) -> int:
-        return len(exact)
-
-    def noisy(self, exact: np.ndarray, scale: float, draws: np.ndarray) -> np.ndarray:
-        return exact + scale * draws
+    def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        return noised(exact)
 
     def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
         return cut_by(marginals.model(noisy, self.columns, self.records, self.features), ridge)
@@ -143,9 +133,15 @@ class Preconditioning:
     def _cut(self, trial: int, way: _Way, exact: np.ndarray, share: float) -> Tensor:
         mechanism = self.mechanisms[trial]
         scale = mechanism.noise_multiplier * mechanism.sensitivity
-        draws = torch.empty(way.numbers(exact), dtype=torch.float64)
-        self.context.streams[trial].normal(mechanism.label, 0, draws)
-        noisy = way.noisy(exact, scale, draws.numpy())
+        noised = partial(
+            gaussian,
+            self.context.streams[trial],
+            mechanism.label,
+            0,
+            mechanism=mechanism,
+            records=self.context.table.rows,
+        )
+        noisy = way.noisy(exact, noised)
         if self.context.watcher is not None:
             self.context.watcher.preconditioned(trial, exact, noisy)
         mu = 1 / (math.sqrt(share) * mechanism.noise_multiplier)

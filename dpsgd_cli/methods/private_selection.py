@@ -29,11 +29,12 @@ from torch import Tensor
 from dpsgd_cli.core import models
 from dpsgd_cli.core.clipping import Diagnostics
 from dpsgd_cli.core.packing import Pack, Placement
-from dpsgd_cli.core.selection import NORMALS_PER_SCORE, select_least
+from dpsgd_cli.core.selection import choice_draws, select_least
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, Findings, Method
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.privacy.candidates import SelectionPlan
+from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 
 
@@ -100,6 +101,9 @@ class PrivateSelection(Method):
     def steps(self) -> int:
         return self.inner.steps
 
+    def unfinished(self, done: int) -> str | None:
+        return "it chooses among its candidates in its last epoch"
+
     def run_epoch(self, epoch: int) -> Diagnostics:
         for ledger, plan in zip(self.context.ledgers, self.plans, strict=True):
             for release in plan.epochs[epoch] if epoch < len(plan.epochs) else ():
@@ -113,15 +117,10 @@ class PrivateSelection(Method):
         """Publish one candidate of each trial."""
         trials, k = self.context.trials, self.candidates
         wrong = self._wrong().view(trials, k)
-        normals = torch.stack(
-            [
-                stream.normal("choice", 0, torch.empty(k, NORMALS_PER_SCORE["exponential"], dtype=torch.float64))
-                for stream in self.context.streams
-            ]
-        )
-        doubled = [2.0 if plan.sampling.adjacency == "replace-one" else 1.0 for plan in self.plans]
+        draws = choice_draws(self.context.streams, "choice", 0, k, "exponential")
+        doubled = [moves_of_a_sum(plan.sampling.adjacency) for plan in self.plans]
         epsilon = torch.full((trials,), self.settings.epsilon, dtype=torch.float64)
-        chosen = select_least(wrong, epsilon, torch.tensor(doubled, dtype=torch.float64), "exponential", normals)
+        chosen = select_least(wrong, epsilon, torch.tensor(doubled, dtype=torch.float64), "exponential", draws)
         self.chosen = chosen.tolist()
         weights = self.inner.output.view(trials, k, -1)
         self.context.pack.values.copy_(weights[torch.arange(trials), chosen])

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.selection import select_least
+from dpsgd_cli.core.selection import choice_draws, select_least
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import Context, OneShot
 from dpsgd_cli.methods.problem import merged_risk
 from dpsgd_cli.privacy.adaptive import AdaptivePlan, equal_choices
 from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.recipe.batching import moves_of_a_sum
 from dpsgd_cli.recipe.schema.convex import PrivGeneMethod
+from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class PrivGene(OneShot):
@@ -29,7 +31,8 @@ class PrivGene(OneShot):
         super().__init__(context)
         risk = merged_risk(context)
         self.rows, self.loss = risk.rows, risk.loss
-        if self.loss.residual:
+        model = context.recipes[0].model
+        if not isinstance(model, ConvexModel) or model.known.residual:
             raise PrivacyError("privgene counts misclassified records: it needs a classification loss")
 
     def solve(self) -> None:
@@ -64,18 +67,18 @@ class _Chooser:
         adjacency = plan.sampling.adjacency
         mechanism = equal_choices(plan, choices)
         self.epsilon = mechanism.epsilon
-        self.sensitivity = 2.0 if adjacency == "replace-one" else 1.0
+        self.sensitivity = moves_of_a_sum(adjacency)
         self.release = Release(mechanism)
         self.ledger, self.stream = context.ledgers[trial], context.streams[trial]
         self.made = 0
 
     def choose(self, scores: Tensor) -> int:
         self.ledger.spend(self.release, 0)
-        normals = self.stream.normal("privgene-choice", self.made, torch.empty(1, len(scores), 2, dtype=torch.float64))
+        draws = choice_draws([self.stream], "privgene-choice", self.made, len(scores), "exponential")
         self.made += 1
         # in the precision of what was charged: rounded to float32 it could be more
         epsilon, bound = torch.tensor([[self.epsilon], [self.sensitivity]], dtype=torch.float64)
-        return int(select_least(scores.unsqueeze(0), epsilon, bound, "exponential", normals))
+        return int(select_least(scores.unsqueeze(0), epsilon, bound, "exponential", draws))
 
 
 def _breed(parents: Tensor, population: int, width: float, generator: torch.Generator) -> Tensor:

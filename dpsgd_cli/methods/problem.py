@@ -34,12 +34,12 @@ def output_loss(model: ConvexModel, raw: bool = False) -> Loss:
     `raw`: of targets as they are, however large. Training clamps them, which is the bound that its price counts on;
     what is measured on held-out rows must not, or a model of small numbers would seem good.
     """
-    loss = loss_of(model)
+    loss, residual = loss_of(model), model.known.residual
     bound = math.inf if raw else model.target_bound
 
     def of_outputs(outputs: Tensor, labels: Tensor) -> Tensor:
         margin = outputs.squeeze(-1)
-        if loss.residual:
+        if residual:
             return loss.value(margin - labels.clamp(-bound, bound))
         return loss.value(margin * ((labels > 0).to(margin) * 2 - 1))
 
@@ -53,8 +53,9 @@ def rows_of(model: ConvexModel, table: Table) -> SignedRows:
             "a convex model needs one matrix of rows for all trials, and private preprocessing gives each its own;"
             " use model.kind: linear with dp-sgd"
         )
-    y = table.y.clamp(-model.target_bound, model.target_bound) if loss_of(model).residual else table.y
-    return SignedRows.load(table.x, y, loss_of(model).residual, model.has_bias, table.held_out)
+    residual = model.known.residual
+    y = table.y.clamp(-model.target_bound, model.target_bound) if residual else table.y
+    return SignedRows.load(table.x, y, residual, model.has_bias, table.held_out)
 
 
 def linear_risk(context: Context) -> LinearRisk:

@@ -13,6 +13,7 @@ from dpsgd_cli.privacy.accountants.zcdp import mechanism_rho, rho_of, total_rho
 from dpsgd_cli.privacy.mechanism import PureDP, Release
 from dpsgd_cli.privacy.plan import Facts, Plan, adjacency_of, plan_for
 from dpsgd_cli.privacy.statement import Least
+from dpsgd_cli.recipe.batching import NEIGHBOURS
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.method import DpSgdMethod, PrivateSelectionMethod
 from dpsgd_cli.recipe.schema.privacy import Privacy, RhoBudget
@@ -38,7 +39,7 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
     if not isinstance(privacy.budget, RhoBudget):
         raise PrivacyError("method private-selection divides a budget between training and choice: give budget: {rho}")
     adjacency = adjacency_of(recipe)
-    if adjacency == "add-remove":
+    if NEIGHBOURS[adjacency].counted:
         raise PrivacyError(
             "method private-selection cuts the records into parts, which one record more or less would move; state"
             " privacy.adjacency zero-out or replace-one"
@@ -72,6 +73,7 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
         delta=costliest.delta,
         budget=privacy.budget,
         covers_before=privacy.budget_covers == "total",
+        chooses=False,
         candidates=plans,
         recipes=recipes,
     )

@@ -17,7 +17,8 @@ from dpsgd_cli.privacy.mechanism import ApproximateDP, PureDP, Release
 from dpsgd_cli.privacy.plan import Facts, Plan, Sampling, adjacency_of, delta_of, privacy_of
 from dpsgd_cli.privacy.second_moments import joint_sensitivity, weight_of
 from dpsgd_cli.privacy.statement import Least
-from dpsgd_cli.recipe.batching import Adjacency, moves_of_a_sum
+from dpsgd_cli.recipe.batching import moves_of_a_sum
+from dpsgd_cli.recipe.losses import LOSSES, Region
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.convex import LeastSquaresMethod, OutputPerturbationMethod
@@ -44,20 +45,20 @@ class Constants:
 
 
 def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
-    """L = sup|phi'| B and beta = sup(phi'') B^2 of a loss phi of the margin.
+    """L = sup|phi'| B and beta = sup(phi'') B^2 of a loss phi of the margin, by the bounds of its record.
 
-    logistic: sup|phi'| = 1, sup(phi'') = 1/4. hinge: 1 and no bound. huber-svm of half-width h: 1 and 1/(2h). squared:
-    R B + Y on the ball and 1.
+    The margin is at most R B on the ball of radius R, and a residual at most R B + Y; without a radius, nothing bounds
+    them. logistic: sup|phi'| = 1, sup(phi'') = 1/4. hinge: 1 and no bound. huber-svm of half-width h: 1 and 1/(2h).
+    squared: R B + Y and 1.
 
     >>> from dpsgd_cli.recipe.schema.model import ConvexModel
     >>> constants_of(ConvexModel(loss="logistic", l2=0.1), feature_bound=2.0)
     Constants(lipschitz=2.0, smoothness=1.0, strong_convexity=0.1, feature_bound=2.0)
     """
-    slope, curvature = 1.0, {"logistic": 0.25, "huber-svm": 1 / (2 * model.huber_width), "squared": 1.0}.get(model.loss)
-    if model.loss == "squared":
-        slope = math.inf if model.radius is None else model.radius * feature_bound + model.target_bound
-    smoothness = math.inf if curvature is None else curvature * feature_bound**2
-    return Constants(slope * feature_bound, smoothness, model.l2, feature_bound)
+    reach = math.inf if model.radius is None else model.radius * feature_bound
+    reach += model.target_bound if model.known.residual else 0.0
+    slope, curvature = model.known.bounds(Region(reach, model.huber_width))
+    return Constants(slope * feature_bound, curvature * feature_bound**2, model.l2, feature_bound)
 
 
 def problem_constants(recipe: Recipe, feature_bound: float | None, in_ball: bool = True) -> Constants:
@@ -81,7 +82,8 @@ def problem_constants(recipe: Recipe, feature_bound: float | None, in_ball: bool
         )
         raise PrivacyError(f"method {kind} needs bounded gradients; {where} a loss other than {model.loss}")
     if not constants.smoothness < math.inf:
-        raise PrivacyError(f"method {kind} needs a smooth loss, which {model.loss} is not; use huber-svm or logistic")
+        smooth = " or ".join(name for name, known in LOSSES.items() if known.curvature and not known.residual)
+        raise PrivacyError(f"method {kind} needs a smooth loss, which {model.loss} is not; use {smooth}")
     if not in_ball and model.radius is not None:
         raise PrivacyError(
             f"method {kind} is proved for the minimiser among all weights, so model.radius {model.radius:g} would not"
@@ -142,13 +144,13 @@ def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
     """One (epsilon, delta)-DP release of the whole budget."""
     epsilon, delta = _epsilon_delta(recipe)
     problem_constants(recipe, facts.feature_bound, in_ball=False)
-    return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, _add_remove(recipe))))
+    return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, adjacency_of(recipe))))
 
 
 def majority(recipe: Recipe, facts: Facts) -> Plan:
     """One Laplace count."""
     epsilon, _ = _epsilon_delta(recipe)
-    return _one_release(recipe, facts, Release(PureDP(epsilon, _add_remove(recipe), "laplace", "count")))
+    return _one_release(recipe, facts, Release(PureDP(epsilon, adjacency_of(recipe), "laplace", "count")))
 
 
 def _one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
@@ -159,7 +161,19 @@ def _one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
     sampling = Sampling("full", facts.records, facts.records, release.mechanism.adjacency)
     delta = delta_of(privacy)
     _, accountant = Least().best([release], delta)
-    return Plan(sampling, (), 1.0, 1, (), ((release,),), accountant, delta, privacy.budget, True)
+    return Plan(
+        sampling=sampling,
+        noise_multipliers=(),
+        sensitivity=1.0,
+        groups=1,
+        before=(),
+        epochs=((release,),),
+        accountant=accountant,
+        delta=delta,
+        budget=privacy.budget,
+        covers_before=True,
+        chooses=False,
+    )
 
 
 def _epsilon_delta(recipe: Recipe) -> tuple[float, float]:
@@ -167,11 +181,3 @@ def _epsilon_delta(recipe: Recipe) -> tuple[float, float]:
     if not isinstance(budget, EpsilonBudget):
         raise PrivacyError(f"method {recipe.method.kind} is (epsilon, delta)-DP: give privacy.budget with both")
     return budget.epsilon, budget.delta
-
-
-def _add_remove(recipe: Recipe) -> Adjacency:
-    """Methods that are proved for one record more or less."""
-    stated = privacy_of(recipe).adjacency or "add-remove"
-    if stated != "add-remove":
-        raise PrivacyError(f"method {recipe.method.kind} is proved for privacy.adjacency: add-remove, not {stated}")
-    return "add-remove"

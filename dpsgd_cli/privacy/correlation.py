@@ -50,6 +50,11 @@ class Correlation(ABC):
     def bands(self) -> int:
         """Over how many steps noise is correlated."""
 
+    @property
+    @abstractmethod
+    def moved_by_rounding(self) -> float:
+        """Grid steps that rounding to integers moves a coordinate of C g by, in one step (`core/correlation.py`)."""
+
     @abstractmethod
     def variances(self, steps: int) -> Floats:
         """Of the sum of the noise of the first 1, ..., `steps` steps, where y has variance 1 (one period at most)."""
@@ -80,6 +85,11 @@ class Toeplitz(Correlation):
     def bands(self) -> int:
         return len(self.weights)
 
+    @property
+    def moved_by_rounding(self) -> float:
+        total = sum(map(abs, self.weights)) / self.weights[0]
+        return 1 + total * (1 + self.bands / 8)
+
     def variances(self, steps: int) -> Floats:
         found: Floats = np.cumsum(np.square(_prefix_response(np.asarray(self.weights), steps)))
         return found
@@ -100,6 +110,10 @@ class Tree(Correlation):
     @property
     def bands(self) -> int:
         return self.period
+
+    @property
+    def moved_by_rounding(self) -> float:
+        return 1.0
 
     @property
     def levels(self) -> int:

@@ -39,7 +39,7 @@ from dpsgd_cli.privacy.norm_histogram import with_histogram
 from dpsgd_cli.privacy.plan import Facts, Plan, PlannedNoise, Sampling, adjacency_of, delta_of, privacy_of
 from dpsgd_cli.privacy.second_moments import with_preconditioner
 from dpsgd_cli.privacy.statement import Least
-from dpsgd_cli.recipe.batching import BATCHINGS, Batching, moves_of_a_sum
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Batching, moves_of_a_sum
 from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.noise import BandedNoise, CorrelatedNoise, numbers_of_bands
@@ -71,21 +71,21 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     sampling = Sampling(
         method.batching, facts.records, batch, adjacency_of(recipe), groups, getattr(method, "largest_batch", None)
     )
-    if noise is not None and sampling.kind.sampled and sampling.adjacency == "replace-one":
+    if noise is not None and sampling.kind.sampled and NEIGHBOURS[sampling.adjacency].replaced:
         raise PrivacyError(
             f"no guarantee for privacy.noise {noise.kind} on {method.batching} batches under replace-one adjacency: its"
             " theorem is about a record that comes or goes; state it for add-remove or zero-out, or leave privacy.noise"
             " out"
         )
-    unproved = sampling.kind.unproved.get(sampling.adjacency)
+    unproved = sampling.kind.refusal(sampling.adjacency)
     if unproved is not None:
-        others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency not in kind.unproved]
+        others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency in kind.proved]
         raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
     _check_sampler(sampling, privacy.accountant)
     before = with_preconditioner(recipe, facts.before)
     facts = replace(facts, before=with_histogram(recipe, before))
     draft = _Draft(recipe, privacy, sampling, facts)
-    if isinstance(privacy.schedule, Validation):
+    if privacy.schedule.adaptive:
         return draft.adaptive(privacy.schedule)
     return draft.with_fewest_errors() if _undecided(noise) else draft.plan()
 
@@ -174,6 +174,7 @@ class _Draft:
             epochs=self._epochs(multipliers),
             schedule=kind,
             correlated=self._correlated(multipliers),
+            chooses=False,
             **self._settings,
         )
         if self.accountant.name == Least.name:
@@ -225,8 +226,13 @@ class _Draft:
         error = None if self.privacy.schedule.adaptive else correlation.error(multipliers, steps)
         return PlannedNoise(noise.kind, correlation, error)
 
-    def adaptive(self, kind: Validation) -> Plan:
-        """A plan that follows the validation accuracy, within a budget that a filter can police."""
+    def adaptive(self, kind: Schedule) -> Plan:
+        """A plan that follows the validation accuracy, within a budget that a filter can police.
+
+        Raises PrivacyError for any other schedule whose noise is chosen while training runs: nothing here chooses it.
+        """
+        if not isinstance(kind, Validation):
+            raise PrivacyError(f"privacy.schedule {kind.kind} chooses its noise while it runs, and has no plan")
         allowed, cut = self.privacy.budget, self.recipe.data.validation
         if allowed is None:
             raise PrivacyError("privacy.schedule validation stops when the budget is spent: give privacy.budget")

@@ -41,6 +41,7 @@ from dataclasses import replace
 
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 from dpsgd_cli.privacy.accountants import Accountant
+from dpsgd_cli.privacy.accountants.base import Derived
 from dpsgd_cli.privacy.mechanism import (
     ApproximateDP,
     CorrelatedSums,
@@ -109,17 +110,13 @@ def log_factor(epsilon: float, size: int) -> float:
     return (size - 1) * epsilon + math.log(-math.expm1(-size * epsilon)) - math.log(-math.expm1(-epsilon))
 
 
-class ForGroup(Accountant):
+class ForGroup(Derived, stated=False):
     """What `accountant` proves of groups of `size` records."""
 
     def __init__(self, accountant: Accountant, size: int) -> None:
-        self.accountant, self.size = accountant, size
-        self.name = accountant.name  # type: ignore[misc]
-        self.bound = accountant.bound  # type: ignore[misc]
+        super().__init__(accountant)
+        self.size = size
         self.note = f"{accountant.note}; groups of {size}"  # type: ignore[misc]
-
-    def refusal(self, mechanism: Mechanism) -> str | None:
-        return self.accountant.refusal(mechanism)
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
         return self._least(

@@ -200,12 +200,22 @@ def _entry(record: dict[str, Any]) -> LedgerEntry:
     within, unit = record.get("within"), record.get("unit")
     if unit is not None and not isinstance(unit, str):
         raise PrivacyError(f"unit is {quoted(unit)}, but must be text")
-    cap = None if within is None else from_record(within).mechanism
+    cap = None if within is None else from_record(within, counted=False).mechanism
+    stated = release.mechanism.adjacency
+    if cap is not None and cap.adjacency != stated:
+        raise PrivacyError(f"within is stated for {cap.adjacency}, but must be for {stated}, as its release is")
     return LedgerEntry(release, phase, None if epoch is None else whole_number("epoch", epoch), cap, unit)
 
 
+def _check_order(entries: Iterable[LedgerEntry], source: str) -> None:
+    """DataError where entries go back in time, as those of two runs in one file do, which may share noise."""
+    times = [-1 if entry.phase == "before" else entry.epoch or 0 for entry in entries]
+    if times != sorted(times):
+        raise DataError(f"{source}: its epochs go back: {_TWO_RUNS}")
+
+
 def _check_caps(entries: Iterable[LedgerEntry], source: str) -> None:
-    """DataError where entries go back in time, or passed what they say to be within: no one filter admitted them all.
+    """DataError where entries passed what they say to be within: no one filter admitted them all.
 
     Two runs in one file, as `cat` makes it, would else be stated as one.
     """
@@ -214,10 +224,7 @@ def _check_caps(entries: Iterable[LedgerEntry], source: str) -> None:
         if entry.budget_cap is not None:
             spent.setdefault(entry.budget_cap, []).append(entry)
     for cap, within in spent.items():
-        times = [-1 if entry.phase == "before" else entry.epoch or 0 for entry in within]
         releases = [entry.release for entry in within]
-        if times != sorted(times):
-            raise DataError(f"{source}: epochs go back within one budget ({cap}): {_TWO_RUNS}")
         try:
             cost, most = _cost_in(cap, merge(releases)), _cost_in(cap, [Release(cap)])
         except UnsupportedMechanism as error:
@@ -260,5 +267,6 @@ def read_entries(path: Path) -> dict[int, list[LedgerEntry]]:
     if len({entry.unit for entries in trials.values() for entry in entries}) > 1:
         raise DataError(f"{path}: some lines are about single records, others about users: {_TWO_RUNS}")
     for trial, entries in trials.items():
+        _check_order(entries, f"{path}: trial {trial}")
         _check_caps(entries, f"{path}: trial {trial}")
     return trials

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind, moves_of_a_sum
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, moves_of_a_sum
 from dpsgd_cli.wording import quoted
 
 PureSource = Literal["laplace", "exponential", "pure"]
@@ -55,6 +55,12 @@ class GaussianSum:
     sampling_rate: float = 1.0
     sensitivity: float = 1.0
     label: str = "gradient"
+
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for a class without a kind of its own, which accountants would take for its parent's."""
+        super().__init_subclass__()
+        if "kind" not in vars(cls):
+            raise TypeError(f"mechanism {cls.__name__} must state its kind")
 
     def __post_init__(self) -> None:
         _require(self.noise_multiplier >= 0, "noise_multiplier", self.noise_multiplier, "at least 0")
@@ -94,7 +100,7 @@ class GaussianSum:
     @property
     def comes_and_goes(self) -> bool:
         """Whether a use is the Poisson-subsampled Gaussian of the literature: a record is there, or nothing is."""
-        return self.batching == "poisson" and self.adjacency != "replace-one"
+        return self.batching == "poisson" and not NEIGHBOURS[self.adjacency].replaced
 
     @property
     def unsampled_noise(self) -> float:
@@ -184,8 +190,8 @@ class TruncatedSum(GaussianSum):
     """
 
     kind: ClassVar[str] = "truncated"
-    records: int = 1
-    largest_batch: int = 1
+    records: int = field(kw_only=True)
+    largest_batch: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -285,8 +291,8 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     return {"mechanism": mechanism.kind, **vars(mechanism)}
 
 
-def from_record(record: dict[str, Any]) -> Release:
-    """Read one ledger line; keys that belong to the ledger (trial, epoch, ...) are ignored.
+def from_record(record: dict[str, Any], counted: bool = True) -> Release:
+    """Read one ledger line, or where not `counted` a mechanism; keys of the ledger (trial, epoch, ...) are ignored.
 
     Raises PrivacyError for an unknown mechanism, a missing or an impossible value.
     """
@@ -295,10 +301,14 @@ def from_record(record: dict[str, Any]) -> Release:
     kind = record.get("mechanism")
     if not isinstance(kind, str) or kind not in KINDS:
         raise PrivacyError(f"unknown mechanism {quoted(kind)}; known: {', '.join(KINDS)}")
-    fields = {field.name: field.type for field in dataclasses.fields(KINDS[kind]) if field.name in record}
+    fields = {field.name: field.type for field in dataclasses.fields(KINDS[kind]) if field.name != "label"}
+    missing = [name for name in (*fields, *(("count",) if counted else ())) if name not in record]
+    if missing:
+        raise PrivacyError(f"damaged {kind} record: {', '.join(missing)} missing; nothing is taken for granted")
+    fields |= {"label": "str"} if "label" in record else {}
     try:
         values = {name: _typed(name, record[name], _READ.get(f, "text")) for name, f in fields.items()}
-        return Release(KINDS[kind](**values), whole_number("count", record.get("count", 1)))
+        return Release(KINDS[kind](**values), whole_number("count", record["count"] if counted else 1))
     except (TypeError, PrivacyError) as error:
         raise PrivacyError(f"damaged {kind} record: {error}") from None
 

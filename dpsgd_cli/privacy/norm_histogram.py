@@ -12,7 +12,7 @@ from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.privacy.budget import describe, mu_squared_left
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan, adjacency_of, privacy_of
-from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.recipe.batching import NEIGHBOURS, Adjacency
 from dpsgd_cli.recipe.schema import Recipe
 
 LABEL = "norm-histogram"
@@ -25,7 +25,7 @@ def sensitivity(adjacency: Adjacency) -> float:
     - add-remove, zero-out: one record adds 1 to one count, or takes it away (a null record is counted nowhere).
     - replace-one: one count loses 1 and another one gains it, or nothing changes.
     """
-    return math.sqrt(2) if adjacency == "replace-one" else 1.0
+    return math.sqrt(2) if NEIGHBOURS[adjacency].replaced else 1.0
 
 
 def with_histogram(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:

@@ -16,7 +16,7 @@ from dpsgd_cli.privacy import accountants, budget
 from dpsgd_cli.privacy.accountants import Accountant, Guarantee
 from dpsgd_cli.privacy.accountants.zcdp import rho_of
 from dpsgd_cli.privacy.budget import Budget, Filter
-from dpsgd_cli.privacy.ledger import Ledger
+from dpsgd_cli.privacy.ledger import Ledger, LedgerEntry
 from dpsgd_cli.privacy.mechanism import Mechanism, Release, merge
 from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind
 from dpsgd_cli.recipe.naming import named
@@ -122,7 +122,7 @@ class Plan:
     delta: float
     budget: Budget
     covers_before: bool
-    chooses: bool = False
+    chooses: bool
     schedule: Schedule | None = None
     silent: int = 0
     correlated: PlannedNoise | None = None
@@ -140,6 +140,26 @@ class Plan:
     def released_by(self, done: int) -> dict[int | None, list[Release]] | None:
         """What the first `done` epochs release, by epoch as `charged_by_epoch` has it; None where a method chooses."""
         return None if self.chooses else {t: merge(list(epoch)) for t, epoch in enumerate(self.epochs[:done]) if epoch}
+
+    def rest(self, made: Sequence[LedgerEntry], done: int, watched: bool) -> list[LedgerEntry]:
+        """Charges beside `made`, those of one trial, if training ends after `done` epochs and its result is published.
+
+        Guarantee: `made` and these together bound the trial (`ledger.to_price`).
+        - Releases were planned, and nothing of them was seen before the end (not `watched`): the moment is no function
+          of them, so those of the finished epochs are all. The result is empty.
+        - Releases were planned, and metrics by epoch were watched: whoever stopped may have chosen the moment by them.
+          A sum up to a chosen moment bounds nothing (`ledger.py`), so the whole plan is charged.
+        - The method itself chooses: its budget is charged, which its entries name (one of no release does, where none
+          was made), or all that the plan priced.
+        """
+        if self.budget_cap is not None:
+            cap, named = self.budget_cap, any(entry.budget_cap is not None for entry in made)
+            return [] if named else [LedgerEntry(Release(cap, 0), "train", 0, cap, _unit(made))]
+        if self.chooses:
+            counted = sum(1 for entry in made if self.covers_before or entry.phase == "train")
+            return [LedgerEntry(release, "train", done - 1, unit=_unit(made)) for release in self._counted[counted:]]
+        later = range(done, len(self.epochs)) if watched else ()
+        return [LedgerEntry(release, "train", t, unit=_unit(made)) for t in later for release in self.epochs[t]]
 
     def guarantee(self) -> Guarantee:
         """What the whole run guarantees, private preprocessing included."""
@@ -170,8 +190,16 @@ class Plan:
     def _filter(self) -> Filter:
         if self.budget_cap is not None and self.budget is not None:
             return budget.enforce_on_choices(self.budget)
-        counted = self.releases if self.covers_before else [r for epoch in self.epochs for r in epoch]
-        return budget.enforce(self.budget, accountants.get(self.accountant), counted)
+        return budget.enforce(self.budget, accountants.get(self.accountant), self._counted)
+
+    @property
+    def _counted(self) -> list[Release]:
+        """What the budget has to cover, in order."""
+        return self.releases if self.covers_before else [r for epoch in self.epochs for r in epoch]
+
+
+def _unit(made: Sequence[LedgerEntry]) -> str | None:
+    return made[0].unit if made else None
 
 
 def noise_text(noise: PlannedNoise) -> str:
@@ -185,8 +213,17 @@ def noise_text(noise: PlannedNoise) -> str:
 
 def plan_for(recipe: Recipe, facts: Facts) -> Plan:
     """The plan of a private recipe. Raises PrivacyError for what has no guarantee, InfeasibleBudget for no fit."""
-    planner: Callable[[Recipe, Facts], Plan] = named(recipe.method.described.planner)
-    return planner(recipe, facts)
+    method = recipe.method
+    if method.described.planner is None:
+        raise PrivacyError(f"method {method.kind} has no guarantee to plan; leave privacy out")
+    planner: Callable[[Recipe, Facts], Plan] = named(method.described.planner)
+    plan = planner(recipe, facts)
+    if plan.sampling.adjacency not in method.described.adjacencies:
+        proved = " or ".join(method.described.adjacencies)
+        raise PrivacyError(
+            f"method {method.kind} is proved for privacy.adjacency: {proved}, not {plan.sampling.adjacency}"
+        )
+    return plan
 
 
 def adjacency_of(recipe: Recipe) -> Adjacency:

@@ -49,11 +49,10 @@ def pure_divergence(epsilon: float, order: float, bounded_range: bool = False) -
     if epsilon == 0:
         return 0.0
     log_large = -math.log1p(math.exp(-epsilon))
-    # p e^{(alpha-1) eps} + (1-p) e^{-(alpha-1) eps} minus 1, so that small epsilon loses nothing.
+    # p e^x + (1-p) e^-x - 1 with x = (alpha-1) eps and (1-p) / p = e^-eps, as a product: nothing cancels
     excess = order - 1
     if excess * epsilon < 30:
-        large = math.exp(log_large)
-        surplus = large * math.expm1(excess * epsilon) + (1 - large) * math.expm1(-excess * epsilon)
+        surplus = math.exp(log_large) * math.expm1(excess * epsilon) * -math.expm1(-order * epsilon)
         divergence = math.log1p(surplus) / excess
     else:
         divergence = min(
@@ -73,11 +72,18 @@ def laplace_divergence(epsilon: float, order: float) -> float:
     """
     excess, share = order - 1, order / (2 * order - 1)
     if excess * epsilon < 30:
-        # minus 1, so that small epsilon loses nothing
-        surplus = share * math.expm1(excess * epsilon) + (1 - share) * math.expm1(-order * epsilon)
+        # minus 1 and without the terms linear in epsilon, which cancel each other
+        surplus = share * _expm1_less(excess * epsilon) + excess / (2 * order - 1) * _expm1_less(-order * epsilon)
         return math.log1p(surplus) / excess
     rest = (1 - share) / share * math.exp(-(2 * order - 1) * epsilon)
     return min(epsilon, epsilon + (math.log(share) + math.log1p(rest)) / excess)
+
+
+def _expm1_less(x: float) -> float:
+    """e^x - 1 - x >= 0, to 1e-13 relative."""
+    if abs(x) > 0.01:
+        return math.expm1(x) - x
+    return x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7)))))
 
 
 def log_binomial(n: float, k: float) -> float:

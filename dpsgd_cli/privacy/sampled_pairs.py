@@ -36,7 +36,7 @@ from dpsgd_cli.privacy.dominating_pairs import (
 )
 from dpsgd_cli.privacy.mechanism import GaussianSum, TruncatedSum
 from dpsgd_cli.privacy.sampled_divergences import overflow_probability
-from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.recipe.batching import NEIGHBOURS, Adjacency
 
 
 def poisson(mechanism: GaussianSum, width: float) -> LossPair:
@@ -71,7 +71,7 @@ def truncated(mechanism: GaussianSum, width: float) -> LossPair:
 
 
 def _poisson(adjacency: Adjacency, rate: float, noise: float, width: float) -> LossPair:
-    if adjacency != "replace-one":
+    if not NEIGHBOURS[adjacency].replaced:
         return gaussian_pair(rate, noise, width)
     masses = _replaced(rate, noise, width)
     return LossPair(masses, masses)

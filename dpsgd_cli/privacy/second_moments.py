@@ -16,7 +16,8 @@ from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.privacy.budget import describe, mu_squared_left
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan, adjacency_of, privacy_of
-from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.recipe.batching import NEIGHBOURS, Adjacency
+from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.recipe.schema.gradient import Marginals, SecondMoments
 
@@ -31,7 +32,7 @@ def sensitivity(adjacency: Adjacency) -> float:
     - replace-one: |u u^T - v v^T|_F^2 = |u|^4 + |v|^4 - 2 <u, v>^2 <= 2.
     - V: |v|, which is 0 or 1; or |v - w|^2 = |v|^2 + |w|^2 - 2 <v, w> <= 2, because no entry is negative.
     """
-    return math.sqrt(2) if adjacency == "replace-one" else 1.0
+    return math.sqrt(2) if NEIGHBOURS[adjacency].replaced else 1.0
 
 
 def joint_sensitivity(adjacency: Adjacency, weight: float) -> float:
@@ -43,7 +44,7 @@ def joint_sensitivity(adjacency: Adjacency, weight: float) -> float:
       the worst t is c / (2 p), which leaves p^4 + 1 + c (p^2 + 1) + c^2 / 2; else it is 1, which leaves
       (1 + p)^2 ((1 - p)^2 + c), of slope 2 (1 + p) (c - 2 p + 2 p^2) > 0. Both grow with p, so the worst is p = 1.
     """
-    if adjacency != "replace-one":
+    if not NEIGHBOURS[adjacency].replaced:
         return math.sqrt(1 + weight**2)
     cosine = min(1.0, weight**2 / 2)
     return math.sqrt(2 - 2 * cosine**2 + weight**2 * (2 + 2 * cosine))
@@ -76,9 +77,10 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
         raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)}); raise it")
     adjacency = adjacency_of(recipe)
     multiplier = (settings.share * left) ** -0.5
+    moved: float = named(settings.sensitivity)(adjacency)
     return (
         *before,
-        Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity(adjacency), label=settings.kind)),
+        Release(GaussianSum(multiplier, adjacency, sensitivity=moved, label=settings.kind)),
     )
 
 

@@ -15,8 +15,8 @@ from functools import cached_property
 
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy import conversions
-from dpsgd_cli.privacy.accountants.base import Accountant
-from dpsgd_cli.privacy.accountants.rdp import Profile, Rdp
+from dpsgd_cli.privacy.accountants.base import EVERY_NEIGHBOUR, Accountant
+from dpsgd_cli.privacy.accountants.rdp import DIVERGENCES, Profile, Rdp
 from dpsgd_cli.privacy.mechanism import ApproximateDP, Mechanism, PureDP, Release
 from dpsgd_cli.search import smallest
 
@@ -44,6 +44,8 @@ class Choice:
             return math.log(self.mean)
         if self.mean == 1:
             return 0.0
+        if self.law != "logarithmic":
+            raise PrivacyError(f"the {self.law} law of the number of trials has no stopping probability")
         # Logarithmic law: E[K] = (1/gamma - 1) / log(1/gamma), increasing in 1/gamma.
         return smallest(lambda log: math.expm1(log) / log >= self.mean, 0.0, 2 * math.log(self.mean) + 2)
 
@@ -57,16 +59,20 @@ class BestOfTrials(Rdp):
     pure trials that is the 3 epsilon of Liu and Talwar 2019; in general (2 + eta) epsilon (Corollary 3).
     """
 
+    name = "rdp"
+    bound = "upper"
     note = "best of a random number of trials"
+    mechanisms = DIVERGENCES
+    adjacencies = EVERY_NEIGHBOUR
 
     def __init__(self, choice: Choice) -> None:
         super().__init__()
         self.choice = choice
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
         if isinstance(mechanism, ApproximateDP):
             return "a choice among trials with (epsilon, delta)-DP releases, which have no Renyi divergence"
-        return super().refusal(mechanism)
+        return super().uncovered(mechanism)
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         if not kept:

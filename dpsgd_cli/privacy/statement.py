@@ -13,9 +13,9 @@ from functools import cached_property, partial
 
 from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.accountants.base import Accountant, number
+from dpsgd_cli.privacy.accountants.base import EVERY_NEIGHBOUR, Accountant, number
 from dpsgd_cli.privacy.conversions import log_upper_tail
-from dpsgd_cli.privacy.mechanism import Mechanism, Release
+from dpsgd_cli.privacy.mechanism import KINDS, Mechanism, Release
 from dpsgd_cli.rounding import epsilon_text
 
 MOST_EPSILON = 100.0
@@ -24,9 +24,11 @@ MOST_EPSILON = 100.0
 class Least(Accountant):
     """Those of the accountants called `names` that prove what they state, as one; what one refuses, others price."""
 
-    by_divergence = True
     name = "least"
+    bound = "upper"
     note = "least upper bound"
+    mechanisms = tuple(KINDS)
+    adjacencies = EVERY_NEIGHBOUR
 
     def __init__(self, names: Sequence[str] = accountants.USUAL) -> None:
         self._names = names

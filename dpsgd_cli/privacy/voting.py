@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
@@ -29,13 +29,24 @@ from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, P
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.pate import ConfidentGnMax, GnMax, LnMax, ProposeTestRelease
 
-Draw = Callable[[str, tuple[int, ...]], np.ndarray]
-"""Standard normals, float64, of a purpose and a shape; a purpose is drawn at most once a query."""
+
+class Noise(Protocol):
+    """Adds noise to statistics of one query, for a purpose that is used at most once in it (`core/noise.py`)."""
+
+    def gaussian(self, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
+        """`exact` plus Gaussian noise of the mechanism's multiplier times its sensitivity."""
+
+    def laplace(self, purpose: str, exact: np.ndarray, epsilon: float, sensitivity: float, changed: int) -> np.ndarray:
+        """`exact` plus Laplace noise of scale `sensitivity` / `epsilon`; a record changes `changed` of the numbers."""
+
 
 ALL_COUNTS_L1 = 2.0
 ALL_COUNTS_L2 = math.sqrt(2.0)
 LARGEST_COUNT = 1.0
 GAP = 2.0
+
+_ABOVE_THE_GRID = 1 + 2.0**-30
+"""For a bar that Laplace noise passes with probability delta: noise on a grid of 2^-42 passes it no more often."""
 
 ORDERS = np.concatenate([np.arange(1.5, 100, 0.5), np.logspace(2, 3, 40)])
 """Renyi orders at which what depends on the votes is added up."""
@@ -44,28 +55,25 @@ ORDERS = np.concatenate([np.arange(1.5, 100, 0.5), np.logspace(2, 3, 40)])
 class Aggregation(ABC):
     """One rule, made of its settings. `votes` are counts (K,), or (Q, K) for Q queries; K >= 2."""
 
+    @abstractmethod
     def asked(self, adjacency: Adjacency) -> Mechanism | None:
-        """What every query releases, answered or not; charged before `accepts` is asked."""
-        del adjacency
-        return None
+        """What every query releases, answered or not; charged before `accepts` is asked. None for nothing."""
 
+    @abstractmethod
     def answered(self, adjacency: Adjacency) -> Mechanism | None:
-        """What an answer releases beside that; charged before `label` is asked."""
-        del adjacency
-        return None
+        """What an answer releases beside that; charged before `label` is asked. None for nothing."""
 
     @property
     def chooses(self) -> bool:
         """Whether what a run spends depends on what was released: answers cost, and queries may go without."""
         return self.asked("add-remove") is not None and self.answered("add-remove") is not None
 
-    def accepts(self, votes: np.ndarray, draw: Draw) -> bool:
-        """Whether the query is answered."""
-        del votes, draw
-        return True
+    @abstractmethod
+    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
+        """Whether the query is answered. May read nothing that `asked` does not charge."""
 
     @abstractmethod
-    def label(self, votes: np.ndarray, draw: Draw) -> int:
+    def label(self, votes: np.ndarray, noise: Noise) -> int:
         """The released label."""
 
     def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray | None:
@@ -86,14 +94,19 @@ class LaplaceMax(Aggregation):
     def __init__(self, settings: LnMax) -> None:
         self.scale = solved(settings.noise)
 
+    def asked(self, adjacency: Adjacency) -> None:
+        """Nothing: every query is answered."""
+
+    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
+        del votes, noise
+        return True
+
     def answered(self, adjacency: Adjacency) -> PureDP:
         return PureDP(ALL_COUNTS_L1 / self.scale, adjacency, "pure", "vote")
 
-    def label(self, votes: np.ndarray, draw: Draw) -> int:
-        # a difference of two exponentials, each half the sum of two squared normals
-        squares = draw("vote", (len(votes), 4)) ** 2
-        laplace = (squares[:, 0] + squares[:, 1] - squares[:, 2] - squares[:, 3]) / 2
-        return int(np.argmax(votes + self.scale * laplace))
+    def label(self, votes: np.ndarray, noise: Noise) -> int:
+        epsilon = ALL_COUNTS_L1 / self.scale
+        return int(np.argmax(noise.laplace("vote", votes, epsilon, ALL_COUNTS_L1, changed=2)))
 
     def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
         del answered
@@ -110,11 +123,20 @@ class GaussianMax(Aggregation):
     def __init__(self, settings: GnMax | ConfidentGnMax) -> None:
         self.noise = solved(settings.noise)
 
+    def asked(self, adjacency: Adjacency) -> GaussianSum | None:
+        """Nothing: every query is answered."""
+        del adjacency
+        return None
+
+    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
+        del votes, noise
+        return True
+
     def answered(self, adjacency: Adjacency) -> GaussianSum:
         return gaussian(self.noise, ALL_COUNTS_L2, adjacency, "vote")
 
-    def label(self, votes: np.ndarray, draw: Draw) -> int:
-        return int(np.argmax(votes + self.noise * draw("vote", (len(votes),))))
+    def label(self, votes: np.ndarray, noise: Noise) -> int:
+        return int(np.argmax(noise.gaussian("vote", votes, self.answered("add-remove"))))
 
     def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
         return max_renyi(max_log_q(votes[answered], self.noise), self.noise).sum(axis=0)
@@ -135,9 +157,9 @@ class ConfidentMax(GaussianMax):
     def asked(self, adjacency: Adjacency) -> GaussianSum:
         return gaussian(self.test.threshold_noise, LARGEST_COUNT, adjacency, "threshold")
 
-    def accepts(self, votes: np.ndarray, draw: Draw) -> bool:
-        noisy = float(votes.max() + self.test.threshold_noise * draw("threshold", (1,))[0])
-        return noisy >= self.test.threshold
+    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
+        noisy = noise.gaussian("threshold", votes.max(keepdims=True), self.asked("add-remove"))
+        return bool(noisy[0] >= self.test.threshold)
 
     def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray:
         compared = threshold_renyi(votes.max(axis=1), self.test.threshold, self.test.threshold_noise)
@@ -160,19 +182,21 @@ class StableMode(Aggregation):
     def asked(self, adjacency: Adjacency) -> ApproximateDP:
         return ApproximateDP(self.settings.epsilon, self.settings.delta, adjacency, "gap")
 
-    def accepts(self, votes: np.ndarray, draw: Draw) -> bool:
+    def answered(self, adjacency: Adjacency) -> None:
+        """Nothing: the proof of `asked` covers the mode."""
+
+    def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
         second, first = np.sort(votes)[-2:]
-        a, b, c, d = draw("gap", (4,)) ** 2
-        scale = GAP / self.settings.epsilon
-        return bool(first - second + scale * (a + b - c - d) / 2 > self.bar)
+        noisy = noise.laplace("gap", np.array([first - second]), self.settings.epsilon, GAP, changed=1)
+        return bool(noisy[0] > self.bar)
 
     @property
     def bar(self) -> float:
         """What the noisy gap must pass."""
-        return GAP + GAP / self.settings.epsilon * math.log(1 / (2 * self.settings.delta))
+        return GAP + GAP / self.settings.epsilon * math.log(1 / (2 * self.settings.delta)) * _ABOVE_THE_GRID
 
-    def label(self, votes: np.ndarray, draw: Draw) -> int:
-        del draw
+    def label(self, votes: np.ndarray, noise: Noise) -> int:
+        del noise
         return int(np.argmax(votes))
 
 

@@ -1,36 +1,68 @@
 """How records reach a step: the kinds of batching, and what is proved for each under which adjacency.
 
 A kind of batching is one entry of `BATCHINGS`, which names what draws and prices it, and its name in `Batching`; a
-method says which of them it takes. Not here: drawing batches (`core/sampling.py`), prices (`privacy/sampled_pairs.py`).
+method says which of them it takes. An adjacency is one entry of `NEIGHBOURS`, and its name in `Adjacency`.
+
+Not here: drawing batches (`core/sampling.py`), prices (`privacy/sampled_pairs.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Adjacency = Literal["add-remove", "replace-one", "zero-out"]
 Batching = Literal["poisson", "shuffle", "full", "fixed", "truncated-poisson", "random-allocation"]
 
-NEIGHBOURS: dict[Adjacency, str] = {
-    "add-remove": "whether a record was in the training data at all, and so what it says: the data are compared with"
-    " the same data without it, or with one more",
-    "replace-one": "what a record says: the data are compared with the same data in which one record is any other."
-    " How many records there are is not hidden",
-    "zero-out": "whether a record took part, and so what it says: the data are compared with the same data in which one"
-    " record is empty and adds nothing. How many records there are is not hidden",
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourKind:
+    """What depends on who is a neighbour. No field has a default.
+
+    `moves`: how many times the bound on one record's part a sum may move.
+    `replaced`: two different records may be compared, so that what one of them adds is taken away and something else
+    comes in its place; otherwise a record's part is only added or only taken away.
+    `counted`: the number of records differs, so that nothing which depends on it may be taken for public.
+    `hides`: what a statement about one record hides, in words; `hides_of_users`: about all rows of a user.
+    """
+
+    moves: float
+    replaced: bool
+    counted: bool
+    hides: str
+    hides_of_users: str
+
+
+NEIGHBOURS: dict[Adjacency, NeighbourKind] = {
+    "add-remove": NeighbourKind(
+        moves=1.0,
+        replaced=False,
+        counted=True,
+        hides="whether a record was in the file at all, and so what it says: the file is compared with the same file"
+        " without that record, or with one more, in any order",
+        hides_of_users="whether a user was in the file at all, and so what all of their rows say: the file is compared"
+        " with the same file without every row of theirs, or with one more user's rows, in any order",
+    ),
+    "replace-one": NeighbourKind(
+        moves=2.0,
+        replaced=True,
+        counted=False,
+        hides="what a record says: the file is compared with the same file in which one row is any other record. The"
+        " number of records is not hidden",
+        hides_of_users="what all rows of a user say, and how many they are: the file is compared with the same file in"
+        " which all rows of one user are any others under the same name. The number of users is not hidden",
+    ),
+    "zero-out": NeighbourKind(
+        moves=1.0,
+        replaced=False,
+        counted=False,
+        hides="whether a record took part, and so what it says: the file is compared with the same file in which one"
+        " row is empty and adds nothing. The number of records is not hidden",
+        hides_of_users="whether a user took part, and so what all of their rows say: the file is compared with the same"
+        " file in which one user is empty and adds nothing. The number of users is not hidden",
+    ),
 }
-"""What a statement for each adjacency hides."""
-NEIGHBOURS_OF_USERS: dict[Adjacency, str] = {
-    "add-remove": "whether a user was in the training data at all, and so what all of their rows say: the data are"
-    " compared with the same data without every row of theirs, or with one more user's rows",
-    "replace-one": "what all rows of a user say, and how many they are: the data are compared with the same data in"
-    " which all rows of one user are any others. How many users there are is not hidden",
-    "zero-out": "whether a user took part, and so what all of their rows say: the data are compared with the same data"
-    " in which one user is empty and adds nothing. How many users there are is not hidden",
-}
-"""The same where a statement is about all rows of a user (`privacy.unit`)."""
 
 
 def of_whom(adjacency: str, unit: object) -> str:
@@ -42,9 +74,11 @@ def of_whom(adjacency: str, unit: object) -> str:
     return adjacency if unit is None else f"{adjacency} of users"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchingKind:
     """What depends on how records reach a step. Names are `module:name`, imported when they are needed.
+
+    No field has a default. Raises ValueError for statements that contradict each other.
 
     `adjacency`: what a statement is for where nobody says. `claim`: what an epoch is charged, in words. `sampler`: what
     draws batches, from the streams of the trials, the number of records and the size of a batch; None for all records.
@@ -54,20 +88,33 @@ class BatchingKind:
 
     `losses`: from a mechanism and the width of a cell to its dominating losses. `divergence`: from a mechanism and an
     order to a bound on its Renyi divergence. Both None where a use is one Gaussian, or nothing is proved here.
-    `amplifies_pairs`: whether sampling makes (log(1 + q (e^eps - 1)), q delta) of (eps, delta). `unproved`: why nothing
-    is proved, by adjacency.
+    `amplifies_pairs`: whether sampling makes (log(1 + q (e^eps - 1)), q delta) of (eps, delta).
+    `proved`: the neighbours that a theorem covers. `unproved`: why none covers the others.
     """
 
     adjacency: Adjacency
     claim: str
-    sampler: str | None = None
-    sampled: bool = False
-    by_epoch: bool = False
-    recorded: str = "gaussian"
-    losses: str | None = None
-    divergence: str | None = None
-    amplifies_pairs: bool = True
-    unproved: Mapping[Adjacency, str] = field(default_factory=dict)
+    sampler: str | None
+    sampled: bool
+    by_epoch: bool
+    recorded: str
+    losses: str | None
+    divergence: str | None
+    amplifies_pairs: bool
+    proved: tuple[Adjacency, ...]
+    unproved: Mapping[Adjacency, str]
+
+    def __post_init__(self) -> None:
+        if sorted([*self.proved, *self.unproved]) != sorted(NEIGHBOURS):
+            raise ValueError(f"each of {', '.join(NEIGHBOURS)} must be proved, or unproved with a reason, and not both")
+        if self.adjacency not in self.proved:
+            raise ValueError(f"adjacency {self.adjacency} is what is stated where nobody says, but is not proved")
+        if self.sampled and self.losses is None:
+            raise ValueError("batches that amplify must name their dominating losses")
+
+    def refusal(self, adjacency: Adjacency) -> str | None:
+        """Why no theorem covers this batching for `adjacency`; None where one does. KeyError for an unknown one."""
+        return None if adjacency in self.proved else self.unproved[adjacency]
 
     def rate(self, batch_size: int, records: int) -> float:
         """The share of the records that a batch is expected to hold, where that amplifies; else 1."""
@@ -84,55 +131,88 @@ BATCHINGS: dict[Batching, BatchingKind] = {
     # The null record of zero-out adds nothing to a sum whether it is drawn or not, so the two output distributions are
     # those of add-remove. Of replaced records: `privacy/sampled_pairs.py`.
     "poisson": BatchingKind(
-        "add-remove",
-        "a step is a subsampled Gaussian (rdp, pld, moments, zcdp-rs); any adjacency",
+        adjacency="add-remove",
+        claim="a step is a subsampled Gaussian (rdp, pld, moments, zcdp-rs); any adjacency",
         sampler="dpsgd_cli.core.sampling:PoissonSampler",
         sampled=True,
+        by_epoch=False,
+        recorded="gaussian",
         losses="dpsgd_cli.privacy.sampled_pairs:poisson",
         divergence="dpsgd_cli.privacy.sampled_divergences:poisson",
+        amplifies_pairs=True,
+        proved=("add-remove", "replace-one", "zero-out"),
+        unproved={},
     ),
     # Yu et al. 2019, Theorem 2, needs the partition to be drawn without looking at the data, and it depends on the
     # number of records.
     "shuffle": BatchingKind(
-        "zero-out",
-        "an epoch is one Gaussian (zcdp, gaussian, rdp, pld); zero-out or replace-one",
+        adjacency="zero-out",
+        claim="an epoch is one Gaussian (zcdp, gaussian, rdp, pld); zero-out or replace-one",
         sampler="dpsgd_cli.core.sampling:ShuffleSampler",
+        sampled=False,
         by_epoch=True,
+        recorded="gaussian",
+        losses=None,
+        divergence=None,
+        amplifies_pairs=True,
+        proved=("replace-one", "zero-out"),
         unproved={
             "add-remove": "shuffled batches under add-remove adjacency: one record more or less changes N and with it"
             " the partition of all records, so batches no longer differ in one record; state it for zero-out or"
             " replace-one"
         },
     ),
-    "full": BatchingKind("add-remove", "a step is one Gaussian; any adjacency"),
+    "full": BatchingKind(
+        adjacency="add-remove",
+        claim="a step is one Gaussian; any adjacency",
+        sampler=None,
+        sampled=False,
+        by_epoch=False,
+        recorded="gaussian",
+        losses=None,
+        divergence=None,
+        amplifies_pairs=True,
+        proved=("add-remove", "replace-one", "zero-out"),
+        unproved={},
+    ),
     # The record is swapped for another one of the data, which only replace-one bounds.
     "fixed": BatchingKind(
-        "replace-one",
-        "a step is a Gaussian on a batch drawn without replacement (pld, rdp); replace-one",
+        adjacency="replace-one",
+        claim="a step is a Gaussian on a batch drawn without replacement (pld, rdp); replace-one",
         sampler="dpsgd_cli.core.sampling:fixed_sampler",
         sampled=True,
+        by_epoch=False,
+        recorded="gaussian",
         losses="dpsgd_cli.privacy.sampled_pairs:fixed",
         divergence="dpsgd_cli.privacy.sampled_divergences:fixed",
+        amplifies_pairs=True,
+        proved=("replace-one",),
         unproved={"add-remove": _FIXED.format("add-remove"), "zero-out": _FIXED.format("zero-out")},
     ),
     "truncated-poisson": BatchingKind(
-        "add-remove",
-        "a Poisson batch, of which at most largest_batch records are kept (pld, rdp); any adjacency",
+        adjacency="add-remove",
+        claim="a Poisson batch, of which at most largest_batch records are kept (pld, rdp); any adjacency",
         sampler="dpsgd_cli.core.sampling:TruncatedSampler",
         sampled=True,
+        by_epoch=False,
         recorded="truncated",
         losses="dpsgd_cli.privacy.sampled_pairs:truncated",
         divergence="dpsgd_cli.privacy.sampled_divergences:truncated",
         amplifies_pairs=False,
+        proved=("add-remove", "replace-one", "zero-out"),
+        unproved={},
     ),
     "random-allocation": BatchingKind(
-        "add-remove",
-        "an epoch is one draw of a step for each record (pld); add-remove or zero-out",
+        adjacency="add-remove",
+        claim="an epoch is one draw of a step for each record (pld); add-remove or zero-out",
         sampler="dpsgd_cli.core.sampling:AllocationSampler",
         sampled=True,
         by_epoch=True,
+        recorded="gaussian",
         losses="dpsgd_cli.privacy.allocation:losses",
+        divergence=None,
         amplifies_pairs=False,
+        proved=("add-remove", "zero-out"),
         unproved={
             "replace-one": "random allocation under replace-one adjacency: the epoch's pair is proved for a record that"
             " comes or goes, not for one that is another; choose add-remove or zero-out"
@@ -143,4 +223,4 @@ BATCHINGS: dict[Batching, BatchingKind] = {
 
 def moves_of_a_sum(adjacency: Adjacency) -> float:
     """How many times the bound on one record's part a sum may move: 2 where another record replaces it, else 1."""
-    return 2.0 if adjacency == "replace-one" else 1.0
+    return NEIGHBOURS[adjacency].moves

@@ -156,13 +156,19 @@ def named_files(recipe: Recipe) -> list[str]:
             names.append(features.weights)
         if isinstance(features, PretrainedFeatures):
             names.append(features.result)
-    return names + own_code(recipe)
+    return names + own_code(recipe) + own_weights(recipe)
 
 
 def own_code(recipe: Recipe) -> list[str]:
     """Every Python file that a recipe names."""
     sections = (recipe.model, recipe.method, None if recipe.privacy is None else recipe.privacy.schedule)
     return [one.file for one in sections if isinstance(one, PythonModel | PythonMethod | PythonSchedule)]
+
+
+def own_weights(recipe: Recipe) -> list[str]:
+    """The file of weights that a user's own model starts from, if the recipe names one."""
+    weights = recipe.model.weights if isinstance(recipe.model, PythonModel) else None
+    return [] if weights is None or weights.file is None else [weights.file]
 
 
 def start_of_paths(file: Path, recipe: Recipe) -> Path:

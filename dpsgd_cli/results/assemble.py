@@ -28,8 +28,9 @@ from dpsgd_cli.recipe.loading import resolved
 from dpsgd_cli.recipe.schema.privacy import describe_noise, noise_source
 from dpsgd_cli.results import origin, prices
 from dpsgd_cli.results.judgement import diverged, warnings_of_rows, warnings_of_training
-from dpsgd_cli.results.result import Released, Result, Row, Unreleased, marked, summarise_columns, together
+from dpsgd_cli.results.result import Released, Result, Row, Stopped, Unreleased, marked, summarise_columns, together
 from dpsgd_cli.search import ExactSum
+from dpsgd_cli.wording import count
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Spending:
 def result(released: Released, unreleased: Unreleased) -> Result:
     """The record of a finished run."""
     for ledger in released.ledgers:
-        ledger.close()
+        _close(ledger, released.plan, released.stopped)
     seeds, privacy = released.loaded.recipe.seeds, released.loaded.recipe.privacy
     bound = privacy is not None and privacy.clipping.plain
     spendings = _spendings(released.plan, released.ledgers, len(released.epochs))
@@ -96,6 +97,35 @@ def result(released: Released, unreleased: Unreleased) -> Result:
     )
 
 
+def _close(ledger: Ledger, plan: Plan | None, stopped: Stopped | None) -> None:
+    """Charge what bounds the trial beside what it released, now that it is over."""
+    if stopped is None or plan is None:
+        ledger.close()
+        return
+    for entry in plan.rest(ledger.entries, stopped.done, stopped.watched):
+        ledger.entries.append(entry)
+
+
+def _of_stopping(stopped: Stopped, plan: Plan) -> str:
+    """What the statement of a training that was stopped is about, and what it leaves out."""
+    told = f"Training was stopped after {stopped.done} of at most {count(stopped.epochs, 'epoch')}."
+    outside = (
+        " What somebody learnt of the training from the checkpoint, from how long it took or from an error message is"
+        " outside of the statement."
+    )
+    if plan.chooses:
+        return f"{told} The statement is of the whole budget, because the method chooses by what it released.{outside}"
+    if stopped.watched:
+        return (
+            f"{told} Metrics by epoch could be watched, and the moment be chosen by them: the statement is of the whole"
+            f" plan.{outside}"
+        )
+    return (
+        f"{told} The statement is of these epochs. Nothing that they released was shown before the end, so the moment"
+        f" was not chosen by it.{outside}"
+    )
+
+
 def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
     """The rows of `history.csv` for the epochs that are over, while the trials still train."""
     plan, ledgers = released.plan, released.ledgers
@@ -114,7 +144,9 @@ def _trials(released: Released, spendings: Sequence[Spending]) -> list[Row]:
     recipe, metrics = released.loaded.recipe, _by_trial(released.metrics, len(spendings))
     trials = []
     for i, (seed, spent) in enumerate(zip(recipe.seeds, spendings, strict=True)):
-        row: Row = {"trial": i, "seed": seed, "epochs": len(spent.epochs)}
+        # what is charged for may be longer than what was trained
+        trained = len(spent.epochs) if released.stopped is None else len(released.epochs)
+        row: Row = {"trial": i, "seed": seed, "epochs": trained}
         if recipe.folds is not None:
             row.update(fold=i % recipe.folds, repeat=i // recipe.folds)
         row.update(metrics[i], epsilon=spent.epsilon, delta=spent.delta, rho=spent.rho)
@@ -143,7 +175,9 @@ def _cell(value: float) -> float | None:
 
 def _warnings(released: Released, spendings: Sequence[Spending]) -> list[str]:
     """What a reader of the statement should know, and what published weights and metrics show to have gone wrong."""
-    plan, told = released.plan, []
+    plan, stopped, told = released.plan, released.stopped, []
+    if stopped is not None:
+        told.append(f"training was stopped after {stopped.done} of at most {count(stopped.epochs, 'epoch')}")
     if plan is not None:
         epsilon = prices.largest([spent.epsilon for spent in spendings])
         told += warnings_of(epsilon, plan.delta, plan.sampling.records)
@@ -238,6 +272,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         f"The code of {name} is trusted: it is public and does not use training data by other ways."
         for name in origin.own_code(released.loaded)
     ]
+    stopping = [] if released.stopped is None else [_of_stopping(released.stopped, plan)]
     of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta)
     return {
         "epsilon": prices.largest([spent.epsilon for spent in spendings]),
@@ -257,7 +292,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         "sensitivity": plan.sensitivity,
         **({} if plan.correlated is None else _correlated(plan.correlated)),
         "noise_source": describe_noise(noise_source(recipe.seed)),
-        "declarations": [*released.declarations, *declared_by_model(recipe), *trusted],
+        "declarations": [*released.declarations, *declared_by_model(released.loaded), *trusted, *stopping],
         "uncovered_steps": list(released.uncovered_steps),
     }
 

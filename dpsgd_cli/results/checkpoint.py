@@ -1,94 +1,173 @@
 """Checkpoints of a run that is not finished: one file, replaced whole, removed when the result is written.
 
-A checkpoint holds the weights, everything else that continuing needs, and the ledgers, so that a resumed run
-can neither forget nor repeat a release. It holds non-private diagnostics too, so only its owner can read it.
-It says its own SHA-256, so that one which was damaged, or edited without care, is not continued: what is charged and
-what is trained belong together. That is no signature: who means to can write the sum anew.
-Several runs of one recipe may share the place: each writes a file of its own and moves it there, so what lies
-there is always one run's whole checkpoint. Not here: what goes into it (`trials.py`).
+The file is a zip of two members. `released.json` holds what was charged, which `dpsgd account` reads without torch;
+`state.pt` holds the weights and all else that continuing needs, so that a resumed run can neither forget nor repeat a
+release. The state includes non-private diagnostics, so only its owner can read the file.
+
+`released.json` holds the SHA-256 of `state.pt` and its own, because what is charged and what was trained belong
+together: a file that was damaged, or edited without care, is not continued. That is no signature: who means to can
+write the sums anew. Several runs of one recipe may share the place: each writes a file of its own and moves it there,
+so that what lies there is always one run's whole checkpoint. Not here: what goes into it (`trials.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+import json
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import torch
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dpsgd_cli import __version__
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.results.files import write_whole
 
-VERSION = f"5, dpsgd {__version__}"
+VERSION = f"6, dpsgd {__version__}"
+ENDING = ".checkpoint"
+_RELEASED, _STATE = "released.json", "state.pt"
+_AGAIN = "remove it and train again"
+Sums = dict[str, list[float]]
+COUNTS = ("loss", "examples", "norm", "clipped", "nonfinite")
+"""What `Diagnostics.sums` counts in every epoch."""
+
+
+class Released(BaseModel):
+    """What the finished epochs of R trials released, and how it is to be priced.
+
+    `hash`, `recipes` (resolved), `deltas` (None without privacy) and `trials` have an entry for each recipe of the
+    pack; `ledgers` and `rest` one for each trial, in lines of `ledger.jsonl`. `rest` are charges for planned releases
+    that were not made, where the moment at which training stopped may depend on releases (`Plan.rest`). `watched`:
+    metrics by epoch could be seen while the trials trained. `data` has the SHA-256 of each file.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    hash: list[str]
+    recipes: list[str]
+    deltas: list[float | None]
+    trials: list[Annotated[int, Field(ge=1)]]
+    data: dict[str, str]
+    code: dict[str, str]
+    uncovered_steps: list[str]
+    done: Annotated[int, Field(ge=1)]
+    epochs: Annotated[int, Field(ge=1)]
+    watched: bool
+    ledgers: Annotated[list[list[str]], Field(min_length=1)]
+    rest: list[list[str]]
+
+
+class _State(BaseModel):
+    """What `state.pt` holds; the tensors of `method` and `released` are checked by whoever takes them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    released: dict[str, Any]
+    init_seeds: list[int]
+    train_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    method: dict[str, Any]
+    history: list[tuple[int, Sums, Sums, float]]
+
+
+_STATE_FIELDS = TypeAdapter(_State)
 
 
 def place(directory: Path) -> Path:
     """The checkpoint file of the run whose result will be `directory`."""
-    return directory.with_name(f".{directory.name}.checkpoint")
-
-
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """`content` with its SHA-256: made where the content is, and checked by `load`."""
-    return {**content, "sha256": _sum(content)}
-
-
-def _sum(content: dict[str, Any]) -> str:
-    digest = hashlib.sha256()
-    for part in _parts(content):
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _parts(value: Any) -> Iterator[bytes]:
-    """Bytes that tell any two contents apart: every part is preceded by its kind and size."""
-    if isinstance(value, Tensor):
-        # a clone: of no or one number, contiguous() leaves a stride of 0, which no view takes
-        flat = value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
-        yield f"{flat.dtype} {tuple(value.shape)} ".encode()
-        yield flat.view(torch.uint8).numpy().tobytes()
-    elif isinstance(value, dict):
-        yield f"dict {len(value)} ".encode()
-        for key, part in value.items():
-            yield from _parts(key)
-            yield from _parts(part)
-    elif isinstance(value, list | tuple):
-        yield f"list {len(value)} ".encode()
-        for part in value:
-            yield from _parts(part)
-    else:
-        text = repr(value).encode()
-        yield f"{type(value).__name__} {len(text)} ".encode()
-        yield text
+    return directory.with_name(f".{directory.name}{ENDING}")
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Replace the checkpoint at `path` by `sealed` content.
+    """Replace the checkpoint at `path` by `content`: the fields of `Released`, and the state.
 
-    A failure, which is an OSError that names it, leaves the old one in place.
+    A failure, which is an OSError that names the file, leaves the old one in place.
     """
+    import torch
+
     # in memory first: where a file cannot grow, torch's own writer ends with an error about itself
-    packed = io.BytesIO()
-    torch.save({"version": VERSION, **content}, packed)
+    state, packed = io.BytesIO(), io.BytesIO()
+    torch.save({name: part for name, part in content.items() if name not in Released.model_fields}, state)
+    head = {name: part for name, part in content.items() if name in Released.model_fields}
+    head |= {"version": VERSION, "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest()}
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr(_RELEASED, json.dumps(head | {"sha256": _sum(head)}))
+        file.writestr(_STATE, state.getbuffer())
     write_whole(path, packed.getvalue(), owner_only=True)
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """The checkpoint at `path`, None when there is none; RunError when it cannot be used."""
+    """All that was saved at `path`, None when there is nothing; RunError when it cannot be used."""
+    import torch
+
     if not path.is_file():
         return None
+    released, state_sha256 = _released(path)
+    packed = _member(path, _STATE)
+    if hashlib.sha256(packed).hexdigest() != state_sha256:
+        raise RunError(f"{path}: damaged checkpoint (changed since it was written); {_AGAIN}")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
+        state = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
+        _STATE_FIELDS.validate_python(state)
+    except ValidationError as error:
+        raise RunError(f"{path}: damaged checkpoint ({_first(error)}); {_AGAIN}") from None
     except Exception as error:
-        raise RunError(f"{path}: damaged checkpoint ({type(error).__name__}); remove it and train again") from error
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise RunError(f"{path}: written by another version of dpsgd; use that one, or remove it and train again")
-    own = {key: part for key, part in content.items() if key not in ("version", "sha256")}
-    if content.get("sha256") != _sum(own):
-        raise RunError(f"{path}: damaged checkpoint (changed since it was written); remove it and train again")
-    return own
+        raise RunError(f"{path}: damaged checkpoint ({type(error).__name__}); {_AGAIN}") from error
+    own = sum(released.trials)
+    columns = [column for _, *both, _ in state["history"] for one in both for column in one.values()]
+    if not all(isinstance(held, torch.Tensor) for held in state["released"].values()):
+        raise RunError(f"{path}: damaged checkpoint (released preprocessing is no tensor); {_AGAIN}")
+    fits = len(state["init_seeds"]) == own and len(state["history"]) == released.done
+    fits = fits and all(counts.keys() >= set(COUNTS) for _, _, counts, _ in state["history"])
+    if not fits or any(len(column) != own for column in columns):
+        raise RunError(f"{path}: damaged checkpoint (its state is not that of {own} trials); {_AGAIN}")
+    return released.model_dump() | state
+
+
+def read_released(path: Path) -> Released:
+    """What the checkpoint at `path` says was released; RunError when it cannot be used. Torch is not loaded."""
+    return _released(path)[0]
+
+
+def _released(path: Path) -> tuple[Released, str]:
+    """The same, and the SHA-256 of the state that belongs to it."""
+    try:
+        head = json.loads(_member(path, _RELEASED))
+    except (ValueError, RecursionError):
+        raise RunError(f"{path}: damaged checkpoint ({_RELEASED} is no JSON); {_AGAIN}") from None
+    if not isinstance(head, dict) or head.get("version") != VERSION:
+        raise RunError(f"{path}: written by another version of dpsgd; use that one, or {_AGAIN}")
+    told = head.pop("sha256", None)
+    if told != _sum(head):
+        raise RunError(f"{path}: damaged checkpoint (changed since it was written); {_AGAIN}")
+    del head["version"]
+    state_sha256 = head.pop("state_sha256", None)
+    try:
+        released = Released.model_validate(head)
+    except ValidationError as error:
+        raise RunError(f"{path}: damaged checkpoint ({_first(error)}); {_AGAIN}") from None
+    recipes, own = len(released.hash), sum(released.trials)
+    by_recipe = {len(released.recipes), len(released.deltas), len(released.trials)}
+    if by_recipe != {recipes} or {len(released.ledgers), len(released.rest)} != {own}:
+        raise RunError(
+            f"{path}: damaged checkpoint (its lists are not of {recipes} recipes and {own} trials); {_AGAIN}"
+        )
+    return released, str(state_sha256)
+
+
+def _member(path: Path, name: str) -> bytes:
+    try:
+        with zipfile.ZipFile(path) as file:
+            if file.getinfo(name).compress_type != zipfile.ZIP_STORED:
+                raise ValueError("compressed")
+            return file.read(name)
+    except (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError, EOFError, RuntimeError) as error:
+        raise RunError(f"{path}: damaged checkpoint ({type(error).__name__}); {_AGAIN}") from None
+
+
+def _sum(head: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"

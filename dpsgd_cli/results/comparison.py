@@ -56,7 +56,7 @@ class Entry:
     @cached_property
     def recipe_text(self) -> str:
         """The resolved recipe."""
-        return self.file("recipe.yaml").read_text(encoding="utf-8")
+        return reading.recipe_text_of(self.file("recipe.yaml"))
 
     @cached_property
     def _tested(self) -> tuple[Mapping[str, Any], int | None, dict[str, str]]:

@@ -77,14 +77,35 @@ def finite(value: Any) -> Any:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Rows with the columns of the first row that has each; missing cells stay empty."""
+    """Rows with the columns of the first row that has each; missing cells stay empty, no text is a formula."""
     layouts = dict.fromkeys(map(tuple, rows))  # most rows have the same keys
     columns = list(dict.fromkeys(key for layout in layouts for key in layout))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([row.get(column) for column in columns] for row in rows)
+    writer.writerow([no_formula(column) for column in columns])
+    writer.writerows([no_formula(row.get(column)) for column in columns] for row in rows)
     return text.getvalue()
+
+
+def no_formula(cell: Any) -> Any:
+    """`cell` as a CSV holds it: a text that a spreadsheet would run as a formula has an apostrophe before it.
+
+    Such a text begins with =, +, -, @ or a tab, and is no number. Spreadsheets show the text alone. A carriage return,
+    which Python's writer leaves bare so that a line begins after it, becomes a space.
+
+    >>> no_formula("=cmd()"), no_formula("-1"), no_formula(-1), no_formula("-x")
+    ("'=cmd()", '-1', -1, "'-x")
+    """
+    if not isinstance(cell, str):
+        return cell
+    cell = cell.replace("\r", " ")
+    if not cell.startswith(("=", "+", "-", "@", "\t")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def sweep_up(folder: Path) -> None:

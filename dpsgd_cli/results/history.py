@@ -9,11 +9,27 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpsgd_cli.errors import DataError
+
+_MOST = 1 << 53
+
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Its rows; an empty cell is an empty text."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    """Its rows; an empty cell is an empty text. Raises DataError for what no result has."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            if None in row or None in row.values():
+                raise ValueError("a row has more or fewer cells than the header")
+            if not (0 <= int(row["trial"]) < _MOST and 0 <= int(row["epoch"]) < _MOST):
+                raise ValueError("no number of a trial or epoch")
+            for name in row:
+                if name not in ("trial", "seed", "epoch") and row[name]:
+                    float(row[name])
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise DataError(f"{path}: is no table of epochs ({type(error).__name__}); restore it, or train again") from None
+    return rows
 
 
 def by_epoch(rows: Sequence[dict[str, str]], column: str) -> dict[int, list[float]]:

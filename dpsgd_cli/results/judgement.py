@@ -17,6 +17,13 @@ from dpsgd_cli.wording import count
 
 RISE = 3.0
 """A test loss of so many times the least of its epochs, by a model that no longer beats a constant, has diverged."""
+WORSE = 2.0
+"""A final log loss (RMSE of targets) of more than so many times the baseline's has diverged, whatever the accuracy.
+
+The baseline always answers the share of each class (the mean target), so its loss is what knowing no feature costs. A
+weak model at a small epsilon ends near it: within a few standard errors, which are far below the baseline itself on any
+test set of some dozens of records. Twice is out of reach of that, and is what too long steps or too much noise lead to.
+"""
 NEARLY_ALL = 0.95
 """Share of clipped gradients from which on the clip is worth a word."""
 
@@ -24,14 +31,15 @@ Columns = dict[str, list[float]]
 
 
 def diverged(released: Released) -> list[int]:
-    """The trials whose weights or metrics are not finite, or whose test loss ran away."""
+    """Trials whose weights or metrics are not finite, whose test loss ran away, or that end far above the baseline."""
     own = {name: values for name, values in released.metrics.items() if not name.startswith("constant_")}
     lost = [
         trial
         for trial, finite in enumerate(released.finite)
         if not finite or not all(math.isfinite(values[trial]) for values in own.values())
     ]
-    return sorted({*lost, *(trial for trial in range(len(released.finite)) if _ran_away(released, trial))})
+    others = (trial for trial in range(len(released.finite)) if _ran_away(released, trial) or _worse(released, trial))
+    return sorted({*lost, *others})
 
 
 def warnings_of_training(released: Released) -> list[str]:
@@ -40,13 +48,8 @@ def warnings_of_training(released: Released) -> list[str]:
     if bad:
         several = f"{len(bad)} of {len(released.finite)} trials diverged (trial {', '.join(map(str, bad))})"
         who = several if len(released.finite) > 1 else "the training diverged"
-        finite = all(released.finite[trial] for trial in bad)
-        why = (
-            f"the test loss rose to more than {RISE:g} times its least"
-            if finite and all(_ran_away(released, trial) for trial in bad)
-            else "weights or losses are not finite, so there is no metric"
-        )
-        told.append(f"{who}: {why}; lower method.learning_rate")
+        reasons = dict.fromkeys(_reason(released, trial) for trial in bad)
+        told.append(f"{who}: {' or '.join(reasons)}; lower method.learning_rate")
     return told + _no_better(released.metrics)
 
 
@@ -69,6 +72,25 @@ def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool
             " be meant, else raise privacy.clipping.norm and lower method.learning_rate as much"
         )
     return told
+
+
+def _reason(released: Released, trial: int) -> str:
+    """Why a trial counts as diverged."""
+    if _ran_away(released, trial):
+        return f"the test loss rose to more than {RISE:g} times its least"
+    name = _worse(released, trial)
+    if name is not None:
+        return f"the {in_words(f'test_{name}')} is more than {WORSE:g} times that of a constant"
+    return "weights or losses are not finite, so there is no metric"
+
+
+def _worse(released: Released, trial: int) -> str | None:
+    """The loss by which a trial ends far above the baseline, if there is one."""
+    for name in ("log_loss", "rmse"):
+        ours, constant = (released.metrics.get(f"{place}_{name}") for place in ("test", "constant"))
+        if ours is not None and constant is not None and ours[trial] > WORSE * constant[trial] > 0:
+            return name
+    return None
 
 
 def _ran_away(released: Released, trial: int) -> bool:

@@ -18,6 +18,7 @@ from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.recipe import loading
 from dpsgd_cli.recipe.loading import RECIPE_FOLDER, LoadedRecipe, named_files, plain
+from dpsgd_cli.recipe.schema.model import PythonModel
 from dpsgd_cli.recipe.schema.privacy import noise_source
 from dpsgd_cli.results.result import Row
 
@@ -50,6 +51,7 @@ def provenance(loaded: LoadedRecipe, data_sha256: dict[str, str], device: str) -
         "noise_source": None if recipe.privacy is None else noise_source(recipe.seed),
         "data_sha256": data_sha256,
         "code_sha256": code_sha256(loaded),
+        "weights_sha256": weights_sha256(loaded),
         "chosen": {choice.key: {"value": plain(choice.value), "why": choice.why} for choice in loaded.chosen},
     }
 
@@ -71,6 +73,18 @@ def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:
     return {name: sha256(path) for name, path in own_code(loaded).items()}
 
 
+def weights_sha256(loaded: LoadedRecipe) -> dict[str, str]:
+    """SHA-256 of the file of `model.weights`, by the name that the recipe gives it; empty without one."""
+    return {name: sha256(loaded.base / name) for name in loading.own_weights(loaded.recipe)}
+
+
+def model_sha256(loaded: LoadedRecipe) -> dict[str, str]:
+    """SHA-256 of all files that a model of the user's own is made of; empty for built-in models."""
+    model = loaded.recipe.model
+    code = {model.file: sha256(loaded.base / model.file)} if isinstance(model, PythonModel) else {}
+    return code | weights_sha256(loaded)
+
+
 def card_sha256(loaded: LoadedRecipe) -> dict[str, str]:
     """SHA-256 of the card of the user's own that the recipe names, if it does and it is there."""
     name = loaded.recipe.data.card_file
@@ -85,8 +99,8 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
     """
     data = loaded.recipe.data
     named = [*data.files, *([] if data.card_file is None else [data.card_file])]
-    files = {name: loaded.base / name for name in named} | own_code(loaded)
-    kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256")
+    files = {name: loaded.base / name for name in [*named, *loading.own_weights(loaded.recipe)]} | own_code(loaded)
+    kinds = ("data_sha256", "nonprivate_data_sha256", "code_sha256", "weights_sha256")
     made_from = {name: found for kind in kinds for name, found in document["provenance"].get(kind, {}).items()}
     here = [name for name, path in files.items() if path.is_file()]
     changed = [name for name in here if name in made_from and sha256(files[name]) != made_from[name]]

@@ -21,6 +21,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -30,15 +31,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dpsgd_cli.data.evaluated import section_with
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.files import MODEL
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency
 from dpsgd_cli.recipe.schema.unit import Unit
 from dpsgd_cli.recipe.tree import CoreLoader
 from dpsgd_cli.results.result import MARK, Row, marked
 
 RESULT = "result.json"
-WITH_EVERY_RESULT = ("recipe.yaml", "trials.csv", "history.csv", "ledger.jsonl")
 OWN_HASH = f"{MARK}sha256"
-WITH_UNRELEASED = ("trials.csv", "history.csv")
 _MOST_PROBLEMS = 3
 _PIECE = 1 << 16
 # sections are found in the text of a resolved recipe, because thousands of them are read at once
@@ -49,6 +48,46 @@ _METHOD = re.compile(r"^method:.*\n(?:[ \n].*\n?)*", re.MULTILINE)
 _BATCHING = re.compile(r"\bbatching: ([\w-]+)")
 _FOLDS = re.compile(r"^folds: (\d+)$", re.MULTILINE)
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultFile:
+    """What is true of a file, or a folder of files, beside `result.json`. No field has a default.
+
+    `unreleased`: whether it holds what was computed of training rows without noise, so that its hash is marked and
+    nobody may be handed it as public; `of-uncovered-steps`: where a step of preprocessing did so.
+    `hashed`: it is written with `result.json`, which holds its hash; others are made of the result later.
+    `always`: every result has it. `lines`: it is text, whose lines are counted.
+    """
+
+    unreleased: Literal["never", "always", "of-uncovered-steps"]
+    hashed: bool
+    always: bool
+    lines: bool
+
+
+FILES: dict[str, ResultFile] = {
+    "recipe.yaml": ResultFile(unreleased="never", hashed=True, always=True, lines=True),
+    "trials.csv": ResultFile(unreleased="always", hashed=True, always=True, lines=True),
+    "history.csv": ResultFile(unreleased="always", hashed=True, always=True, lines=True),
+    "ledger.jsonl": ResultFile(unreleased="never", hashed=True, always=True, lines=True),
+    # beside the weights, it holds what steps that read training rows without noise kept of them
+    MODEL: ResultFile(unreleased="of-uncovered-steps", hashed=True, always=False, lines=False),
+    "report.md": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
+    "report.html": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
+    "tensorboard": ResultFile(unreleased="always", hashed=False, always=False, lines=False),
+}
+"""Every file that may lie in a result; any other is refused."""
+HASHED = tuple(name for name, file in FILES.items() if file.hashed)
+WITH_EVERY_RESULT = tuple(name for name, file in FILES.items() if file.always)
+
+
+def place(directory: Path, name: str) -> Path:
+    """Where a file of a result lies. Raises ValueError for one that `FILES` does not list."""
+    if name not in FILES:
+        raise ValueError(f"{name} is no file of a result: list it in FILES, and whether it may be public")
+    return directory / name
+
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
@@ -66,8 +105,8 @@ class _Spent(BaseModel):
 
 
 class _Attacker(BaseModel):
-    mu: float | None
-    true_positives: dict[str, float]
+    mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    true_positives: dict[str, Annotated[float, Field(ge=0, le=1)]]
     proved_by: str
 
 
@@ -88,13 +127,13 @@ class _Privacy(BaseModel):
     spent: _Spent | None = None
     attacker: _Attacker | None = None
     budget: dict[str, float] | None = None
-    budget_covers: str = "total"
-    uncovered_steps: list[str] = []
+    budget_covers: Literal["total", "training"] | None = None
+    uncovered_steps: list[str] | None = None
 
     @model_validator(mode="after")
     def _says_everything_or_nothing(self) -> Self:
-        said = (self.delta, self.adjacency, self.bound, self.noise_source, self.batching)
-        if self.accountant is not None and None in said:
+        said = (self.delta, self.adjacency, self.bound, self.noise_source, self.batching, self.budget_covers)
+        if self.accountant is not None and (None in said or self.uncovered_steps is None):
             raise ValueError("it names an accountant, but not all that the statement is about")
         return self
 
@@ -114,10 +153,17 @@ class _Trial(BaseModel):
     epochs: Count
 
 
+class _Chosen(BaseModel):
+    value: Any
+    why: str
+
+
 class _Provenance(BaseModel):
     data_sha256: dict[str, str] = {}
     nonprivate_data_sha256: dict[str, str] = {}
     code_sha256: dict[str, str] = {}
+    chosen: dict[str, _Chosen] = {}
+    weights_sha256: dict[str, str] = {}
 
 
 class _File(BaseModel):
@@ -141,19 +187,28 @@ class _Document(BaseModel):
     nonprivate_sha256: Sha256
 
 
-def sealed(document: Row, files: Mapping[str, bytes] | None = None) -> Row:
+def sealed(document: Row, files: Mapping[str, bytes] | None = None, published: bool = False) -> Row:
     """`document` with the hashes of the `files` beside it (left out: those that it has) and of its own content.
 
-    What is not finite must be None already.
+    `published`: no file holds anything that is marked, so that all hashes are public. What is not finite must be None
+    already. Raises ValueError for a file that `FILES` does not list, or one too few.
     """
     content = {name: value for name, value in document.items() if name != OWN_HASH}
     if files is not None:
+        unlisted, missing = sorted(files.keys() - set(HASHED)), sorted(set(WITH_EVERY_RESULT) - files.keys())
+        if unlisted or missing:
+            raise ValueError(f"files of a result: not listed in FILES {unlisted}, missing {missing}")
         told = {
-            name: {"sha256": hashlib.sha256(held).hexdigest(), "lines": None if name == MODEL else held.count(b"\n")}
+            name: {
+                "sha256": hashlib.sha256(held).hexdigest(),
+                "lines": held.count(b"\n") if FILES[name].lines else None,
+            }
             for name, held in files.items()
         }
-        # beside the weights, a model's file holds what such steps kept of training rows without noise
-        secret = {*WITH_UNRELEASED, *([MODEL] if document["privacy"].get("uncovered_steps") else [])}
+        privacy = document["privacy"]
+        covered = privacy["accountant"] is None or not privacy["uncovered_steps"]
+        kinds = {"always"} if covered else {"always", "of-uncovered-steps"}
+        secret = set() if published else {name for name in files if FILES[name].unreleased in kinds}
         content["files"] = {name: one for name, one in told.items() if name not in secret}
         content |= marked({"files": {name: one for name, one in told.items() if name in secret}})
     return {**content, OWN_HASH: _content_hash(content)}
@@ -167,7 +222,10 @@ def _content_hash(content: Row) -> str:
 def read(path: Path) -> Row:
     """The content of a `result.json`, as it was written; DataError that says what is wrong with it."""
     try:
-        document = json.loads(path.read_bytes(), parse_constant=_refused)
+        held = path.read_bytes()
+        document = json.loads(held, parse_constant=_refused)
+        if b"\\u" in held:
+            json.dumps(document, ensure_ascii=False).encode()  # a ValueError for half of a surrogate pair
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     try:
@@ -241,6 +299,8 @@ def _lines(path: Path, written: int | None) -> str:
 
 def check_files(directory: Path, document: Row) -> None:
     """See that every file beside `document` is there and as it was written, and that there is no other of the kind."""
+    if unlisted := sorted(_files(document).keys() - set(HASHED)):
+        raise DataError(f"{directory / RESULT}: lists {', '.join(unlisted)}, which is no file of a result; train again")
     for name in dict.fromkeys((*WITH_EVERY_RESULT, *_files(document))):
         checked(directory, document, name)
     if MODEL not in _files(document) and (directory / MODEL).exists():
@@ -253,15 +313,27 @@ def folds_in(recipe_text: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def recipe_text_of(path: Path) -> str:
+    """The text of a resolved recipe; DataError where the file cannot be read as that."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+
+
 def data_in(recipe_text: str) -> Mapping[str, Any]:
-    """The `data:` section of a resolved recipe, as `tested_section` gives it."""
+    """The `data:` section of a resolved recipe, as `tested_section` gives it; DataError where it has none."""
     section, unit = _DATA.search(recipe_text), _UNIT.search(recipe_text)
     adjacency, method = _ADJACENCY.search(recipe_text), _METHOD.search(recipe_text)
     batching = None if method is None else _BATCHING.search(method[0])
-    owner = None if unit is None else yaml.load(unit[1], Loader=CoreLoader)["column"]
-    if batching is None or batching[1] not in BATCHINGS:
-        raise DataError("recipe.yaml: method has no batching that this version knows")
-    found = _parsed(section[0]) if section else {}
+    if batching is None or batching[1] not in BATCHINGS or (adjacency and adjacency[1] not in NEIGHBOURS):
+        raise DataError("recipe.yaml: its batching or adjacency is none that this version knows")
+    try:
+        found = _parsed(section[0]) if section else {}
+        owner = None if unit is None else str(yaml.load(unit[1], Loader=CoreLoader)["column"])
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
+        told = f"the data section of a resolved recipe cannot be read ({type(error).__name__})"
+        raise DataError(f"{told}; restore the result, or remove it and train again") from None
     return section_with(found, owner, None if adjacency is None else adjacency[1], batching[1])
 
 

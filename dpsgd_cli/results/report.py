@@ -18,8 +18,8 @@ from dpsgd_cli.errors import UnsupportedMechanism
 from dpsgd_cli.metrics import in_words, usual_metric
 from dpsgd_cli.privacy.ledger import CHOSEN, read_entries, to_price
 from dpsgd_cli.privacy.tradeoff import Attacker, best_attacker, percent, strongest
-from dpsgd_cli.recipe.batching import NEIGHBOURS, NEIGHBOURS_OF_USERS, of_whom
-from dpsgd_cli.results import audited, curves, history, store
+from dpsgd_cli.recipe.batching import NEIGHBOURS, of_whom
+from dpsgd_cli.results import audited, curves, history, reading, store
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.prose import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.result import MARK, Row, public, summarise
@@ -81,7 +81,7 @@ def write(directory: Path) -> list[Path]:
     ]
     texts = (markdown(blocks), html(blocks))
     for name, text in zip(NAMES, texts, strict=True):
-        write_whole(directory / name, text)
+        write_whole(reading.place(directory, name), text)
     return [directory / name for name in NAMES]
 
 
@@ -96,7 +96,8 @@ def _read(directory: Path) -> _Read:
     private = document["privacy"]["accountant"] is not None
     marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
     marked |= dict.fromkeys(key for part in (document, document["metrics"], document["timing"]) for key in part)
-    hidden = [name for name in marked if name.startswith(MARK)]
+    # a public copy has no table with such columns, and only empty fields of the name
+    hidden = [name for name in marked if name.startswith(MARK) and document[f"{MARK}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
     return _Read(name, public(document), rows, hidden, attacker, audited.read(directory))
@@ -115,11 +116,11 @@ def _protected(privacy: Row) -> str:
     """Who is, and what is hidden of them."""
     unit = privacy.get("unit")
     if unit is None:
-        return f"Every single record of the training data. What is hidden is {NEIGHBOURS[privacy['adjacency']]}."
+        return f"Every single record of the training data. What is hidden is {NEIGHBOURS[privacy['adjacency']].hides}."
     return (
         f"Every user of the training data with all of their rows together: one person's rows, and not one record at a"
         f" time. Rows are one user's where `{unit['column']}` is the same. What is hidden is"
-        f" {NEIGHBOURS_OF_USERS[privacy['adjacency']]}."
+        f" {NEIGHBOURS[privacy['adjacency']].hides_of_users}."
     )
 
 
@@ -327,6 +328,8 @@ def _chosen(found: _Read) -> list[Block]:
 
 
 def _not_to_publish(found: _Read) -> list[Block]:
+    if not found.hidden:
+        return []
     told = [
         f"What is named `{MARK}...`: computed from training records without noise. Here: "
         + ", ".join(f"`{name}`" for name in found.hidden)
@@ -344,7 +347,8 @@ def _not_to_publish(found: _Read) -> list[Block]:
     rest = "the model, `recipe.yaml`, `ledger.jsonl`, this page and the rest of those tables"
     if len(found.document["trials"]) > 1:
         rest = f"{rest}, of one trial; all trials together (their means, too) are another statement, see below"
-    free = [Text(f"Covered by the statement: {rest}.")] if found.private else []
+    copied = f"`dpsgd report {found.name} --publish DIR` copies what may be handed on, where that is everything else."
+    free = [Text(f"Covered by the statement: {rest}. {copied}")] if found.private else []
     return [Heading("What must not be published"), Bullets(told), *free]
 
 

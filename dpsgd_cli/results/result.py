@@ -37,12 +37,25 @@ def public(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """A training that ended before its plan: after `done` of at most `epochs` epochs.
+
+    `watched`: metrics by epoch could be seen before the end, so the moment may have been chosen by them.
+    """
+
+    done: int
+    epochs: int
+    watched: bool
+
+
+@dataclass(frozen=True)
 class Released:
     """Functions of the recipe, of releases that the ledgers hold, and of what is declared public. R trials, T epochs.
 
     `metrics` are those of the published weights on rows that are declared public (R each), `epochs` the same epoch by
     epoch, T of them. `finite`: whether each trial's published weights are finite (R). `data_sha256` is of files that
     anybody can fetch. `declarations`, `uncovered_steps` and `warnings` are the data set's.
+    `stopped` is None where the whole plan was trained.
     """
 
     loaded: LoadedRecipe
@@ -59,6 +72,7 @@ class Released:
     finite: Sequence[bool]
     timing: Row
     findings: Sequence[Row] | None = None
+    stopped: Stopped | None = None
 
 
 @dataclass(frozen=True)

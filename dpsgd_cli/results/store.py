@@ -30,6 +30,8 @@ from dpsgd_cli.results.files import finite, hidden_name, read_json, to_csv, to_j
 from dpsgd_cli.results.result import Result, Row
 
 _AT_ONCE = 16
+_HANDED_ON = ("recipe.yaml", "ledger.jsonl")
+"""Files that never hold a `nonprivate_` value; all others are for their owner alone."""
 _RECORD = ".publishing"
 Staged = tuple[Path, Path]
 FILES = (*reading.WITH_EVERY_RESULT, reading.RESULT)
@@ -102,7 +104,9 @@ def stage_result(directory: Path, result: Result, recipe_text: str, model: bytes
     try:
         staging.mkdir(parents=True)
         for name, content in files.items():
-            (staging / name).write_bytes(content)
+            mode = 0o666 if name in _HANDED_ON else 0o600
+            with open(os.open(staging / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(content)
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
         if isinstance(error, OSError):

@@ -11,7 +11,7 @@ from typing import Any
 from dpsgd_cli.privacy.tradeoff import RATES, percent
 from dpsgd_cli.results import files
 from dpsgd_cli.results.comparison import Comparison
-from dpsgd_cli.results.result import Row
+from dpsgd_cli.results.result import MARK, Row
 from dpsgd_cli.rounding import epsilon_text, interval_text
 from dpsgd_cli.wording import count
 
@@ -116,6 +116,7 @@ def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[P
         "privacy": {str(e.directory): e.privacy for e in comparison.entries},
     }
     content = {"csv": files.to_csv(comparison.rows), "json": files.to_json(document), "md": to_markdown(comparison)}
+    hidden = comparison.metric.startswith(MARK)
     for ending, text in content.items():
-        files.write_whole(out / f"{stem}.{ending}", text)
+        files.write_whole(out / f"{stem}.{ending}", text, owner_only=hidden)
     return [out / f"{stem}.{ending}" for ending in content]

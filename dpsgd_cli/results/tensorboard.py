@@ -46,6 +46,7 @@ def left_out(trials: int) -> list[str]:
 
 def write(folder: Path, rows: Sequence[Row], times: Sequence[float]) -> None:
     """Write the event files of a finished history to `folder`; `times[t]` is when epoch t was over."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     watching = _Runs(folder)
     try:
         watching.add(rows, times)

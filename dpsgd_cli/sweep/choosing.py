@@ -31,12 +31,13 @@ import random
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpsgd_cli.core import bundle
+from dpsgd_cli.core import bundle, discrete
 from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.errors import DataError, RecipeError
 from dpsgd_cli.metrics import less_is_better
@@ -63,6 +64,8 @@ _NOTE = (
 def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
     """Raise RecipeError for a choice among these cells that has no proof."""
     select = sweep.select
+    if select is not None and not isinstance(select, RandomStopping | ExponentialChoice):
+        raise RecipeError(f"{source}: select: {select.kind} has no proof here")
     apart = None if select is None else why_records_apart([run_of(cell.loaded) for cell in cells])
     if select is not None and apart is not None:
         raise RecipeError(f"{source}: select: {select.kind} chooses among runs on the same records; {apart}")
@@ -161,17 +164,22 @@ def _best(trials: Sequence[tuple[Cell, Any]], select: RandomStopping) -> tuple[C
 def _exponential(
     trials: Sequence[tuple[Cell, Any]], select: ExponentialChoice, records: Callable[[Cell], int]
 ) -> tuple[Cell, Any] | None:
-    """P(trial) proportional to exp(epsilon / 2 * count), by Gumbel noise: epsilon-DP for counts of sensitivity 1.
+    """P(trial) proportional to exp(epsilon / 2 * count): epsilon-DP for counts of sensitivity 1.
 
-    A trial without a count (it diverged) counts 0, so that whether it may be chosen depends on no record.
+    Without a seed the choice is made in integers, exactly (`core/discrete.py`); with one by Gumbel noise in floating
+    point, as an experiment. A trial without a count (it diverged) counts 0, so that whether it may be chosen depends on
+    no record.
     """
-    source: random.Random = random.SystemRandom() if select.seed is None else random.Random(select.seed)
-    scores = []
-    for cell, row in trials:
-        count = round((row.get("nonprivate_train_accuracy") or 0.0) * records(cell))
-        gumbel = -math.log(-math.log(source.random() or 5e-324))
-        scores.append(select.epsilon / 2 * count + gumbel)
-    return max(zip(scores, range(len(trials)), trials, strict=True))[2] if trials else None
+    if not trials:
+        return None
+    counts = [round((row.get("nonprivate_train_accuracy") or 0.0) * records(cell)) for cell, row in trials]
+    if select.seed is None:
+        unit = Fraction(2) / discrete.drawn_epsilon(select.epsilon, 2)
+        return trials[discrete.least_likely([discrete.on_grid(-own, unit) for own in counts], secrets.randbits)]
+    source = random.Random(select.seed)
+    gumbels = [-math.log(-math.log(source.random() or 5e-324)) for _ in trials]
+    scores = [select.epsilon / 2 * count + gumbel for count, gumbel in zip(counts, gumbels, strict=True)]
+    return max(zip(scores, range(len(trials)), trials, strict=True))[2]
 
 
 def is_secret(sweep: Sweep, cells: Sequence[Cell]) -> bool:

@@ -175,6 +175,12 @@ def unscaled(releases: Sequence[Release]) -> list[Release]:
 class BestOfCells(BestOfTrials):
     """The same theorem for runs that are a uniformly drawn cell: the worst cell, order by order."""
 
+    name = BestOfTrials.name
+    bound = "upper"
+    note = "best of a random number of runs"
+    mechanisms = BestOfTrials.mechanisms
+    adjacencies = BestOfTrials.adjacencies
+
     def epsilon_of_any(self, cells: Sequence[Sequence[Release]], delta: float) -> float:
         """Epsilon at `delta` of publishing the best run, `cells` holding the releases of one run of each cell."""
         for releases in cells:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dpsgd_cli import experiment, failures
 from dpsgd_cli.errors import DpsgdError, RunError
+from dpsgd_cli.plugins import trusting
 from dpsgd_cli.results import store
 from dpsgd_cli.sweep import folder
 from dpsgd_cli.sweep.expansion import Cell
@@ -63,6 +64,7 @@ def is_open(cell: Cell, out: Path, retry_failed: bool) -> bool:
     return retry_failed or not folder.failure_place(cell, out).exists()
 
 
+@trusting()
 def run_job(job: Job) -> Outcome:
     """Run the cells of a job that are still open; results and failures are in the folder when it returns.
 

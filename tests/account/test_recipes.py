@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,9 @@ def test_what_the_lecture_does_not_cover_is_refused(changes: list[str], error: t
 def test_folds_train_on_all_but_their_part_of_all_records() -> None:
     folds = load_recipe("lee2018/dp-gd-plain")
     known = outline(folds.recipe.data, Path())
-    assert training_records(folds.recipe, known) == 48842 - 48842 // 5
+    assert training_records(folds.recipe, known) == math.ceil(48842 * 0.8 + 6 * math.sqrt(48842 * 0.8 * 0.2))
+    by_place = load_recipe("lee2018/dp-gd-plain", ["privacy.adjacency=zero-out"])
+    assert training_records(by_place.recipe, known) == 32561 - 32561 // 5 + 16281 - 16281 // 5
     plain = load_recipe("lectures/adult-dp-gd")
     assert training_records(plain.recipe, known) == 32561
     assert feature_bound(plain.recipe, known) == pytest.approx(15**0.5)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dpsgd_cli.account.cases import FlagCase
-from dpsgd_cli.account.solving import Target, least_factor
+from dpsgd_cli.account.solving import RepeatedAccountant, Target, least_factor
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
 from dpsgd_cli.privacy import accountants
 from dpsgd_cli.privacy.accountants.zcdp import total_rho
+from dpsgd_cli.privacy.groups import ForGroup
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.privacy.plan import Plan, Sampling
 
@@ -59,7 +60,7 @@ def made(factor: float, batching: str, before: tuple[Release, ...] = ()) -> Plan
         for z in noise
     )
     name = "rdp" if batching == "poisson" else "gaussian"
-    return Plan(sampling, noise, 1.0, 1, before, epochs, name, 1e-5, None, True)
+    return Plan(sampling, noise, 1.0, 1, before, epochs, name, 1e-5, None, covers_before=True, chooses=False)
 
 
 @pytest.mark.parametrize("batching", ["shuffle", "poisson"])
@@ -76,3 +77,12 @@ def test_the_factor_meets_the_budget_and_hardly_less_would_not(batching: str, ep
 def test_a_budget_that_is_spent_before_has_no_factor() -> None:
     with pytest.raises(InfeasibleBudget, match="factor of all noise multipliers"):
         least_factor(made(1.0, "shuffle", (PCA,)), 0.01, 1e-5)
+
+
+@pytest.mark.parametrize("name", accountants.NAMES)
+def test_what_is_repeated_states_no_more_than_what_is_not(name: str) -> None:
+    """An estimate of several trials, or of a group, is no upper bound either."""
+    one = accountants.get(name)
+    for derived in (RepeatedAccountant(one, 3), ForGroup(one, 2)):
+        assert (derived.bound, derived.mechanisms) == (one.bound, one.mechanisms)
+        assert derived.adjacencies == one.adjacencies

@@ -19,11 +19,13 @@ from torch import Tensor
 from dpsgd_cli import data, packs
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.options import Options
-from dpsgd_cli.core import marginals, noise, sampling, second_moments, selection
+from dpsgd_cli.core import correlation, marginals, noise, sampling, second_moments, selection
 from dpsgd_cli.core.clipping import add_clipped_sums
 from dpsgd_cli.core.correlation import step_noise
-from dpsgd_cli.core.noise import add_noise
+from dpsgd_cli.core.losses import evaluate
 from dpsgd_cli.core.preconditioning import Preconditioner
+from dpsgd_cli.data import preparation
+from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods import clip_bounds, dp_agd, dp_sgd, privgene
 from dpsgd_cli.methods.pate import Pate
 from dpsgd_cli.methods.perturbations import OutputPerturbation
@@ -83,7 +85,7 @@ def little_noise(patch: Patch, folder: Path) -> None:
 def wrong_divisor(patch: Patch, folder: Path) -> None:
     def privatise(self: Any, epoch: int, step: int) -> None:
         scale = self._noise_scale(epoch) * self.divisor / len(self.context.table)
-        add_noise(self.context.pack.sums, self.noise.draw(step), scale)
+        self.noise.add(self.context.pack.sums, step, scale, None)
 
     patch.setattr(dp_sgd.DpSgd, "privatise", privatise)
 
@@ -157,6 +159,26 @@ def noise_again_after_resume(patch: Patch, folder: Path) -> None:
     patch.setattr(noise.NoiseSource, "draw", draw)
 
 
+def float_noise(patch: Patch, folder: Path) -> None:
+    """Noise without a seed by the addition of float64 normals."""
+
+    def added(sums: Tensor, fresh: Tensor, scale: Tensor, grid: Any) -> None:
+        sums.addcmul_(torch.randn(sums.shape, dtype=torch.float64), scale)
+
+    for module in (noise, dp_agd, clip_bounds):
+        patch.setattr(module, "add_noise", added)
+
+
+def data_grid(patch: Patch, folder: Path) -> None:
+    """Exact digits, added to a sum that is not rounded: the grid of a release is shifted by the sum."""
+
+    def added(sums: Tensor, whole: Tensor, step: Tensor) -> None:
+        sums.add_(whole * step)
+
+    patch.setattr(noise, "put_on_grid", added)
+    patch.setattr(correlation, "put_on_grid", added)
+
+
 def shared_noise(patch: Patch, folder: Path) -> None:
     own = noise.NoiseSource.__init__
 
@@ -220,8 +242,8 @@ def free_looks(patch: Patch, folder: Path) -> None:
 
 
 def little_noise_on_moments(patch: Patch, folder: Path) -> None:
-    own = second_moments.add_noise
-    patch.setattr(second_moments, "add_noise", lambda exact, scale, draws: own(exact, 0.8 * scale, draws))
+    own = second_moments.with_noise
+    patch.setattr(second_moments, "with_noise", lambda exact, noised: exact + 0.8 * (own(exact, noised) - exact))
 
 
 def long_rows_in_moments(patch: Patch, folder: Path) -> None:
@@ -245,17 +267,20 @@ def little_output_noise(patch: Patch, folder: Path) -> None:
 
 
 def little_vote_noise(patch: Patch, folder: Path) -> None:
-    def label(self: Any, votes: np.ndarray, draw: Any) -> int:
-        return int(np.argmax(votes + 0.8 * self.noise * draw("vote", (len(votes),))))
+    def label(self: Any, votes: np.ndarray, noise: Any) -> int:
+        noisy = noise.gaussian("vote", votes, self.answered("add-remove"))
+        return int(np.argmax(votes + 0.8 * (noisy - votes)))
 
     patch.setattr(GaussianMax, "label", label)
 
 
 def little_threshold_noise(patch: Patch, folder: Path) -> None:
-    own = ConfidentMax.accepts
-    patch.setattr(
-        ConfidentMax, "accepts", lambda self, votes, draw: own(self, votes, lambda *asked: 0.8 * draw(*asked))
-    )
+    def accepts(self: Any, votes: np.ndarray, noise: Any) -> bool:
+        largest = votes.max(keepdims=True)
+        noisy = noise.gaussian("threshold", largest, self.asked("add-remove"))
+        return bool(largest + 0.8 * (noisy - largest) >= self.test.threshold)
+
+    patch.setattr(ConfidentMax, "accepts", accepts)
 
 
 def twice_as_sharp(patch: Patch, folder: Path) -> None:
@@ -303,7 +328,28 @@ ONCE = ["folds=null", "privacy.budget={epsilon: 4, delta: 1e-5}"]
 GENES = [*ONCE, "method.rounds=3"]
 VOTES = ["method.teachers.epochs=2"]
 
+
+def public_loss(patch: Patch, folder: Path) -> None:
+    """The loss of the training rows, without noise, in a public column of the history."""
+
+    def published(self: Any) -> dict[str, list[float]]:
+        context = self.context
+        task = context.recipes[0].data.task
+        found = evaluate(context.pack, self.output, context.table, task, context.most_rows, context.loss)
+        return {"monitor": found["loss"].tolist()}
+
+    patch.setattr(dp_sgd.DpSgd, "published", published)
+
+
+def split_by_row_number(patch: Patch, folder: Path) -> None:
+    """Row numbers decide the parts of a recipe that is stated for add-remove."""
+    patch.setattr(preparation, "content_keys", lambda *arrays: Keys.of_places([len(arrays[0])]))
+
+
 BUGS: dict[str, Bug] = {
+    "a training loss in a public column": Bug(FULL, public_loss, "D"),
+    "a split by row number": Bug([*FULL, "data.split={test: 0.2}"], split_by_row_number, "D"),
+    "folds by row number": Bug([*FULL, "folds=4"], split_by_row_number, "D"),
     "noise times .8": Bug(FULL, little_noise, "BC"),
     "noise on the mean by the wrong divisor": Bug(POISSON, wrong_divisor, "C"),
     "every group in every step": Bug(BANDED, without_groups, "C"),
@@ -314,6 +360,9 @@ BUGS: dict[str, Bug] = {
     "twice the stated rate": Bug(POISSON, double_rate, "C"),
     "the same batches again": Bug(POISSON, same_batch, "C"),
     "the same noise after a resume": Bug(POISSON, noise_again_after_resume, "C"),
+    "float normals without a seed": Bug(FULL, float_noise, "C"),
+    "float normals without a seed, of DP-AGD": Bug(AGD, float_noise, "C", "lee2018/dp-agd"),
+    "a grid that the data shift": Bug(BANDED, data_grid, "C"),
     "one noise for two trials": Bug(FULL, shared_noise, "C"),
     "shuffled batches priced as Poisson's": Bug(POISSON, shuffled, "C"),
     "shuffled batches priced as allocated ones": Bug(ALLOCATED, not_allocated, "C"),

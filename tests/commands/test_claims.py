@@ -47,17 +47,17 @@ def test_where_no_gaussian_is_exact_a_bound_is_stated() -> None:
 
 def test_the_tradeoff_curve_is_one_over_false_positives() -> None:
     over = "--over=false-positives=0.1:0.9:0.2"
-    exact = table(*FULL, over)
+    exact = table(*FULL[:-2], over)
     assert [float(row["false-positives"]) for row in exact] == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
     for row in exact:
         rate = float(row["false-positives"])
         assert float(row["true positives (exact)"]) == pytest.approx(neyman_pearson(1.0, rate), rel=1e-9)
         assert float(row["blind guess"]) == rate
-    bound = [float(row["true positives (at most)"]) for row in table(*SAMPLED, over)]
+    bound = [float(row["true positives (at most)"]) for row in table(*SAMPLED[:-2], over)]
     assert bound == sorted(bound) and all(
         own > rate for own, rate in zip(bound, (0.1, 0.3, 0.5, 0.7, 0.9), strict=True)
     )
-    refused = run(*FULL, "--over=false-positives=0:0.9:0.2")
+    refused = run(*FULL[:-2], "--over=false-positives=0:0.9:0.2")
     assert refused.exit_code == 2 and "above 0 and below 1" in refused.stderr
 
 

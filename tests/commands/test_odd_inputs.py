@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
@@ -154,3 +155,63 @@ def test_code_of_the_users_that_exits(write_recipe: WriteRecipe, tmp_path: Path,
     for dry in ([], ["--dry-run"]):
         recipe = write_recipe(model={"kind": "python", "file": "own.py"})
         refused(run("train", recipe, *dry, "--out", tmp_path / "out"), "own.py", "SystemExit: 0")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[" * 100_000, "own.jsonl cannot be read as a table: line 2 is nested too deeply"),
+        ('{"a": "\\ud800", "y": 1}', "line 2 holds half of a surrogate pair"),
+        ('{"\\udfff": 1, "y": 1}', "line 2 holds half of a surrogate pair"),
+        ('{"a": 1', "line 2 is no JSON"),
+        ("9" * 5000, "line 2 is no JSON: a number is too long"),
+    ],
+)
+def test_lines_that_are_no_json(write_recipe: WriteRecipe, tmp_path: Path, line: str, says: str) -> None:
+    (tmp_path / "own.jsonl").write_text(f'{{"a": 1, "y": 0}}\n{line}\n')
+    refused(train(write_recipe, tmp_path, path="own.jsonl"), says)
+    refused(run("recipe", "new", tmp_path / "own.jsonl", "--target", "y"), says)
+
+
+def test_cells_that_are_lists(write_recipe: WriteRecipe, tmp_path: Path) -> None:
+    """Left out of a drafted recipe; in training they may be dropped, and are refused otherwise."""
+    nested = pd.DataFrame({"a": [[1], [2]] * 6, "b": np.arange(12) / 12 % 0.37, "y": [0, 1] * 6})
+    nested.to_parquet(tmp_path / "own.parquet")
+    drafted = run("recipe", "new", tmp_path / "own.parquet", "--target", "y")
+    assert drafted.exit_code == 0 and "- a     # lists or objects" in drafted.output
+    refused(train(write_recipe, tmp_path, path="own.parquet"), "column 'a' holds lists or objects")
+    refused(train(write_recipe, tmp_path, path="own.parquet", categorical=["a"]), "column 'a' holds lists or objects")
+    refused(train(write_recipe, tmp_path, path="own.parquet", target="a"), "'a' holds lists or objects")
+    privacy = {"schedule": {"kind": "uniform", "initial": 4}, "delta": 1e-3}
+    own = {"path": "own.parquet", "target": "y", "classes": [0, 1], "bounds": [0, 1], "drop": ["a"]}
+    method = {"kind": "dp-sgd", "batching": "full", "learning_rate": 1}
+    assert run("train", write_recipe(data=own, method=method, privacy=privacy), "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"y": np.zeros((12, 1))}, "the labels have shape (12, 1), but must be (12,)"),
+        ({"y": np.zeros(12, [("a", int)])}, "but must be numbers or text"),
+        ({"y": np.full(12, 1j)}, "but must be numbers or text"),
+        ({"x": np.array(3.0)}, "x has shape ()"),
+    ],
+)
+def test_arrays_of_other_shapes(write_recipe: WriteRecipe, tmp_path: Path, arrays: dict[str, Any], says: str) -> None:
+    np.savez(tmp_path / "own.npz", **({"x": np.zeros((12, 2)), "y": np.arange(12) % 2} | arrays))
+    refused(run("recipe", "new", tmp_path / "own.npz", "--target", "y"), says)
+    refused(train(write_recipe, tmp_path, path="own.npz"), says)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"name: own\n\xff\xfe", "own.yaml is not UTF-8 text (byte 10)"),
+        (b"name: !!int mine\n", "own.yaml has a YAML tag that does not fit its value"),
+        (b"name: !!timestamp mine\n", "own.yaml has a YAML tag that does not fit its value"),
+        (b"[" * 5000, "own.yaml is not YAML"),
+    ],
+)
+def test_cards_that_are_none(write_recipe: WriteRecipe, tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "own.yaml").write_bytes(content)
+    refused(run("train", write_recipe(data={"name": "own.yaml"}), "--out", tmp_path / "out"), says)

@@ -43,6 +43,21 @@ def test_results_go_to_stdout_and_files_and_nothing_to_stderr(write_recipe: Writ
     assert directory.name.startswith("tiny-")
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["method.learning_rate=1e30", "privacy.clipping={kind: flat, norm: 1000}", "privacy.budget.epsilon=0.001"],
+)
+def test_a_model_far_worse_than_a_constant_is_a_divergence(tmp_path: Path, setting: str) -> None:
+    """All weights are finite, and the log loss is ten times that of a constant."""
+    result = run("quickstart", setting, "epochs=5", "repeats=1", "--fail-on-divergence", "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "diverged (trial 0), and --fail-on-divergence was given" in result.stderr
+    honest = run(
+        "quickstart", "privacy.budget.epsilon=0.3", "epochs=5", "repeats=1", "--fail-on-divergence", "--out", tmp_path
+    )
+    assert honest.exit_code == 0, honest.stderr
+
+
 def test_a_divergence_fails_where_that_is_asked_for_once_the_result_is_there(
     write_recipe: WriteRecipe, tmp_path: Path
 ) -> None:

@@ -11,10 +11,21 @@ from scipy.linalg import toeplitz
 from torch import Tensor
 
 from dpsgd_cli.core.correlation import StepNoise, step_noise
+from dpsgd_cli.core.noise import NoiseSource
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.privacy.correlation import Correlation, Toeplitz, Tree, optimised, square_root
 
 CPU = torch.device("cpu")
+
+
+class Given(NoiseSource):
+    """Noise that a test gives, of a step or of every step."""
+
+    def __init__(self, fresh: Tensor) -> None:
+        self.fresh = fresh
+
+    def draw(self, step: int) -> Tensor:
+        return self.fresh
 
 
 def impulses(correlation: Correlation, steps: int) -> np.ndarray:
@@ -25,7 +36,7 @@ def impulses(correlation: Correlation, steps: int) -> np.ndarray:
         found = []
         for step in range(steps):
             sums = torch.zeros(1, 1, dtype=torch.float64)
-            noise.add(sums, step, torch.full((1, 1), float(step == at)), torch.ones(1, 1))
+            noise.add(sums, step, Given(torch.full((1, 1), float(step == at))), torch.ones(1, 1), None)
             found.append(float(sums))
         columns.append(found)
     return np.array(columns).T
@@ -70,7 +81,7 @@ def steps_of(noise: StepNoise, normals: Tensor, scale: Tensor, first: int = 0) -
     found = []
     for step, fresh in enumerate(normals, start=first):
         sums = torch.zeros(fresh.shape, dtype=torch.float64)
-        noise.add(sums, step, fresh, scale)
+        noise.add(sums, step, Given(fresh), scale, None)
         found.append(sums)
     return torch.stack(found)
 
@@ -103,11 +114,11 @@ def test_noise_goes_on_where_it_was_alone_and_in_a_pack(kind: str, stop: int) ->
 
 def test_a_step_is_never_left_out_or_made_twice() -> None:
     noise = step_noise([Toeplitz(None, square_root(3))], 2, CPU)
-    fresh, one = torch.ones(1, 2), torch.ones(1, 1)
-    noise.add(torch.zeros(1, 2, dtype=torch.float64), 0, fresh, one)
+    fresh, one = Given(torch.ones(1, 2)), torch.ones(1, 1)
+    noise.add(torch.zeros(1, 2, dtype=torch.float64), 0, fresh, one, None)
     for step in (0, 2):
         with pytest.raises(RuntimeError, match="that of step 1 is next"):
-            noise.add(torch.zeros(1, 2, dtype=torch.float64), step, fresh, one)
+            noise.add(torch.zeros(1, 2, dtype=torch.float64), step, fresh, one, None)
 
 
 def test_kinds_of_noise_do_not_share_a_pack() -> None:

@@ -99,7 +99,7 @@ def trained(wanted: Case, device: str, gpu: Rule | None = None) -> tuple[torch.T
     for epoch in range(min(2, trials.method.epochs)):
         with gpu.no_asking() if gpu is not None and epoch else nullcontext():
             seen = trials.method.run_epoch(epoch)
-        found = experiment._record(trials, epoch, seen, True)
+        found = experiment.record(trials, epoch, seen, True)
         history.append((found.metrics, found.counts))
     theory = trials.method.findings()
     for row in [] if theory is None else [*theory.claimed, *theory.measured]:

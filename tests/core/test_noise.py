@@ -91,7 +91,7 @@ def test_seeded_noise_can_be_asked_for_again_in_any_order() -> None:
 
 @pytest.mark.parametrize("again", [5, 4, 0])
 def test_secure_noise_is_never_given_twice(again: int) -> None:
-    noise = NoiseSource([SeededStreams(0), SecureStreams()], 9, CPU, torch.float32)
+    noise = NoiseSource([SecureStreams(), SecureStreams()], 9, CPU, torch.float32)
     noise.draw(2)
     noise.draw(5)
     with pytest.raises(RuntimeError, match=f"step {again} was drawn before"):
@@ -110,9 +110,9 @@ def test_secure_noise_differs_between_trials_steps_and_runs() -> None:
 def test_noise_meets_the_sum_before_it_is_rounded() -> None:
     """Half of float32's ulp and a little more moves a sum up; rounded first, nothing moves."""
     sums = torch.full((1, 1), 2.0**24, dtype=torch.float64)
-    add_noise(sums, torch.full((1, 1), 0.5 + 2.0**-26, dtype=torch.float64), torch.full((1, 1), 2.0))
+    add_noise(sums, torch.full((1, 1), 0.5 + 2.0**-26, dtype=torch.float64), torch.full((1, 1), 2.0), None)
     assert float(sums.float()) == 2.0**24 + 2
-    add_noise(sums, torch.full((1, 1), 0.5), torch.full((1, 1), -1.0))
+    add_noise(sums, torch.full((1, 1), 0.5), torch.full((1, 1), -1.0), None)
     assert float(sums) == 2.0**24 + 0.5 + 2.0**-25
 
 

@@ -42,13 +42,13 @@ def test_a_root_is_the_inverse_root_of_what_stands_out_of_noise_and_half_of_its_
 
 def test_what_noise_made_of_a_moment_is_undone() -> None:
     """A direction of moment m in 600 x 600 noise is seen as m + s^2 / (4 m), and cut as one of m."""
-    from dpsgd_cli.core.second_moments import add_noise
+    from dpsgd_cli.core.second_moments import with_noise
 
     size, scale = 600, 1.0
     reach = scale * math.sqrt(2 * size)
     matrix = np.zeros((size, size))
     matrix[0, 0] = 2 * reach
-    cut = cut_of(add_noise(matrix, scale, np.random.default_rng(0).standard_normal(size * (size + 1) // 2)), scale)
+    cut = cut_of(with_noise(matrix, lambda v: v + scale * np.random.default_rng(0).standard_normal(len(v))), scale)
     lengths = torch.linalg.vector_norm(cut, dim=0)
     assert float(lengths.max() ** 2) == pytest.approx(1 - math.sqrt(1 / (1 + 4)), rel=0.02)
 
@@ -91,10 +91,10 @@ def test_a_model_of_many_empty_cells_has_a_root() -> None:
 
 def test_the_spread_is_that_of_the_eigenvalues_of_noise_alone() -> None:
     """The largest eigenvalue of 400 x 400 noise is within 10% of the edge of the semicircle."""
-    from dpsgd_cli.core.second_moments import add_noise
+    from dpsgd_cli.core.second_moments import with_noise
 
     draws = np.random.default_rng(0).standard_normal(400 * 401 // 2)
-    largest = np.linalg.eigvalsh(add_noise(np.zeros((400, 400)), 7.0, draws)).max()
+    largest = np.linalg.eigvalsh(with_noise(np.zeros((400, 400)), lambda v: v + 7.0 * draws)).max()
     assert spread(400, 7.0) == pytest.approx(largest, rel=0.1)
 
 

@@ -290,5 +290,9 @@ def test_shared_streams_are_functions_of_key_purpose_and_counter() -> None:
         others = [(here, "a", 4), (here, "b", 3), (SharedStreams(b"other", True), "a", 3)]
         assert len({draw(here, "a", 3), *(draw(*other) for other in others)}) == 4
     with pytest.raises(RuntimeError, match="must not draw any"):
-        there.normal("noise", 0, torch.empty(3))
-    assert not torch.equal(here.normal("noise", 0, torch.empty(3)), here.normal("noise", 0, torch.empty(3)))
+        there.normal("noise", 0, torch.empty(3, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="must not draw any"):
+        there.coins("choice", 0)
+    assert here.coins("choice", 0)(64) != here.coins("choice", 0)(64)
+    one, other = (here.normal("noise", 0, torch.empty(3, dtype=torch.int64)) for _ in range(2))
+    assert not torch.equal(one, other)

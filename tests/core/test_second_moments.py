@@ -83,7 +83,7 @@ def test_noise_has_the_stated_scale_and_is_symmetric(factor: float, accepted: bo
     size, scale = 200, 16.0
     count = size * (size + 1) // 2
     draws = np.random.default_rng(1).standard_normal(count)
-    noise = moments.add_noise(np.zeros((size, size)), factor * scale, draws)
+    noise = moments.with_noise(np.zeros((size, size)), lambda exact: exact + factor * scale * draws)
     assert (noise == noise.T).all()
     statistic = (released(noise) ** 2).sum() / scale**2
     assert bool(abs(statistic - count) < 5 * math.sqrt(2 * count)) is accepted
@@ -91,7 +91,7 @@ def test_noise_has_the_stated_scale_and_is_symmetric(factor: float, accepted: bo
 
 def test_every_draw_is_used_once() -> None:
     draws = np.arange(1.0, 7.0)
-    np.testing.assert_allclose(released(moments.add_noise(np.zeros((3, 3)), 1.0, draws)), draws)
+    np.testing.assert_allclose(released(moments.with_noise(np.zeros((3, 3)), lambda exact: exact + draws)), draws)
 
 
 @EXACTLY

@@ -108,3 +108,9 @@ def test_a_score_that_is_not_a_number_is_never_preferred() -> None:
     scores = torch.tensor([[math.nan, 5.0, math.nan]], dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
     assert select_least(scores, one, one, "laplace", torch.zeros(1, 3, 4, dtype=torch.float64)).tolist() == [1]
+
+
+def test_a_choice_of_an_unknown_kind_is_an_error() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="no noise is proved"):
+        select_least(torch.zeros(1, 3).double(), one, one, "gumbel", torch.ones(1, 3, 2).double())  # type: ignore[arg-type]

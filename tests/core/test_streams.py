@@ -21,6 +21,7 @@ from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
 
 LEAST = 1e-6
 KINDS = [SeededStreams, SecureStreams]
+FLOATS = [torch.float32, torch.float64]
 
 
 @pytest.fixture
@@ -60,7 +61,8 @@ def test_the_state_holds_no_cached_normal() -> None:
 def draws(stream: Streams, purpose: str, counter: int) -> list[tuple[float, ...]]:
     """One of everything."""
     return [
-        tuple(stream.normal(purpose, counter, torch.empty(20, dtype=torch.float64)).tolist()),
+        tuple(stream.normal(purpose, counter, torch.empty(20, dtype=torch.int64)).tolist()),
+        tuple(stream.coins(purpose, counter)(64) for _ in range(5)),
         tuple(stream.distinct(purpose, counter, 10**6, 20).tolist()),
         tuple(stream.permutation(purpose, counter, 50).tolist()),
         (stream.bits(purpose, counter),),
@@ -72,7 +74,7 @@ def test_seeded_draws_depend_on_seed_purpose_and_counter_and_on_nothing_else() -
     first = [draws(SeededStreams(seed), purpose, counter) for seed, purpose, counter in keys]
     again = [draws(SeededStreams(seed), purpose, counter) for seed, purpose, counter in reversed(keys)][::-1]
     assert first == again
-    for kind in range(4):
+    for kind in range(5):
         assert len({own[kind] for own in first}) == len(keys), "no two keys share a draw"
     assert len({SeededStreams(seed).integer(purpose) for seed, purpose, _ in keys}) == 6
 
@@ -90,11 +92,20 @@ def test_secure_draws_never_repeat() -> None:
     assert all(0 <= own.integer("init") < 2**63 for own in (stream, SeededStreams(4)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_secure_streams_have_no_floating_point_normals() -> None:
+    """Whose grid would betray the sum that they are added to."""
+    for dtype in (torch.float32, torch.float64):
+        with pytest.raises(TypeError, match="drawn as integers"):
+            SecureStreams().normal("noise", 0, torch.empty(3, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [*itertools.product(KINDS, [torch.int64]), *itertools.product([SeededStreams], FLOATS)]
+)
 def test_normals_are_standard_normal(make: Make, kind: type, dtype: torch.dtype) -> None:
     """Kolmogorov-Smirnov on 40,000 draws; scales 0.95 and 1.05 and a shift of 0.05 are rejected."""
     values = make(kind).normal("noise", 3, torch.empty(200, 200, dtype=dtype)).double().numpy().ravel()
+    values = values / (1.0 if dtype.is_floating_point else 2.0**42)
     assert stats.kstest(values, "norm").pvalue > LEAST
     for wrong in (values * 0.95, values * 1.05, values + 0.05):
         assert stats.kstest(wrong, "norm").pvalue < LEAST
@@ -104,7 +115,7 @@ def test_normals_are_standard_normal(make: Make, kind: type, dtype: torch.dtype)
 def test_neighbouring_normals_are_not_correlated(make: Make, kind: type) -> None:
     """At 50 lags of 30,000 draws, those of Box-Muller pairs and of refills included; r sqrt(n) is standard normal."""
     stream, n = make(kind), 30_000
-    values = stream.normal("noise", 0, torch.empty(n, dtype=torch.float64)).numpy()
+    values = stream.normal("noise", 0, torch.empty(n, dtype=torch.int64)).numpy() / 2.0**42
     bound = stats.norm.isf(LEAST / 2 / 50)
     for lag in [*range(1, 40), 256, 312, 511, 512, 513, 623, 624, 1248, n // 4, n // 2, 3 * n // 4]:
         assert abs(np.dot(values[lag:], values[:-lag])) / math.sqrt(n - lag) < bound

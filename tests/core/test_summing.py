@@ -97,7 +97,7 @@ def network_sum(inputs: Tensor) -> float:
         add_clipped_sums(
             pack, batch, lambda y, _: y.flatten(2).sum(2), Clipping(torch.full((1, 1), BOUND)), Diagnostics(1, CPU)
         )
-    add_noise(pack.sums, torch.zeros(1, 1), torch.ones(1, 1))
+    add_noise(pack.sums, torch.zeros(1, 1), torch.ones(1, 1), None)
     return float(pack.sums)
 
 
@@ -128,7 +128,7 @@ def test_more_rows_at_once_than_the_proof_counts_are_refused() -> None:
 
 def test_noise_is_not_added_to_rounded_sums() -> None:
     with pytest.raises(ValueError, match=r"float64 sums, not torch\.float32"):
-        add_noise(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+        add_noise(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), None)
 
 
 def test_the_excess_is_the_textbooks() -> None:

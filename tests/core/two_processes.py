@@ -16,7 +16,7 @@ import torch
 
 from dpsgd_cli import experiment
 from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.noise import NoiseSource
+from dpsgd_cli.core.noise import Grid, NoiseSource
 from dpsgd_cli.core.processes import Team, join
 from dpsgd_cli.core.sampling import PoissonSampler
 from dpsgd_cli.core.streams import SecureStreams
@@ -48,7 +48,7 @@ def secure_release(team: Team) -> dict[str, object]:
     sums = torch.ones(2, 5000, dtype=torch.float64)
     team.add_up(sums)
     if team.first:
-        sums.add_(noise.draw(0))
+        noise.add(sums, 0, torch.ones(2, 1), Grid.of(5000, 2, [1.0]))
     team.share(sums)
     return {"drawn": drawn, "sums": sums.flatten().tolist(), "refused": refusal(noise)}
 

@@ -18,7 +18,7 @@ from tests.data.conftest import put
 
 
 def prepared(data: Data, base: Path = Path()) -> Dataset:
-    return prepare(data, base, 1, lambda trial, purpose, shape: np.zeros(shape), "add-remove")
+    return prepare(data, base, 1, lambda trial, purpose, exact, mechanism, records: exact, "add-remove")
 
 
 @pytest.fixture

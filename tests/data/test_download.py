@@ -87,7 +87,9 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def card(make_card: MakeCard, site: Site) -> Card:
     """A data set of one file, at two addresses of the site."""
     urls = [f"{site.url}/first", f"{site.url}/second"]
-    return make_card(files=[{"name": "toy.csv", "records": 3, "sha256": sha256(DATA), "urls": urls}])
+    return make_card(
+        files=[{"name": "toy.csv", "records": 3, "sha256": sha256(DATA), "bytes": len(DATA), "urls": urls}]
+    )
 
 
 def left(library: Path) -> list[str]:
@@ -208,7 +210,9 @@ def test_a_busy_server_is_asked_again(library: Path, site: Site, card: Card) -> 
 
 def test_a_server_that_is_not_there_is_named(library: Path, make_card: MakeCard) -> None:
     url = "http://127.0.0.1:9/toy.csv"
-    card = make_card(files=[{"name": "toy.csv", "records": 1, "sha256": sha256(DATA), "urls": [url]}])
+    card = make_card(
+        files=[{"name": "toy.csv", "records": 1, "sha256": sha256(DATA), "bytes": len(DATA), "urls": [url]}]
+    )
     with pytest.raises(DataError, match=r"127.0.0.1:9/toy.csv: .*\(4 times without progress\)"):
         download.fetch(card, QUICK)
 
@@ -239,8 +243,8 @@ def archive_of(kind: str, member: str, data: bytes) -> bytes:
 def archived(make_card: MakeCard, site: Site, content: bytes, **archive: Any) -> Card:
     site.content["/all"] = content
     return make_card(
-        archive={"name": "all.zip", "urls": [f"{site.url}/all"], **archive},
-        files=[{"name": "toy.csv", "member": "deep/toy.csv", "records": 3, "sha256": sha256(DATA)}],
+        archive={"name": "all.zip", "urls": [f"{site.url}/all"], "sha256": sha256(content), **archive},
+        files=[{"name": "toy.csv", "member": "deep/toy.csv", "records": 3, "sha256": sha256(DATA), "bytes": len(DATA)}],
     )
 
 
@@ -266,8 +270,11 @@ def test_archives_that_are_not_what_the_card_says(library: Path, site: Site, mak
     card = archived(make_card, site, archive_of(kind, "elsewhere.csv", DATA))
     with pytest.raises(DataError, match=r"holds no file 'deep/toy.csv'"):
         download.fetch(card, QUICK)
-    card = archived(make_card, site, archive_of(kind, "deep/toy.csv", DATA + b"!"))
+    card = archived(make_card, site, archive_of(kind, "deep/toy.csv", b"!" + DATA[1:]))
     with pytest.raises(DataError, match=r"(?s)holds another toy.csv than its card says.*expected SHA-256"):
+        download.fetch(card, QUICK)
+    card = archived(make_card, site, archive_of(kind, "deep/toy.csv", DATA + b"!"))
+    with pytest.raises(DataError, match=r"'deep/toy.csv' holds more than the 512000 bytes"):
         download.fetch(card, QUICK)
     assert "toy.csv" not in left(library)
 

@@ -92,8 +92,8 @@ def test_kinds_that_do_not_go_together(tmp_path: Path) -> None:
             Data.model_validate(wrong)
 
 
-def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng([trial, len(purpose)]).standard_normal(shape)
+def normal(trial: int, purpose: str, exact: np.ndarray, *rest: object) -> np.ndarray:
+    return np.asarray(exact + np.random.default_rng([trial, len(purpose)]).standard_normal(exact.shape))
 
 
 STEPS: dict[str, list[dict[str, Any]]] = {

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dpsgd_cli import data
-from dpsgd_cli.core.second_moments import add_noise, blocks, second_moments
-from dpsgd_cli.data import catalog, pca
+from dpsgd_cli.core.second_moments import blocks, second_moments, with_noise
+from dpsgd_cli.data import catalog, pca, splits
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.recipe.schema.data import Data
@@ -26,11 +26,12 @@ def section(**settings: Any) -> Data:
     return Data.model_validate(settings)
 
 
-def normal(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng([trial, *purpose.encode()]).standard_normal(shape)
+def normal(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
+    draws = np.random.default_rng([trial, *purpose.encode()]).standard_normal(exact.shape)
+    return np.asarray(exact + mechanism.noise_multiplier * mechanism.sensitivity * draws)
 
 
-def refuse(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+def refuse(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
     raise AssertionError("no noise was announced")
 
 
@@ -98,7 +99,7 @@ def test_private_releases_are_known_from_the_recipe_alone() -> None:
 def test_each_trial_has_its_own_noise_and_does_not_see_the_pack() -> None:
     settings = section(name="digits", preprocess=[PRIVATE, {"unit-norm": {}}])
     pack = data.prepare(settings, HERE, 3, normal, "add-remove")
-    alone = data.prepare(settings, HERE, 1, lambda _, purpose, shape: normal(2, purpose, shape), "add-remove")
+    alone = data.prepare(settings, HERE, 1, lambda _, *rest: normal(2, *rest), "add-remove")
     assert pack.per_trial
     assert pack.train_x.shape == (3, 1438, 5)
     assert pack.train_x[2].tolist() == alone.train_x[0].tolist()
@@ -110,16 +111,20 @@ def test_private_pca_is_the_noisy_covariance_of_the_training_part() -> None:
     plain = data.prepare(section(name="digits"), HERE, 1, refuse, "replace-one")
     private = data.prepare(section(name="digits", preprocess=[PRIVATE]), HERE, 1, normal, "replace-one")
     rows = plain.train_x.reshape(1438, 64)
-    noisy = add_noise(second_moments(blocks(rows), 64), 4 * 2**0.5, normal(0, "preprocess-0", (64 * 65 // 2,)))
+    noise = GaussianSum(4, "replace-one", sensitivity=2**0.5)
+    noisy = with_noise(
+        second_moments(blocks(rows), 64), lambda exact: normal(0, "preprocess-0", exact, noise, len(rows))
+    )
     np.testing.assert_allclose(private.train_x[0], rows @ pca.directions(noisy, 5), rtol=1e-4, atol=1e-4)
 
 
 def test_two_private_steps_never_share_draws() -> None:
     asked: list[tuple[int, str, tuple[int, ...]]] = []
 
-    def record(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-        asked.append((trial, purpose, shape))
-        return normal(trial, purpose, shape)
+    def record(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
+        asked.append((trial, purpose, exact.shape))
+        assert records == 1438 and mechanism.noise_multiplier == {"preprocess-0": 4, "preprocess-1": 1}[purpose]
+        return normal(trial, purpose, exact, mechanism, records)
 
     steps = [PRIVATE, {"pca": {"components": 2, "noise_multiplier": 1}}]
     settings = section(name="digits", preprocess=steps)
@@ -146,7 +151,8 @@ def test_own_csv_end_to_end(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text("age,job,y\n" + rows)
     settings = section(path="own.csv", target="y", categorical={"job": ["a", "b"]}, bounds={"age": [25, 35]})
     outline, dataset = data.outline(settings, tmp_path), data.prepare(settings, tmp_path, 1, refuse, "add-remove")
-    assert (outline.train_records, outline.test_records, outline.input_shape, outline.outputs) == (16, 4, (4,), 2)
+    assert (outline.train_records, outline.test_records, outline.input_shape, outline.outputs) == (20, 4, (4,), 2)
+    assert len(dataset.train_y) + len(dataset.test_y) == 20 and dataset.train_records == 20
     assert dataset.declarations == outline.declarations
     assert (dataset.train_x.min(), dataset.train_x.max()) == (0, 1)
     assert (dataset.train_x[:, 1:].sum(axis=1) == 1).all()
@@ -159,7 +165,7 @@ def test_one_row_more_in_the_file_adds_one_training_record_at_most(
     tmp_path: Path, split: dict[str, Any], validation: dict[str, Any] | None, kind: str
 ) -> None:
     """Whatever the row holds; over ten sizes of the file, some of which move a row between parts."""
-    found, sizes = [], []
+    found = []
     for rows in range(40, 51):
         if kind == "csv":
             (tmp_path / "own.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(rows)))
@@ -172,8 +178,9 @@ def test_one_row_more_in_the_file_adds_one_training_record_at_most(
         dataset = data.prepare(settings, tmp_path, 1, refuse, "add-remove")
         found.append(set(np.asarray(dataset.train_x[:]).ravel().tolist()))
         outline = data.outline(settings, tmp_path)
-        sizes.append((outline.train_records, outline.test_records))
-        assert sizes[-1] == (len(dataset.train_y), len(dataset.test_y)) and outline.files == (rows,)
+        exact = isinstance(split["test"], int) and "fraction" not in (validation or {})
+        assert len(dataset.train_y) <= outline.train_records == dataset.train_records and outline.files == (rows,)
+        assert not exact or (outline.train_records, outline.test_records) == (len(dataset.train_y), len(dataset.test_y))
     steps = [len(after) - len(before) for before, after in itertools.pairwise(found)]
     assert all(before <= after for before, after in itertools.pairwise(found)), "no record leaves the training part"
     assert set(steps) <= {0, 1} and sum(steps) > 0
@@ -204,3 +211,30 @@ def test_a_card_s_default_steps_are_used_only_where_the_recipe_names_none() -> N
     unscaled = data.outline(section(name="breast-cancer", preprocess=[]), HERE)
     assert unscaled.input_shape == (30,)
     assert data.prepare(section(name="breast-cancer", preprocess=[]), HERE, 1, refuse, "add-remove").train_x.max() > 100
+
+
+def test_pooled_files_number_identical_records_together(tmp_path: Path) -> None:
+    """Four times the same record in two files: pooled they have four coins, apart two for each file."""
+    same = "x,y\n1,0\n1,0\n"
+    for name in ("own.csv", "test.csv"):
+        (tmp_path / name).write_text(same)
+    named: dict[str, Any] = {
+        "path": "own.csv",
+        "test_path": "test.csv",
+        "target": "y",
+        "classes": [0, 1],
+        "bounds": [0, 9],
+    }
+    pooled = data.prepare(section(**named, split={"test": 1}, preprocess=[]), tmp_path, 1, refuse, "add-remove")
+    assert pooled.keys is not None and len(set(pooled.keys.values.tolist())) == 4
+    apart = section(**named, validation={"records": 1, "public": True}, preprocess=[])
+    found = data.prepare(apart, tmp_path, 1, refuse, "add-remove").keys
+    assert found is not None and len(set(found.values.tolist())) == 2, "the validation record has the third"
+
+
+def test_a_part_with_more_records_than_places_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.csv").write_text("x,y\n" + "".join(f"{i},{i % 2}\n" for i in range(60)))
+    settings = section(path="own.csv", target="y", classes=[0, 1], bounds=[0, 60])
+    monkeypatch.setattr(splits, "_DEVIATIONS", -3)
+    with pytest.raises(DataError, match=r"leaves more training records than the 39 places that were planned"):
+        data.prepare(settings, tmp_path, 1, refuse, "add-remove")

@@ -67,5 +67,5 @@ def test_records_of_an_unlabelled_file_go_the_way_of_all_others(tmp_path: Path) 
     assert set(found.sha256) == {"own.npz", "unlabelled.npz"}
 
 
-def refuse(trial: int, purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+def refuse(trial: int, purpose: str, *rest: object) -> np.ndarray:
     raise AssertionError("public directions need no noise")

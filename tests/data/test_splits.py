@@ -93,7 +93,7 @@ def test_a_record_that_is_removed_moves_no_other(records: int, seed: int, data: 
 
     def places(values: np.ndarray) -> list[list[tuple[float, ...]]]:
         keys = content_keys(values)
-        first = coin(keys.values, seed, "test") < np.uint64(0.3 * 2**64)
+        first = keys.held_out(Split(test=0.5, seed=seed))
         fold, teacher = keys.folds(5, 2, seed), keys.parts(7, "teachers", seed)
         return [sorted((*row, part) for row, part in zip(values.tolist(), own, strict=True)) for own in
                 (first.tolist(), teacher.tolist(), *fold.T.tolist())]  # fmt: skip

@@ -54,15 +54,23 @@ def recipe(method: dict[str, Any], **changes: Any) -> Recipe:
 
 
 def context(
-    made: Recipe, streams: list[Streams] | None = None, data: tuple[np.ndarray, np.ndarray] | None = None
+    made: Recipe,
+    streams: list[Streams] | None = None,
+    data: tuple[np.ndarray, np.ndarray] | None = None,
+    places: int | None = None,
 ) -> Context:
-    """A context in double precision; the feature bound is that of [0, 1] columns and the constant one."""
+    """A context in double precision; the feature bound is that of [0, 1] columns and the constant one.
+
+    `places`: those of the table, where it has more than rows.
+    """
     x, y = data if data is not None else points()
     place = Placement(torch.device("cpu"), torch.float64)
     table = Table.load(x, y, False, place.device, place.dtype)
     if made.folds is not None:
         held = Keys.of_places([len(y)]).folds(made.folds, made.repeats, seed=0)
         table = table.with_folds(torch.from_numpy(held))
+    if places is not None:
+        table = table.with_places(places)
     streams = streams or [SeededStreams((made.seed or 0) + i) for i in range(made.trials)]
     assert isinstance(made.model, ConvexModel)
     pack = Pack(models.builder(made.model, table.input_shape, 1, Path()), [0] * len(streams), place, True)

@@ -92,7 +92,7 @@ def test_a_look_has_the_noise_that_it_is_charged_for_anew_at_each_epoch(write_re
         method = start([Member(loaded, plan_recipe(loaded)[0])]).method
         assert isinstance(method, DpSgd)
         run = method.adaptive.runs[0]
-        drawn = [method.adaptive._noise(run, epoch) for epoch in range(2000)]
+        drawn = [12 * method.adaptive._released(run, epoch, 0.5, 12) - 6 for epoch in range(2000)]
         assert stats.kstest(drawn, stats.norm(scale=9).cdf).pvalue > 1e-6
         for factor in (2 / 3, 3 / 2):
             assert stats.kstest(drawn, stats.norm(scale=9 * factor).cdf).pvalue < 1e-12

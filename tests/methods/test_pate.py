@@ -31,7 +31,9 @@ def rows(count: int = 90) -> tuple[np.ndarray, np.ndarray]:
     return x, (x[:, 0] + x[:, 1] > 1).astype(int)
 
 
-def recipe(folder: Path, data: tuple[np.ndarray, np.ndarray] | None = None, **method: Any) -> Path:
+def recipe(
+    folder: Path, data: tuple[np.ndarray, np.ndarray] | None = None, adjacency: str | None = None, **method: Any
+) -> Path:
     """PATE with 6 teachers on 90 records of two classes; 40 public records, 20 judges."""
     folder.mkdir(exist_ok=True)
     x, y = data or rows()
@@ -49,7 +51,7 @@ def recipe(folder: Path, data: tuple[np.ndarray, np.ndarray] | None = None, **me
             "student": {"kind": "supervised", "epochs": 4, **DESCENT},
             **method,
         },
-        "privacy": {"delta": 1e-5},
+        "privacy": {"delta": 1e-5, **({} if adjacency is None else {"adjacency": adjacency})},
         "seed": 0,
         "repeats": 2,
     }
@@ -90,31 +92,47 @@ def huge(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(np.arange(len(x))[:, None] == 17, 1e30, x), y
 
 
-def last_gone(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return x[:-1], y[:-1]
+def without(row: int) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    return lambda x, y: (np.delete(x, row, axis=0), np.delete(y, row))
 
 
-@pytest.mark.parametrize("batching", [{}, {"batching": "shuffle", "batch_size": 4}])
-@pytest.mark.parametrize("change", [flipped, huge, last_gone])
-def test_one_record_moves_the_votes_of_one_teacher(
-    change: Callable[..., tuple[np.ndarray, np.ndarray]], batching: dict[str, Any], tmp_path: Path
+TEACHING = [{}, {"batching": "shuffle", "batch_size": 4}]
+
+
+@pytest.mark.parametrize("batching", TEACHING)
+@pytest.mark.parametrize("change", [flipped, huge])
+@pytest.mark.parametrize("adjacency", ["replace-one", "zero-out"])
+def test_one_record_changed_moves_the_votes_of_one_teacher(
+    change: Callable[..., tuple[np.ndarray, np.ndarray]], batching: dict[str, Any], adjacency: str, tmp_path: Path
 ) -> None:
     teachers = {"count": 6, "epochs": 5, **DESCENT, **batching}
-    ours = predictions(recipe(tmp_path / "one", teachers=teachers))
-    theirs = predictions(recipe(tmp_path / "other", change(*rows()), teachers=teachers))
+    ours = predictions(recipe(tmp_path / "one", teachers=teachers, adjacency=adjacency))
+    theirs = predictions(recipe(tmp_path / "other", change(*rows()), teachers=teachers, adjacency=adjacency))
     assert (ours != theirs).any(axis=1).sum() <= 1
 
 
-def test_every_record_is_in_one_part_and_parts_are_of_places_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batching", TEACHING)
+@pytest.mark.parametrize("row", [0, 45, -1])
+def test_one_record_removed_moves_the_votes_of_one_teacher(row: int, batching: dict[str, Any], tmp_path: Path) -> None:
+    """With the same public number of places, which a statement takes to be known."""
+    teachers = {"count": 6, "epochs": 5, **DESCENT, **batching}
+    ours = predictions(recipe(tmp_path / "one", teachers=teachers))
+    fewer = of_start(recipe(tmp_path / "other", without(row)(*rows()), teachers=teachers)).method
+    whole = len(rows()[1])
+    fewer.context = replace(fewer.context, table=fewer.context.table.with_places(whole))
+    assert (ours != fewer._predictions(0)).any(axis=1).sum() <= 1
+
+
+def test_every_record_is_in_one_part_and_a_record_removed_moves_no_other(tmp_path: Path) -> None:
     ours = of_start(recipe(tmp_path / "one")).method
     teachers = [pate.Teaching(ours.context, ours.settings, trial) for trial in (0, 1)]
     parts = [one.part for one in teachers]
     assert [sorted(set(part)) for part in parts] == [list(range(6))] * 2
-    assert max(np.bincount(parts[0])) - min(np.bincount(parts[0])) == 0
     assert (parts[0] != parts[1]).any(), "another seed deals other parts"
-    assert teachers[0].records >= max(np.bincount(parts[0]))
-    fewer = of_start(recipe(tmp_path / "other", last_gone(*rows()))).method
-    assert (pate.Teaching(fewer.context, fewer.settings, 0).part == parts[0][:-1]).all()
+    assert len(rows()[1]) / 6 < max(np.bincount(parts[0])) <= teachers[0].records < len(rows()[1])
+    for row in (0, 45, len(rows()[1]) - 1):
+        fewer = of_start(recipe(tmp_path / f"without {row}", without(row)(*rows()))).method
+        assert (pate.Teaching(fewer.context, fewer.settings, 0).part == np.delete(parts[0], row)).all()
 
 
 def test_votes_do_not_depend_on_how_many_teachers_train_together(
@@ -180,6 +198,14 @@ def test_nothing_is_drawn_while_the_method_is_made_that_a_resume_would_draw_anew
     class Closed(SecureStreams):
         def _source(self, *place: object) -> Callable[[int], np.ndarray]:
             raise AssertionError(f"{place} was drawn in a constructor")
+
+        def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
+            self._source(purpose, counter)
+            return out
+
+        def coins(self, purpose: str, counter: int) -> Callable[[int], int]:
+            self._source(purpose, counter)
+            return super().coins(purpose, counter)
 
     made = [pate.Pate(replace(context, streams=(Closed(), Closed()))) for _ in range(2)]
     assert [order.tolist() for order in made[0].order] == [order.tolist() for order in made[1].order]

@@ -24,6 +24,10 @@ class Broken(Rdp):
     """An accountant whose numbers fail."""
 
     name = "broken"
+    bound = "upper"
+    note = ""
+    mechanisms = Rdp.mechanisms
+    adjacencies = Rdp.adjacencies
 
     def __init__(self, answer: float | Exception) -> None:
         super().__init__()

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from dpsgd_cli.audit.votes import FloatNoise
+from dpsgd_cli.core.streams import SecureStreams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.methods.pate import _QueryNoise
 from dpsgd_cli.privacy.conversions import gaussian_epsilon
 from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
 from dpsgd_cli.privacy.plan import Facts, plan_for
@@ -21,6 +24,7 @@ from dpsgd_cli.privacy.voting import (
     ConfidentMax,
     GaussianMax,
     LaplaceMax,
+    Noise,
     StableMode,
     epsilon_at,
     laplace_log_q,
@@ -128,12 +132,13 @@ def test_the_mode_that_is_released_as_it_is_keeps_epsilon_and_delta(epsilon: flo
     assert worst > delta / 10, "a bar that is far too high is no use"
 
 
-def test_answers_have_the_law_that_is_priced() -> None:
-    rng = np.random.default_rng(0)
-    draws, counts = 20_000, np.array([12, 9])
-
-    def draw(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
-        return rng.normal(size=shape)
+@pytest.mark.parametrize("exact", [False, True])
+def test_answers_have_the_law_that_is_priced(exact: bool) -> None:
+    """In floating point, and on the grid, whose coins no seed repeats: false failures below 1 in 3,000."""
+    draws, counts = 20_000 if not exact else 5000, np.array([12, 9])
+    noise: Noise = FloatNoise(np.random.default_rng(0))
+    if exact:
+        noise = _QueryNoise(SecureStreams(), 0, 21)
 
     def share(of: Any) -> float:
         return float(np.mean([of() for _ in range(draws)]))
@@ -154,9 +159,9 @@ def test_answers_have_the_law_that_is_priced() -> None:
         if expected is None:
             expected = 1 - math.exp(-(rule.bar - lead)) / 2
         if what == "label":
-            found = 1 - share(lambda rule=rule: rule.label(counts, draw))
+            found = 1 - share(lambda rule=rule: rule.label(counts, noise))
         else:
-            found = 1 - share(lambda rule=rule: rule.accepts(counts, draw))
+            found = 1 - share(lambda rule=rule: rule.accepts(counts, noise))
         assert found == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(draws)), rule
 
 
@@ -226,6 +231,7 @@ def planned(aggregation: dict[str, Any], privacy: dict[str, Any] | None = None, 
                 **method,
             },
             "privacy": {"delta": 1e-5, **(privacy or {})},
+            "seed": 0,
         }
     )
     plan = plan_for(recipe, Facts(60_000, public_records=1000))

@@ -15,8 +15,11 @@ from dpsgd_cli.recipe.schema.method import METHODS
 
 @pytest.mark.parametrize("settings", METHODS.values(), ids=METHODS)
 def test_what_a_descriptor_names_is_there(settings: Any) -> None:
-    runs, planner = named(settings.descriptor.runs), named(settings.descriptor.planner)
+    runs = named(settings.descriptor.runs)
     assert runs is own or issubclass(runs, Method)
+    if settings.descriptor.privacy == "refused":
+        return
+    planner = named(settings.descriptor.planner)
     assert list(inspect.signature(planner).parameters) == ["recipe", "facts"]
 
 

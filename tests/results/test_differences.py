@@ -152,7 +152,8 @@ def test_what_a_budget_does_not_cover_must_be_equal_too() -> None:
     [
         ("quickstart", "digits", "359 of its records (split seed 0)"),
         ("lee2018/objective-perturbation", "adult", "5 folds"),
-        ("yu2019/cancer-uniform", "breast-cancer-wisconsin", "123 of its records (split seed 0)"),
+        ("yu2019/cancer-uniform", "breast-cancer-wisconsin", "123 of its records (split seed 0, by place)"),
+        ("yu2019/cancer-non-private", "breast-cancer-wisconsin", "123 of its records (split seed 0, by place)"),
         ("yu2019/mnist-uniform", "mnist", "its own test records"),
     ],
 )

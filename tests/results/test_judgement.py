@@ -45,6 +45,25 @@ def test_a_loss_that_ran_away_has_diverged_unless_the_model_still_beats_a_consta
     assert diverged(released(poor, losses=[[0.5, 0.1], [1.4, 0.2]])) == []
 
 
+@pytest.mark.parametrize(
+    ("metrics", "bad"),
+    [
+        ({"test_log_loss": [10.9, 0.68], "constant_log_loss": [0.69, 0.69], "test_accuracy": [0.9, 0.5]}, [0]),
+        ({"test_log_loss": [741.0, 268.0], "constant_log_loss": [2.3, 2.3]}, [0, 1]),
+        ({"test_log_loss": [1.37, 1.39], "constant_log_loss": [0.69, 0.69]}, [1]),
+        # weak, and honest: what a small epsilon leads to
+        ({"test_log_loss": [0.71, 0.95], "constant_log_loss": [0.69, 0.69], "test_accuracy": [0.5, 0.4]}, []),
+        ({"test_rmse": [60.0, 130.0], "constant_rmse": [58.0, 58.0]}, [1]),
+        ({"test_log_loss": [0.1, 0.1], "constant_log_loss": [0.0, 0.0]}, []),
+    ],
+)
+def test_a_loss_far_above_the_baseline_has_diverged(metrics: dict[str, list[float]], bad: list[int]) -> None:
+    found = released(metrics)
+    assert diverged(found) == bad
+    assert [w for w in warnings_of_training(found) if "is more than 2 times that of a constant" in w][1:] == []
+    assert any("is more than 2 times that of a constant" in w for w in warnings_of_training(found)) == bool(bad)
+
+
 @pytest.mark.parametrize("changes", [{"finite": [False]}, {"metrics": {"test_accuracy": [math.nan]}}])
 def test_weights_or_metrics_that_are_not_finite_have_diverged(changes: dict[str, Any]) -> None:
     found = released(**{"metrics": {"test_accuracy": [0.5]}, **changes})

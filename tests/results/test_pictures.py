@@ -36,7 +36,7 @@ def entry(method: str, epsilon: float | None, target: float | None = None, mean:
                "adjacency": None if epsilon is None else "add-remove"}  # fmt: skip
     metric = {"mean": mean, "std": 0.01, "ci95": 0.02, "n": 5}
     found = Entry(method, target, Path(method), {"privacy": privacy, "metrics": {"test_accuracy": metric}})
-    found.__dict__["recipe_text"] = "data: {name: digits}\n"
+    found.__dict__["recipe_text"] = "data: {name: digits}\nmethod: {batching: poisson}\n"
     return found
 
 
@@ -97,7 +97,7 @@ def test_a_logarithmic_axis_has_at_least_three_labels(plt: Any, low: float, high
 def test_coinciding_curves_differ_in_more_than_colour(plt: Any) -> None:
     entries = [replace(entry(method, 2.0, 2.0)) for method in "abcde"]
     for one in entries:
-        one.__dict__["recipe_text"] = "data: {name: digits}\n"
+        one.__dict__["recipe_text"] = "data: {name: digits}\nmethod: {batching: poisson}\n"
     comparison = Comparison(entries, "test_accuracy", "a")
     history = [{"trial": "0", "epoch": str(epoch), "noise_multiplier": "5"} for epoch in range(50)]
     histories = {id(one): history for one in entries}

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_what_a_disk_refuses_is_an_error_with_the_files_name(tmp_path: Path) -> 
 
 def test_the_first_of_two_results_stays(tmp_path: Path) -> None:
     write(tmp_path / "toy-1")
-    write(tmp_path / "toy-1", Result("late", {}, {}, {}, {}, [], [], []))
+    write(tmp_path / "toy-1", replace(RESULT, name="late"))
     assert store.read_document(tmp_path / "toy-1")["name"] == "toy"
     assert [path.name for path in tmp_path.iterdir()] == ["toy-1"]
 

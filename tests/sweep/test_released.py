@@ -90,7 +90,7 @@ def test_the_best_is_released_and_the_others_are_removed(
     beside_it = Ledger()
     beside_it.spend(Release(GaussianSum(16.0, "add-remove")), epoch=0)
     other = toy_result(to_lines(beside_it.entries, 0, None), trials=1)
-    write_result(out / "other", other, "data: {name: digits}\n")
+    write_result(out / "other", other, "data: {name: digits}\nmethod: {batching: poisson}\n")
     beside = CliRunner().invoke(main, ["account", str(out), "--trials", "all", "--max-epsilon", "1e9"])
     # lines are broken where the names of folders leave room
     said = " ".join(beside.stdout.split())

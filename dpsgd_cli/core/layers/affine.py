@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Instantiated, Session
+from dpsgd_cli.core.layers.base import OWN_GRADIENTS, Instantiated, Session
 
 
 class Affine(Instantiated):
@@ -20,6 +20,8 @@ class Affine(Instantiated):
     """
 
     kinds = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    clipped = OWN_GRADIENTS
+    holds_gradients = True
     rounds = True
 
     def __init__(self, source: nn.Module, session: Session) -> None:
@@ -85,6 +87,8 @@ class Offset(Instantiated):
     """
 
     kinds = (Shift,)
+    clipped = OWN_GRADIENTS
+    holds_gradients = True
     rounds = True
 
     def compute(self, a: Tensor) -> Tensor:

@@ -26,6 +26,10 @@ from torch import Tensor, nn
 
 from dpsgd_cli.errors import ModelError
 
+STATEMENTS = ("kinds", "clipped", "holds_gradients", "rounds")
+CLOSED_FORM = "by a closed form, from inputs and gradients by outputs; no example's own gradient is held"
+OWN_GRADIENTS = "by each example's own gradient, which is held: its parameters times the rows of a batch"
+EITHER = "by a closed form, or each example's own gradient, whichever takes fewer operations"
 _PLAIN = (bool, int, float, str, tuple)
 
 
@@ -56,13 +60,26 @@ class Session:
 
 
 class Layer(nn.Module, ABC):
-    """R copies of `source`; parameters live in the pack's flat tensor and are bound as views (R, *shape)."""
+    """R copies of `source`; parameters live in the pack's flat tensor and are bound as views (R, *shape).
 
-    kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
-    clipped: ClassVar[str] = "by a closed form, from inputs and gradients by outputs; no example's own gradient is held"
-    """How, and what that takes."""
-    rounds: ClassVar[bool] = False
-    """Whether the rule is exact for rounded passes: it takes norms and sums from what `recorded` gives alone."""
+    Every rule states the next four in its own body: none has a default. A class that is no rule by itself says
+    `stated=False`. Raises TypeError for any other that leaves one out.
+
+    `kinds`: the exact types of modules that it covers. `clipped`: how, in words, and what that takes.
+    `holds_gradients`: a step may hold each example's own gradient, as large as the layer's parameters.
+    `rounds`: the rule is exact for rounded passes: it takes norms and sums from what `recorded` gives alone.
+    """
+
+    kinds: ClassVar[tuple[type[nn.Module], ...]]
+    clipped: ClassVar[str]
+    holds_gradients: ClassVar[bool]
+    rounds: ClassVar[bool]
+
+    def __init_subclass__(cls, stated: bool = True, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        left_out = [name for name in STATEMENTS if name not in vars(cls)]
+        if stated and left_out:
+            raise TypeError(f"layer rule {cls.__name__} must state {', '.join(left_out)}: none has a default")
 
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__()
@@ -163,7 +180,7 @@ class Layer(nn.Module, ABC):
 
     def add(self, name: str, factors: Tensor, gradients: Tensor) -> None:
         """Add sum_b factors[r, b] gradients[r, b] to the sums of one parameter: gradients (R, B, *shape)."""
-        total = torch.bmm(factors.unsqueeze(1), gradients.flatten(2).to(factors.dtype))
+        total = torch.bmm(factors.unsqueeze(1), gradients.reshape(*gradients.shape[:2], -1).to(factors.dtype))
         self.sums[name] += total.view(self.sums[name].shape)
 
     def erase(self, bad: Tensor) -> None:
@@ -188,17 +205,18 @@ class Ruled(nn.Module):
     rule: ClassVar[type[Layer]]
 
 
-class Instantiated(Layer):
+class Instantiated(Layer, stated=False):
     """A rule for parameters so few that every example's gradient is simply computed."""
-
-    clipped = "by each example's own gradient, which is held: its parameters times the rows of a batch"
 
     @abstractmethod
     def per_example(self) -> dict[str, Tensor]:
         """Each example's gradient (R, B, *shape) by every parameter, over all recorded calls."""
 
     def square_norms(self) -> Tensor:
-        return torch.stack([g.flatten(2).square().sum(dim=2) for g in self.per_example().values()]).sum(dim=0)
+        return torch.stack(
+            # reshaped, not flattened: a parameter may have no dimension
+            [g.reshape(*g.shape[:2], -1).square().sum(dim=2) for g in self.per_example().values()]
+        ).sum(dim=0)
 
     def add_clipped_sums(self, factors: Tensor) -> None:
         for name, g in self.per_example().items():

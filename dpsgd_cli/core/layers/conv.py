@@ -15,7 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, aligned, gram_is_cheaper, gram_squares, instantiated_margin
+from dpsgd_cli.core.layers.base import (
+    EITHER,
+    Layer,
+    Session,
+    aligned,
+    gram_is_cheaper,
+    gram_squares,
+    instantiated_margin,
+)
 
 # Patches are made for a few rows at a time. A copy that stays in a core's cache is several times cheaper than one that
 # does not; a GPU wants work for all of its processors, and 256 MiB are little of its memory.
@@ -26,7 +34,8 @@ class Conv(Layer):
     """Rule for Conv1d and Conv2d with zero padding. Weight (R, O, C / groups, *kernel), bias (R, O)."""
 
     kinds = (nn.Conv1d, nn.Conv2d)
-    clipped = "by a closed form, or each example's own gradient, whichever takes fewer operations"
+    clipped = EITHER
+    holds_gradients = True
     rounds = True
 
     def __init__(self, source: nn.Conv1d | nn.Conv2d, session: Session) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, gram_squares
+from dpsgd_cli.core.layers.base import CLOSED_FORM, Layer, Session, gram_squares
 from dpsgd_cli.errors import ModelError
 
 
@@ -18,6 +18,9 @@ class Embedding(Layer):
     """Rule for `torch.nn.Embedding`. Weight (R, V, E); input integers (R or 1, B, ...)."""
 
     kinds = (nn.Embedding,)
+    clipped = CLOSED_FORM
+    holds_gradients = False
+    rounds = False
 
     def __init__(self, source: nn.Embedding, session: Session) -> None:
         super().__init__(source, session)

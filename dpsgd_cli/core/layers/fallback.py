@@ -22,7 +22,10 @@ from dpsgd_cli.errors import ModelError
 class Fallback(Instantiated):
     """Rule for everything that has none of its own. Parameters (R, *shape) of the module and its children."""
 
+    kinds = ()
     clipped = "one example at a time: slow, and each example's own gradient is held"
+    holds_gradients = True
+    rounds = False
 
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin
+from dpsgd_cli.core.layers.base import CLOSED_FORM, Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin
 
 # A CPU multiplies matrices of few columns and not too many terms faster when they are transposed (`_product`).
 _LONG, _SHALLOW = 16, 64
@@ -23,6 +23,8 @@ class Linear(Layer):
     """Rule for `torch.nn.Linear`. Weight (R, O, I), bias (R, O)."""
 
     kinds = (nn.Linear,)
+    clipped = CLOSED_FORM
+    holds_gradients = False
     rounds = True
 
     def __init__(self, source: nn.Linear, session: Session) -> None:

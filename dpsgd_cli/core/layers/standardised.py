@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers.base import Layer, Session
+from dpsgd_cli.core.layers.base import EITHER, Layer, Session
 from dpsgd_cli.core.layers.conv import Conv
 
 # A gain that training brought to nearly zero is taken for this much where a norm is divided by it.
@@ -73,7 +73,8 @@ class Standardised(Layer):
     """
 
     kinds = (WeightStandardisedConv2d,)
-    clipped = "by a closed form, or each example's own gradient, whichever takes fewer operations"
+    clipped = EITHER
+    holds_gradients = True
     rounds = True
 
     def __init__(self, source: nn.Module, session: Session) -> None:

@@ -143,7 +143,7 @@ class LinearRisk(Risk):
         # differences of finite numbers are numbers
         t, s = t.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0), s.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0)
         for i in range(len(totals)):
-            losses = _at_most(self.loss.value(torch.sub(t, s, alpha=i)), bound)
+            losses = _at_most(self.loss.value(torch.sub(t, s, alpha=i)), bound, least=0.0)
             if single and weights is not None:
                 losses.mul_(weights)
             totals[i] += _weighted_sum(losses, None if single else weights)
@@ -274,7 +274,7 @@ class SampledRisk(Risk):
             z, t = self._margins(trial)
             lengths = spacing[trial] * torch.arange(count, device=t.device, dtype=t.dtype)
             candidates = t.unsqueeze(1) - (z @ self.direction[trial]).unsqueeze(1) * lengths
-            losses = self.loss.value(candidates).nan_to_num(nan=0.0).clamp(max=float(bounds[trial]))
+            losses = self.loss.value(candidates).nan_to_num(nan=0.0).clamp(0.0, float(bounds[trial]))
             totals.append(losses.sum(dim=0, dtype=torch.float64))
         return torch.stack(totals)
 
@@ -292,11 +292,11 @@ def _weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
     return values.sum(dim=0, dtype=PRECISION) if weights is None else (values.to(PRECISION) * weights).sum(dim=0)
 
 
-def _at_most(values: Tensor, bound: Tensor) -> Tensor:
-    """The least of each of `values` (n, A) and `bound` (1,) or (A,), in place."""
+def _at_most(values: Tensor, bound: Tensor, least: float | None = None) -> Tensor:
+    """Clamp `values` (n, A) in place to at most `bound`, (1,) or (A,), and to at least `least`."""
     if len(bound) > 1 or values.is_cuda:
-        return torch.minimum(values, bound, out=values)
-    return values.clamp_(max=float(bound))
+        return torch.minimum(values if least is None else values.clamp_(min=least), bound, out=values)
+    return values.clamp_(min=least, max=float(bound))
 
 
 def _log_of_product(factors: Tensor, folds: int) -> Tensor:

@@ -1,24 +1,26 @@
 """Losses of one number t: the signed margin y w.x of a classifier, or the residual w.x - y of a regression.
 
 Labels become signs -1 and +1, so every classification loss is a decreasing function of t. Each loss is non-negative
-and convex. Not here: sums over records (`linear.py`).
+and convex. Not here: bounds on their derivatives (`recipe/losses.py`), sums over records (`linear.py`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpsgd_cli.recipe.losses import LOSSES, Loss
+from dpsgd_cli.recipe.naming import named
+
 
 class MarginLoss(ABC):
-    """phi(t) with its derivatives (their bounds: `privacy/convex.py`). `residual`: t is w.x - y, not y w.x."""
+    """phi(t) with its derivatives. `width` is `model.huber_width`, which most losses ignore."""
 
-    name: str
-    residual: bool = False
+    def __init__(self, width: float = 0.5) -> None:
+        self.width = width
 
     @abstractmethod
     def value(self, t: Tensor) -> Tensor:
@@ -30,13 +32,11 @@ class MarginLoss(ABC):
 
     def curvature(self, t: Tensor) -> Tensor:
         """phi''(t) where it exists; only for smooth losses."""
-        raise ValueError(f"loss {self.name} has no second derivative")
+        raise ValueError(f"loss {type(self).__name__} has no second derivative")
 
 
 class Logistic(MarginLoss):
     """log(1 + e^-t)."""
-
-    name = "logistic"
 
     def value(self, t: Tensor) -> Tensor:
         return F.softplus(-t)
@@ -52,8 +52,6 @@ class Logistic(MarginLoss):
 class Hinge(MarginLoss):
     """max(0, 1 - t); not smooth. The subgradient at t = 1 is 0."""
 
-    name = "hinge"
-
     def value(self, t: Tensor) -> Tensor:
         return (1 - t).clamp_min_(0)
 
@@ -61,16 +59,12 @@ class Hinge(MarginLoss):
         return (t < 1).to(t.dtype).neg_()
 
 
-@dataclass(frozen=True)
 class HuberHinge(MarginLoss):
     """The hinge with a parabola of half-width `width` in place of its kink.
 
     phi(t) = 0 for t > 1 + h, (1 + h - t)^2 / (4 h) for |1 - t| <= h, 1 - t below.
     Source: Chaudhuri, Monteleoni and Sarwate 2011, equation 7.
     """
-
-    width: float = 0.5
-    name = "huber-svm"
 
     def value(self, t: Tensor) -> Tensor:
         inside = (1 + self.width - t).clamp_(0, 2 * self.width)
@@ -86,9 +80,6 @@ class HuberHinge(MarginLoss):
 class Squared(MarginLoss):
     """t^2 / 2 of a residual."""
 
-    name = "squared"
-    residual = True
-
     def value(self, t: Tensor) -> Tensor:
         return t.square() / 2
 
@@ -99,14 +90,7 @@ class Squared(MarginLoss):
         return torch.ones_like(t)
 
 
-MARGIN_LOSSES: dict[str, type[MarginLoss]] = {
-    "logistic": Logistic,
-    "hinge": Hinge,
-    "huber-svm": HuberHinge,
-    "squared": Squared,
-}
-
-
-def margin_loss(name: str, huber_width: float = 0.5) -> MarginLoss:
+def margin_loss(name: Loss, huber_width: float = 0.5) -> MarginLoss:
     """The loss called `name`."""
-    return HuberHinge(huber_width) if name == "huber-svm" else MARGIN_LOSSES[name]()
+    loss: MarginLoss = named(LOSSES[name].runs)(huber_width)
+    return loss

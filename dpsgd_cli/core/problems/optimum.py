@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dpsgd_cli.core.problems.losses import Hinge, HuberHinge, MarginLoss
 from dpsgd_cli.core.problems.rows import SignedRows
-from dpsgd_cli.errors import RunError
+from dpsgd_cli.errors import ModelError, RunError
 
 _NEWTON_STEPS = 100
 _SAMPLE = 40_000
@@ -206,6 +206,12 @@ class Optimum:
     values: Tensor
     objective: Tensor
     gap: Tensor
+
+
+def require_hinge(loss: MarginLoss) -> None:
+    """Raise ModelError for a loss with a kink that `minimise_hinge` does not solve."""
+    if type(loss) is not Hinge:
+        raise ModelError(f"no solver here finds the optimum of {type(loss).__name__}, which is not smooth")
 
 
 def minimise_hinge(rows: SignedRows, curvature: Tensor, radii: Tensor, wanted: float) -> Optimum:

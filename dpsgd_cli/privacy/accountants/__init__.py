@@ -21,11 +21,18 @@ USUAL = tuple(name for name, listed in ACCOUNTANTS.items() if listed.usual)
 def get(name: str) -> Accountant:
     """The accountant called `name`.
 
-    Raises UsageError, listing every name, for one that does not exist.
+    Raises UsageError, listing every name, for one that does not exist, and TypeError for an entry that is no accountant
+    of its name, or that recipes may name though its class states no upper bound.
     """
     if name not in ACCOUNTANTS:
         raise UsageError(f"unknown accountant {name!r}; known: {', '.join(NAMES)}")
-    module, _, symbol = ACCOUNTANTS[name].runs.partition(":")
+    listed = ACCOUNTANTS[name]
+    module, _, symbol = listed.runs.partition(":")
     accountant = getattr(importlib.import_module(f"{__name__}.{module}"), symbol)()
-    assert isinstance(accountant, Accountant)
+    if not isinstance(accountant, Accountant) or accountant.name != name:
+        raise TypeError(f"accountant {name}: {listed.runs} is no accountant of that name")
+    if listed.in_recipes and accountant.bound != "upper":
+        raise TypeError(
+            f"accountant {name}: its bound is {accountant.bound!r}, so no recipe may state an epsilon by it"
+        )
     return accountant

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
 from dpsgd_cli.privacy.mechanism import (
@@ -23,10 +23,13 @@ from dpsgd_cli.privacy.mechanism import (
     ZeroConcentrated,
     merge,
 )
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
+from dpsgd_cli.recipe.batching import NEIGHBOURS, Adjacency
 from dpsgd_cli.search import ExactSum, smallest
 
 Bound = Literal["upper", "estimate"]
+STATEMENTS = ("name", "bound", "note", "mechanisms", "adjacencies")
+EVERY_NEIGHBOUR: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
+"""For theorems about two distributions, whoever the neighbours are that have them."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,45 @@ class Guarantee:
 class Accountant(ABC):
     """Prices a list of releases. Stateless: the same releases always cost the same.
 
-    `by_divergence`: whether it reads Renyi divergences only, and so covers what is known to be zCDP and nothing more.
+    Every class states, in its own body and without a default, what a statement of it rests on:
+
+    `name`: its key in the registry. `note`: what a reader should know of the formula.
+    `bound`: `upper` where what it states is a theorem, `estimate` otherwise.
+    `mechanisms`: kinds of mechanisms that it prices (keys of `mechanism.KINDS`). Of `zcdp` nothing but a bound on Renyi
+    divergences is known, so only accountants that read nothing else may list it.
+    `adjacencies`: those that it is proved for.
+
+    A class that is no accountant by itself says `stated=False`. Raises TypeError for any other that leaves one out.
     """
 
-    by_divergence: ClassVar[bool] = False
     name: ClassVar[str]
-    bound: ClassVar[Bound] = "upper"
-    note: ClassVar[str] = ""
+    bound: ClassVar[Bound]
+    note: ClassVar[str]
+    mechanisms: ClassVar[tuple[str, ...]]
+    adjacencies: ClassVar[tuple[Adjacency, ...]]
 
-    @abstractmethod
+    def __init_subclass__(cls, stated: bool = True, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        left_out = [name for name in STATEMENTS if name not in vars(cls)]
+        if stated and left_out:
+            raise TypeError(f"accountant {cls.__name__} must state {', '.join(left_out)}: none has a default")
+
     def refusal(self, mechanism: Mechanism) -> str | None:
         """Why this accountant does not cover `mechanism`; None when it does."""
+        return self.uncovered(mechanism) or self._unstated(mechanism) or unsound_sampling(mechanism)
+
+    def _unstated(self, mechanism: Mechanism) -> str | None:
+        if mechanism.kind not in self.mechanisms:
+            of_known = f"{mechanism.kind} releases: it is proved for {', '.join(self.mechanisms)} ones"
+            return ONLY_ZCDP if isinstance(mechanism, ZeroConcentrated) else of_known
+        if mechanism.adjacency not in self.adjacencies:
+            return f"{mechanism.adjacency} adjacency: it is proved for {', '.join(self.adjacencies)}"
+        return None
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        """A reason of its own formula why it does not cover `mechanism`, beside what it states; None for no reason."""
+        del mechanism
+        return None
 
     @abstractmethod
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
@@ -94,9 +125,7 @@ class Accountant(ABC):
         """Raise UnsupportedMechanism unless every release is covered and all share one adjacency."""
         common_adjacency(releases)
         for release in releases:
-            known_too_little = isinstance(release.mechanism, ZeroConcentrated) and not self.by_divergence
-            reason = ONLY_ZCDP if known_too_little else _out_of_range(release.mechanism)
-            reason = reason or self.refusal(release.mechanism)
+            reason = _out_of_range(release.mechanism) or self.refusal(release.mechanism)
             if reason is not None:
                 raise UnsupportedMechanism(f"{self.name} does not cover this: {reason}")
 
@@ -107,7 +136,19 @@ ONLY_ZCDP = (
 )
 
 
-class WithoutLeaks(Accountant):
+class Derived(Accountant, stated=False):
+    """An accountant that asks another one, and states of what it covers no more than that."""
+
+    def __init__(self, accountant: Accountant) -> None:
+        self.accountant = accountant
+        for name in STATEMENTS:
+            setattr(self, name, getattr(accountant, name))
+
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        return self.accountant.refusal(mechanism)
+
+
+class WithoutLeaks(Accountant, stated=False):
     """An accountant of releases that leak nothing: what (epsilon, delta)-DP ones leak is taken off delta beforehand.
 
     Guarantee: see `without_leaks`. A leak of delta or more leaves no finite epsilon.
@@ -132,7 +173,7 @@ class WithoutLeaks(Accountant):
         return smallest_delta(lambda delta: self._epsilon(kept, delta), epsilon)
 
 
-class Additive(WithoutLeaks):
+class Additive(WithoutLeaks, stated=False):
     """An accountant to whom each release is a number, and all of them the sum of those."""
 
     @abstractmethod
@@ -205,14 +246,16 @@ def common_adjacency(releases: Sequence[Release]) -> Adjacency | None:
     return names[0] if names else None
 
 
-def unsound_sampling(mechanism: GaussianSum) -> str | None:
+def unsound_sampling(mechanism: Mechanism) -> str | None:
     """Why a batching has no theorem under its adjacency, whoever accounts for it; None when it has one."""
-    if isinstance(mechanism, CorrelatedSums) and mechanism.sampled and mechanism.adjacency == "replace-one":
+    if not isinstance(mechanism, GaussianSum):
+        return None
+    if isinstance(mechanism, CorrelatedSums) and mechanism.sampled and NEIGHBOURS[mechanism.adjacency].replaced:
         return (
             "correlated noise on sampled batches under replace-one adjacency: its theorem is about a record that comes"
             " or goes; use add-remove or zero-out"
         )
-    return BATCHINGS[mechanism.batching].unproved.get(mechanism.adjacency)
+    return mechanism.batches.refusal(mechanism.adjacency)
 
 
 def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.privacy.accountants.base import WithoutLeaks, unsound_sampling
+from dpsgd_cli.privacy.accountants.base import EVERY_NEIGHBOUR, Bound, WithoutLeaks
 from dpsgd_cli.privacy.conversions import gaussian_delta, gaussian_epsilon, minimise
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release, ZeroConcentrated
 
@@ -75,15 +76,17 @@ def use_epsilon(mechanism: Mechanism, delta: float, lemma: GaussianLemma, linear
     return rate * epsilon if linear else amplified(epsilon, rate)
 
 
-class Composition(WithoutLeaks):
+PAIRS = ("gaussian", "correlated", "pure", "approximate")
+"""Kinds of mechanisms of which one use has an epsilon at a delta, by `use_epsilon`."""
+
+
+class Composition(WithoutLeaks, stated=False):
     """What all compositions have in common: they take every mechanism whose batching has a theorem."""
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
-        if not isinstance(mechanism, GaussianSum):
-            return None
-        if not mechanism.batches.amplifies_pairs:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, GaussianSum) and not mechanism.batches.amplifies_pairs:
             return f"{mechanism.batching} batches: no lemma makes one (epsilon, delta) of theirs of another; use pld"
-        return unsound_sampling(mechanism)
+        return None
 
     @staticmethod
     def noisy_uses(kept: Sequence[Release]) -> int:
@@ -98,7 +101,10 @@ class BasicComposition(Composition):
     """
 
     name = "basic-composition"
+    bound = "upper"
     note = "exact Gaussian per use"
+    mechanisms = PAIRS
+    adjacencies = EVERY_NEIGHBOUR
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         share = delta / max(self.noisy_uses(kept), 1)
@@ -119,7 +125,10 @@ class AdvancedComposition(Composition):
     """
 
     name = "advanced-composition"
+    bound = "upper"
     note = "Lemmas 15.2 and 15.3, for epsilon < 1"
+    mechanisms = PAIRS
+    adjacencies = EVERY_NEIGHBOUR
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         if not kept:
@@ -154,7 +163,10 @@ class StrongComposition(Composition):
     """
 
     name = "strong-composition"
+    bound: ClassVar[Bound] = "upper"
     note = "Gaussian lemma per use, split of delta optimised"
+    mechanisms = PAIRS
+    adjacencies = EVERY_NEIGHBOUR
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         if not self.noisy_uses(kept):
@@ -182,6 +194,8 @@ class PublishedStrongComposition(StrongComposition):
     name = "strong-composition-published"
     bound = "estimate"
     note = "linear amplification q*eps is below what sampling achieves: no bound"
+    mechanisms = PAIRS
+    adjacencies = EVERY_NEIGHBOUR
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         half = delta / 2

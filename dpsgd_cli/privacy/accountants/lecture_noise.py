@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import ClassVar
 
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.privacy.accountants.base import WithoutLeaks, smallest_delta, unsound_sampling
+from dpsgd_cli.privacy.accountants.base import EVERY_NEIGHBOUR, WithoutLeaks, smallest_delta
 from dpsgd_cli.privacy.accountants.composition import amplified
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, Release
+from dpsgd_cli.recipe.batching import Batching
 
 
-class LectureNoise(WithoutLeaks):
-    """T uses of Gaussians: the least noise multiplier z and the largest sampling rate q among them stand for all."""
+class LectureNoise(WithoutLeaks, stated=False):
+    """T uses of Gaussians: the least noise multiplier z and the largest sampling rate q among them stand for all.
 
-    batching = "full"
+    `batching`: the only one that a lecture's statement is about.
+    """
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
-        if not isinstance(mechanism, GaussianSum):
-            return f"{mechanism.kind} releases: it is a statement about Gaussian noise only"
-        if mechanism.batching != self.batching:
+    batching: ClassVar[Batching]
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, GaussianSum) and mechanism.batching != self.batching:
             return f"{mechanism.batching} batches: it is stated for {self.batching} batches"
-        return unsound_sampling(mechanism)
+        return None
 
     @abstractmethod
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
@@ -61,7 +64,11 @@ class Lemma151(LectureNoise):
     """
 
     name = "lemma-15.1"
+    bound = "upper"
     note = "Lecture 15, for epsilon < 1"
+    mechanisms = ("gaussian",)
+    adjacencies = EVERY_NEIGHBOUR
+    batching = "full"
 
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
         return 4 * math.sqrt(steps * math.log(2 / delta) * math.log(2.5 * steps / delta)) / noise_multiplier
@@ -76,7 +83,10 @@ class Lemma155(LectureNoise):
     """
 
     name = "lemma-15.5"
+    bound = "upper"
     note = "Lecture 15, for epsilon < 1"
+    mechanisms = ("gaussian",)
+    adjacencies = ("replace-one",)
     batching = "fixed"
 
     def largest_delta(self, kept: list[Release]) -> float:
@@ -110,7 +120,11 @@ class Nikolov(LectureNoise):
     """
 
     name = "nikolov"
+    bound = "upper"
     note = "Lecture 9, for epsilon < 1"
+    mechanisms = ("gaussian",)
+    adjacencies = EVERY_NEIGHBOUR
+    batching = "full"
 
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
         return math.sqrt(2 * steps * math.log(1.25 / delta)) / noise_multiplier

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from dpsgd_cli.errors import FailedAccountant
 from dpsgd_cli.privacy import conversions
-from dpsgd_cli.privacy.accountants.base import Accountant, unsound_sampling
+from dpsgd_cli.privacy.accountants.base import EVERY_NEIGHBOUR, Accountant
 from dpsgd_cli.privacy.accountants.rdp import Rdp
 from dpsgd_cli.privacy.mechanism import (
     ApproximateDP,
     CorrelatedSums,
     GaussianSum,
-    Mechanism,
     PureDP,
     Release,
     merge,
@@ -54,10 +53,10 @@ class Pld(Accountant):
     """Numerical composition of discretised privacy losses, rounded up."""
 
     name = "pld"
+    bound = "upper"
     note = "numerical composition, rounded up"
-
-    def refusal(self, mechanism: Mechanism) -> str | None:
-        return unsound_sampling(mechanism) if isinstance(mechanism, GaussianSum) else None
+    mechanisms = ("gaussian", "correlated", "truncated", "pure", "approximate")
+    adjacencies = EVERY_NEIGHBOUR
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
         self.check(releases)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.privacy import conversions, renyi
-from dpsgd_cli.privacy.accountants.base import WithoutLeaks, unsound_sampling, without_leaks
+from dpsgd_cli.privacy.accountants.base import EVERY_NEIGHBOUR, WithoutLeaks, without_leaks
 from dpsgd_cli.privacy.mechanism import (
     ApproximateDP,
     GaussianSum,
@@ -34,6 +34,8 @@ ORDERS: tuple[float, ...] = (
 )
 """From epsilon in the tens of thousands down to noise multipliers in the thousands."""
 
+DIVERGENCES = ("gaussian", "correlated", "truncated", "pure", "approximate", "zcdp")
+"""Kinds of mechanisms whose Renyi divergences `mechanism_divergence` bounds."""
 _ONE_START = (16.0,)
 _MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
 """Where a divergence is the least of several bounds, the best order need not be the only local one."""
@@ -44,19 +46,19 @@ _MOMENTS = range(1, 33)
 class Rdp(WithoutLeaks):
     """Sum of Renyi divergences order by order, then the best order."""
 
-    by_divergence = True
     name = "rdp"
+    bound = "upper"
     note = "best Renyi order"
+    mechanisms = DIVERGENCES
+    adjacencies = EVERY_NEIGHBOUR
 
     def __init__(self, orders: Sequence[float] = ORDERS) -> None:
         self.orders = tuple(sorted(orders))
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
-        if not isinstance(mechanism, GaussianSum):
-            return None
-        if mechanism.sampled and mechanism.batches.divergence is None:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, GaussianSum) and mechanism.sampled and mechanism.batches.divergence is None:
             return f"{mechanism.batching} batches: no Renyi divergence of theirs is built in; use pld"
-        return unsound_sampling(mechanism)
+        return None
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         profile = Profile(kept)
@@ -148,7 +150,10 @@ class MarkovRdp(Rdp):
     """
 
     name = "rdp-markov"
+    bound = "upper"
     note = "Markov conversion, fractional orders"
+    mechanisms = DIVERGENCES
+    adjacencies = EVERY_NEIGHBOUR
 
     @staticmethod
     def epsilon_at(order: float, divergence: float, delta: float) -> float:
@@ -170,9 +175,12 @@ class Moments(WithoutLeaks):
     """
 
     name = "moments"
+    bound = "upper"
     note = "integer moments to 32, Markov conversion"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    adjacencies = EVERY_NEIGHBOUR
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
         if not isinstance(mechanism, GaussianSum):
             return None
         if mechanism.batching == "shuffle":
@@ -186,7 +194,7 @@ class Moments(WithoutLeaks):
                 f"{mechanism.batching} batches under {mechanism.adjacency} adjacency: its moments are those of Poisson"
                 " batches with a record more or less; use pld"
             )
-        return unsound_sampling(mechanism)
+        return None
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         profile, log_budget = Profile(kept), math.log(1 / delta)

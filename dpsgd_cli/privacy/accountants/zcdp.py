@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from dpsgd_cli.privacy import conversions
-from dpsgd_cli.privacy.accountants.base import Additive, WithoutLeaks, unsound_sampling
+from dpsgd_cli.privacy.accountants.base import EVERY_NEIGHBOUR, Additive, WithoutLeaks
 from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
 
 
@@ -60,20 +60,20 @@ def rho_of(releases: Sequence[Release]) -> float | None:
 class Zcdp(Additive):
     """rho + 2 sqrt(rho log(1/delta))."""
 
-    by_divergence = True
     name = "zcdp"
+    bound = "upper"
     note = "Bun-Steinke conversion"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "zcdp")
+    adjacencies = EVERY_NEIGHBOUR
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
-        if not isinstance(mechanism, GaussianSum):
-            return None
-        if mechanism.sampled:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, GaussianSum) and mechanism.sampled:
             estimate = ", or zcdp-rs for the published estimate" if mechanism.comes_and_goes else ""
             return (
                 f"{mechanism.batching} batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2);"
                 f" use {'rdp or pld' if mechanism.batches.divergence else 'pld'}{estimate}"
             )
-        return unsound_sampling(mechanism)
+        return None
 
     def cost(self, mechanism: Mechanism) -> float:
         return mechanism_rho(mechanism)
@@ -89,7 +89,10 @@ class TightZcdp(Zcdp):
     """The least epsilon over all Renyi orders."""
 
     name = "zcdp-tight"
+    bound = "upper"
     note = "best Renyi order"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "zcdp")
+    adjacencies = EVERY_NEIGHBOUR
 
     def epsilon_of(self, total: float, delta: float) -> float:
         return conversions.tight_zcdp_epsilon(total, delta)
@@ -118,8 +121,10 @@ class ZcdpRs(WithoutLeaks):
     name = "zcdp-rs"
     bound = "estimate"
     note = "conjectured divergence bound q^2/z^2"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    adjacencies = EVERY_NEIGHBOUR
 
-    def refusal(self, mechanism: Mechanism) -> str | None:
+    def uncovered(self, mechanism: Mechanism) -> str | None:
         if not isinstance(mechanism, GaussianSum):
             return None
         rate, noise = mechanism.sampling_rate, mechanism.noise_multiplier
@@ -142,7 +147,7 @@ class ZcdpRs(WithoutLeaks):
                     f"sampling rate {rate:g} at noise multiplier {noise:g}: the estimate is only stated for rates up to"
                     f" 1 / (16 * noise multiplier) = {1 / (16 * noise):.4g}; use rdp or pld"
                 )
-        return unsound_sampling(mechanism)
+        return None
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         rho, order = _rho_and_order(kept)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency
+from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency
 from dpsgd_cli.recipe.schema.agreement import method_problems
 from dpsgd_cli.recipe.schema.base import Count, NonNegative, Section
 from dpsgd_cli.recipe.schema.data import Data
@@ -87,7 +87,10 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _data_know_the_unit(self) -> Recipe:
         unit = None if self.privacy is None else self.privacy.unit
-        self.data.protect(unit, self.folds, by_place=self.adjacency != "add-remove")
+        if self.privacy is not None and self.data.coins is not None:
+            raise ValueError("data.coins: is for recipes without privacy; with it, the adjacency decides: leave it out")
+        coins = self.data.coins or ("content" if NEIGHBOURS[self.adjacency].counted else "place")
+        self.data.protect(unit, self.folds, by_place=coins == "place")
         return self
 
     @property

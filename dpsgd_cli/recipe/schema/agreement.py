@@ -8,11 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
-from dpsgd_cli.recipe.schema.convex import DpAgdMethod, FullBatch, LeastSquaresMethod
+from dpsgd_cli.recipe.schema.convex import (
+    OFF_GRID,
+    DpAgdMethod,
+    FullBatch,
+    LeastSquaresMethod,
+    ObjectivePerturbationMethod,
+)
 from dpsgd_cli.recipe.schema.gradient import Gradient, Marginals
 from dpsgd_cli.recipe.schema.method import METHODS
 from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.recipe.schema.pate import PateMethod
+from dpsgd_cli.recipe.schema.pate import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.recipe.schema.schedule import UNSAID
 from dpsgd_cli.recipe.schema.steps import Pca, Scale
 from dpsgd_cli.wording import any_of, count
@@ -25,7 +31,20 @@ def method_problems(recipe: Recipe) -> list[str]:
     """Every disagreement of the recipe's method with its other sections."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
+    found += _off_grid(recipe)
     return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
+
+
+def _off_grid(recipe: Recipe) -> list[str]:
+    """Without a seed everything is released on a public grid (`core/digits.py`), which some releases cannot be."""
+    method, problems = recipe.method, []
+    if recipe.seed is not None:
+        return []
+    if isinstance(method, ObjectivePerturbationMethod):
+        problems.append(f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}")
+    if isinstance(method, PateMethod) and method.sanitised is not None:
+        problems.append(f"method.sanitised: needs a seed, as an experiment: {PRIVATE_SCALE}")
+    return problems
 
 
 def _by_steps(word: str = " and ") -> str:
@@ -255,12 +274,12 @@ def _model(recipe: Recipe) -> list[str]:
             ]
         theorem = getattr(method, "learning_rate", None) == "theorem"
         return ["method.learning_rate: theorem is for model.kind: convex; give a number"] if theorem else []
-    if (model.loss == "squared") != (recipe.data.task == "regression"):
+    if model.known.residual != (recipe.data.task == "regression"):
         return [f"model.loss: {model.loss} does not go with data.task: {recipe.data.task}"]
     if recipe.data.target_bounds is not None and model.target_bound != 1:
         return ["model.target_bound: data.target_bounds scales targets to [-1, 1] already; leave this out"]
     unbounded = recipe.data.target_bounds is None and "target_bound" not in model.model_fields_set
-    if model.loss == "squared" and recipe.data.path is not None and unbounded:
+    if model.known.residual and recipe.data.path is not None and unbounded:
         return [
             "data.target_bounds: missing; give [low, high] of the target, in its own unit and from public knowledge:"
             " training scales it to [-1, 1] and clamps what is outside (or give model.target_bound, and scale it"

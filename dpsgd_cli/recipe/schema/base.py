@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -55,3 +55,19 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    must_state: ClassVar[tuple[str, ...]] = ()
+    """Class attributes that each kind below this class states in its own body: a guarantee rests on them."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
+        """Raise TypeError for a kind that leaves out what it must state, though a class that it derives from states it.
+
+        A kind is a class whose field `kind` has a value.
+        """
+        super().__pydantic_init_subclass__(**arguments)
+        left_out = [name for name in cls.must_state if name not in vars(cls)]
+        if left_out and "kind" in cls.model_fields and not cls.model_fields["kind"].is_required():
+            raise TypeError(
+                f"kind {cls.model_fields['kind'].default!r} must state {', '.join(left_out)}: none has a default"
+            )

@@ -19,7 +19,7 @@ from dpsgd_cli.wording import count
 
 
 class ClippingKind(Section):
-    """What every kind of clipping offers.
+    """What every kind of clipping offers. Each states the next five in its own body: none has a default.
 
     `factors`: `module:name` of the function that says what a gradient is multiplied by, from the L2 bounds and the L2
     norms of the gradients (tensors that broadcast) and `factor_settings`: no factor may leave a norm above its bound.
@@ -30,11 +30,12 @@ class ClippingKind(Section):
     `moves`: it changes from step to step.
     """
 
-    factors: ClassVar[str] = "dpsgd_cli.core.clipping:at_most"
-    plain: ClassVar[bool] = True
-    held: ClassVar[str] = "dpsgd_cli.methods.clip_bounds:Bounds"
-    in_units: ClassVar[bool] = False
-    moves: ClassVar[bool] = False
+    must_state = ("factors", "plain", "held", "in_units", "moves")
+    factors: ClassVar[str]
+    plain: ClassVar[bool]
+    held: ClassVar[str]
+    in_units: ClassVar[bool]
+    moves: ClassVar[bool]
     kind: str
 
     @property
@@ -82,6 +83,11 @@ class ClippingKind(Section):
 
 
 class FlatClipping(ClippingKind):
+    factors = "dpsgd_cli.core.clipping:at_most"
+    plain = True
+    held = "dpsgd_cli.methods.clip_bounds:Bounds"
+    in_units = False
+    moves = False
     kind: Literal["flat"] = "flat"
     norm: Positive | Auto = Field(
         "auto", description="L2 bound C of one record's whole gradient; auto: by the rule of method.learning_rate."
@@ -97,6 +103,11 @@ class FlatClipping(ClippingKind):
 
 
 class PerLayerClipping(ClippingKind):
+    factors = "dpsgd_cli.core.clipping:at_most"
+    plain = True
+    held = "dpsgd_cli.methods.clip_bounds:Bounds"
+    in_units = False
+    moves = False
     kind: Literal["per-layer"] = "per-layer"
     norm: Positive | list[Positive] = Field(1.0, description="L2 bound C_l of each layer, or one per layer.")
     noise: Literal["joint", "as-published"] = Field(
@@ -134,7 +145,6 @@ class OneLength(ClippingKind):
     learning rate, which then is about C |g| times that of plain clipping for typical gradients of norm |g| < C.
     """
 
-    plain = False
     norm: Positive = Field(1.0, description="L2 bound C of one record's gradient: goes with the learning rate.")
     layers: Literal["together", "apart"] = Field(
         "together", description="The whole gradient has one length, or each layer's its own, C / sqrt(layers)."
@@ -164,6 +174,10 @@ class AutomaticClipping(OneLength):
     """
 
     factors = "dpsgd_cli.core.clipping:automatic"
+    plain = False
+    held = "dpsgd_cli.methods.clip_bounds:Bounds"
+    in_units = False
+    moves = False
     kind: Literal["automatic"] = "automatic"
     stability: float = Field(
         0.01,
@@ -185,6 +199,10 @@ class NormalisedClipping(OneLength):
     """
 
     factors = "dpsgd_cli.core.clipping:normalised"
+    plain = False
+    held = "dpsgd_cli.methods.clip_bounds:Bounds"
+    in_units = False
+    moves = False
     kind: Literal["normalised"] = "normalised"
 
 
@@ -196,6 +214,7 @@ class QuantileClipping(ClippingKind):
     `methods/clip_bounds.py`, `QuantileBounds`. One bound for the whole gradient.
     """
 
+    factors = "dpsgd_cli.core.clipping:at_most"
     plain = False
     held = "dpsgd_cli.methods.clip_bounds:QuantileBounds"
     in_units = True
@@ -240,9 +259,11 @@ class HistogramClipping(ClippingKind):
     for the whole gradient.
     """
 
+    factors = "dpsgd_cli.core.clipping:at_most"
     plain = False
     held = "dpsgd_cli.methods.clip_bounds:HistogramBounds"
     in_units = True
+    moves = False
     kind: Literal["histogram"] = "histogram"
     quantile: float = Field(0.5, gt=0, lt=1, description="The share of gradients to be within the bound at the start.")
     share: Fraction = Field(0.02, description="Share of the budget's mu^2 (or rho) that the histogram gets.")

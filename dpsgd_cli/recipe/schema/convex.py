@@ -10,13 +10,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from dpsgd_cli.recipe.schema.base import Count, Positive, Section
-from dpsgd_cli.recipe.schema.descriptor import ITS_BUDGET, Descriptor
+from dpsgd_cli.recipe.schema.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class FullBatch(Section):
     """What methods that see every record in every step say about batching."""
+
+    must_state = ("descriptor",)
 
     descriptor: ClassVar[Descriptor]
     batching: Literal["full"] = Field("full", description="Every record in every step.")
@@ -35,7 +37,12 @@ class DpAgdMethod(FullBatch):
     """Lee and Kifer 2018, Algorithm 2; the defaults are theirs."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.dp_agd:DpAgd", "dpsgd_cli.privacy.adaptive:dp_agd", may_differ=ITS_BUDGET
+        runs="dpsgd_cli.methods.dp_agd:DpAgd",
+        planner="dpsgd_cli.privacy.adaptive:dp_agd",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
+        may_differ=ITS_BUDGET,
     )
     kind: Literal["dp-agd"] = "dp-agd"
     splits: Positive = Field(
@@ -65,12 +72,17 @@ class DpAgdMethod(FullBatch):
     )
 
 
+OFF_GRID = "its random term enters a search, so no proof covers the floating-point grid of what it releases"
+
+
 class ObjectivePerturbationMethod(FullBatch):
     """Kifer, Smith and Thakurta 2012 with Gaussian noise; what the search leaves is paid for (Iyengar et al. 2019)."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.perturbations:ObjectivePerturbation",
-        "dpsgd_cli.privacy.convex:objective_perturbation",
+        runs="dpsgd_cli.methods.perturbations:ObjectivePerturbation",
+        planner="dpsgd_cli.privacy.convex:objective_perturbation",
+        privacy="needed",
+        adjacencies=("add-remove",),
         only_convex=True,
         may_differ=ITS_BUDGET,
     )
@@ -81,8 +93,10 @@ class OutputPerturbationMethod(FullBatch):
     """Noise on the last iterate of full-batch gradient descent, by its stability."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.perturbations:OutputPerturbation",
-        "dpsgd_cli.privacy.convex:output_perturbation",
+        runs="dpsgd_cli.methods.perturbations:OutputPerturbation",
+        planner="dpsgd_cli.privacy.convex:output_perturbation",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
         only_convex=True,
         may_differ=ITS_BUDGET,
     )
@@ -94,8 +108,11 @@ class LeastSquaresMethod(FullBatch):
     """Mehta et al. 2022: noisy X^T X and X^T Y, solved with a ridge; one release, no settings of learning."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.least_squares:DpLeastSquares",
-        "dpsgd_cli.privacy.convex:least_squares",
+        runs="dpsgd_cli.methods.least_squares:DpLeastSquares",
+        planner="dpsgd_cli.privacy.convex:least_squares",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
         by_unit=True,
         may_differ=(*ITS_BUDGET, "method.share"),
     )
@@ -107,8 +124,10 @@ class PrivGeneMethod(FullBatch):
     """Zhang et al. 2013: a genetic search whose survivors are chosen by the exponential mechanism."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.privgene:PrivGene",
-        "dpsgd_cli.privacy.adaptive:privgene",
+        runs="dpsgd_cli.methods.privgene:PrivGene",
+        planner="dpsgd_cli.privacy.adaptive:privgene",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
         only_convex=True,
         may_differ=ITS_BUDGET,
     )
@@ -128,7 +147,13 @@ class PrivGeneMethod(FullBatch):
 class NonPrivateMethod(FullBatch):
     """The optimum without privacy, by L-BFGS: the yardstick."""
 
-    descriptor = Descriptor("dpsgd_cli.methods.baselines:NonPrivate", privacy="refused", only_convex=True)
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.baselines:NonPrivate",
+        planner=None,
+        privacy="refused",
+        adjacencies=(),
+        only_convex=True,
+    )
     kind: Literal["non-private"] = "non-private"
     most_steps: Count = Field(1000, description="Iterations after which the solver stops.")
 
@@ -137,9 +162,10 @@ class MajorityMethod(FullBatch):
     """Majority-class baseline, by a Laplace count; without a privacy section, by the exact count."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.baselines:Majority",
-        "dpsgd_cli.privacy.convex:majority",
+        runs="dpsgd_cli.methods.baselines:Majority",
+        planner="dpsgd_cli.privacy.convex:majority",
         privacy="optional",
+        adjacencies=("add-remove",),
         only_convex=True,
         may_differ=ITS_BUDGET,
     )

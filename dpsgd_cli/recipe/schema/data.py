@@ -253,6 +253,11 @@ class Data(Section):
     features: Features | Annotated[list[Features], Field(min_length=1)] | None = Field(
         None, description="A frozen extractor, or several that are joined record by record, before any preprocessing."
     )
+    coins: Literal["content", "place"] | None = Field(
+        None,
+        description="Without privacy only: what decides a record's part, to be tested on the records of a recipe for"
+        " add-remove (content) or for replace-one and zero-out (place). With privacy the adjacency decides.",
+    )
     validation: ValidationSet | None = Field(None, description="Rows of the training part to validate on.")
     public: PublicSet | None = Field(None, description="Public records without labels, which PATE labels.")
     augment: Augment | None = Field(None, description="Random crops and flips of training images, in every step.")

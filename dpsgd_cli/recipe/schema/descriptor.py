@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dpsgd_cli.recipe.batching import Adjacency
+
+EVERY_NEIGHBOUR: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
 ITS_BUDGET = ("privacy.budget", "privacy.budget_covers", "privacy.delta")
 ITS_TRAINING = (
     *ITS_BUDGET,
@@ -20,17 +23,20 @@ ITS_TRAINING = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """`runs` and `planner` are `module:name`, imported when they are needed, so that a recipe is read without torch.
+    """What a method states of itself. What a guarantee rests on has no default; other fields are left out for "no".
 
-    `runs`: the class that trains. `planner`: from a recipe and the facts about its data to a plan.
+    `runs` and `planner` are `module:name`, imported when they are needed, so that a recipe is read without torch.
+    `runs`: the class that trains. `planner`: from a recipe and the facts about its data to a plan; None for a method
+    that refuses privacy.
     `privacy`: whether a privacy section is needed, refused, or as the recipe wishes.
+    `adjacencies`: the neighbours that its proof covers; none where it refuses privacy.
     `by_steps`: it goes step by step over batches of one public width, so its passes may be rounded (`core/precision.py`
     proves that), compiled, and of augmented records.
     `in_processes`: its only look at the data is the sum that `Team.add_up` makes, so several processes may train it
     and rows may stay on disk.
-    `only_convex`: it is for `model.kind: convex` alone.
+    `only_convex`: it is for `model.kind: convex` alone, as a proof that needs convexity is.
     `by_rule`: settings that are auto are chosen by the rule of `rule.py`, where it is for the model as well.
     `correlates`: every sum that it releases is made private by the noise of its plan, which may be correlated.
     `finds_bounds`: its clip bounds may be found from what it releases (`methods/clip_bounds.py`).
@@ -40,13 +46,19 @@ class Descriptor:
     """
 
     runs: str
-    planner: str = "dpsgd_cli.privacy.gradient_plan:gradient"
-    privacy: Literal["needed", "refused", "optional"] = "needed"
+    planner: str | None
+    privacy: Literal["needed", "refused", "optional"]
+    adjacencies: tuple[Adjacency, ...]
+    only_convex: bool
     by_steps: bool = False
     in_processes: bool = False
-    only_convex: bool = False
     by_rule: bool = False
     may_differ: tuple[str, ...] = ()
     correlates: bool = False
     finds_bounds: bool = False
     by_unit: bool = False
+
+    def __post_init__(self) -> None:
+        stated = self.planner is not None and bool(self.adjacencies)
+        if stated == (self.privacy == "refused"):
+            raise ValueError(f"{self.runs}: a planner and adjacencies go with privacy, and with nothing else")

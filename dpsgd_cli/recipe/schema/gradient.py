@@ -16,7 +16,16 @@ from dpsgd_cli.recipe.schema.descriptor import Descriptor
 from dpsgd_cli.recipe.schema.learning_rate import Rate
 
 
-class SgdSettings(Section):
+class OptimizerKind(Section):
+    """What every optimizer offers. `made`: `module:class` of the `Update` that these settings make."""
+
+    must_state = ("made",)
+    made: ClassVar[str]
+    kind: str
+
+
+class SgdSettings(OptimizerKind):
+    made = "dpsgd_cli.core.updates:SgdUpdate"
     kind: Literal["sgd"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] | Auto = Field(
         "auto", description="Heavy-ball momentum; auto: with the learning rate, or none."
@@ -28,7 +37,8 @@ class SgdSettings(Section):
         return 0.0 if self.momentum == "auto" else self.momentum
 
 
-class AdamSettings(Section):
+class AdamSettings(OptimizerKind):
+    made = "dpsgd_cli.core.updates:AdamUpdate"
     kind: Literal["adam"] = "adam"
     betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the two moment averages.")
     stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
@@ -62,16 +72,30 @@ class TailIterates(Section):
 Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discriminator="kind")]
 
 
-class SecondMoments(Section):
+class PreconditionerKind(Section):
+    """What every preconditioner offers.
+
+    `sensitivity`: `module:name` of the function from an adjacency to the L2 norm of how far one record moves what is
+    released; its noise and its charge rest on it.
+    """
+
+    must_state = ("sensitivity",)
+    sensitivity: ClassVar[str]
+    kind: str
+
+
+class SecondMoments(PreconditionerKind):
     """Rows on which all directions weigh alike, by a noised second-moment matrix of the training records."""
 
+    sensitivity = "dpsgd_cli.privacy.second_moments:sensitivity"
     kind: Literal["second-moment"] = "second-moment"
     share: Fraction = Field(0.2, description="Share of the budget's mu^2 (or rho) that the matrix gets.")
 
 
-class Marginals(Section):
+class Marginals(PreconditionerKind):
     """Rows on which all directions weigh alike, as far as noised counts of each column's values tell; after bin."""
 
+    sensitivity = "dpsgd_cli.privacy.second_moments:sensitivity"
     kind: Literal["marginals"] = "marginals"
     share: Fraction = Field(0.05, description="Share of the budget's mu^2 (or rho) that the counts get.")
 
@@ -81,6 +105,8 @@ Preconditioner = Annotated[SecondMoments | Marginals, Field(discriminator="kind"
 
 class Gradient(Section):
     """What every gradient method shares."""
+
+    must_state: ClassVar[tuple[str, ...]] = ("descriptor",)
 
     batching: Batching = Field(
         "poisson",

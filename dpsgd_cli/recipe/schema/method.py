@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dpsgd_cli.recipe.schema.base import Positive
 from dpsgd_cli.recipe.schema.convex import ConvexMethod
-from dpsgd_cli.recipe.schema.descriptor import ITS_TRAINING, Descriptor
+from dpsgd_cli.recipe.schema.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
 from dpsgd_cli.recipe.schema.gradient import Gradient, Preconditioned
 from dpsgd_cli.recipe.schema.pate import PateMethod
 from dpsgd_cli.recipe.schema.schedule import Decay
@@ -19,8 +19,11 @@ class SgdMethod(Gradient):
     """No clipping, no noise, no privacy: the yardstick."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.dp_sgd:WithoutPrivacy",
+        runs="dpsgd_cli.methods.dp_sgd:WithoutPrivacy",
+        planner=None,
         privacy="refused",
+        adjacencies=(),
+        only_convex=False,
         by_steps=True,
         in_processes=True,
         may_differ=ITS_TRAINING,
@@ -33,7 +36,11 @@ class DpSgdMethod(Preconditioned):
     """Batches of clipped gradients; `fixed` ones of one record are Algorithm 3 of Lecture 15."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.dp_sgd:DpSgd",
+        runs="dpsgd_cli.methods.dp_sgd:DpSgd",
+        planner="dpsgd_cli.privacy.gradient_plan:gradient",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
         by_steps=True,
         in_processes=True,
         by_rule=True,
@@ -59,7 +66,11 @@ class PrivateSelectionMethod(Gradient):
     """Yu et al. 2019, IV-A3: train every candidate on a part of its own, publish one, chosen on the last part."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.private_selection:PrivateSelection", "dpsgd_cli.privacy.candidates:plan_selection"
+        runs="dpsgd_cli.methods.private_selection:PrivateSelection",
+        planner="dpsgd_cli.privacy.candidates:plan_selection",
+        privacy="needed",
+        adjacencies=("replace-one", "zero-out"),
+        only_convex=False,
     )
     kind: Literal["private-selection"] = "private-selection"
     candidates: Annotated[list[Decay], Field(min_length=2)] = Field(
@@ -79,7 +90,14 @@ class FullGradient(Gradient):
 class GdMethod(FullGradient):
     """Lecture 15, Algorithm 1: no noise, no privacy."""
 
-    descriptor = Descriptor("dpsgd_cli.methods.dp_gd:Gd", privacy="refused", may_differ=ITS_TRAINING)
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.dp_gd:Gd",
+        planner=None,
+        privacy="refused",
+        adjacencies=(),
+        only_convex=False,
+        may_differ=ITS_TRAINING,
+    )
     kind: Literal["gd"] = "gd"
 
 
@@ -87,7 +105,15 @@ class DpGdMethod(FullGradient, Preconditioned):
     """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.dp_gd:DpGd", by_rule=True, finds_bounds=True, by_unit=True, may_differ=ITS_TRAINING
+        runs="dpsgd_cli.methods.dp_gd:DpGd",
+        planner="dpsgd_cli.privacy.gradient_plan:gradient",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
+        by_rule=True,
+        finds_bounds=True,
+        by_unit=True,
+        may_differ=ITS_TRAINING,
     )
     kind: Literal["dp-gd"] = "dp-gd"
 
@@ -96,8 +122,11 @@ class SgdMaMethod(Gradient):
     """DP-SGD as Lee and Kifer compared with: Poisson batches, noise by the moments accountant."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.dp_sgd:DpSgd",
-        "dpsgd_cli.privacy.gradient_plan:by_moments",
+        runs="dpsgd_cli.methods.dp_sgd:DpSgd",
+        planner="dpsgd_cli.privacy.gradient_plan:by_moments",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
         in_processes=True,
         by_rule=True,
         finds_bounds=True,
@@ -112,8 +141,11 @@ class SgdAdvMethod(Gradient):
     """DP-SGD with noise by advanced composition of amplified Gaussian mechanisms."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.dp_sgd:DpSgd",
-        "dpsgd_cli.privacy.gradient_plan:by_advanced_composition",
+        runs="dpsgd_cli.methods.dp_sgd:DpSgd",
+        planner="dpsgd_cli.privacy.gradient_plan:by_advanced_composition",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
         in_processes=True,
         by_rule=True,
         finds_bounds=True,
@@ -128,7 +160,11 @@ class PythonMethod(Gradient):
     """A user's own method: a class deriving from `dpsgd_cli.methods.Method`."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.creation:own", "dpsgd_cli.privacy.gradient_plan:of_own_code", privacy="optional"
+        runs="dpsgd_cli.methods.creation:own",
+        planner="dpsgd_cli.privacy.gradient_plan:of_own_code",
+        privacy="optional",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
     )
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file, relative to the recipe.")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from dpsgd_cli.recipe.losses import LOSSES, Loss, LossKind
 from dpsgd_cli.recipe.schema.base import Auto, Count, NonNegative, Positive, Section
 
 
@@ -62,13 +63,16 @@ class ConvexModel(OneLayer):
     """
 
     kind: Literal["convex"] = "convex"
-    loss: Literal["logistic", "hinge", "huber-svm", "squared"] = Field(
-        "logistic", description="logistic, hinge and huber-svm for two classes; squared for regression."
-    )
+    loss: Loss = Field("logistic", description="logistic, hinge and huber-svm for two classes; squared for regression.")
     l2: NonNegative = Field(0.0, description="Coefficient of |w|^2 / 2, which makes the objective strongly convex.")
     radius: Positive | None = Field(None, description="Weights are projected to the ball of this radius.")
     huber_width: Positive = Field(0.5, description="Half-width of huber-svm's parabola.")
     target_bound: Positive = Field(1.0, description="squared: public bound on a target's size (larger are clamped).")
+
+    @property
+    def known(self) -> LossKind:
+        """What prices and metrics rest on for this loss."""
+        return LOSSES[self.loss]
 
 
 class MlpModel(ModelKind):
@@ -134,11 +138,38 @@ class VitModel(ModelKind):
         return self
 
 
+class Weights(Section):
+    """What a user's model holds that is not drawn from the recipe's seed, declared public by whoever writes it here."""
+
+    file: str | None = Field(
+        None,
+        description="Tensors by the model's names (.safetensors, or .pt with a state dict), relative to the recipe.",
+    )
+    constant: list[str] = Field(
+        default_factory=list,
+        description="Parameters and buffers that code computes without any data: a table of positions, say.",
+    )
+    public: bool = Field(description="Must be written as true: no private record shaped these numbers.")
+
+    @model_validator(mode="after")
+    def _declared(self) -> Weights:
+        if not self.public:
+            raise ValueError(
+                "public: weights that private records shaped are outside of the statement; true declares that none did"
+            )
+        if self.file is None and not self.constant:
+            raise ValueError("file: name a file of weights, or list what code computes as constant")
+        return self
+
+
 class PythonModel(ModelKind):
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file, relative to the recipe.")
     factory: str = Field("build", description="Function `(input_shape, outputs) -> torch.nn.Module` in that file.")
     arguments: dict[str, Any] = Field(default_factory=dict, description="Further keyword arguments of the factory.")
+    weights: Weights | None = Field(
+        None, description="What the model holds that is not drawn from the seed; loaded into it by name."
+    )
 
 
 Model = Annotated[

@@ -37,14 +37,15 @@ class CorrelatedNoise(Section):
     settings, the epochs and the steps of each.
     """
 
+    must_state = ("batching", "made")
     batching: ClassVar[Batching]
     made: ClassVar[str]
     kind: str
 
     @property
+    @abstractmethod
     def groups(self) -> int:
         """How many groups records are split into, of which a step samples one."""
-        return 1
 
     @abstractmethod
     def span(self, steps: int) -> int:
@@ -107,7 +108,9 @@ class BandedNoise(CorrelatedNoise):
 class OnePassNoise(CorrelatedNoise):
     """Noise correlated over all the steps of an epoch, and independent of that of every other epoch."""
 
-    batching = "shuffle"
+    @property
+    def groups(self) -> int:
+        return 1
 
     def span(self, steps: int) -> int:
         return steps
@@ -121,6 +124,7 @@ class OnePassNoise(CorrelatedNoise):
 class ToeplitzNoise(OnePassNoise):
     """DP-FTRL without amplification: the coefficients of (1 - x)^(-1/2), as many as an epoch has steps."""
 
+    batching = "shuffle"
     made = "dpsgd_cli.privacy.correlation:toeplitz"
     kind: Literal["toeplitz"] = "toeplitz"
 
@@ -128,6 +132,7 @@ class ToeplitzNoise(OnePassNoise):
 class TreeNoise(OnePassNoise):
     """DP-FTRL with the binary tree of Kairouz et al. (2021): sums of steps have noise of few nodes."""
 
+    batching = "shuffle"
     made = "dpsgd_cli.privacy.correlation:tree"
     kind: Literal["tree"] = "tree"
 

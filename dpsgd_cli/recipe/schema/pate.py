@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dpsgd_cli.recipe.schema.base import Count, Delta, Fraction, NonNegative, Positive, Section
 from dpsgd_cli.recipe.schema.convex import FullBatch
-from dpsgd_cli.recipe.schema.descriptor import ITS_BUDGET, Descriptor
+from dpsgd_cli.recipe.schema.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor
 from dpsgd_cli.recipe.schema.gradient import Averaging, Gradient
 from dpsgd_cli.recipe.schema.learning_rate import Rate
 from dpsgd_cli.recipe.schema.model import Model
@@ -20,6 +20,7 @@ from dpsgd_cli.recipe.schema.model import Model
 class AggregationKind(Section):
     """What every rule offers. `rule`: `module:name` of the class that says what it releases and what that costs."""
 
+    must_state = ("rule",)
     rule: ClassVar[str]
     kind: str
 
@@ -87,6 +88,8 @@ class Sanitised(Section):
 class Training(Gradient):
     """Descent without privacy, for models that are never published or learn from public records only."""
 
+    must_state = ()
+
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(description="How long to train.")
     batching: Literal["shuffle", "full", "poisson"] = Field("full", description="How records reach a step.")
     batch_size: Count | None = Field(None, description="Expected (poisson) or exact (shuffle) size, none (full).")
@@ -143,12 +146,18 @@ class LabelSpreading(Training):
 Student = Annotated[Supervised | LabelSpreading, Field(discriminator="kind")]
 
 
+PRIVATE_SCALE = "the scale of its noise is private, so no public grid holds it"
+
+
 class PateMethod(FullBatch):
     """Private aggregation of teacher ensembles: teachers on disjoint parts vote, a student learns noisy outcomes."""
 
     descriptor = Descriptor(
-        "dpsgd_cli.methods.pate:Pate",
-        "dpsgd_cli.privacy.voting_plan:pate",
+        runs="dpsgd_cli.methods.pate:Pate",
+        planner="dpsgd_cli.privacy.voting_plan:pate",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
         may_differ=(*ITS_BUDGET, "method.aggregation"),
     )
     kind: Literal["pate"] = "pate"

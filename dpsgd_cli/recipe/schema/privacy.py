@@ -11,7 +11,7 @@ from dpsgd_cli.recipe.accountants import ACCOUNTANTS
 from dpsgd_cli.recipe.batching import Adjacency
 from dpsgd_cli.recipe.schema.base import Delta, Positive, Section
 from dpsgd_cli.recipe.schema.clipping import Clipping, FlatClipping
-from dpsgd_cli.recipe.schema.noise import CorrelatedNoise, Noise
+from dpsgd_cli.recipe.schema.noise import CorrelatedNoise, IndependentNoise, Noise
 from dpsgd_cli.recipe.schema.schedule import ByRule, Schedule
 from dpsgd_cli.recipe.schema.unit import Unit
 
@@ -79,4 +79,6 @@ class Privacy(Section):
     @property
     def correlated(self) -> CorrelatedNoise | None:
         """The kind of noise, where that of one step is not independent of that of others."""
-        return self.noise if isinstance(self.noise, CorrelatedNoise) else None
+        if self.noise is None or isinstance(self.noise, IndependentNoise):
+            return None
+        return self.noise

@@ -56,14 +56,16 @@ Period = Annotated[
 
 
 class NoiseSchedule(Section):
-    """What every kind offers.
+    """What every kind offers. Each states the next two in its own body: none has a default.
 
-    `adaptive`: its noise is chosen while training runs, and `noise` is the most that an epoch may have.
+    `adaptive`: its noise is chosen while training runs, and `noise` is the most that an epoch may have; otherwise all
+    of it is known before training, and is priced as planned.
     `follows_initial`: a factor of `initial` is a factor of all its noise.
     """
 
-    adaptive: ClassVar[bool] = False
-    follows_initial: ClassVar[bool] = True
+    must_state = ("adaptive", "follows_initial")
+    adaptive: ClassVar[bool]
+    follows_initial: ClassVar[bool]
     kind: str
 
     @property
@@ -120,6 +122,8 @@ class NoiseSchedule(Section):
 
 
 class Uniform(NoiseSchedule):
+    adaptive = False
+    follows_initial = True
     kind: Literal["uniform"] = "uniform"
     initial: OnlyNoise = Field("auto", description="Noise multiplier of every epoch; auto: the least allowed.")
 
@@ -132,6 +136,8 @@ class Uniform(NoiseSchedule):
 class ByRule(Uniform):
     """`influence` where a rule finds that better (`dpsgd train --dry-run` says); else uniform."""
 
+    adaptive = False
+    follows_initial = True
     kind: Literal["auto"] = "auto"  # type: ignore[assignment]
 
 
@@ -140,6 +146,8 @@ UNSAID = (ByRule(), Uniform())
 
 
 class TimeDecay(NoiseSchedule):
+    adaptive = False
+    follows_initial = True
     kind: Literal["time"] = "time"
     initial: Noise = Field(description="Noise multiplier of epoch 0.")
     decay: Rate = Field(description="k in initial / (1 + k floor(t / period)).")
@@ -151,6 +159,8 @@ class TimeDecay(NoiseSchedule):
 
 
 class ExponentialDecay(NoiseSchedule):
+    adaptive = False
+    follows_initial = True
     kind: Literal["exponential"] = "exponential"
     initial: Noise = Field(description="Noise multiplier of epoch 0.")
     decay: Rate = Field(description="k in initial * exp(-k floor(t / period)).")
@@ -162,6 +172,8 @@ class ExponentialDecay(NoiseSchedule):
 
 
 class StepDecay(NoiseSchedule):
+    adaptive = False
+    follows_initial = True
     kind: Literal["step"] = "step"
     initial: Noise = Field(description="Noise multiplier of epoch 0.")
     decay: Factor = Field(description="k in initial * k^floor(t / period).")
@@ -174,6 +186,7 @@ class StepDecay(NoiseSchedule):
 
 
 class PolynomialDecay(NoiseSchedule):
+    adaptive = False
     follows_initial = False
     kind: Literal["polynomial"] = "polynomial"
     initial: Noise = Field(description="Noise multiplier of epoch 0.")
@@ -217,6 +230,7 @@ class Stretch(Section):
 class Piecewise(NoiseSchedule):
     """One schedule after the other: constant for 10 epochs, then exponential."""
 
+    adaptive = False
     follows_initial = False
     kind: Literal["piecewise"] = "piecewise"
     parts: Annotated[list[Stretch], Field(min_length=1)] = Field(description="In order.")
@@ -267,6 +281,7 @@ class Validation(NoiseSchedule):
     """Yu et al. 2019, IV-A1: less noise whenever the validation accuracy stops improving. Needs `data.validation`."""
 
     adaptive = True
+    follows_initial = True
     kind: Literal["validation"] = "validation"
     initial: Positive = Field(description="Noise multiplier of epoch 0.")
     decay: Fraction = Field(description="k: the noise multiplier becomes k times itself.")
@@ -290,6 +305,7 @@ class Validation(NoiseSchedule):
 class Listed(NoiseSchedule):
     """Every epoch's own number."""
 
+    adaptive = False
     follows_initial = False
     kind: Literal["list"] = "list"
     multipliers: Annotated[list[Positive], Field(min_length=1)] = Field(
@@ -353,6 +369,8 @@ class Influence(NoiseSchedule):
     ([8.0, 5.657, 4.0], 4.0)
     """
 
+    adaptive = False
+    follows_initial = True
     kind: Literal["influence"] = "influence"
     initial: Noise = Field(description="Noise multiplier of epoch 0.")
     weights: Annotated[list[Positive], Field(min_length=1)] | Contraction | Tail = Field(
@@ -398,6 +416,7 @@ class PythonSchedule(NoiseSchedule):
     """A user's own function of the epoch, which is public: it is asked when the training is planned, before data is
     read, and once for each epoch."""
 
+    adaptive = False
     follows_initial = False
     kind: Literal["python"] = "python"
     file: str = Field(description="A Python file; a relative path starts from the recipe's folder.")

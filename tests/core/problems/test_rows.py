@@ -12,6 +12,7 @@ from dpsgd_cli.core.problems.rows import SignedRows
 from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.methods.problem import rows_of
+from dpsgd_cli.recipe.losses import Loss
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 N, D, R = 60, 3, 4
@@ -51,7 +52,7 @@ def test_each_record_is_counted_once(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["logistic", "hinge", "huber-svm"])
 @pytest.mark.parametrize("folds", [False, True])
-def test_sums_over_merged_rows_are_those_over_records(name: str, folds: bool) -> None:
+def test_sums_over_merged_rows_are_those_over_records(name: Loss, folds: bool) -> None:
     rows, loss = repeated(folds), margin_loss(name)
     whole, merged = LinearRisk(rows, loss), LinearRisk(rows.merged(), loss)
     generator = torch.Generator().manual_seed(1)

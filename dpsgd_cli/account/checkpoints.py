@@ -1,0 +1,101 @@
+"""What a run that is not finished has released, priced as the result of its last checkpoint would be.
+
+Not here: the file (`results/checkpoint.py`), making that result (`dpsgd train --finish`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from dpsgd_cli.account.ledgers import LedgerCase
+from dpsgd_cli.data.evaluated import records_of
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, entries_from_lines
+from dpsgd_cli.privacy.together import Run, why_apart
+from dpsgd_cli.recipe.batching import of_whom
+from dpsgd_cli.results.checkpoint import Released, read_released
+from dpsgd_cli.results.reading import data_in, folds_in
+from dpsgd_cli.wording import count
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CheckpointCase(LedgerCase):
+    """Every trial of the recipes of one checkpoint. `released` is what the file says."""
+
+    released: Released | None = None
+
+    @property
+    def told(self) -> Released:
+        assert self.released is not None
+        return self.released
+
+    @cached_property
+    def by_ledger(self) -> list[list[list[LedgerEntry]]]:
+        """The trials of each recipe, in order; what `Released.rest` charges stands last."""
+        path = self.paths[0]
+        trials = []
+        for trial, lines in enumerate(self.told.ledgers):
+            found = entries_from_lines([*lines, *self.told.rest[trial]], f"{path}: trial {trial}")
+            if list(found) != [trial]:
+                raise DataError(f"{path}: trial {trial} has no ledger, or that of another trial; train again")
+            trials.append(found[trial])
+        return _by_recipe(trials, self.told.trials)
+
+    @cached_property
+    def seeds(self) -> list[int | None]:
+        """The seed of each trial; None for noise of the operating system."""
+        both = zip(self.told.ledgers, self.told.rest, strict=True)
+        return [json.loads([*made, *rest][0]).get("seed") for made, rest in both]
+
+    @cached_property
+    def _apart(self) -> str | None:
+        runs = []
+        seeds = _by_recipe(self.seeds, self.told.trials)
+        for text, trials, own in zip(self.told.recipes, self.by_ledger, seeds, strict=True):
+            records = records_of(data_in(text), folds_in(text), self.told.data)
+            mechanism, unit = trials[0][0].release.mechanism, trials[0][0].unit
+            runs.append(Run(self.label, own, of_whom(mechanism.adjacency, unit), records))
+        return why_apart(runs, len(self.entries))
+
+    def own_remarks(self) -> list[str]:
+        told, whole = self.told, self.told.watched or self.spends_a_budget()
+        what = "its whole plan, because the end may depend on what was released" if whole else "these epochs"
+        remarks = [
+            f"{self.label}: stands after {told.done} of at most {count(told.epochs, 'epoch')}; the statement is of"
+            f" {what}. Epochs that a killed process trained after it were never released"
+        ]
+        remarks += [f"{self.label}: {CHOSEN}"] if self.spends_a_budget() else []
+        return remarks + ([f"{self.label}: {EXPERIMENT}"] if any(seed is not None for seed in self.seeds) else [])
+
+    def uncovered(self) -> list[str]:
+        return list(self.told.uncovered_steps)
+
+
+def _by_recipe(trials: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
+    """What belongs to the trials of each recipe, which lie side by side."""
+    found, begin = [], 0
+    for size in sizes:
+        found.append(list(trials[begin : begin + size]))
+        begin += size
+    return found
+
+
+def read_checkpoint(path: Path, delta: float | None) -> CheckpointCase:
+    """The ledgers of a checkpoint; `delta` left out is the least that one of its recipes states.
+
+    Raises DataError for training without privacy, and RunError for a file that is damaged.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such checkpoint; give a result directory, a ledger, a checkpoint or a recipe")
+    released = read_released(path)
+    stated = [value for value in released.deltas if value is not None]
+    if not stated:
+        raise DataError(f"{path}: was trained without privacy, so there is nothing to account for")
+    return CheckpointCase((path,), path.name, delta or min(stated), released=released)

@@ -1,0 +1,117 @@
+"""Tier D on the recipe's own file: a record is removed, and everybody else must stay where they were.
+
+No model is trained. The file is read, and its records are divided as training would divide them: cuts, folds, teachers'
+parts. Then the first record, one of the middle and one of several identical ones are removed in turn (with
+`privacy.unit`: all records of that user), and the rest is divided again. Under add-remove every training part must be
+what it was, or lose one record and gain none. Under replace-one and zero-out the record is overwritten with zeros
+instead; a part may then lose one record and gain one.
+
+Records are compared by their bytes, and by none of the keys that the division uses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.data.on_disk import DiskPart
+from dpsgd_cli.data.opening import open_source
+from dpsgd_cli.data.preparation import training_rows
+from dpsgd_cli.data.units import in_memory
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.recipe.schema.pate import PateMethod
+
+_MOST_ROWS = 50_000
+_MOST_TRIALS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """Result of one removal: the most records that any training part lost and gained, and how many parts changed."""
+
+    removed: str
+    lost: int
+    gained: int
+    parts: int
+
+
+def compare(loaded: LoadedRecipe) -> Iterator[tuple[Moved, bool]]:
+    """Yield what each removal moved, and whether that refutes the claim. Nothing where the recipe divides nothing.
+
+    Of a larger file the first 50,000 rows are read. Raises DataError where the data are not at hand.
+    """
+    recipe = loaded.recipe
+    source = _head(open_source(recipe.data, loaded.base))
+    assert isinstance(source.train, Part)
+    if not recipe.data.cuts and source.test is not None:
+        return
+    whole = _trained_on(source, loaded)
+    for name, row in _rows(source.train).items():
+        gone = _theirs(source.train, row)
+        rest = _trained_on(dataclasses.replace(source, train=_without(source.train, gone, recipe)), loaded)
+        changes = [(one - other, other - one) for one, other in zip(whole, rest, strict=True)]
+        lost, gained = (max(sum(change[i].values()) for change in changes) for i in (0, 1))
+        parts = sum(any(change) for change in changes)
+        allowed = int(gone.sum())
+        # a fold's trial may be any; of teachers one has the record
+        most = 1 if isinstance(recipe.method, PateMethod) else len(changes)
+        wrong = lost > allowed or gained > (allowed if recipe.data.by_place else 0) or parts > most
+        yield Moved(name, lost, gained, parts), wrong
+
+
+def _head(source: Source) -> Source:
+    """The first rows of the source, in memory."""
+    parts = {}
+    for name in ("train", "test"):
+        part = getattr(source, name)
+        if isinstance(part, DiskPart):
+            part = in_memory(DiskPart(part.x, part.y)) if len(part) <= _MOST_ROWS else _first(part)
+        parts[name] = part if part is None or len(part) <= _MOST_ROWS else part.only(np.arange(_MOST_ROWS))
+    return dataclasses.replace(source, **parts)
+
+
+def _first(part: DiskPart) -> Part:
+    return Part(np.asarray(part.x[0:_MOST_ROWS]), np.asarray(part.y[0:_MOST_ROWS]))
+
+
+def _rows(part: Part) -> dict[str, int]:
+    """Numbers of the rows that are removed, by what is special about each."""
+    found = {"the first record": 0, "a record of the middle": len(part) // 2}
+    seen = Counter(_bytes(part))
+    twice = next((row for row, own in enumerate(_bytes(part)) if seen[own] > 1), None)
+    return found if twice is None else found | {"one of several identical records": twice}
+
+
+def _theirs(part: Part, row: int) -> np.ndarray:
+    """The row, or all rows of its user: a mask."""
+    return np.arange(len(part)) == row if part.owners is None else part.owners == part.owners[row]
+
+
+def _without(part: Part, gone: np.ndarray, recipe: Recipe) -> Part:
+    if not recipe.data.by_place:
+        return part.only(~gone)
+    x, y = part.x.copy(), part.y.copy()
+    x[gone], y[gone] = 0, 0
+    return dataclasses.replace(part, x=x, y=y)
+
+
+def _bytes(part: Part) -> list[bytes]:
+    return [x.tobytes() + y.tobytes() for x, y in zip(part.x, part.y, strict=True)]
+
+
+def _trained_on(source: Source, loaded: LoadedRecipe) -> list[Counter[bytes]]:
+    """The records of every training part: of each trial's folds, of each teacher, or of all trials."""
+    recipe = loaded.recipe
+    part = training_rows(source, recipe.data, loaded.base)
+    if recipe.folds is not None:
+        held = part.known_keys.folds(recipe.folds, recipe.repeats, recipe.seed or 0)[:, :_MOST_TRIALS]
+        return [Counter(_bytes(part.only(~own))) for own in held.T]
+    if isinstance(recipe.method, PateMethod):
+        teacher = part.known_keys.parts(recipe.method.teachers.count, "teachers", 0)
+        return [Counter(_bytes(part.only(teacher == own))) for own in range(recipe.method.teachers.count)]
+    return [Counter(_bytes(part))]

@@ -1,0 +1,119 @@
+"""Tier C of the grid: whether what a run without a seed releases lies on the public grid (`core/noise.py`).
+
+A short run draws its noise from the operating system. Each released number v must be (k + 1/2) q for an integer k and
+the q that public numbers give. Sums with floating-point noise are elsewhere: of n of them all pass with probability
+8^-n. What is on the public grid is on no grid that depends on data.
+
+Not here: the law of the noise (`parts.py`). Choices and votes show indices and decisions, no number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpsgd_cli import data
+from dpsgd_cli.audit import outputs
+from dpsgd_cli.audit.findings import Finding, exact
+from dpsgd_cli.audit.stage import Size, cut, stage
+from dpsgd_cli.core.noise import Grid
+from dpsgd_cli.core.tensors import Batch
+from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
+from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.recipe.loading import LoadedRecipe
+from dpsgd_cli.trials import Trials
+
+_SIZE = Size(trials=1, canaries=4, rows=20_000)
+_SMALL = 2.0**47
+"""Steps of the grid up to which float64 tells whether a number is on it."""
+_OFF = 1 / 16
+_LEAST = 20
+"""Numbers that must be seen."""
+
+
+def off_grid(released: np.ndarray, step: np.ndarray | float) -> np.ndarray:
+    """How far from (k + 1/2) `step` numbers are, in steps, of those below 2^47 steps; 0 to 1/2."""
+    places = np.asarray(released / step, dtype=np.float64).ravel()
+    places = places[np.abs(places) < _SMALL] - 0.5
+    return np.abs(places - np.rint(places))
+
+
+class _Seen:
+    """Notes how far released numbers are from the grid, by what releases them."""
+
+    def __init__(self) -> None:
+        self.off: dict[str, list[np.ndarray]] = {}
+        self.trials: Trials | None = None
+
+    def note(self, name: str, released: np.ndarray, step: np.ndarray | float) -> None:
+        self.off.setdefault(name, []).append(off_grid(released, step))
+
+    def _by_mechanism(self, mechanism: GaussianSum, released: np.ndarray) -> None:
+        assert self.trials is not None
+        records = self.trials.context.table.rows
+        deviation = torch.tensor(mechanism.noise_multiplier * mechanism.sensitivity, dtype=torch.float64)
+        step = Grid.of(released.shape[-1], records, [mechanism.noise_multiplier]).steps(deviation)
+        self.note(mechanism.label or "release", released, float(step))
+
+    def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
+        del exact
+        assert isinstance(mechanism, GaussianSum)
+        self._by_mechanism(mechanism, noisy.cpu().numpy())
+
+    def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
+        del exact
+        assert self.trials is not None
+        mechanism = self.trials.context.ledgers[trials[0]].entries[-1].release.mechanism
+        assert isinstance(mechanism, GaussianSum)
+        self._by_mechanism(mechanism, noisy.double().cpu().numpy())
+
+    def drawn(self, step: int, batch: Batch) -> None:
+        del step, batch
+
+    def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
+        del epoch, step, exact, mean
+
+    def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
+        del trial, exact, noisy
+
+
+def compare(loaded: LoadedRecipe, outline: data.Outline, plan: Plan) -> list[Finding]:
+    """A row for each kind of release."""
+    update: dict[str, Any] = {"seed": None}
+    if loaded.recipe.privacy is not None:
+        update["privacy"] = loaded.recipe.privacy.model_copy(update={"noise_source": None})
+    free = dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update=update))
+    seen = _Seen()
+    if loaded.recipe.method.described.by_steps or loaded.recipe.method.kind == "dp-agd":
+        trials = seen.trials = stage(cut(free, outline, plan, _SIZE), seen).trials
+    else:
+        trials = seen.trials = outputs.without_seed(free, outline, plan, seen)
+    if isinstance(trials.method, DpSgd):
+        _watch_sums(trials.method, seen)
+    trials.method.run_epoch(0)
+    return [_judged(name, np.concatenate(own)) for name, own in seen.off.items()]
+
+
+def _judged(name: str, off: np.ndarray) -> Finding:
+    apart = int((off > _OFF).sum())
+    told = f"{apart:,} of {off.size:,} numbers released without a seed are off the public grid"
+    return exact("C", f"grid of {name}", told, f"none, of {_LEAST} or more", apart > 0 or off.size < _LEAST)
+
+
+def _watch_sums(method: DpSgd, seen: _Seen) -> None:
+    own = method.privatise
+
+    def privatise(epoch: int, step: int) -> None:
+        own(epoch, step)
+        grid, unit = method._grid(epoch), method.bounds.unit
+        scale = method._noise_scale(epoch) * getattr(method.step_noise, "_unit", 1.0)
+        size = grid.steps(scale if unit is None else scale * unit)
+        seen.note("sums of gradients", method.context.pack.sums.cpu().numpy(), size.cpu().numpy())
+
+    method.privatise = privatise  # type: ignore[method-assign]

@@ -1,0 +1,25 @@
+"""`--trust-code`, of every command that would run Python files which came with a recipe or a result.
+
+Not here: what is trusted, and the refusal (`plugins.py`).
+"""
+
+from __future__ import annotations
+
+import click
+
+
+def _trust(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    del parameter
+    if given:
+        from dpsgd_cli.plugins import trusting
+
+        context.with_resource(trusting(lambda text: click.echo(text, err=True)))
+
+
+TRUST_CODE = click.option(
+    "--trust-code",
+    is_flag=True,
+    expose_value=False,
+    callback=_trust,
+    help="Run the Python files that a recipe or result names, and remember them; training does so by itself.",
+)

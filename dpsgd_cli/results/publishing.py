@@ -1,0 +1,116 @@
+"""The public copy of a result: a folder that holds what may be handed on, and nothing else.
+
+It is made of what the ledgers were charged for, what the recipe says and what is declared public. Left out are all
+fields, columns and hashes with the mark `nonprivate_`, checkpoints, event files, audits, and where files lay: of a
+path, its last name stays. The Python files that the recipe names come along, since the model cannot be used without
+them. The copy is a result of its own, with hashes of its own, for `dpsgd account`, `predict` and `report`.
+
+Not here: the page (`report.py`), which the command writes into the copy.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.errors import PrivacyError, UsageError
+from dpsgd_cli.files import MODEL
+from dpsgd_cli.recipe.loading import (
+    RECIPE_FOLDER,
+    LoadedRecipe,
+    dump_recipe,
+    load_recipe,
+    named_files,
+    own_code,
+    resolved,
+)
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.results import reading, store
+from dpsgd_cli.results.files import hidden_name, to_csv, to_json
+from dpsgd_cli.results.result import MARK, Row, public
+
+_TABLES = ("trials.csv", "history.csv")
+
+
+def publish(directory: Path, out: Path) -> Path:
+    """Write the public copy of the result in `directory` to the new folder `out`, and return it.
+
+    Raises UsageError where something is there, DataError where the result is not as it was written, and PrivacyError
+    where it may not be handed on: nothing protects its records, or not all that was learnt of them.
+    """
+    if out.exists():
+        raise UsageError(f"{out}: is there already; choose a new folder, in which nothing else lies")
+    document = store.read_whole(directory)
+    _check_may_be_published(directory, document)
+    loaded = load_recipe(str(directory / "recipe.yaml"))
+    code = {Path(name).name: (loaded.base / name).read_bytes() for name in own_code(loaded.recipe)}
+    files = {"recipe.yaml": dump_recipe(_without_folders(loaded)).encode()}
+    files |= {name: _public_table(directory / name) for name in _TABLES}
+    files["ledger.jsonl"] = (directory / "ledger.jsonl").read_bytes()
+    if (directory / MODEL).is_file():
+        files[MODEL] = (directory / MODEL).read_bytes()
+    told = reading.sealed(_public_document(document), files, published=True)
+    staging = hidden_name(out)
+    try:
+        staging.mkdir(parents=True)
+        for name, content in (files | code | {reading.RESULT: to_json(told).encode()}).items():
+            (staging / name).write_bytes(content)
+        store.keep([staging])
+        staging.rename(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return out
+
+
+def _check_may_be_published(directory: Path, document: Row) -> None:
+    privacy = document["privacy"]
+    if privacy["accountant"] is None:
+        raise PrivacyError(f"{directory}: was trained without privacy, so nothing of it may be published")
+    if len(document["trials"]) > 1:
+        raise PrivacyError(
+            f"{directory}: its statement is of one trial, and it holds {len(document['trials'])}, with a model each;"
+            " train what is to be published with repeats=1"
+        )
+    if document["provenance"].get("seed") is not None:
+        raise PrivacyError(
+            f"{directory}: its seed is in its recipe, and who knows the seed can take the noise away; train without"
+            " `seed` what is to be published"
+        )
+    if privacy.get("uncovered_steps"):
+        raise PrivacyError(
+            f"{directory}: its statement does not cover {'; '.join(privacy['uncovered_steps'])}: the model holds what"
+            " such a step kept of the records; scale by public bounds, or pay for the step (`epsilon:`)"
+        )
+
+
+def _public_document(document: Row) -> Row:
+    """`result.json` without what is marked; the reader wants its lists of such things, which are empty."""
+    kept: Row = public(document)
+    origin = {name: value for name, value in kept["provenance"].items() if name != RECIPE_FOLDER}
+    for kind in ("data_sha256", "code_sha256"):
+        origin[kind] = {Path(name).name: found for name, found in origin.get(kind, {}).items()}
+    return kept | {"provenance": origin, f"{MARK}warnings": [], f"{MARK}files": {}}
+
+
+def _public_table(path: Path) -> bytes:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [{k: cell for k, cell in row.items() if not k.startswith(MARK)} for row in csv.DictReader(file)]
+    return to_csv(rows).encode()
+
+
+def _without_folders(loaded: LoadedRecipe) -> Recipe:
+    """The recipe with the last name of every path, so that it says nothing of the computer that it was trained on."""
+    folders = {name: Path(name).name for name in named_files(loaded.recipe)}
+    if loaded.recipe.data.cards is not None:
+        folders[loaded.recipe.data.cards] = Path(loaded.recipe.data.cards).name
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: changed(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [changed(inner) for inner in value]
+        return folders.get(value, value) if isinstance(value, str) else value
+
+    return Recipe.model_validate(changed(resolved(loaded.recipe)))

@@ -1,0 +1,29 @@
+"""Tier D compares every public column of neighbours that train on equal noisy sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpsgd_cli.audit.neighbours import compare
+from dpsgd_cli.audit.stage import without_folds
+from dpsgd_cli.data import outline
+from dpsgd_cli.joint import plan_of, settled
+from dpsgd_cli.recipe.loading import load_recipe
+from tests.audit.planted import FULL, public_loss
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_training_loss_in_a_public_column_is_found(
+    planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if planted:
+        public_loss(monkeypatch, tmp_path)
+    loaded = settled(load_recipe("quickstart", [*FULL, "seed=0", "epochs=2"]))
+    known = outline(loaded.recipe.data, loaded.base)
+    plan = plan_of(without_folds(loaded), known)
+    assert plan is not None
+    found = {one.name: one.refuted for one in compare(loaded, known, plan)}
+    assert found.pop("public columns, from equal noisy sums") == planted
+    assert not any(found.values())

@@ -1,0 +1,122 @@
+"""Tables with more places than rows: a public number stands for a private size, and empty places add nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpsgd_cli.core.streamed import StreamedTable
+from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.core.tensors import Batch, Table
+from dpsgd_cli.core.units import UnitTable
+from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
+from dpsgd_cli.errors import RunError
+from dpsgd_cli.methods import create
+from dpsgd_cli.methods.base import Context
+from tests.methods.small_problem import Silent, context, points, recipe, run, signed
+
+ROWS, PLACES = 50, 60
+CLIP = {"clipping": {"kind": "flat", "norm": 0.4}, "budget": {"epsilon": 3.0, "delta": 1e-5}}
+
+
+def made(method: dict[str, Any], **privacy: Any) -> Any:
+    length = {} if method["kind"] == "dp-agd" else {"epochs": 1}
+    return recipe(method, model={"kind": "convex", "l2": 0.0}, privacy={**CLIP, **privacy}, **length)
+
+
+def in_places(one: Any, streams: list[Any]) -> Context:
+    """A context of ROWS records in PLACES places."""
+    return context(one, streams, points(ROWS), PLACES)
+
+
+def expected() -> np.ndarray:
+    """The clipped sum at weights 0 over all records, one by one."""
+    z = signed(made({"kind": "dp-gd", "learning_rate": 1.0}), points(ROWS))
+    return np.sum([g * min(1.0, 0.4 / np.linalg.norm(g)) for g in -z / 2], axis=0)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"kind": "dp-gd", "learning_rate": 1.0},
+        {"kind": "dp-sgd", "batching": "full", "learning_rate": 1.0},
+        {"kind": "dp-sgd", "batching": "poisson", "batch_size": PLACES, "learning_rate": 1.0},
+        {"kind": "dp-sgd", "batching": "random-allocation", "batch_size": PLACES, "learning_rate": 1.0},
+        {"kind": "dp-sgd", "batching": "truncated-poisson", "batch_size": PLACES, "largest_batch": PLACES,
+         "learning_rate": 1.0},
+    ],
+)  # fmt: skip
+def test_a_batch_of_all_places_sums_each_record_once_and_is_divided_by_places(method: dict[str, Any]) -> None:
+    own = in_places(made(method), [Silent(0)])
+    assert len(own.table) == PLACES and own.table.rows == ROWS
+    trained = create(own)
+    own.pack.values.zero_()
+    run(trained)
+    assert np.allclose(trained.output[0].numpy(), -expected() / PLACES, atol=1e-12)
+
+
+@pytest.mark.parametrize("batching", ["poisson", "truncated-poisson"])
+def test_each_record_is_in_a_batch_at_the_rate_that_was_priced(batching: str) -> None:
+    """1,500 batches of expected size 30 from 60 places: each record in half of them, to 5 deviations (3e-5 for all)."""
+    more = {"largest_batch": PLACES} if batching == "truncated-poisson" else {}
+    method = {"kind": "dp-sgd", "batching": batching, "batch_size": 30, "learning_rate": 1.0, **more}
+    own = in_places(made(method), [SeededStreams(0)])
+    trained: Any = create(own)
+    seen = np.zeros(ROWS)
+    for step in range(1500):
+        for _, _, mask in own.table.chunks(trained.batches.sampler.batch(step), 1000):
+            rows = torch.as_tensor(trained.batches.sampler.batch(step).rows)[0]
+            assert mask is not None
+            there = rows[mask[0]]
+            assert (there < ROWS).all()
+            seen[there.numpy()] += 1
+    assert abs(seen / 1500 - 0.5).max() < 5 * np.sqrt(0.25 / 1500)
+
+
+def test_a_sample_leaves_out_empty_places() -> None:
+    method = {"kind": "dp-agd", "sample": PLACES, "gradient_clip": 0.4, "objective_clip": 3.0}
+    own = in_places(made(method, clipping={"kind": "flat", "norm": 1.0}), [SeededStreams(0)])
+    trained: Any = create(own)
+    own.pack.values.zero_()
+    trained.risk.start(own.pack.values)
+    trained._measure([0], [])
+    assert sorted(trained.risk.samples[0].tolist()) == list(range(ROWS))
+    assert np.allclose(trained.exact[0].numpy(), expected(), atol=1e-12)
+
+
+def test_rows_in_memory_and_on_disk_and_users_are_masked_alike(tmp_path: Path) -> None:
+    x, y = np.arange(10, dtype=np.float32).reshape(5, 2), np.arange(5)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    disk = [DiskRows(Stored(tmp_path / f"{name}.npy"), Selection(5)) for name in "xy"]
+    here = torch.device("cpu")
+    memory = Table.load(x, y, False, here, torch.float32)
+    users = UnitTable(memory.x, memory.y, False, members=torch.arange(5)[:, None])
+    tables = [memory, StreamedTable.open(disk[0], disk[1], False, here, torch.float32), users]
+    batch = Batch(rows=np.array([[0, 7, 4, 5]]), mask=np.array([[True, True, True, False]]))
+    for table in tables:
+        placed = table.with_places(8)
+        assert len(placed) == 8 and placed.rows == 5
+        for given, wanted in (
+            (batch, [True, False, True, False]),
+            (Batch(rows=batch.rows), [True, False, True, False]),
+        ):
+            [(found, _, mask)] = placed.chunks(given, 100)
+            assert mask is not None and mask[0].tolist() == wanted
+            assert torch.equal(found[0, [0, 2]], torch.from_numpy(x[[0, 4]]))
+        [(_, _, whole)] = placed.chunks(Batch(rows=None), 100)
+        assert whole is None, "all rows are no places"
+        with pytest.raises(ValueError, match="4 places cannot hold 5 rows"):
+            table.with_places(4)
+
+
+def test_a_fold_with_more_rows_than_places_is_refused() -> None:
+    table = Table(torch.zeros(5, 1), torch.zeros(5), False)
+    held = torch.tensor([[False], [False], [False], [True], [True]])
+    assert len(table.with_folds(held, 4)) == 4
+    with pytest.raises(RunError, match="3 training rows, more than the 2 places"):
+        table.with_folds(held, 2)
