@@ -106,8 +106,16 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """Rows of the matrix, held-out ones included."""
+        """Rows of the matrix, held-out ones included. Private where there are more places."""
         return self.y.shape[0]
+
+    @property
+    def summed(self) -> int:
+        """Public number of rows that a sum holds at most: the places, or with folds all rows of the files.
+
+        Grids that noise is released on are made for it, because `rows` is private where a fraction was cut.
+        """
+        return len(self) if self.own is None else self.rows
 
     @property
     def input_shape(self) -> tuple[int, ...]:

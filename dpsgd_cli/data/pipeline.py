@@ -20,8 +20,8 @@ from dpsgd_cli.data.rotation import Turn
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.mechanism import GaussianSum
 
-Noising = Callable[[int, str, np.ndarray, GaussianSum, int], np.ndarray]
-"""Of a trial, for a purpose: a sum over so many records with the noise of the mechanism."""
+Noising = Callable[[int, str, np.ndarray, GaussianSum], np.ndarray]
+"""Of a trial, for a purpose: a sum over training records with the noise of the mechanism."""
 Released = dict[str, np.ndarray]
 
 
@@ -83,7 +83,7 @@ class Pipeline:
                     own = self._without_noise(index, own, f"{trial}/{index}", has_public)
                     continue
                 learn = learn_shared if index == first else partial(self._learn, index, own[0])
-                transform = self._private(learn, trial, index, len(own[0]))
+                transform = self._private(learn, trial, index)
                 own = [_through(transform, part) for part in own]
             for room, rows in zip(rooms, own, strict=True):
                 if isinstance(rows, DiskRows):
@@ -140,14 +140,12 @@ class Pipeline:
         assert isinstance(step, PrivateStep)
         return step.learn(cast(np.ndarray, rows), self.layouts[index])
 
-    def _noised(self, trial: int, index: int, records: int, exact: np.ndarray) -> np.ndarray:
+    def _noised(self, trial: int, index: int, exact: np.ndarray) -> np.ndarray:
         mechanism = self.steps[index].release
         assert mechanism is not None
-        return self.noised(trial, f"preprocess-{index}", exact, mechanism, records)
+        return self.noised(trial, f"preprocess-{index}", exact, mechanism)
 
-    def _private(
-        self, learn: Callable[[], Callable[[Noised], np.ndarray]], trial: int, index: int, records: int
-    ) -> Transform:
+    def _private(self, learn: Callable[[], Callable[[Noised], np.ndarray]], trial: int, index: int) -> Transform:
         """The transform of a private step; `learn` reads the rows, and only where nothing was released before.
 
         The purpose of its draws names the step's place, so that no two steps of a trial share any.
@@ -155,7 +153,7 @@ class Pipeline:
         step, key = self.steps[index], f"{trial}/{index}"
         assert isinstance(step, PrivateStep)
         if key not in self.released:
-            self.released[key] = learn()(partial(self._noised, trial, index, records))
+            self.released[key] = learn()(partial(self._noised, trial, index))
         return step.transform(self.layouts[index], self.released[key])
 
 

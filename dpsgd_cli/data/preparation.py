@@ -34,7 +34,7 @@ from dpsgd_cli.data.dataset import (
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import let_go_of_large, open_source, open_unlabelled
-from dpsgd_cli.data.pipeline import Noising, Pipeline, Released
+from dpsgd_cli.data.pipeline import Pipeline, Released
 from dpsgd_cli.data.rotation import refuse_fitted
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.units import by_user
@@ -182,13 +182,17 @@ def uncovered_steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> li
     return [step.nonprivate for step in _steps(data, adjacency, base) if step.nonprivate is not None]
 
 
+NoisingOf = Callable[[int, str, np.ndarray, GaussianSum, int], np.ndarray]
+"""Of a trial, for a purpose: a sum over at most so many records, a public number, with the noise of the mechanism."""
+
+
 @np.errstate(**UNTOLD)
 def prepare(
-    data: Data, base: Path, trials: int, noised: Noising, adjacency: Adjacency, released: Released | None = None
+    data: Data, base: Path, trials: int, noised: NoisingOf, adjacency: Adjacency, released: Released | None = None
 ) -> Dataset:
-    """Read, split and preprocess. `noised(trial, purpose, exact, mechanism, records)` gives a sum back with
-    noise of that trial's own stream; it is called only for the steps that `private_releases` lists, once per trial and
-    step.
+    """Read, split and preprocess. `noised(trial, purpose, exact, mechanism, records)` gives a sum over at most that
+    public number of records back with noise of that trial's own stream; it is called only for the steps that
+    `private_releases` lists, once per trial and step.
 
     `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
     Raises DataError naming the file, column or step that is at fault.
@@ -197,17 +201,21 @@ def prepare(
     source = _opened(data, base, steps)
     let_go_of_large()
     layouts = _plan(steps, source.layout)
-    source, pipeline = Pipeline(steps, layouts, dict(released or {}), noised).before_cut(source)
+    files = [units_in(part, data) for part in (source.train, source.test) if part is not None]
+    sizes = _sizes(files, data, source.layout, base)
+
+    def in_places(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
+        return noised(trial, purpose, exact, mechanism, sizes.train)
+
+    source, pipeline = Pipeline(steps, layouts, dict(released or {}), in_places).before_cut(source)
     cut = _parts(source, data, base)
     train, test = cut.train, cut.test
+    _check_places(units_in(train, data), sizes.train, data, source.name)
     given = {name: part for name, part in vars(cut).items() if part is not None}
     rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given)
     made = dict(zip(given, rows, strict=True))
     nonprivate = tuple(step.nonprivate for step in steps if step.nonprivate is not None)
-    files = [units_in(part, data) for part in (source.train, source.test) if part is not None]
-    sizes = _sizes(files, data, source.layout, base)
     said = _declarations(steps, data, sizes)
-    _check_places(units_in(train, data), sizes.train, data, source.name)
     return Dataset(
         name=source.name,
         train_x=made["train"],
@@ -312,7 +320,7 @@ def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipel
     return Pipeline(steps, _plan(steps, layout), kept, _no_noise, dict(kept))
 
 
-def _no_noise(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
+def _no_noise(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
     raise AssertionError(f"{purpose} of trial {trial} was released, and is not drawn again")
 
 

@@ -207,7 +207,7 @@ class HistogramBounds(Bounds):
         exact = None if watcher is None else self._counts.clone()
         mechanisms = [released_histogram(plan) for plan in context.plans if plan is not None]
         for stream, counts, mechanism in zip(context.streams, self._counts, mechanisms, strict=True):
-            noisy = gaussian(stream, "norm-histogram", 0, counts.cpu().numpy(), mechanism, context.table.rows)
+            noisy = gaussian(stream, "norm-histogram", 0, counts.cpu().numpy(), mechanism, context.table.summed)
             counts.copy_(torch.from_numpy(noisy))
         if watcher is not None and exact is not None:
             watcher.prepared(mechanisms[0], exact, self._counts)

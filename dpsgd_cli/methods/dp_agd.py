@@ -172,7 +172,7 @@ class DpAgd(Method):
         """The sums of `trials` with noise that costs `rhos`."""
         multipliers = [1 / math.sqrt(2 * rho) for rho in rhos]
         scale = [float(self.gradient_bound[t]) * self.doubled * z for t, z in zip(trials, multipliers, strict=True)]
-        noisy, records = self.exact[trials], self.context.table.rows
+        noisy, records = self.exact[trials], self.context.table.summed
         grid = Grid.of(noisy.shape[1], records, multipliers) if is_secure(self.context.streams) else None
         add_noise(noisy, self.gradient_noise.draw(trials), self.context.column(scale, torch.float64), grid)
         return noisy

@@ -342,7 +342,7 @@ class DpSgd(GradientMethod):
             moved = max(multipliers) / min(multipliers)
             moved *= max(one.correlation.moved_by_rounding for one in known if one is not None)
         numbers = pack.size + (0 if self.beside is None else self.beside.shape[1])
-        return Grid.of(numbers * steps, self.context.table.rows, multipliers, moved)
+        return Grid.of(numbers * steps, self.context.table.summed, multipliers, moved)
 
     def begin(self) -> None:
         self.bounds.begin()

@@ -105,7 +105,7 @@ class DpLeastSquares(OneShot):
         mechanism, weight = plan.epochs[0][0].mechanism, weight_of(settings.share)
         assert isinstance(mechanism, GaussianSum)
         both = np.concatenate([moments.as_vector(exact), weight * products.ravel()])
-        released = gaussian(self.context.streams[trial], "least-squares", 0, both, mechanism, self.context.table.rows)
+        released = gaussian(self.context.streams[trial], "least-squares", 0, both, mechanism, self.context.table.summed)
         if self.context.watcher is not None:
             self.context.watcher.measured([trial], torch.from_numpy(both[None]), torch.from_numpy(released[None]))
         values, vectors = eigen(moments.from_vector(released[: -products.size]))

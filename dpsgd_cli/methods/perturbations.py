@@ -166,7 +166,7 @@ class OutputPerturbation(OneShot):
         exact, pack = values.clone(), context.pack
         noise = NoiseSource(context.streams, pack.size, values.device, pack.values.dtype)
         multipliers = [plan.noise_multipliers[0] for plan in context.plans if plan is not None]
-        noise.add(values, 0, scale, Grid.of(pack.size, context.table.rows, multipliers) if noise.secure else None)
+        noise.add(values, 0, scale, Grid.of(pack.size, context.table.summed, multipliers) if noise.secure else None)
         if context.watcher is not None:
             context.watcher.measured(range(context.trials), exact, values)
         context.pack.values.copy_(project_to_ball(values, radii))

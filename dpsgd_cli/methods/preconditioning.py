@@ -139,7 +139,7 @@ class Preconditioning:
             mechanism.label,
             0,
             mechanism=mechanism,
-            records=self.context.table.rows,
+            records=self.context.table.summed,
         )
         noisy = way.noisy(exact, noised)
         if self.context.watcher is not None:

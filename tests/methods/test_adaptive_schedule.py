@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.experiment import plan_recipe
 from dpsgd_cli.methods.dp_sgd import DpSgd
 from dpsgd_cli.recipe.loading import load_recipe
@@ -130,6 +130,20 @@ def test_a_validation_set_that_is_neither_public_nor_paid_for_is_refused(
 ) -> None:
     with pytest.raises(Exception, match=said):
         train(write_recipe(**ADAPTIVE | sections))
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "zero-out"])
+def test_the_number_of_private_validation_records_is_public(adjacency: str, write_recipe: WriteRecipe) -> None:
+    """A count under every adjacency; a fraction where places decide, so that its size follows from a public number."""
+    method = {"kind": "dp-sgd", "batching": "full", "learning_rate": 0.5}
+    base = ADAPTIVE | {"method": method, "privacy": ADAPTIVE["privacy"] | {"adjacency": adjacency}}
+    for size in ({"records": 12}, {"fraction": 0.25}):
+        path = str(write_recipe(**base | {"data": OWN | {"validation": {**size, "noise_multiplier": 9}}}))
+        if adjacency == "add-remove" and "fraction" in size:
+            with pytest.raises(RecipeError, match=r"give data\.validation\.records"):
+                load_recipe(path)
+        else:
+            assert load_recipe(path).recipe.data.validation is not None
 
 
 def test_learning_rates_change_by_epoch(train: Train, write_recipe: WriteRecipe) -> None:

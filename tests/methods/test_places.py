@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpsgd_cli.core.noise import Grid
 from dpsgd_cli.core.streamed import StreamedTable
 from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.core.tensors import Batch, Table
@@ -17,6 +18,7 @@ from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.methods import create
 from dpsgd_cli.methods.base import Context
+from tests.conftest import Train, WriteRecipe
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 ROWS, PLACES = 50, 60
@@ -88,6 +90,18 @@ def test_a_sample_leaves_out_empty_places() -> None:
     assert np.allclose(trained.exact[0].numpy(), expected(), atol=1e-12)
 
 
+def test_a_single_record_from_an_empty_place_adds_nothing() -> None:
+    method = {"kind": "dp-sgd", "batching": "fixed", "batch_size": 1, "learning_rate": 0.1}
+    own = in_places(made(method), [SeededStreams(0)])
+    trained: Any = create(own)
+    drawn = np.array([int(trained.batches.sampler.batch(step).rows[0, 0]) for step in range(8 * PLACES)])
+    assert ROWS <= drawn.max() < PLACES, "some are empty"
+    for step in range(8 * PLACES):
+        own.pack.sums.fill_(7.0)
+        trained.add_sums(0, step, None)
+        assert own.pack.sums.any() == (drawn[step] < ROWS)
+
+
 def test_rows_in_memory_and_on_disk_and_users_are_masked_alike(tmp_path: Path) -> None:
     x, y = np.arange(10, dtype=np.float32).reshape(5, 2), np.arange(5)
     np.save(tmp_path / "x.npy", x)
@@ -120,3 +134,71 @@ def test_a_fold_with_more_rows_than_places_is_refused() -> None:
     assert len(table.with_folds(held, 4)) == 4
     with pytest.raises(RunError, match="3 training rows, more than the 2 places"):
         table.with_folds(held, 2)
+
+
+LINEAR: dict[str, Any] = {"model": {"kind": "linear"}}
+CONVEX: dict[str, Any] = {"model": {"kind": "convex", "l2": 0.1}}
+NOISED: dict[str, dict[str, Any]] = {
+    "poisson": {**LINEAR, "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 12, "learning_rate": 1}},
+    "users": {
+        **LINEAR,
+        "method": {"kind": "dp-sgd", "batching": "poisson", "batch_size": 12, "learning_rate": 1},
+        "privacy": {"unit": {"column": "who", "most_rows": 2}},
+    },
+    "truncated-poisson": {
+        **LINEAR,
+        "method": {"kind": "dp-sgd", "batching": "truncated-poisson", "batch_size": 12, "largest_batch": 20,
+                   "learning_rate": 1},
+    },
+    "full": {**LINEAR, "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 1}},
+    "histogram": {
+        **LINEAR,
+        "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 1},
+        "privacy": {"clipping": {"kind": "histogram"}},
+    },
+    "preconditioned": {
+        **LINEAR,
+        "method": {"kind": "dp-gd", "learning_rate": 1, "preconditioner": {"kind": "second-moment"}},
+    },
+    "dp-gd": {**CONVEX, "method": {"kind": "dp-gd", "learning_rate": 1}},
+    "dp-agd": {**CONVEX, "method": {"kind": "dp-agd", "splits": 10}, "epochs": None},
+    "output-perturbation": {**CONVEX, "method": {"kind": "output-perturbation", "steps": 3}, "epochs": None},
+    "dp-least-squares": {**LINEAR, "method": {"kind": "dp-least-squares"}, "epochs": None},
+    "pca": {
+        **LINEAR,
+        "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 1},
+        "data": {"preprocess": [{"pca": {"components": 2, "noise_multiplier": 5}}]},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOISED)
+def test_what_noise_is_priced_and_released_for_is_the_number_of_places(
+    name: str, write_recipe: WriteRecipe, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """About 42 of 60 records train, a private number: no grid of noise without a seed may be made for it.
+
+    The places are all 60, because 42 and 6 deviations of 3.55 are more.
+    """
+    rng = np.random.default_rng(0)
+    x, y = rng.random((60, 4)), np.arange(60) % 2
+    np.savez(tmp_path / "two.npz", x=x, y=y, who=np.arange(60))
+    made, rows = [], []
+    own, rowed = Grid.of.__func__, Table.with_places  # type: ignore[attr-defined]
+
+    def of(cls: type[Grid], numbers: int, records: int, *rest: Any) -> Any:
+        made.append(records)
+        return own(cls, numbers, records, *rest)
+
+    def with_places(self: Table, places: int) -> Table:
+        rows.append(self.rows)
+        return rowed(self, places)
+
+    monkeypatch.setattr(Grid, "of", classmethod(of))
+    monkeypatch.setattr(Table, "with_places", with_places)
+    sections = NOISED[name]
+    data = {"path": "two.npz", "bounds": [0, 1], "classes": [0, 1], "split": {"test": 0.3}} | sections.get("data", {})
+    privacy = {"budget": {"epsilon": 4, "delta": 1e-3}} | sections.get("privacy", {})
+    train(write_recipe(**{"epochs": 2, **sections, "data": data, "privacy": privacy, "seed": None, "repeats": 1}))
+    assert made and set(made) == {60}
+    assert 30 < rows[0] < 55

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpsgd_cli.recipe.batching import NEIGHBOURS
 from dpsgd_cli.recipe.schema.clipping import FlatClipping
 from dpsgd_cli.recipe.schema.convex import (
     OFF_GRID,
@@ -173,6 +174,11 @@ def _validation(recipe: Recipe) -> list[str]:
         problems.append("privacy.schedule: validation follows an accuracy; use another schedule for regression")
     if cut is not None and not cut.public and not follows:
         problems.append("data.validation: nothing looks at these private records; declare them public or leave it out")
+    if cut is not None and not cut.public and cut.fraction is not None and NEIGHBOURS[recipe.adjacency].counted:
+        problems.append(
+            f"data.validation.fraction: under {recipe.adjacency} the size of a fraction depends on the records, and a"
+            " private count is published as a share of it; give data.validation.records"
+        )
     if cut is not None and recipe.folds is not None:
         problems.append("folds: cross-validation uses all records; leave data.validation out")
     return problems
