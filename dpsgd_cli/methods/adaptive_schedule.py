@@ -53,7 +53,7 @@ class AdaptiveSchedules:
         return None if run is None else run.plan.releases_of(run.noise, epoch)
 
     def look(self, epoch: int, output: torch.Tensor) -> None:
-        """Measure accuracy after `epoch` where due, set the next epoch's noise, and end trials that cannot afford it."""
+        """Measure accuracy after `epoch` where due, set the noise of the next epoch, and end trials without budget."""
         due = [r for r in self.runs.values() if epoch < self.lengths[r.trial] and r.noise.looks_after(epoch)]
         if due:
             context, table = self.context, self.context.validation

@@ -409,7 +409,7 @@ class DpSgd(GradientMethod):
         return planned[min(epoch, len(planned) - 1)]
 
     def _applied(self, epoch: int, trial: int) -> float:
-        """Return the noise multiplier applied to the gradient sums; above the charged one if counts are released, too."""
+        """Return the noise multiplier of the gradient sums; above the charged one if counts are released, too."""
         return self.sections[trial].clipping.applied(self._multiplier(epoch, trial))
 
     def _trained(self) -> dict[str, Tensor]:
