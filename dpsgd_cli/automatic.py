@@ -1,12 +1,10 @@
-"""What a recipe leaves `auto`, settled one by one as the rule says (`rule.py`), with the reason in words.
+"""Automatic settings: resolve each `auto` of a recipe by the formulas of `rule.py`, with the reason in words.
 
-It reads what is public before any record is used, and nothing else: the recipe, the numbers of training records,
-features and outputs, the bound on a record's features that the public bounds give, and the budget. So it costs nothing,
-and neighbouring data of the same public facts get the same settings, to the bit.
+Only public facts are used: the recipe, the numbers of training records, features and outputs, the bound on a record's
+features that the public bounds give, and the budget. So automatic settings cost no privacy. Neighbouring data with the
+same public facts get the same settings, to the bit.
 
-A recipe that gives its own learning rate gets what goes with any: clip norm 1, the last weights, no momentum.
-
-Not here: what is public of data (`data/preparation.py`), when a recipe is settled (`joint.py`).
+A recipe with its own learning rate gets plain defaults: clip norm 1, the last weights, no momentum.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from dpsgd_cli.rule import (
 
 
 def is_open(recipe: Recipe) -> bool:
-    """Whether anything is left to choose."""
+    """Return True if any setting of the recipe is `auto`."""
     method, privacy = recipe.method, recipe.privacy
     settings: list[Any] = [recipe.epochs, *_of_features(recipe).values()]
     if isinstance(recipe.model, OneLayer):
@@ -57,7 +55,7 @@ def is_open(recipe: Recipe) -> bool:
 
 
 def covers(recipe: Recipe) -> bool:
-    """Whether the rule chooses the learning rate, and with it everything else that is auto."""
+    """Return True if the formulas of `rule.py` choose the learning rate, and with it all other `auto` settings."""
     method = recipe.method
     return (
         isinstance(method, Gradient)
@@ -71,14 +69,14 @@ def covers(recipe: Recipe) -> bool:
 
 
 def asks(recipe: Recipe) -> bool:
-    """Whether what is open needs to know of the data."""
+    """Return True if an `auto` setting depends on public facts of the data."""
     sampled = isinstance(recipe.method, Gradient) and recipe.method.batch_size == "auto"
     turned = any(key.endswith("components") and value == "auto" for key, value in _of_features(recipe).items())
     return covers(recipe) or turned or (sampled and recipe.method.batching != "full") or _solves_noise(recipe)
 
 
 def features(recipe: Recipe, known: Known | None, count: Callable[[Recipe], int]) -> tuple[Recipe, tuple[Choice, ...]]:
-    """The recipe with its features settled; `count` says how many another recipe has."""
+    """Return the recipe with its `auto` features resolved, and the choices; `count` counts a recipe's features."""
     told: list[Choice] = []
     ruled = known is not None and covers(recipe) and isinstance(recipe.model, OneLayer)
     signal = Covered(recipe, known).signal if known is not None and ruled else None
@@ -92,7 +90,7 @@ def features(recipe: Recipe, known: Known | None, count: Callable[[Recipe], int]
 
 
 def _of_features(recipe: Recipe) -> dict[str, Any]:
-    """What steps say of how many features there are, by their keys."""
+    """Return the settings of steps that decide the number of features, by their keys."""
     found: dict[str, Any] = {}
     for number, step in enumerate(recipe.data.preprocess or ()):
         at = f"data.preprocess.{number}"
@@ -115,7 +113,7 @@ def _waves(recipe: Recipe, key: str, signal: float | None, count: Callable[[Reci
 
 
 def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[[Recipe], int]) -> Choice:
-    """All that there are, at most `DIRECTIONS`, unless the budget pays for fewer."""
+    """Choose all directions, at most `DIRECTIONS`, or fewer if the budget is small."""
     there = count(recipe)
     if signal is None:
         return Choice(key, there, "")
@@ -127,7 +125,10 @@ def _directions(recipe: Recipe, key: str, signal: float | None, count: Callable[
 
 
 def before_plan(recipe: Recipe, known: Known | None) -> tuple[Recipe, tuple[Choice, ...]]:
-    """The recipe with everything settled that a plan reads; `known` may be None where no rule `asks`."""
+    """Return the recipe with every `auto` setting resolved that a plan reads, and the choices.
+
+    `known` may be None if `asks` is False.
+    """
     told: list[Choice] = []
     for choose in (_bias, _batch_size, _preconditioner, _momentum, _averaging, _clip_norm, _epochs, _schedule):
         choice = choose(recipe, known)
@@ -140,13 +141,13 @@ def before_plan(recipe: Recipe, known: Known | None) -> tuple[Recipe, tuple[Choi
 
 
 def after_plan(recipe: Recipe, known: Known, plan: Plan) -> tuple[Recipe, tuple[Choice, ...]]:
-    """The recipe with its learning rate settled, of which no plan depends."""
+    """Return the recipe with its learning rate resolved, and the choice. No plan depends on the learning rate."""
     method = recipe.method
     if not covers(recipe):
         return recipe, ()
     assert isinstance(method, Gradient) and isinstance(method.optimizer, SgdSettings)
     problem, sampling = Covered(recipe, known), plan.sampling
-    # sqrt(T) z of the uniform noise of this price: T / sqrt(sum z_t^-2)
+    # sqrt(T) z for uniform noise z of the same price: T / sqrt(sum z_t^-2)
     noise, spent = _multipliers(plan), sampling.steps_per_epoch * math.fsum(z**-2 for z in _multipliers(plan))
     steps = sampling.steps_per_epoch * len(noise) / math.sqrt(spent)
     allowed = (1 - method.optimizer.kept) * problem.reach(steps * plan.sensitivity / sampling.batch_size)
@@ -158,13 +159,13 @@ def after_plan(recipe: Recipe, known: Known, plan: Plan) -> tuple[Recipe, tuple[
 
 
 def settled_as(recipe: Recipe, choice: Choice) -> Recipe:
-    """The recipe with this value."""
+    """Return the recipe with the chosen value."""
     settled: Recipe = _with(recipe, choice.key.split("."), choice.value)
     return settled
 
 
 def _with(section: Any, path: list[str], value: Any) -> Any:
-    """A section, or a list of them, with a value at a path."""
+    """Return a section, or a list of sections, with a value at a path."""
     if not path:
         return value
     first, *rest = path
@@ -175,7 +176,7 @@ def _with(section: Any, path: list[str], value: Any) -> Any:
 
 
 def _bias(recipe: Recipe, known: Known | None) -> Choice | None:
-    """A linear model needs no constant of its own where the features hold one, but for the rule's targets."""
+    """Choose no bias for a linear model whose features hold a constant, except for targets with automatic settings."""
     if not isinstance(recipe.model, OneLayer) or recipe.model.bias != "auto":
         return None
     steps, key = recipe.data.preprocess, "model.bias"
@@ -197,7 +198,7 @@ def _batch_size(recipe: Recipe, known: Known | None) -> Choice | None:
 
 
 def _preconditioner(recipe: Recipe, known: Known | None) -> Choice | None:
-    """Where nothing forbids it, and its matrix is small enough."""
+    """Choose a preconditioner if the recipe allows one and its matrix is small enough."""
     method, key = recipe.method, "method.preconditioner"
     if not isinstance(method, Preconditioned) or method.preconditioner != "auto":
         return None
@@ -229,7 +230,7 @@ def _momentum(recipe: Recipe, known: Known | None) -> Choice | None:
 
 
 def _averaging(recipe: Recipe, known: Known | None) -> Choice | None:
-    """None where the validation accuracy ends the training: nobody knows which half is the last."""
+    """Choose the last half of the steps; no average if the validation accuracy may end the training early."""
     method, key, privacy = recipe.method, "method.averaging", recipe.privacy
     if not isinstance(method, Gradient) or method.averaging != "auto":
         return None
@@ -252,7 +253,7 @@ def _clip_norm(recipe: Recipe, known: Known | None) -> Choice | None:
 
 
 def _epochs(recipe: Recipe, known: Known | None) -> Choice | None:
-    """By the rule where noise is solved for; else until the budget is spent, which has no use for a rule."""
+    """Choose the epochs by `rule.py` if the plan solves for the noise; otherwise train until the budget is spent."""
     if recipe.epochs != "auto":
         return None
     if known is None or not _solves_noise(recipe):
@@ -265,7 +266,10 @@ def _epochs(recipe: Recipe, known: Known | None) -> Choice | None:
 
 
 def _schedule(recipe: Recipe, known: Known | None) -> Choice | None:
-    """Of full batches whose last weights are averaged, where that was tried: of preconditioned linear models."""
+    """Choose the influence schedule for preconditioned linear models with full batches and averaging; else uniform.
+
+    It was tested for these models only.
+    """
     key, privacy = "privacy.schedule", recipe.privacy
     if privacy is None or not isinstance(privacy.schedule, ByRule):
         return None
@@ -282,11 +286,11 @@ def _schedule(recipe: Recipe, known: Known | None) -> Choice | None:
 
 
 def _steps(problem: Covered) -> tuple[int, str]:
-    """T, and why."""
+    """Return the number of steps T, and the reason."""
     privacy, terms, records = problem.recipe.privacy, problem.terms, problem.known.records
     if privacy is None or problem.signal is None or privacy.clipping.by_layer or not covers(problem.recipe):
         return terms.fewest, "the fewest of the rule"
-    # T steps of noise C sqrt(T) / (n mu) come to T C / (n mu)
+    # T steps of noise C sqrt(T) / (n * mu) add up to T C / (n * mu)
     way = problem.reach(privacy.clipping.norm_bound(None) / problem.signal)
     steps = math.ceil(way * (1 - terms.momentum) / problem.fastest)
     why = f"from {terms.fewest} to {terms.most}, for {records} records at mu {problem.signal / records:.4g}"
@@ -294,12 +298,12 @@ def _steps(problem: Covered) -> tuple[int, str]:
 
 
 def _multipliers(plan: Plan) -> Sequence[float]:
-    """The noise of each epoch; of a plan that follows what it sees, at most so many epochs of the first."""
+    """Return the noise multiplier of each epoch; for an adaptive plan, the first one for its `most_epochs` epochs."""
     return plan.noise_multipliers if plan.epochs else plan.noise_multipliers[:1] * plan.most_epochs
 
 
 def _solves_noise(recipe: Recipe) -> bool:
-    """Whether a plan looks for the noise with which a given number of epochs fits the budget."""
+    """Return True if the plan solves for the noise with which a given number of epochs fits the budget."""
     privacy = recipe.privacy
     gradient = isinstance(recipe.method, Gradient) and not isinstance(recipe.method, PrivateSelectionMethod)
     if privacy is None or privacy.budget is None or not gradient:
@@ -308,5 +312,5 @@ def _solves_noise(recipe: Recipe) -> bool:
 
 
 def _rounded(value: float) -> float:
-    """To six digits, so that a person can write it down."""
+    """Round to six digits, so that a person can write the value down."""
     return float(f"{value:.6g}")

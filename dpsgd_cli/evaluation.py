@@ -1,10 +1,10 @@
-"""What trials are worth: metrics of the weights that would be published now, on records that are public or are not.
+"""Metrics of the trials' current output weights, on public or private records.
 
-At every look the means over records; at the end, on the test records alone, also what takes a table of answers, and
-beside each metric what a constant gets. The constant knows the test records, which are declared public, and no training
-record: what it gets costs nothing, and is the best that a model without features could do on them.
+Every evaluation measures means over records. The final evaluation on the test records adds metrics that need a table of
+all answers, and the majority-class (or mean) baseline of each metric. The baseline uses the test records, which are
+declared public, and no training record. So it costs no privacy; it is the best that a model without features could do.
 
-Not here: the metrics (`metrics.py`), passing rows through models (`core/losses.py`), naming columns (`results/`).
+Not here: the metrics (`metrics.py`), passing rows through models (`core/losses.py`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from dpsgd_cli.recipe.schema.model import ConvexModel, OneLayer
 from dpsgd_cli.trials import Trials
 
 LEAST_CLIPPED = 0.375
-"""Less than the rule clips residuals of tables at, more than those of directions of images."""
+"""Threshold below the automatic clip of residuals for tables, and above that for directions of images."""
 MOST_OUTPUTS = 1 << 28
-"""Numbers that all models give for all test records; of more, only means over records are measured."""
+"""Most outputs of all models on all test records; beyond it, only means over records are measured."""
 
 Columns = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
 class Models:
-    """The weights `values` (R, P) of a pack's trials, each by its recipe, of one task; `classes` is None for targets.
+    """The weights `values` (R, P) of a pack's trials, all of one task, with the recipe of each trial.
 
-    No more than `most_rows` pass through them at once.
+    `classes` is None for targets. At most `most_rows` rows pass through the models at once.
     """
 
     pack: Pack
@@ -50,14 +50,14 @@ class Models:
 
 
 def models_of(trials: Trials) -> Models:
-    """What would be published now."""
+    """Return the models that the trials would publish now."""
     context, classes = trials.context, trials.dataset.classes
     values, count = trials.method.output, None if classes is None else len(classes)
     return Models(context.pack, values, context.recipes, count, context.most_rows)
 
 
 def measure(models: Models, table: Table, loss: Loss) -> Columns:
-    """Means over the records of `table`, by metric; not a number for a trial whose weights are not finite."""
+    """Return each trial's mean of each metric over the records of `table`; NaN if its weights are not finite."""
     data = models.recipes[0].data
     diverged = ~torch.isfinite(models.values).all(dim=1)
     found = evaluate(models.pack, models.values, table, data.task, models.most_rows, loss)
@@ -66,7 +66,10 @@ def measure(models: Models, table: Table, loss: Loss) -> Columns:
 
 
 def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
-    """What `measure` does not, and what a constant gets on the same records by every metric that is defined there."""
+    """Return the metrics that need all answers, and the baseline of every defined metric, on the records of `table`.
+
+    Both are empty for a table without rows or with more than MOST_OUTPUTS outputs.
+    """
     task, classes, trials = models.recipes[0].data.task, models.classes, models.pack.trials
     if table.rows == 0 or table.rows * trials * (classes or 1) > MOST_OUTPUTS:
         return {}, {}
@@ -87,7 +90,7 @@ def measure_once(models: Models, table: Table) -> tuple[Columns, Columns]:
 
 
 def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers:
-    """Of one trial, for records with these labels (N,) and outputs (N, K)."""
+    """Return one trial's answers for records with these labels (N,) and outputs (N, K)."""
     if recipe.data.task == "regression":
         scale = target_scale(recipe.data)
         truth, told = (scale.outward(part.astype(np.float64)) for part in (labels, outputs[:, 0]))
@@ -98,12 +101,12 @@ def _answers(recipe: Recipe, labels: np.ndarray, outputs: np.ndarray) -> Answers
 
 
 def clipped_at(recipe: Recipe, classes: int) -> float | None:
-    """The most that training by a settled recipe let a residual count, as `metrics.probabilities_by` asks for it.
+    """Return the bound at which training by a settled recipe clips residuals, for `metrics.probabilities_by`.
 
-    Known of two classes where all rows are of one length, which a preconditioner makes them: the bound on a gradient,
-    over the length of a row and the constant of a model's own bias, and over that of two outputs' residuals. Infinite
-    for all others; None for a loss that has no probabilities. Below `LEAST_CLIPPED` it is taken for infinite: the loss
-    is flat where p and 1 - p are above it, so most margins are where noise and few steps left them.
+    The bound is known for two classes if all rows have one norm, as a preconditioner ensures. It is the clip norm
+    divided by the norm of a row with the model's own bias, and by the norm of the outputs' residuals. It is infinite in
+    all other cases, and None for a loss without probabilities. A bound below `LEAST_CLIPPED` also becomes infinite: the
+    loss is flat where p and 1 - p are above it, so noise and few steps decide most margins.
     """
     model = recipe.model
     if isinstance(model, ConvexModel) and not model.known.probabilities:

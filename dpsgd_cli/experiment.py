@@ -1,13 +1,12 @@
-"""The only joiner: recipe -> plan -> data -> trials -> result directory.
+"""The module that joins all parts of a run: recipe -> plan -> data -> trials -> result directory.
 
-Order matters and is the guarantee: the plan is priced before data is read; ledgers are charged before each release
-(private preprocessing first); the epsilon that is written comes from the ledgers, not from the plan.
+The guarantee depends on this order. The plan is priced before data is read. Ledgers are charged before each release,
+private preprocessing first. The epsilon in a result comes from the ledgers, not from the plan.
 
-A run that is stopped (Ctrl-C, a full disk, no memory) ends with a RunError, a checkpoint of the last finished epoch
-where one can be written, and no result. What that means for privacy is argued in `trials.py`.
+A run that is stopped (Ctrl-C, a full disk, no memory) ends with a RunError and no result. It leaves a checkpoint of the
+last finished epoch if one can be written. `trials.py` argues why a resumed run is as private as an uninterrupted one.
 
-Not here: any mathematics (`core/`, `privacy/`, `methods/`), how trials start and continue (`trials.py`), how rows are
-assembled (`results/assemble.py`), Click.
+Not here: how trials start and continue (`trials.py`), how rows are assembled (`results/assemble.py`).
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ def _silence(text: str) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """How to run, as opposed to what: nothing here can change a result. `say` is told what a user should know.
+    """Options of a run that cannot change its result.
 
-    `team` are the processes that train together; only the first of them speaks and writes. `save_models`: whether
-    models are kept where the recipe does not say.
+    `say` receives messages for the user. `team` is the group of processes that train together; only the first of them
+    prints and writes. `save_models` is the default for recipes without `save_model`.
     """
 
     out: Path = Path("results")
@@ -66,13 +65,13 @@ class Options:
 
 
 def settled(loaded: LoadedRecipe) -> LoadedRecipe:
-    """The recipe with everything chosen that it leaves `auto`, by public facts: the one that is trained and named."""
+    """Return the recipe with every `auto` setting resolved from public facts. This is the recipe that is trained."""
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
         return joint.settled(loaded)
 
 
 def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
-    """The plan (None for a method without privacy) and what is known of the data, before any value is used."""
+    """Return the plan (None for a method without privacy) and the outline of the data, before any value is used."""
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
         if loaded.recipe.runtime.tensorboard:
             tensorboard.check_installed()
@@ -80,7 +79,7 @@ def plan_recipe(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
 
 
 def rehearse(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
-    """What `plan_recipe` gives, once the model was built and probed as for training, on rows that are no records."""
+    """Build and check the model as training would, on synthetic rows; then return the result of `plan_recipe`."""
     plan, outline = plan_recipe(loaded)
     with failures.explained(list(origin.own_code(loaded).values()), lambda: "nothing was written"):
         check_without_data(loaded, outline)
@@ -88,16 +87,16 @@ def rehearse(loaded: LoadedRecipe) -> tuple[Plan | None, data.Outline]:
 
 
 def result_directory(loaded: LoadedRecipe, out: Path) -> Path:
-    """Where the result of this recipe lies, or will lie."""
+    """Return the directory of this recipe's result, whether it exists or not."""
     loaded = settled(loaded)
     return out / f"{loaded.recipe.name}-{recipe_hash(loaded.recipe)}"
 
 
 def is_finished(loaded: LoadedRecipe, directory: Path, say: Say = _silence) -> bool:
-    """Whether `directory` holds the result of this recipe and of the files that it names.
+    """Return True if `directory` holds the result of this recipe and of the files that it names.
 
-    Raises RunError when it was made from other data or code (the recipe's hash covers names, not contents), and
-    DataError when its files are not as they were written.
+    Raises RunError if the result was made from other data or code (the recipe's hash covers file names, not contents),
+    and DataError if the result's files have changed since they were written.
     """
     if not store.is_complete(directory):
         return False
@@ -108,10 +107,10 @@ def is_finished(loaded: LoadedRecipe, directory: Path, say: Say = _silence) -> b
 
 @trusting()
 def run(loaded: LoadedRecipe, options: Options) -> Path:
-    """Train every trial of a recipe and write its result directory, which is returned.
+    """Train every trial of a recipe, write its result directory and return that directory.
 
-    A finished result is left as it is. Raises the errors of `dpsgd_cli.errors`; what stops a run halfway (Ctrl-C too)
-    becomes a RunError that says what was kept.
+    A finished result is left unchanged. Raises the errors of `dpsgd_cli.errors`. An interruption (Ctrl-C too) becomes
+    a RunError that says what was kept.
     """
     loaded = settled(loaded)
     directory = result_directory(loaded, options.out)
@@ -123,11 +122,11 @@ def run(loaded: LoadedRecipe, options: Options) -> Path:
 
 
 def finish(loaded: LoadedRecipe, options: Options) -> Path:
-    """Write the result of a run that was stopped, as its last checkpoint has it, and return its directory.
+    """Write the result of a stopped run from its last checkpoint and return the result directory.
 
-    No record is used for training. The result's epsilon covers the epochs of the checkpoint (`Plan.rest` says where it
-    covers more); those that were trained after it were never released. A finished result is left as it is. Raises
-    RunError where there is no checkpoint, it belongs to something else, or the method has no result yet.
+    No further training takes place. The result's epsilon covers the epochs of the checkpoint (`Plan.rest` says when it
+    covers more); later epochs were never released. A finished result is left unchanged. Raises RunError if there is no
+    checkpoint, if it belongs to another run, or if the method has no result yet.
     """
     loaded = settled(loaded)
     directory = result_directory(loaded, options.out)
@@ -157,11 +156,11 @@ def finish(loaded: LoadedRecipe, options: Options) -> Path:
 
 @trusting()
 def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
-    """Train the trials of several recipes as one pack; each gets its own result directory, in the members' order.
+    """Train the trials of several recipes as one pack; return one result directory per member, in the members' order.
 
-    Guarantee: a trial's result does not depend on who else is in the pack, beyond the order of floating-point sums.
-    None of the members is finished, and all may train together. Raises as `run` does, and UsageError where settled
-    recipes do not share their data: features that follow a budget differ between budgets.
+    Guarantee: a trial's result does not depend on the other trials of the pack, beyond the order of floating-point
+    sums. The caller ensures that no member is finished and that all may train together. Raises as `run` does, and
+    UsageError if the settled recipes differ in their data: the number of features may depend on the budget.
     """
     members = [replace(member, loaded=settled(member.loaded)) for member in members]
     first, *others = (member.loaded.recipe for member in members)
@@ -196,7 +195,7 @@ def run_pack(members: Sequence[Member], options: Options) -> list[Path]:
 
 
 def _follow(members: Sequence[Member], team: Team) -> None:
-    """Train along with process 0, which does everything else."""
+    """Train together with process 0, which prints and writes for all processes."""
     own_code = [path for member in members for path in origin.own_code(member.loaded).values()]
     with failures.explained(own_code, lambda: "process 0 keeps what can be kept"):
         earlier: dict[str, Any] | None = team.tell(lambda: None)
@@ -208,7 +207,7 @@ def _follow(members: Sequence[Member], team: Team) -> None:
 
 
 def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> None:
-    """Write the results of all members, and let them appear together."""
+    """Write the results of all members to hidden places, then publish them together."""
     staged: list[store.Staged] = []
     try:
         for (member, span), directory, result in zip(trials.spans(), directories, results_of(trials), strict=True):
@@ -228,13 +227,13 @@ def _write(trials: Trials, directories: Sequence[Path], save_models: bool) -> No
 
 
 def results_of(trials: Trials) -> list[Result]:
-    """The result of each member of a pack, of the epochs that are over."""
+    """Return the result of each member of a pack, over the finished epochs."""
     final = _final(trials)
     return [assemble.result(*_finished(trials, member, span, final)) for member, span in trials.spans()]
 
 
 def checkpoint_place(members: Sequence[Member], out: Path) -> Path:
-    """The checkpoint of a pack: beside a single recipe's result, else under a name made of all its members."""
+    """Return the checkpoint's path: beside the result of a single recipe, else named by a hash of all members."""
     if len(members) == 1:
         return checkpoint.place(result_directory(members[0].loaded, out))
     names = " ".join(member.hash for member in members)
@@ -247,14 +246,14 @@ NOT_COVERED = (
 
 
 def forget(kept: Path, say: Say | None = None) -> None:
-    """Remove a checkpoint, and what could be watched of its run; `say` is told of that where something could."""
+    """Remove a checkpoint and the TensorBoard files of its run; pass NOT_COVERED to `say` if there were such files."""
     kept.unlink(missing_ok=True)
     if tensorboard.remove_live(kept) and say is not None:
         say(NOT_COVERED)
 
 
 class _Keeper:
-    """Keeps a run's checkpoint: now and then, and when the run is stopped."""
+    """Writer of a run's checkpoint, at intervals and when the run is stopped."""
 
     def __init__(self, path: Path, runtime: Runtime) -> None:
         self.path = path
@@ -266,7 +265,7 @@ class _Keeper:
         self._on_disk = 0
 
     def earlier(self, options: Options) -> dict[str, Any] | None:
-        """The checkpoint to continue from, if that is wanted and there is one."""
+        """Return the checkpoint to continue from; None without `options.resume` or without a checkpoint."""
         if tensorboard.remove_live(self.path) and not options.resume:
             options.say(NOT_COVERED)
         if not options.resume:
@@ -284,7 +283,7 @@ class _Keeper:
         return content
 
     def note(self, trials: Trials) -> None:
-        """An epoch is over (or training begins): this is what to go back to."""
+        """Take a snapshot of the trials at the start of training or at the end of an epoch."""
         self._trials, self._snapshot = trials, trials.snapshot()
 
     def save_if_due(self) -> None:
@@ -299,7 +298,7 @@ class _Keeper:
         self.show()
 
     def show(self) -> None:
-        """Let the epochs that the checkpoint holds be watched, and no others."""
+        """Show the epochs that the checkpoint on disk holds in TensorBoard, and no others."""
         if self._watching is None or self._trials is None or self._on_disk == 0:
             return
         times = [record.ended for record in self._trials.history]
@@ -327,7 +326,7 @@ class _Keeper:
 
 
 def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
-    """Epoch by epoch, with a checkpoint now and then."""
+    """Train the remaining epochs, with a checkpoint at intervals."""
     total, runtime = trials.method.epochs, trials.recipe.runtime
     keeper.note(trials)
     keeper.show()
@@ -351,7 +350,7 @@ def _train(trials: Trials, keeper: _Keeper, progress: Progress | None) -> None:
 
 
 def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assemble.EpochRecord:
-    """What is noted of an epoch that is over; metrics of public records where they are `wanted`."""
+    """Return the record of a finished epoch. If `wanted`, it includes metrics on test and public validation records."""
     loss, models = loss_of(trials.recipe, raw=True), models_of(trials)
     found = measure(models, trials.method.rows_for_output(trials.test), loss) if wanted else {}
     named = {f"test_{k}": v for k, v in found.items()}
@@ -365,7 +364,7 @@ def record(trials: Trials, epoch: int, seen: Diagnostics, wanted: bool) -> assem
 
 @dataclass(frozen=True)
 class _Final:
-    """Of all trials of a pack: what the published weights are worth on public rows, and what on training rows."""
+    """Final metrics of each trial of a pack: on public rows, and (non-private) on training rows."""
 
     metrics: dict[str, list[float]] = field(default_factory=dict)
     on_train: dict[str, list[float]] = field(default_factory=dict)
@@ -373,14 +372,14 @@ class _Final:
 
 
 def _final(trials: Trials) -> _Final:
-    """Metrics of the published weights."""
+    """Measure the published weights of all trials."""
     models = models_of(trials)
     rows_of = trials.method.rows_for_output
     table = trials.context.table
     trained = table.row_by_row() if isinstance(table, UnitTable) else table
     on_train = measure(models, rows_of(trained), trials.context.loss)
     last = trials.history[-1].metrics if trials.history else {}
-    # findings are of a whole training
+    # findings exist only for a complete training
     findings = trials.method.findings() if trials.stopped is None else None
     measured, constants = measure_once(models, rows_of(trials.test))
     last = last | {f"test_{k}": v for k, v in measured.items()} | {f"constant_{k}": v for k, v in constants.items()}
@@ -393,7 +392,7 @@ def _final(trials: Trials) -> _Final:
 
 
 def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tuple[Released, Unreleased]:
-    """What one member of the pack leaves, told apart: this is where the training rows are left behind."""
+    """Return the released and the unreleased (non-private) results of one member, separately."""
     context, dataset, findings = trials.context, trials.dataset, final.findings
     wanted = member.loaded.recipe.epochs
     length = wanted if member.plan is None and isinstance(wanted, int) else len(trials.history)
@@ -428,9 +427,10 @@ def _finished(trials: Trials, member: Member, span: slice, final: _Final) -> tup
 
 
 def _timing(trials: Trials, own: int, epochs: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was planned, and how long it took. The pack's time is shared out by trials.
+    """Return planned counts, and measured times of `own` trials over `epochs` epochs.
 
-    Examples are counted by expected batch sizes: the realised ones are private.
+    The pack's time is divided equally among its trials. Examples are counted by expected batch sizes, because the
+    realised sizes are private.
     """
     settings = trials.recipe.method
     per_epoch = len(trials.context.table)

@@ -1,12 +1,13 @@
-"""Metrics by name: one entry each, with its tasks, its words, its direction and its function.
+"""Metrics by name, each with its tasks, its wording, its direction and its function.
 
-To add one, add an entry. In results a metric is named after where it was measured: `test_accuracy`,
-`validation_accuracy`, `nonprivate_train_accuracy`; `constant_accuracy` is what a constant gets on the test records.
+To add a metric, add an entry to METRICS. In results a prefix says where a metric was measured: `test_accuracy`,
+`validation_accuracy`, `nonprivate_train_accuracy`; `constant_accuracy` is the majority-class (or mean) baseline on the
+test records.
 
-What is a mean over records is measured at every evaluation; what takes a whole table of answers, by scikit-learn's
-definitions, once: of the published weights on the test records.
+A metric that is a mean over records is measured at every evaluation. A metric that needs a table of all answers follows
+scikit-learn's definition and is measured once, for the published weights on the test records.
 
-Not here: passing a table through a model (`core/losses.py`); torch, whose tensors the functions only take.
+Not here: passing a table through a model (`core/losses.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ PLACES = ("nonprivate_train_", "validation_", "test_", "constant_")
 
 @dataclass(frozen=True)
 class Metric:
-    """`of_records`: outputs (R, B, K) and labels (R, B) to what each record counts (R, B), of which the metric is the
-    mean; None for the loss that a model was trained by, and for what is no mean.
+    """One metric.
 
-    `of_table`: one trial's answers on all records of a table; not a number where the records do not define it.
-    `in_units`: it is in the target's own unit.
+    `of_records` maps outputs (R, B, K) and labels (R, B) to values per record (R, B); the metric is their mean. It is
+    None for the training loss and for metrics that are not means. `of_table` maps one trial's answers on all records to
+    the metric, or to NaN if the records do not define it. `in_units`: the metric is in the target's unit.
     """
 
     tasks: tuple[str, ...]
@@ -42,16 +43,16 @@ class Metric:
 
     @property
     def at_every_look(self) -> bool:
-        """Whether it is a mean over records."""
+        """True for a mean over records, which every evaluation measures."""
         return self.of_records is not None or self.of_table is None
 
 
 @dataclass(frozen=True)
 class Answers:
-    """One trial's on N records: `truth` (N,) class indices or targets, `told` (N,) classes or numbers.
+    """One trial's answers on N records: `truth` (N,) class indices or targets, `told` (N,) the predictions.
 
-    For classes also `scores`, which order records: (N,) of the second of two, or (N, K); and `probabilities` of that
-    shape, where there are any.
+    For classes, `scores` order the records: (N,) for the second of two classes, or (N, K). `probabilities` have the
+    same shape, or are None for a model without probabilities.
     """
 
     truth: np.ndarray
@@ -61,9 +62,9 @@ class Answers:
 
 
 def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, clipped: float | None) -> Answers:
-    """From the outputs (N, K) of one trial: logits of K classes or, where K is 1, the margin of the second of two.
+    """Return the answers of one trial, given its outputs (N, K): logits of K classes, or for K = 1 the second's margin.
 
-    `clipped` is as of `probabilities_by`; None where margins say nothing of probabilities.
+    `clipped` is as in `probabilities_by`, or None if the loss has no probabilities.
     """
     outputs = outputs.astype(np.float64)
     shares = None if clipped is None else probabilities_by(outputs, clipped)
@@ -74,12 +75,12 @@ def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, clipped: float | 
 
 
 def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
-    """Probabilities, float64 (N, classes), by outputs (N, K): logits of classes or, where K is 1, of the second of two.
+    """Return probabilities, float64 (N, classes), of outputs (N, K): logits, or for K = 1 that of the second class.
 
-    `clipped` is the most that training let a residual p - y of two classes count; infinite where it let all of it, and
-    for more classes.
-    What training looks for is then not the share s of positives among records alike, but the p at which their clipped
-    residuals cancel: (1 - s) min(p, clipped) = s min(1 - p, clipped), which is solved for s here.
+    `clipped` is the bound at which training clipped a residual p - y of two classes; infinite without clipping and for
+    more classes. With clipping, training does not converge to the share s of positives among records with equal
+    features. It converges to the p at which their clipped residuals cancel:
+    (1 - s) min(p, clipped) = s min(1 - p, clipped). This function solves the equation for s.
 
     >>> probabilities_by(np.array([[-math.log(9)]]), 0.5).round(6).tolist()
     [[0.833333, 0.166667]]
@@ -93,8 +94,10 @@ def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
 
 
 def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
-    """Of the best that knows no feature: the shares of the `classes` among the records and the most frequent, or the
-    mean (scikit-learn's DummyClassifier, strategy prior, and DummyRegressor)."""
+    """Return the answers of the baseline without features: the most frequent class with the class shares, or the mean.
+
+    It equals scikit-learn's DummyClassifier (strategy prior) and DummyRegressor.
+    """
     if classes is None:
         return Answers(truth, np.full(len(truth), truth.mean()))
     shares = np.bincount(truth, minlength=classes) / len(truth)
@@ -104,14 +107,14 @@ def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
 
 
 def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Whether each record's class is told; one output tells two classes apart by its sign."""
+    """Return for each record whether the predicted class is correct; a single output predicts by its sign."""
     if outputs.shape[-1] == 1:
         return (outputs.squeeze(-1) > 0) == (labels > 0)
     return outputs.argmax(dim=-1) == labels
 
 
 def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How far each record's output is from its target."""
+    """Return the absolute error of each record's output."""
     return (outputs.squeeze(-1) - targets).abs()
 
 
@@ -120,7 +123,7 @@ def _accuracy(answers: Answers) -> float:
 
 
 def _balanced_accuracy(answers: Answers) -> float:
-    """The mean of the classes' recalls, over the classes that there are."""
+    """Return the mean recall of the classes that occur."""
     from sklearn.metrics import recall_score
 
     there = np.unique(answers.truth)
@@ -128,7 +131,7 @@ def _balanced_accuracy(answers: Answers) -> float:
 
 
 def _f1(answers: Answers) -> float:
-    """Of the second of two classes; of more, the mean of each one's."""
+    """Return the F1 score of the second of two classes; for more classes, the mean over classes."""
     from sklearn.metrics import f1_score
 
     several = answers.scores is not None and answers.scores.ndim == 2
@@ -136,7 +139,10 @@ def _f1(answers: Answers) -> float:
 
 
 def _auc(answers: Answers) -> float:
-    """Of more than two classes, the mean of each against the rest; undefined where a class has no record."""
+    """Return the area under the ROC curve; for more than two classes, the mean of one class against the rest.
+
+    It is NaN if a class has no record.
+    """
     from sklearn.metrics import roc_auc_score
 
     classes = 2 if answers.scores is None or answers.scores.ndim == 1 else answers.scores.shape[1]
@@ -147,7 +153,7 @@ def _auc(answers: Answers) -> float:
 
 
 def _log_loss(answers: Answers) -> float:
-    """Of the probabilities, each at least as large as the least that float64 tells from 0 beside 1."""
+    """Return the log loss, with probabilities clipped at the machine epsilon of float64."""
     from sklearn.metrics import log_loss
 
     shares = answers.probabilities
@@ -157,15 +163,18 @@ def _log_loss(answers: Answers) -> float:
 
 
 def _calibration_error(answers: Answers) -> float:
-    """By how much confidence and accuracy differ: the mean of the difference in 15 bins of equal width, each weighted
-    by its records (Guo et al. 2017, equation 5). Confidence is the probability of the class that is told."""
+    """Return the expected calibration error (Guo et al. 2017, equation 5), with 15 bins of equal width.
+
+    It is the mean absolute difference of confidence and accuracy per bin, weighted by records. Confidence is the
+    probability of the predicted class.
+    """
     shares = answers.probabilities
     if shares is None:
         return math.nan
     confidence = np.maximum(shares, 1 - shares) if shares.ndim == 1 else shares.max(axis=1)
     gaps = (answers.truth == answers.told) - confidence
     bins = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(np.int64) - 1, 0, CALIBRATION_BINS - 1)
-    # a constant that says the shares of the records is calibrated to rounding
+    # rounding makes the error of the majority-class baseline, which is calibrated, exactly 0
     return round(float(np.abs(np.bincount(bins, gaps, CALIBRATION_BINS)).sum() / len(gaps)), 12)
 
 
@@ -180,7 +189,7 @@ def _root_mean_square(answers: Answers) -> float:
 
 
 def _r2(answers: Answers) -> float:
-    """1 less the squared error as a share of that of the mean; undefined where all targets are equal."""
+    """Return 1 minus the squared error divided by that of the mean; NaN if all targets are equal."""
     from sklearn.metrics import r2_score
 
     return float(r2_score(answers.truth, answers.told)) if np.ptp(answers.truth) > 0 else math.nan
@@ -189,7 +198,7 @@ def _r2(answers: Answers) -> float:
 CALIBRATION_BINS = 15
 CLASSES, NUMBERS = ("classification",), ("regression",)
 
-# In the order in which one is taken where nobody says which.
+# The order decides which metric is the default.
 METRICS = {
     "accuracy": Metric(CLASSES, "accuracy", False, right_answers, _accuracy),
     "mae": Metric(NUMBERS, "mean absolute error", True, absolute_errors, _mean_absolute_error, in_units=True),
@@ -205,14 +214,14 @@ METRICS = {
 
 
 def metrics_of(task: str) -> dict[str, Metric]:
-    """The metrics of a task."""
+    """Return the metrics of a task, by name."""
     return {name: metric for name, metric in METRICS.items() if task in metric.tasks}
 
 
 def of_table(task: str, answers: Answers) -> dict[str, float]:
-    """The task's metrics that take a table of answers; those that the records or the model do not define are left out.
+    """Return the task's metrics that need a table of answers, without those that are undefined for it.
 
-    Where a score is not finite, all are not a number.
+    All are NaN if an answer or a score is not finite.
     """
     known = {name: metric.of_table for name, metric in metrics_of(task).items() if metric.of_table is not None}
     sound = np.isfinite(answers.told).all() and (answers.scores is None or np.isfinite(answers.scores).all())
@@ -228,7 +237,7 @@ def _of_column(column: str) -> Metric | None:
 
 
 def in_words(column: str) -> str:
-    """What a column of a result says.
+    """Return the words for a column of a result.
 
     >>> in_words("test_mae"), in_words("epsilon")
     ('test mean absolute error', 'epsilon')
@@ -238,7 +247,7 @@ def in_words(column: str) -> str:
 
 
 def less_is_better(column: str) -> bool:
-    """Whether the best of a column is the least; of a column that holds no metric, the most.
+    """Return True if lower values of a column are better; False for a column that is not a metric.
 
     >>> less_is_better("test_loss"), less_is_better("test_accuracy")
     (True, False)
@@ -248,5 +257,5 @@ def less_is_better(column: str) -> bool:
 
 
 def usual_metric(columns: list[str]) -> str | None:
-    """The test metric to speak of where nobody says which; None where there is none."""
+    """Return the default test metric among `columns`; None if there is none."""
     return next((f"test_{name}" for name in METRICS if f"test_{name}" in columns), None)

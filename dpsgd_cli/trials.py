@@ -1,20 +1,26 @@
-"""All trials of a pack while they train: how they start, where they stand, how they are continued.
+"""The trials of a pack while they train: start, state, checkpoint and restore.
 
-A pack is one recipe's trials, or those of several recipes that may train together (`sweep/planning.py` says which).
+A pack holds one recipe's trials, or those of several recipes that may train together (see `sweep/planning.py`).
 
-What a checkpoint may drop, and why a resumed run is as private as an uninterrupted one. A process that is stopped
-after its last checkpoint may have trained further epochs. Nothing of them left the process: results are written at
-the end, progress is a count of epochs (data-independent), weights and metrics live in memory only, and TensorBoard's
-files have no epoch that the checkpoint lacks. So they are no releases, their charges die with the process, and
-training them again is the first time that they are released. A run that ends with its checkpoint (`train --finish`)
-is charged for the epochs of the checkpoint, and for the whole plan where metrics by epoch could be watched, because the
-moment may then have been chosen by them (`Plan.rest`).
-With seeded streams the repetition draws the same numbers; with secure streams it draws fresh ones.
-What did leave the process, into the checkpoint, stays: the ledgers are charged again for every release up to it
-(through the budget's filter), and what private preprocessing released is taken from it and not released anew; a
-second projection would be a second release, and would not be the one that the weights were trained on.
+A resumed run is as private as an uninterrupted one. A process that is stopped after its last checkpoint may have
+trained further epochs. Nothing of these epochs left the process:
 
-Not here: models and devices (`packs.py`), the loop over epochs and what becomes of a finished run (`experiment.py`).
+- results are written at the end;
+- progress is a count of epochs, which is data-independent;
+- weights and metrics are in memory only;
+- TensorBoard's files hold no epoch that the checkpoint lacks.
+
+So these epochs are not releases, their charges end with the process, and the repeated training releases them for the
+first time. With seeded streams the repetition draws the same numbers; with secure streams it draws fresh ones.
+
+Everything that did leave the process, into the checkpoint, stays charged. The ledgers are charged again for every
+release up to the checkpoint, through the budget's filter. The output of private preprocessing is taken from the
+checkpoint and not released again: a second projection would be a second release, on which the weights were not trained.
+
+A run that ends with its checkpoint (`train --finish`) is charged for the epochs of the checkpoint. If metrics by epoch
+could be watched, it is charged for the whole plan, because they may have decided when it was stopped (`Plan.rest`).
+
+Not here: models and devices (`packs.py`), the loop over epochs and the result (`experiment.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +63,7 @@ from dpsgd_cli.results.result import Stopped
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where all trials stood after an epoch. Ledgers and history only grow, so their lengths say enough."""
+    """The state of all trials after an epoch. Ledgers and history only grow, so their lengths are enough."""
 
     done: int
     train_seconds: float
@@ -79,9 +85,9 @@ class Member:
 
 @dataclass
 class Trials:
-    """All trials of a pack while they train; those of each member lie side by side, in the members' order.
+    """The trials of a pack while they train, grouped by member, in the members' order.
 
-    `watched`: metrics by epoch can be seen while the trials train, or could before a resume (`runtime.tensorboard`).
+    `watched` is True if metrics by epoch are visible during training, or were before a resume (`runtime.tensorboard`).
     """
 
     members: tuple[Member, ...]
@@ -97,23 +103,23 @@ class Trials:
 
     @property
     def recipe(self) -> Recipe:
-        """The first member's recipe, for everything that a pack shares."""
+        """The first member's recipe, for the settings that all members share."""
         return self.members[0].loaded.recipe
 
     @property
     def seeds(self) -> list[int | None]:
-        """The seed of each trial; None where randomness comes from the operating system."""
+        """The seed of each trial; None if its randomness comes from the operating system."""
         return [seed for member in self.members for seed in member.loaded.recipe.seeds]
 
     @property
     def stopped(self) -> Stopped | None:
-        """Where the trials stand, if they are not over."""
+        """The number of finished epochs of an incomplete training; None if the training is complete."""
         if self.done >= self.method.epochs or self.method.finished:
             return None
         return Stopped(self.done, self.method.epochs, self.watched)
 
     def spans(self) -> list[tuple[Member, slice]]:
-        """Each member with the place of its trials."""
+        """Return each member with the slice of its trials on the trials axis."""
         found, begin = [], 0
         for member in self.members:
             end = begin + member.loaded.recipe.trials
@@ -122,12 +128,12 @@ class Trials:
         return found
 
     def snapshot(self) -> Snapshot:
-        """Where the trials stand now; cheap, and untouched by further training."""
+        """Return the current state. This is cheap, and further training does not change it."""
         entries = tuple(len(ledger.entries) for ledger in self.context.ledgers)
         return Snapshot(self.done, self.train_seconds, self.method.state(), entries)
 
     def checkpoint(self, at: Snapshot) -> dict[str, Any]:
-        """What `restore` needs to continue from `at`."""
+        """Return the content from which `restore` continues at the snapshot `at`."""
         made = [one.entries[:end] for one, end in zip(self.context.ledgers, at.entries, strict=True)]
         plans = self.context.plans
         rest = [
@@ -154,10 +160,11 @@ class Trials:
         }
 
     def restore(self, content: dict[str, Any], saved: Path) -> None:
-        """Stand where `checkpoint` left off; `saved` is its name. Raises RunError when it belongs to something else.
+        """Take over the state of a checkpoint; `saved` is its file name, for messages.
 
-        The ledgers are charged for what the checkpoint's were, through the filter of the budget. That must be what its
-        finished epochs release: by the plan, or, where a method chooses, by the method's own state.
+        The ledgers are charged for the checkpoint's releases, through the filter of the budget. These must be the
+        releases of its finished epochs, according to the plan or, if the method chooses, to the method's own state.
+        Raises RunError if they are not, or if the checkpoint is damaged or belongs to another run.
         """
         came_from = (content["hash"], content["data"], content["code"])
         hashes = [member.hash for member in self.members]
@@ -197,9 +204,9 @@ _UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, A
 
 
 def _alike(found: Any, like: Any) -> bool:
-    """Whether a loaded state has the parts of a method's own, each of its type, and tensors of its shape.
+    """Return True if a loaded state has the same parts, types and tensor shapes as a method's own state.
 
-    What is empty or None in the method's own state may hold anything: it grows as trials train.
+    A part that is empty or None in the method's own state may hold anything, because it grows as trials train.
     """
     if like is None or (isinstance(like, list | tuple | dict) and not like):
         return True
@@ -217,10 +224,10 @@ def _alike(found: Any, like: Any) -> bool:
 
 @dataclass(frozen=True)
 class Stage:
-    """What takes the place of a recipe's own data, for a rehearsal or an audit: rows that are no records.
+    """Synthetic rows that replace a recipe's own data in a rehearsal or an audit.
 
-    An audit also says which of them a trial trains on (`share` makes a table of trials' own), puts canaries' parameters
-    into the model (`instrument` turns what builds one into what builds the other), and watches.
+    In an audit, `share` also selects the rows that each trial trains on, `instrument` wraps the model's builder to add
+    the canaries' parameters, and `watcher` observes the training.
     """
 
     dataset: data.Dataset
@@ -235,18 +242,18 @@ def start(
     team: Team | None = None,
     stage: Stage | None = None,
 ) -> Trials:
-    """Everything ready for the first epoch; private preprocessing is charged, then done.
+    """Prepare the trials for the first epoch; private preprocessing is charged, then done.
 
-    `members` may train together. `earlier` is a checkpoint's content: its initial weights and preprocessing are
-    taken, none are drawn. What private preprocessing releases is released once, on process 0 of `team`. On a `stage`
-    nothing of the data that the recipe names is read.
+    The caller ensures that `members` may train together. `earlier` is a checkpoint's content: its initial weights and
+    preprocessing are used, none are drawn. Private preprocessing releases once, on process 0 of `team`. With a `stage`
+    the data that the recipe names is not read. Raises RunError if the number of training records differs from the plan.
     """
     team = team or Team()
     loaded, plan = members[0].loaded, members[0].plan
     recipe = loaded.recipe
     place = placement(recipe, team)
     precision.keep_sums_exact()
-    # a seed gives seeded streams; none gives the operating system's
+    # without a seed, randomness comes from the operating system
     alone: list[tuple[Member, Streams]] = [
         (member, SecureStreams() if seed is None else SeededStreams(seed))
         for member in members
@@ -294,7 +301,7 @@ def start(
 
 
 def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any] | None, team: Team) -> data.Dataset:
-    """What a recipe names, prepared for each stream's trial; what was released `earlier` is not released again."""
+    """Prepare a recipe's data for the trial of each stream; use the preprocessing released `earlier`, if any."""
     recipe, base = member.loaded.recipe, member.loaded.base
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
     adjacency = adjacency_of(recipe)
@@ -317,7 +324,7 @@ def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any]
 def _prepared(
     prepare: Callable[[dict[str, np.ndarray] | None], data.Dataset], released: dict[str, np.ndarray] | None, team: Team
 ) -> data.Dataset:
-    """Process 0 releases; the others take what it released, and transform their rows by it."""
+    """Release preprocessing on process 0; all other processes transform their rows by its released output."""
     dataset = None
 
     def first() -> dict[str, np.ndarray]:
@@ -330,7 +337,7 @@ def _prepared(
 
 
 def _tables(members: Sequence[Member], dataset: data.Dataset, place: Placement) -> tuple[Table, Table]:
-    """What trials train on and are tested on; with folds, both are parts of one table of all rows."""
+    """Return the training and the test table; with folds, both are parts of one table of all rows."""
     recipes = [member.loaded.recipe for member in members]
     unit, keys = recipes[0].data.unit, dataset.keys
     if recipes[0].folds is None:
@@ -347,31 +354,31 @@ def _tables(members: Sequence[Member], dataset: data.Dataset, place: Placement) 
     most = places_of_a_fold(_files(keys), recipes[0].folds, keys.by_place)
     if unit is None:
         return train.with_folds(out, most), train.with_folds(~out)
-    # a row is in the fold of its user
+    # all rows of a user are in one fold
     users = replace(keys, values=np.unique(keys.values))
     return _by_user(train, keys.values, unit).with_folds(own_folds(recipes, users), most), train.with_folds(~out)
 
 
 def _by_user(rows: Table, keys: np.ndarray, unit: Unit) -> Table:
-    """The users of a table of rows with these users' keys."""
+    """Return the table of users, given the rows and the key of each row's user."""
     return UnitTable.of(rows, torch.from_numpy(members_of(keys, unit.most_rows)[1]))
 
 
 def own_folds(recipes: Sequence[Recipe], keys: Keys) -> torch.Tensor:
-    """Which of the rows (N,) each trial of the recipes (R) is tested on, and does not train on: bool (N, R)."""
+    """Return the mask, bool (N, R), of the rows that each trial is tested on and does not train on."""
     held = [keys.folds(r.folds or 1, r.repeats, r.seed or 0) for r in recipes]
     return torch.from_numpy(np.concatenate(held, axis=1))
 
 
 def _files(keys: Keys) -> tuple[int, ...]:
-    """Numbers of records, or of users, in each file; of all files where keys are no places."""
+    """Return the number of records, or of users, in each file; one total if keys are not places."""
     if not keys.by_place:
         return (len(np.unique(keys.values)) if keys.of_users else len(keys),)
     return tuple(np.bincount(np.unique(keys.values) // SECOND_FILE).tolist())
 
 
 def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels, training rows first."""
+    """Return features and labels of all rows, training rows first. Raises UsageError for rows on disk."""
     held = (dataset.train_x, dataset.test_x, dataset.train_y, dataset.test_y)
     arrays = [rows for rows in held if isinstance(rows, np.ndarray)]
     if len(arrays) < len(held):
@@ -380,19 +387,19 @@ def _all_rows(dataset: data.Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _table(x: data.Rows, y: data.Rows, per_trial: bool, place: Placement) -> Table:
-    """Rows in memory on the training device, or rows that stay on disk."""
+    """Return a table of rows, in memory on the training device or left on disk."""
     if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
         return Table.load(np.asarray(x), np.asarray(y), per_trial, place.device, place.dtype)
     return StreamedTable.open(x, y, per_trial, place.device, place.dtype)
 
 
 def _held_out(x: Any, y: Any, per_trial: bool, place: Placement) -> Table | None:
-    """Validation or public rows, where there are any."""
+    """Return the table of validation or public rows, or None."""
     return None if x is None or y is None else _table(x, y, per_trial, place)
 
 
 def _ledger(member: Member) -> Ledger:
-    """A trial's ledger, charged for private preprocessing."""
+    """Return a trial's new ledger, charged for private preprocessing."""
     plan = member.plan
     if plan is None:
         return Ledger()

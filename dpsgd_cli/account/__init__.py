@@ -1,6 +1,6 @@
-"""What `dpsgd account` is asked and answers: cases, what can be afforded, rows and tables. Prices are in `privacy/`.
+"""Questions and answers of `dpsgd account`: cases, solving for a budget, rows and tables. Prices are in `privacy/`.
 
-From Python the room itself is called, `dpsgd_cli.account(...)`, which does what `calling.account` says.
+From Python, call the package itself: `dpsgd_cli.account(...)` calls `calling.account`.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Room(ModuleType):
-    """A package of the same name as the function that users call: whichever was imported first, both are there."""
+    """Callable package: package and function share a name, and both work in whichever order they are imported."""
 
     def __call__(self, *sources: Any, **given: Any) -> Any:
         return importlib.import_module("dpsgd_cli.account.calling").account(*sources, **given)

@@ -1,6 +1,6 @@
-"""The answers of `dpsgd account`: one row per accountant, series over epochs or over a parameter, and the gate.
+"""Answers of `dpsgd account`: one row per accountant, series over epochs or over a parameter, and the gate.
 
-Not here: reading the question (`cases.py`), printing (`report.py`), any price (`privacy/accountants/`).
+Text output is in `report.py`, accountants are in `privacy/accountants/`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FALSE_POSITIVES = "false-positives"
 
 @dataclass(frozen=True)
 class Row:
-    """What one accountant says of one case, the number `case` of those that were asked about.
+    """Answer of one accountant for one case; `case` is the case's index in the query.
 
-    `epsilon` is None when it refuses, and `note` then says why.
+    `epsilon` is None if the accountant refuses; `note` then gives the reason.
     """
 
     accountant: str
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Series:
-    """Named columns over an axis; a value is None where an accountant has none. `shown`: those a picture is about."""
+    """Named columns over an axis, with None where an accountant has no value; `shown` are the columns of a picture."""
 
     axis: str
     points: list[float]
@@ -57,7 +57,10 @@ class Series:
 
 
 def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -> Row:
-    """Epsilon at the case's delta (or delta at an epsilon), for the most expensive of its trials."""
+    """Return epsilon at the case's delta, or delta at `at_epsilon`, for the most expensive of the case's trials.
+
+    Returns a row without epsilon if the accountant does not cover the case.
+    """
     adjacency = None
     try:
         trials = _distinct(case.trials())
@@ -80,7 +83,7 @@ def price(case: Case, accountant: Accountant, at_epsilon: float | None = None) -
 
 
 def attacker_of(case: Case, rates: Sequence[float] = RATES) -> Attacker | None:
-    """The best attacker on the trial that tells most; None where no accountant has a profile of it."""
+    """Return the best attacker on the most exposed trial; None if no accountant gives its privacy profile."""
     try:
         return strongest([best_attacker(releases, rates) for releases in _distinct(case.trials())])
     except (UnsupportedMechanism, FailedAccountant):
@@ -88,7 +91,7 @@ def attacker_of(case: Case, rates: Sequence[float] = RATES) -> Attacker | None:
 
 
 def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
-    """True positives of the best attacker by false positives, of each case, and of a blind guess."""
+    """Return the best attacker's true positive rate at each false positive rate, per case and for a blind guess."""
     columns: dict[str, list[float | None]] = {}
     for case in cases:
         found = strongest([best_attacker(releases, rates) for releases in _distinct(case.trials())])
@@ -99,7 +102,10 @@ def tradeoff_curve(cases: Sequence[Case], rates: Sequence[float]) -> Series:
 
 
 def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Target) -> list[Row]:
-    """What the budget buys: by each accountant for itself, or once for all when the budget is in rho."""
+    """Return a row per accountant with the value of `parameter` that the budget affords.
+
+    A budget in epsilon is solved for each accountant separately, a budget in rho once for all of them.
+    """
     if target.rho is not None:
         value, solved = case.solved(parameter, target, named[0])
         return [replace(price(solved, accountant), solved={parameter: value}) for accountant in named]
@@ -114,9 +120,9 @@ def afford(case: Case, named: Sequence[Accountant], parameter: str, target: Targ
 
 
 def ranked(rows: Sequence[Row], more_is_better: bool = False) -> list[Row]:
-    """Smallest epsilon first, or the best solution where one was solved for; estimates after bounds, refusals last.
+    """Return the rows by epsilon, or by the solved value, best first; estimates follow bounds, refusals come last.
 
-    `more_is_better`: whether the larger of two solutions serves the user better (epochs, not noise).
+    `more_is_better`: the larger of two solved values is the better one (epochs, not noise).
     """
     sign = -1.0 if more_is_better else 1.0
 
@@ -131,10 +137,10 @@ Question = tuple[Case, Sequence[Accountant]]
 
 
 def epoch_curve(questions: Sequence[Question], with_rho: bool, named_by_user: bool = True) -> Series:
-    """Epsilon after every epoch, for each case and each of its accountants that covers it. Refusals drop out.
+    """Return epsilon after every epoch, for each case and each of its accountants that covers it.
 
-    Where the user has named no accountant, a picture shows the one that proves least of each case.
-    Raises UnsupportedMechanism, with all the reasons, when nothing is left.
+    Unless the user named accountants, a picture shows the accountant with the smallest proved epsilon of each case.
+    Raises UnsupportedMechanism, with all reasons, if no accountant covers any case.
     """
     cases = [case for case, _ in questions]
     columns: dict[str, list[float | None]] = {}
@@ -161,7 +167,10 @@ def epoch_curve(questions: Sequence[Question], with_rho: bool, named_by_user: bo
 def parameter_curve(
     questions: Sequence[Question], axis: str, points: Sequence[float], named_by_user: bool = True
 ) -> Series:
-    """Epsilon over the values of one parameter; empty where an accountant refuses a value."""
+    """Return epsilon over the values `points` of parameter `axis`; None where an accountant refuses a value.
+
+    Raises UnsupportedMechanism, with all reasons, if no accountant covers any case.
+    """
     cases = [case for case, _ in questions]
     columns: dict[str, list[float | None]] = {}
     shown: list[str] = []
@@ -180,9 +189,9 @@ def parameter_curve(
 
 
 def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequence[float]) -> Series:
-    """Renyi divergence of one Poisson-sampled Gaussian, of the unsampled one, and Yu et al.'s conjectured bound.
+    """Return Renyi divergences of a Poisson-sampled and an unsampled Gaussian, and Yu et al.'s conjectured bound.
 
-    Yu et al. 2019, Figures 1 and 16.
+    Source: Yu et al. 2019, Figures 1 and 16.
     """
     columns: dict[str, list[float | None]] = {
         "sampled": [renyi.poisson_gaussian_divergence(sampling_rate, noise_multiplier, order) for order in orders],
@@ -195,7 +204,7 @@ def divergence_curve(sampling_rate: float, noise_multiplier: float, orders: Sequ
 def check_gate(cases: Sequence[Case], rows: Sequence[Row], most: float) -> None:
     """Raise BudgetExceeded unless some upper bound proves epsilon <= `most` for every case.
 
-    Nor does it pass a case that lacks a part, or that holds what no price covers.
+    Also raise it for a case with missing parts or with uses of the data that no price covers.
     """
     missing = [text for case in cases for text in case.missing()]
     if missing:
@@ -221,7 +230,7 @@ def _refused(case: Case, accountant: Accountant, adjacency: str | None, refusal:
 
 
 def _distinct(trials: Sequence[Sequence[Release]]) -> list[list[Release]]:
-    """Trials that released the same are priced once."""
+    """Return the distinct lists of releases, each with equal mechanisms merged."""
     found: dict[tuple[Release, ...], list[Release]] = {}
     for releases in trials:
         merged = merge(list(releases))
@@ -241,7 +250,7 @@ def _rho_curve(epochs: Sequence[Sequence[Release]]) -> list[float] | None:
 
 
 def _prefix(case: Case, cases: Sequence[Case]) -> str:
-    """What tells the columns of several cases apart."""
+    """Return the prefix that distinguishes a case's columns from those of other cases; empty for a single case."""
     if len(cases) == 1:
         return ""
     labels = {other.label for other in cases}
@@ -252,7 +261,7 @@ def _prefix(case: Case, cases: Sequence[Case]) -> str:
 
 
 def _least(own: dict[str, Accountant], columns: dict[str, list[float | None]]) -> list[str]:
-    """The column that proves least at the end of a curve, or the least estimate where nothing is proved."""
+    """Return the column with the smallest upper bound at the end of its curve, or the smallest estimate if none."""
 
     def key(column: str) -> tuple[bool, float]:
         last = next((value for value in reversed(columns[column]) if value is not None), math.inf)
@@ -276,6 +285,6 @@ def _series(
 
 
 def steps_between(start: float, stop: float, step: float) -> Iterator[float]:
-    """start, start + step, ... up to and including stop."""
+    """Yield start, start + step, ... up to and including stop."""
     count = math.floor((stop - start) / step + 1e-9)
     yield from (round(start + i * step, 12) for i in range(count + 1))

@@ -1,4 +1,4 @@
-"""`dpsgd account` as a function of Python. Not here: what flags mean together (`question.py`), rows (`answers.py`)."""
+"""Python function for `dpsgd account`. Flags are interpreted in `question.py`; rows are computed in `answers.py`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ def account(
     trust_code: bool = False,
     **flags: Any,
 ) -> list[dict[str, Any]]:
-    """What numbers, recipes, result directories or ledgers cost in privacy, or what a budget affords.
+    """Return the privacy cost of numbers, recipes, result directories or ledgers, or what a budget affords.
 
-    `sources` and `flags` are those of `dpsgd account --help`, with `_` for `-`; `overrides` replaces settings of a
-    recipe by dotted key. A Python file that a recipe names runs only if this user trained with it, or with
-    `trust_code`.
+    `sources` and `flags` are those of `dpsgd account --help`, with `_` for `-`. `overrides` replaces recipe settings by
+    dotted key. A Python file that a recipe names runs only if this user trained with it, or with `trust_code`.
 
-    Returns a row an accountant, as `--format json` prints them: `accountant`, `epsilon` (None where it refuses, for the
-    reason in `note`), `delta`, `adjacency`, `batching`, `bound` (`upper` or `estimate`), ... Raises the errors of
-    `dpsgd_cli.errors`, UsageError for a file that is not trusted. Needs no torch.
+    Returns one row per accountant, as `--format json` prints them: `accountant`, `epsilon` (None if it refuses, with
+    the reason in `note`), `delta`, `adjacency`, `batching`, `bound` (`upper` or `estimate`), ... Raises the errors of
+    `dpsgd_cli.errors`; UsageError for a file that is not trusted. Needs no torch.
 
     >>> row = account(noise_multiplier=4, sampling_rate=0.01, steps=10000, accountant="moments")[0]
     >>> f"epsilon {row['epsilon']:.2f} at delta {row['delta']:g}, {row['bound']}"

@@ -1,8 +1,7 @@
-"""What `dpsgd account` is asked to price: the flags of a command line, a recipe, or ledgers.
+"""Cases that `dpsgd account` prices: command-line flags, recipes or ledgers.
 
-A case knows its releases, epoch by epoch where epochs are known, and the parameters that a solver may set. Recipes
-and ledgers are in `recipes.py` and `ledgers.py`, so that plain numbers are answered without their imports.
-Not here: prices.
+A case knows its releases, by epoch where epochs are known, and the parameters that a solver may set. Recipes and
+ledgers are in `recipes.py` and `ledgers.py`, so that plain numbers are priced without their imports.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ BATCH_SIZE = "batch-size"
 
 
 class Case(ABC):
-    """Releases to price at `delta`. `label` tells cases of one query apart; `described` says what they are to a reader.
+    """Releases to price at `delta`.
 
-    `together`: how many trials of it are published, and priced as one; None where one trial is, the most expensive.
+    `label` distinguishes the cases of a query; `described` describes the case to a reader. `together` is the number of
+    published trials that are priced jointly; None prices one trial, the most expensive.
     """
 
     delta: float
@@ -41,27 +41,33 @@ class Case(ABC):
 
     @abstractmethod
     def each_trial(self) -> list[list[Release]]:
-        """What bounds each trial that was made, its releases or its budget."""
+        """Return releases that bound the cost of each trial: those that were made, or the trial's budget."""
 
     @abstractmethod
     def each_curve(self) -> list[list[list[Release]]]:
-        """Releases of each trial, epoch by epoch; what came before training belongs to the first."""
+        """Return the releases of each trial by epoch; the first epoch includes releases before training."""
 
     @property
     def subject(self) -> str:
-        """What is priced, in words."""
+        """Description of the releases that are priced."""
         if self.together is None:
             return self.described
         return f"{self.described.split('; ')[0]}; {count(self.together, 'trial')} together"
 
     def repeated(self, trials: int) -> Case:
-        """All of `trials` trials together, as one. What asks for their releases is refused where they do not add up."""
+        """Return the case of `trials` trials priced jointly.
+
+        Its releases raise UnsupportedMechanism if no joint guarantee holds.
+        """
         case = copy.copy(self)
         object.__setattr__(case, "together", trials)
         return case
 
     def trials(self) -> list[list[Release]]:
-        """What is priced; the most expensive one is stated."""
+        """Return the releases to price, per trial; the statement is for the most expensive trial.
+
+        Raises UnsupportedMechanism if the case has no statement.
+        """
         self._check()
         made = self.each_trial()
         if self.together is None:
@@ -71,7 +77,10 @@ class Case(ABC):
         return [[Release(r.mechanism, r.count * self.together) for r in made[0]]]
 
     def by_epoch(self) -> list[list[Release]]:
-        """The same epoch by epoch; of several trials that are not together, the longest."""
+        """Return the releases to price by epoch; for several trials that are not priced jointly, the longest trial's.
+
+        Raises UnsupportedMechanism if the case has no statement.
+        """
         self._check()
         curves = self.each_curve()
         if self.together is None:
@@ -86,7 +95,7 @@ class Case(ABC):
             raise UnsupportedMechanism(reason)
 
     def noise_multipliers(self) -> list[float | None]:
-        """The noise multiplier of each epoch of `by_epoch` (its last Gaussian's)."""
+        """Return the noise multiplier of each epoch of `by_epoch`: its last Gaussian's; None without one."""
         values: list[float | None] = []
         for releases in self.by_epoch():
             noises = [r.mechanism.noise_multiplier for r in releases if isinstance(r.mechanism, GaussianSum)]
@@ -94,15 +103,15 @@ class Case(ABC):
         return values
 
     def parameters(self) -> dict[str, bool]:
-        """What may be solved for, and whether more of it costs more."""
+        """Return the parameters that may be solved for; True if a larger value costs more."""
         return {}
 
     def with_value(self, parameter: str, value: float) -> Case:
-        """The same case with another value of one parameter."""
+        """Return a copy of the case with `parameter` set to `value`; UsageError if the case has no such parameter."""
         raise UsageError(f"{self.label or 'this'} has no free {parameter}; it can be solved for flags and recipes only")
 
     def afforded(self, parameter: str, target: Target, accountant: Accountant) -> float:
-        """The value of one of `parameters` that spends as much of the budget as it allows."""
+        """Return the value of one of `parameters` that spends as much of the budget as possible, and no more."""
 
         def build(value: float) -> list[Release]:
             return self.with_value(parameter, value).trials()[0]
@@ -111,15 +120,15 @@ class Case(ABC):
         return afforded(build, parameter, target, accountant, self.delta, most)
 
     def most_in_a_batch(self) -> int | None:
-        """The number of records, where it is known."""
+        """Return the number of records, an upper bound on the batch size; None if unknown."""
         return None
 
     def solved(self, parameter: str, target: Target, accountant: Accountant) -> tuple[float, Case]:
-        """The value of `parameter` that spends as much of the budget as it allows, and no more; and the case with it.
+        """Return the value of `parameter` that spends as much of the budget as possible, and the case with that value.
 
         Guarantee: the cost of the returned case, by `accountant` (zCDP for a budget in rho), is at most the budget. For
         a recipe it is the value that its plan gives to `auto`.
-        Raises InfeasibleBudget when no value fits, UsageError for a parameter that the case does not have.
+        Raises InfeasibleBudget if no value fits, UsageError for a parameter that the case does not have.
         """
         known = self.parameters()
         if parameter not in known:
@@ -130,53 +139,53 @@ class Case(ABC):
         return value, self.with_value(parameter, value)
 
     def free(self) -> str | None:
-        """The one parameter that was left out; None when there is none, or several."""
+        """Return the parameter that was left out and is solved for; None if there is none."""
         return None
 
     def budget(self) -> Target:
-        """The case's own budget."""
+        """Return the case's own budget; by default an empty one."""
         return Target()
 
     def spends_a_budget(self) -> bool:
-        """Whether releases are chosen as a trial goes, so that only the budget which its filter polices is priced."""
+        """Return True if releases are chosen during a trial, so that the price is the budget of its privacy filter."""
         return False
 
     def own_remarks(self) -> list[str]:
-        """What a reader should know of each trial besides the rows."""
+        """Return remarks on each trial, printed below the rows."""
         return []
 
     def remarks(self) -> list[str]:
-        """What a reader should know besides the rows."""
+        """Return all remarks that are printed below the rows, including the assumptions of a joint price."""
         several = (self.together or 1) > 1 and self.no_statement() is None
         return [*self.own_remarks(), *([f"{count(self.together or 1, 'trial')} together: {self.assumed}"] * several)]
 
     def uncovered(self) -> list[str]:
-        """What was read of the data that no price covers; a gate does not pass it."""
+        """Return the uses of the data that no price covers; with any, `--max-epsilon` fails."""
         return []
 
     def why_apart(self, trials: int) -> str | None:
-        """Why nothing is stated of `trials` of its trials together (`together.py`); None where they add up."""
+        """Return why `trials` trials have no joint guarantee (`together.py`); None if their costs add up."""
         del trials
         return None
 
     def no_statement(self) -> str | None:
-        """Why nothing is stated of it, whoever accounts."""
+        """Return why no accountant can state a guarantee for the case; None if one may."""
         reason = None if self.together is None else self.why_apart(self.together)
         return None if reason is None else f"{count(self.together or 1, 'trial')} together: {reason}"
 
     def missing(self) -> list[str]:
-        """What should be priced with it and is not there, so that no gate may pass."""
+        """Return the missing files that belong to the price; with any, `--max-epsilon` fails."""
         return []
 
     assumed: str = FIXED
-    """What is taken for granted when its trials are added up."""
+    """Assumption under which the costs of trials add up."""
 
 
 @dataclass(frozen=True)
 class FlagCase(Case):
-    """Constant noise, from numbers alone. Exactly one of `steps` and `epochs` is given, or neither (to be solved).
+    """Case with constant noise, given by numbers. At most one of `steps` and `epochs` is set; neither to solve for it.
 
-    `records`, where it is given, is what the sampling rate is a share of.
+    `records` is the number of training records that the sampling rate refers to; None if not given.
     """
 
     batching: Batching
@@ -195,12 +204,12 @@ class FlagCase(Case):
 
     @property
     def kind(self) -> BatchingKind:
-        """What depends on the batching."""
+        """Properties of the batching."""
         return BATCHINGS[self.batching]
 
     @property
     def described(self) -> str:  # type: ignore[override]
-        """The setting in words."""
+        """Description of the setting."""
         noise = "noise multiplier to be found" if self.noise_multiplier is None else f"z {self.noise_multiplier:.8g}"
         rate = "" if self.free() != BATCH_SIZE else f", batch size of {count(self.records or 0, 'record')} to be found"
         rate = rate if self.sampling_rate is None else f", sampling rate {self.sampling_rate:.6g}"
@@ -211,14 +220,14 @@ class FlagCase(Case):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches that make up an epoch; 1 for full batches."""
+        """Number of batches of an epoch; 1 for full batches."""
         if self.batching == "full" or self.sampling_rate is None:
             return 1
         return max(1, math.ceil(1 / self.sampling_rate - 1e-9))
 
     @property
     def uses(self) -> int:
-        """Counts of the mechanism: steps, or epochs for shuffled batches (a part of an epoch counts whole)."""
+        """Number of uses of the mechanism: steps, or epochs for shuffled batches (a partial epoch counts as whole)."""
         if self.kind.by_epoch:
             if self.epochs is not None:
                 return self.epochs
@@ -232,7 +241,7 @@ class FlagCase(Case):
         return _given(self.epochs, "--steps or --epochs") * self.steps_per_epoch
 
     def release(self, uses: int) -> Release:
-        """`uses` of the one mechanism."""
+        """Return `uses` releases of the case's mechanism; UsageError if a number is missing."""
         noise = self.noise_multiplier
         if noise is None:
             raise UsageError("give --noise-multiplier, or a budget (--target-epsilon, --target-rho) to solve for it")

@@ -1,6 +1,6 @@
-"""What a run that is not finished has released, priced as the result of its last checkpoint would be.
+"""Checkpoints as cases: an unfinished run, priced like the result of its last checkpoint.
 
-Not here: the file (`results/checkpoint.py`), making that result (`dpsgd train --finish`).
+The file format is in `results/checkpoint.py`; `dpsgd train --finish` makes that result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CheckpointCase(LedgerCase):
-    """Every trial of the recipes of one checkpoint. `released` is what the file says."""
+    """All trials of a checkpoint's recipes; `released` is the content of the file."""
 
     released: Released | None = None
 
@@ -38,7 +38,7 @@ class CheckpointCase(LedgerCase):
 
     @cached_property
     def by_ledger(self) -> list[list[list[LedgerEntry]]]:
-        """The trials of each recipe, in order; what `Released.rest` charges stands last."""
+        """Ledger entries of each recipe's trials, in order; the charges of `Released.rest` come last."""
         path = self.paths[0]
         trials = []
         for trial, lines in enumerate(self.told.ledgers):
@@ -50,7 +50,7 @@ class CheckpointCase(LedgerCase):
 
     @cached_property
     def seeds(self) -> list[int | None]:
-        """The seed of each trial; None for noise of the operating system."""
+        """Seed of each trial; None for noise from the operating system."""
         both = zip(self.told.ledgers, self.told.rest, strict=True)
         return [json.loads([*made, *rest][0]).get("seed") for made, rest in both]
 
@@ -79,7 +79,7 @@ class CheckpointCase(LedgerCase):
 
 
 def _by_recipe(trials: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
-    """What belongs to the trials of each recipe, which lie side by side."""
+    """Split a list with one item per trial into one list per recipe; `sizes` are the recipes' numbers of trials."""
     found, begin = [], 0
     for size in sizes:
         found.append(list(trials[begin : begin + size]))
@@ -88,9 +88,9 @@ def _by_recipe(trials: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
 
 
 def read_checkpoint(path: Path, delta: float | None) -> CheckpointCase:
-    """The ledgers of a checkpoint; `delta` left out is the least that one of its recipes states.
+    """Return the case of a checkpoint; `delta` None means the smallest delta of its recipes.
 
-    Raises DataError for training without privacy, and RunError for a file that is damaged.
+    Raises DataError for a missing file or training without privacy, RunError for a damaged file.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such checkpoint; give a result directory, a ledger, a checkpoint or a recipe")

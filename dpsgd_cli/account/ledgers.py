@@ -1,7 +1,4 @@
-"""What was released, read back: `ledger.jsonl` files, alone, in a result directory, or all those of a sweep.
-
-Not here: prices (`accountants/`), the format of a ledger (`ledger.py`).
-"""
+"""Ledgers as cases: `ledger.jsonl` files by themselves, in a result directory, or of a whole sweep."""
 
 from __future__ import annotations
 
@@ -30,10 +27,12 @@ GONE = "the sweep lists this cell, which has neither a result nor a record that 
 
 @dataclass(frozen=True)
 class LedgerCase(Case):
-    """Every trial of some ledgers. `alone`: those with no result beside them; `gone`: results that should be there.
+    """All trials of some ledgers.
 
-    `choices`: what tells of runs that were made beside these and removed, of which only the best was published
-    (`sweep/choosing.py`).
+    - `alone`: ledgers without a result in their folder.
+    - `gone`: results that a sweep lists and that are missing.
+    - `choices`: records of private choices whose other runs were removed and only the best one published
+      (`sweep/choosing.py`).
     """
 
     paths: tuple[Path, ...]
@@ -46,7 +45,7 @@ class LedgerCase(Case):
 
     @classmethod
     def joined(cls, cases: Sequence[LedgerCase]) -> LedgerCase:
-        """The ledgers of several sources, each file once, at the least delta of them."""
+        """Return one case with the ledgers of several sources, each file once, at their smallest delta."""
 
         def every(name: str) -> tuple[Path, ...]:
             return tuple({path.resolve(): path for case in cases for path in getattr(case, name)}.values())
@@ -57,18 +56,18 @@ class LedgerCase(Case):
 
     @cached_property
     def by_ledger(self) -> list[list[list[LedgerEntry]]]:
-        """The trials of each ledger, in order. Raises DataError for a missing, empty or damaged one."""
+        """Entries of each ledger's trials, in order. Raises DataError for a missing, empty or damaged ledger."""
         found = map(read_entries, self.paths)
         return [[trials[trial] for trial in sorted(trials)] for trials in found]
 
     @property
     def entries(self) -> list[list[LedgerEntry]]:
-        """Trial by trial, in order."""
+        """Entries of all trials, in order."""
         return [trial for trials in self.by_ledger for trial in trials]
 
     @property
     def described(self) -> str:  # type: ignore[override]
-        """What was found."""
+        """Description of the ledgers and their trials."""
         files = f"{len(self.paths)} ledgers, " if len(self.paths) > 1 else ""
         trials = count(len(self.entries), "trial")
         stated = "; the most expensive trial is stated" if len(self.entries) > 1 else ""
@@ -77,13 +76,13 @@ class LedgerCase(Case):
 
     @property
     def unit(self) -> str | None:
-        """Whose rows are protected together; None where single records are, or ledgers differ in it."""
+        """Unit of privacy whose rows are protected together; None for single records, or if ledgers differ."""
         found = {entry.unit for trial in self.entries for entry in trial}
         return found.pop() if len(found) == 1 else None
 
     @property
     def batching(self) -> str:  # type: ignore[override]
-        """The batchings of training, joined by +."""
+        """Batchings of training, joined by +."""
         entries = [entry for trial in self.entries for entry in trial]
         training = [entry for entry in entries if entry.phase == "train"] or entries
         names = {e.release.mechanism.batching for e in training if isinstance(e.release.mechanism, GaussianSum)}
@@ -103,7 +102,10 @@ class LedgerCase(Case):
         return why_apart(runs, len(self.entries))
 
     def no_statement(self) -> str | None:
-        """Also of one trial: a ledger that nothing vouches for may hold two runs of one seed as one trial."""
+        """Return why no accountant can state a guarantee, even for one trial; None if one may.
+
+        A ledger without a result may record two runs with one seed as one trial.
+        """
         for path, trials in zip(self.paths, self.by_ledger, strict=True) if self.alone else ():
             seeds = read_seeds(path) if path in self.alone else None
             for seed, trial in zip(seeds or (), trials, strict=seeds is not None):
@@ -116,7 +118,7 @@ class LedgerCase(Case):
         return super().no_statement()
 
     def why_apart(self, trials: int) -> str | None:
-        del trials  # a ledger has those that it has
+        del trials  # the ledgers fix the number of trials
         return self._apart
 
     def spends_a_budget(self) -> bool:
@@ -149,10 +151,10 @@ def _by_epoch(trial: Sequence[LedgerEntry]) -> list[list[Release]]:
 
 
 def read_ledgers(source: str, delta: float | None) -> LedgerCase | None:
-    """The ledgers that `source` names: a .jsonl file, or a directory that holds some; None for anything else.
+    """Return the ledgers of `source`, a .jsonl file or a directory with ledgers; None for anything else.
 
-    Raises DataError for a directory without any, and where a result that a ledger belongs to is not as it was written:
-    what is missing from it would be missing from the price. `delta` left out: the least that a result states, or 1e-5.
+    `delta` None means the smallest delta of the results, or 1e-5. Raises DataError for a directory without ledgers, and
+    if a ledger's result was changed after it was written, since a missing part would be missing from the price.
     """
     path = Path(source)
     if path.is_dir():
@@ -174,7 +176,7 @@ def read_ledgers(source: str, delta: float | None) -> LedgerCase | None:
 
 
 def _ledgers_in(folder: Path) -> list[Path]:
-    """One for every result and every ledger below `folder`, but for those in the making, which are hidden."""
+    """Return a ledger path for every result and every ledger below `folder`, except hidden (unfinished) ones."""
     found = {place.parent for name in (LEDGER, RESULT) for place in folder.rglob(name)}
     return sorted(place / LEDGER for place in found if not is_hidden(place, folder))
 
@@ -189,7 +191,10 @@ def _chooses(path: Path) -> bool:
 
 
 def _stated_delta(ledger: Path) -> float | None:
-    """The delta of the statement of the result that a ledger belongs to; None for one by itself."""
+    """Return the delta that a ledger's result states; None for a ledger without a result.
+
+    Raises DataError for a result trained without privacy.
+    """
     if ledger.name != LEDGER or not is_complete(ledger.parent):
         return None
     privacy = read_whole(ledger.parent)["privacy"]
@@ -199,7 +204,10 @@ def _stated_delta(ledger: Path) -> float | None:
 
 
 def _run(directory: Path, seeds: Sequence[int | None] | None, adjacency: str | None) -> Run:
-    """The trials of a ledger, by the result that it lies beside; DataError where that was damaged."""
+    """Return the run of a ledger, with its tested records from the result in the same folder.
+
+    Raises DataError for a damaged result.
+    """
     name = directory.name or str(directory)
     if not is_complete(directory):
         return Run(name, seeds, adjacency, None)

@@ -1,12 +1,10 @@
-"""Recipes made comparable: the same budget, the same seeds and test records, if wanted the same data.
+"""Recipes with matched terms for a comparison: equal budgets, seeds and test records, and on request equal data.
 
-What a recipe leaves free is solved for by its own plan, on its own sampler and adjacency. One whose noise is fixed
-gets the first noise multiplier that the budget asks for, which moves all others (all are scaled by one factor where it
-would not), at as many epochs as it has: those that it names, or, where it trains until its budget is spent, those that
-its own budget buys. Where neither is known before it runs (noise that follows the validation accuracy, no budget of its
-own), the budget decides how long it trains. Its label says which.
-
-Not here: that solution (`privacy/plan.py`, `account/solving.py`).
+A recipe's plan solves for the number that the recipe leaves free, with its own sampler and adjacency. In a recipe with
+fixed noise, the first noise multiplier is solved for. It moves all others; where it would not, one factor scales all.
+The number of epochs stays: the number that the recipe names, or, if it trains until its budget is spent, the number
+that its own budget affords. If neither is known before the run (adaptive noise, no own budget), the budget decides the
+length. The recipe's label says which case applies.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from dpsgd_cli.wording import count
 
 @dataclass(frozen=True)
 class Terms:
-    """What all recipes of a comparison share; None leaves what each recipe says."""
+    """Terms that all recipes of a comparison share; None keeps each recipe's own value."""
 
     epsilons: tuple[float, ...] = ()
     delta: float = 1e-5
@@ -40,10 +38,10 @@ class Terms:
 
 
 def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | None, LoadedRecipe]]:
-    """Every recipe at every budget: its label, its epsilon (None: as it is) and itself.
+    """Return each recipe at each budget, as label, epsilon (None: the recipe's own budget) and recipe.
 
-    Raises RecipeError for a recipe that does not stand these terms, UsageError for the same recipe twice or for tests
-    on different records of the same data.
+    Raises RecipeError for a recipe that is invalid under these terms. Raises UsageError for a recipe given twice, or
+    for tests on different records of the same data.
     """
     data = None if terms.data_of is None else load_recipe(terms.data_of)
     first = [(source, load_recipe(source, _shared(terms, data))) for source in sources]
@@ -70,7 +68,7 @@ def matched(sources: Sequence[str], terms: Terms) -> list[tuple[str, float | Non
 
 
 def _shared(terms: Terms, data: LoadedRecipe | None) -> list[str]:
-    """Who gives the data also says how they are cut: folds, or one test set."""
+    """Return the overrides of all recipes; the recipe `data` gives the data section and its folds or test set."""
     folds = [] if terms.folds is None else [f"folds={terms.folds}"]
     if data is None:
         return [*folds, *terms.overrides]
@@ -79,10 +77,10 @@ def _shared(terms: Terms, data: LoadedRecipe | None) -> list[str]:
 
 
 def _see_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
-    """Refuse, before anything is trained, recipes that would be tested on different records of the same data.
+    """Raise UsageError before training if recipes would be tested on different records of the same data.
 
-    Recipes for add-remove and for other adjacencies have different coins (`data/splits.py`) and go together all the
-    same: their guarantees differ, so no difference between them is stated.
+    Recipes for add-remove and for other adjacencies have different coins (`data/splits.py`) but are accepted: their
+    guarantees differ, so no difference between them is stated.
     """
     known: dict[tuple[object, ...], dict[str, str]] = {}
     for source, loaded in recipes:
@@ -100,7 +98,7 @@ def _see_equal_tests(recipes: Sequence[tuple[str, LoadedRecipe]]) -> None:
 
 
 def _seeded(recipe: Recipe) -> list[str]:
-    """Pairs need seeds, so the noise of a comparison is reproducible."""
+    """Return the override for seeded noise: paired comparisons need seeds."""
     return ["privacy.noise_source=seeded"] if recipe.privacy is not None else []
 
 
@@ -116,7 +114,7 @@ def _budget(recipe: Recipe, epsilon: float, delta: float) -> list[str]:
 
 
 def _fixed(loaded: LoadedRecipe) -> _Fixed | str:
-    """What a budget decides of a recipe: the noise that it fixes, or, as words for its label, something else."""
+    """Return the recipe's fixed noise, to be solved for at a budget; else label text: empty, or "length solved"."""
     recipe = loaded.recipe
     assert recipe.privacy is not None
     schedule = recipe.privacy.schedule
@@ -127,7 +125,7 @@ def _fixed(loaded: LoadedRecipe) -> _Fixed | str:
     try:
         plan, _ = plan_and_outline(loaded)
     except DpsgdError:
-        # which the recipe at its new budget will meet, too, if it is not about the old one
+        # if the error does not concern the old budget, planning at the new budget raises it again
         plan = None
     if not isinstance(recipe.epochs, int) and (plan is None or not plan.epochs):
         return " (length solved)"
@@ -136,7 +134,7 @@ def _fixed(loaded: LoadedRecipe) -> _Fixed | str:
 
 @dataclass(frozen=True)
 class _Fixed:
-    """Noise that a recipe fixes, how long it trains, and its plan at its own budget (None: it has none that fits)."""
+    """Fixed noise of a recipe, its epochs, and its plan at its own budget (None if planning fails)."""
 
     schedule: Schedule
     epochs: int | str
@@ -144,7 +142,7 @@ class _Fixed:
 
     @property
     def label(self) -> str:
-        """What to say of it in a table."""
+        """Label text for tables."""
         length = (
             "" if self.plan is None or isinstance(self.epochs, int) else f"{count(len(self.plan.epochs), 'epoch')}, "
         )
@@ -152,7 +150,7 @@ class _Fixed:
         return f" ({length}{'noise solved' if isinstance(self.schedule, Uniform) else noise})"
 
     def changes(self, epsilon: float, delta: float) -> list[str]:
-        """Overrides that free its noise for this budget."""
+        """Return overrides that free or scale the noise for this budget."""
         length = [f"epochs={len(self.plan.epochs)}"] if self.plan is not None else []
         schedule = self._scaled(epsilon, delta) if self._is_scaled else None
         schedule = schedule or self.schedule.with_number(next(iter(self.schedule.numbers())), "auto")
@@ -160,11 +158,11 @@ class _Fixed:
 
     @property
     def _is_scaled(self) -> bool:
-        """Where the first noise does not move all the others, it may not be able to meet a budget."""
+        """True if all noise is scaled: solving for the first multiplier alone may fail if the others do not follow."""
         return self.plan is not None and not self.schedule.follows_initial
 
     def _scaled(self, epsilon: float, delta: float) -> Schedule | None:
-        """None where there is no such factor: the recipe's plan will say why."""
+        """Return the schedule scaled to the budget; None if no factor fits, which planning then explains."""
         assert self.plan is not None
         try:
             factor = least_factor(self.plan, epsilon, delta)

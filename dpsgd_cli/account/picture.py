@@ -1,7 +1,7 @@
-"""A series of `dpsgd account` as a picture: what was asked for, and a legend beside the curves.
+"""Pictures of a series of `dpsgd account`: the requested curves with a legend.
 
-The table has more columns (rho, noise, bounds that nobody asked for); a picture of all of them shows none. Where the
-least and the largest are far apart, the scale is logarithmic. Loaded for `--plot` alone, as matplotlib is slow to load.
+The table has more columns (rho, noise, other bounds), too many for a picture. The scale is logarithmic if the curves
+end at very different values. Imported for `--plot` alone, because matplotlib is slow to load.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _UPWARDS = {"order": "Renyi divergence", FALSE_POSITIVES: "true positives"}
 
 
 def draw(series: Series, path: str) -> None:
-    """A line for each column of `series.shown`, written to `path`, whose ending chooses the format."""
+    """Draw a line for each column of `series.shown` into `path`, whose ending selects the format.
+
+    Raises RunError if the picture cannot be written.
+    """
     mpl.use("Agg")
     from matplotlib import pyplot
 

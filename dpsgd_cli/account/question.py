@@ -1,6 +1,6 @@
-"""What `dpsgd account` is asked, from its flags to cases, accountants, rows and curves.
+"""Questions of `dpsgd account`: from its flags to cases, accountants, rows and curves.
 
-Not here: options and printing (`commands/account.py`), prices (`answers.py`), tables (`report.py`).
+Options and printing are in `commands/account.py`, prices in `answers.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpsgd_cli.recipe.batching import BATCHINGS
 from dpsgd_cli.wording import quoted
 
 MOST_USES = 1_000_000_000_000
-"""Of steps, epochs and trials."""
+"""Largest number of steps, epochs or trials."""
 MOST_IN_A_GROUP = 1_000_000
 
 _COUNT = (1, MOST_USES, f"a whole number of at least 1 and at most {MOST_USES}")
@@ -46,7 +46,7 @@ _NUMBERS: dict[str, tuple[float, float, str]] = {
     "group": (1, MOST_IN_A_GROUP, f"a whole number of at least 1 and at most {MOST_IN_A_GROUP}"),
     "best_of": (1.0, sys.float_info.max, "at least 1 and finite"),
 }
-"""Every number that may be asked with: its least and its largest value, and both in words."""
+"""Range of each numeric option: smallest value, largest value, and the range in words."""
 
 _FORM = ("format",)
 _PRICED = ("delta", "accountant", "trials", "best_of", "law", *_FORM)
@@ -64,7 +64,7 @@ _USES: dict[str, tuple[str, ...]] = {
     "--over false-positives": ("over", "trials", *_OF_NUMBERS, "plot", *_FORM),
     "--excess-risk": ("excess_risk", *_FORM),
 }
-"""The options that each question uses; another one that is given is an error."""
+"""Options that each question uses; any other option is an error."""
 _HINTS = {
     "--max-epsilon": "--max-epsilon judges prices, ask for one",
     "--plot": "a picture is of a curve, give --curve or --over",
@@ -73,7 +73,7 @@ _HINTS = {
 
 
 class Asked:
-    """The command line, one attribute per option. No dataclass: making one takes a millisecond of every answer."""
+    """Command line of `dpsgd account`, one attribute per option. Not a dataclass: creating the class takes 1 ms."""
 
     arguments: tuple[str, ...]
     noise_multiplier: float | None
@@ -104,7 +104,7 @@ class Asked:
     format: str | None
 
     def __init__(self, **given: Any) -> None:
-        """Raises UsageError for numbers out of range and for options that do not go together."""
+        """Check the options. Raises UsageError for numbers out of range and for options that exclude each other."""
         self.__dict__.update(given)
         for name in _NUMBERS:
             check_number(name, getattr(self, name))
@@ -120,7 +120,7 @@ class Asked:
 
     @property
     def question(self) -> str:
-        """The row of `_USES` that this is."""
+        """Key of the question in `_USES`."""
         if self.excess_risk is not None:
             return "--excess-risk"
         if self.over is not None:
@@ -148,7 +148,7 @@ class Asked:
 
 
 def check_number(name: str, value: float | None) -> None:
-    """Raise UsageError for a `value` of option `name` that is NaN or outside its range; None passes."""
+    """Raise UsageError for a `value` of option `name` that is no number or outside its range; None passes."""
     if value is None:
         return
     least, most, words = _NUMBERS[name]
@@ -159,7 +159,7 @@ def check_number(name: str, value: float | None) -> None:
 
 
 def demands_of(asked: Asked, error: float) -> list[dict[str, Any]]:
-    """Steps and records of Lecture 9, section 7, for each recipe."""
+    """Return the steps and records of Lecture 9, section 7, for each recipe; UsageError without a recipe."""
     from dpsgd_cli.account.recipes import demand_of
     from dpsgd_cli.recipe.loading import load_recipe
 
@@ -169,7 +169,7 @@ def demands_of(asked: Asked, error: float) -> list[dict[str, Any]]:
 
 
 def cases_of(asked: Asked) -> list[Case]:
-    """What is asked about, in the order given."""
+    """Return the cases of the command line, in the order given."""
     cases = [_source_case(asked, source) for source in asked.sources] if asked.sources else _flag_cases(asked)
     if asked.trials == "1":
         return cases
@@ -179,7 +179,7 @@ def cases_of(asked: Asked) -> list[Case]:
 
 
 def _as_one(cases: list[Case]) -> Case:
-    """The trials of several sources, all published: ledgers are one question, however they are named."""
+    """Return one case with all trials of several ledgers; UsageError if a source is not a ledger."""
     from dpsgd_cli.account.ledgers import LedgerCase
 
     ledgers = [case for case in cases if isinstance(case, LedgerCase)]
@@ -219,7 +219,7 @@ def _flag_cases(asked: Asked) -> list[Case]:
 
 
 def _check_flags(asked: Asked, batchings: Sequence[str], rate: float | None) -> None:
-    """Refuse numbers that contradict each other, and those that no batching of the question uses."""
+    """Raise UsageError for numbers that contradict each other or that no batching of the question uses."""
     kinds = [kind for name, kind in BATCHINGS.items() if name in batchings]
     truncated = any(kind.recorded == "truncated" for kind in kinds)
     if asked.largest_batch is not None and not truncated:
@@ -243,7 +243,7 @@ def _check_flags(asked: Asked, batchings: Sequence[str], rate: float | None) -> 
 
 
 def _sampling_rate(asked: Asked) -> float | None:
-    """As it was given, or of a batch size and a number of records."""
+    """Return the given sampling rate, or batch size over number of records; None without either."""
     if asked.batch_size is None:
         return asked.sampling_rate
     if asked.sampling_rate is not None:
@@ -296,7 +296,7 @@ def _trial_count(text: str, case: Case) -> int:
         if recipe is None:
             raise UsageError("--trials all: numbers have no trials of their own; give how many")
         return int(recipe.trials)
-    # no longer than the bound, since very long numbers take long to read
+    # no more digits than the bound has, since very long numbers are slow to parse
     if not text.isdecimal() or len(text) > len(str(MOST_USES)) or not 1 <= int(text) <= MOST_USES:
         raise UsageError(
             f"--trials is {quoted(text)}, but must be a whole number of at least 1 and at most {MOST_USES}, or all"
@@ -305,7 +305,7 @@ def _trial_count(text: str, case: Case) -> int:
 
 
 def _accountants(asked: Asked, case: Case) -> list[accountants.Accountant]:
-    """Those to ask about one case."""
+    """Return the accountants for one case."""
     if asked.best_of is not None:
         if set(asked.accountant) - {"rdp"}:
             raise UsageError("--best-of is priced by Renyi divergences only: leave --accountant out, or say rdp")
@@ -325,7 +325,10 @@ def _accountants(asked: Asked, case: Case) -> list[accountants.Accountant]:
 
 
 def rows_of(asked: Asked, cases: list[Case]) -> list[answers.Row]:
-    """Prices, or what a budget affords. A refusal by the only accountant asked is an error."""
+    """Return ranked rows of prices, or of the values that a budget affords.
+
+    Raises UnsupportedMechanism if every accountant refuses, unless a case has no statement at all.
+    """
     rows: list[answers.Row] = []
     more_is_better = False
     for index, case in enumerate(cases):
@@ -334,11 +337,11 @@ def rows_of(asked: Asked, cases: list[Case]) -> list[answers.Row]:
         more_is_better = parameter is not None and case.parameters().get(parameter, False)
         if parameter is None:
             if not asked.accountant and asked.best_of is None and case.spends_a_budget():
-                # a budget in epsilon may be one by this accountant, which then states just that
+                # if the budget in epsilon was set by this accountant, it states exactly that epsilon
                 tight = accountants.get("zcdp-tight")
                 named = [*named, tight if asked.group == 1 else ForGroup(tight, asked.group)]
             found = [answers.price(case, accountant, asked.at_epsilon) for accountant in named]
-            # that of one record is no group's: k^2 times as much (Bun and Steinke 2016, Proposition 1.9)
+            # a group of k records has k^2 times the rho of one record (Bun and Steinke 2016, Proposition 1.9)
             found = [dataclasses.replace(row, rho=row.rho and row.rho * asked.group**2) for row in found]
             if asked.attacker:
                 told = answers.attacker_of(case)
@@ -352,7 +355,7 @@ def rows_of(asked: Asked, cases: list[Case]) -> list[answers.Row]:
 
 
 def _reasons(rows: list[answers.Row]) -> str:
-    """Why nobody answers, each reason once."""
+    """Return the accountants' reasons for refusing, each reason once."""
     named: dict[str, list[str]] = {}
     for row in rows:
         named.setdefault(row.note.removeprefix("refused: "), []).append(row.accountant)
@@ -360,7 +363,10 @@ def _reasons(rows: list[answers.Row]) -> str:
 
 
 def _free_parameter(asked: Asked, case: Case) -> str | None:
-    """What to solve for; None when everything is given and only the price is asked."""
+    """Return the parameter to solve for; None if the question is a price.
+
+    Raises UsageError for two targets, or if a target leaves nothing to solve for.
+    """
     wanted = asked.target_epsilon is not None or asked.target_rho is not None
     if asked.target_epsilon is not None and asked.target_rho is not None:
         raise UsageError("give --target-epsilon or --target-rho, not both")
@@ -384,7 +390,7 @@ def _target(asked: Asked, case: Case) -> Target:
 
 
 def series_of(asked: Asked, cases: list[Case]) -> answers.Series:
-    """The curve that --curve or --over asks for."""
+    """Return the curve of `--curve` or `--over`; UsageError for a bad axis."""
     questions = [(case, _accountants(asked, case)) for case in cases]
     if asked.over is None:
         with_rho = not asked.accountant or asked.accountant == ("zcdp",)
@@ -408,7 +414,7 @@ def series_of(asked: Asked, cases: list[Case]) -> answers.Series:
 
 
 def _axis(text: str) -> tuple[str, list[float]]:
-    """NAME=FROM:TO:STEP."""
+    """Parse NAME=FROM:TO:STEP into the name and its points; UsageError for anything else."""
     name, _, span = text.partition("=")
     try:
         start, stop, step = (float(part) for part in span.split(":"))

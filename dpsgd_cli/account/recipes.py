@@ -1,7 +1,4 @@
-"""A recipe as something to price: its plan, and what Lecture 9 asks of it, without reading data and without torch.
-
-Not here: the plan itself (`plan.py`), prices (`accountants/`), the theorem (`lectures.py`).
-"""
+"""Recipes as cases: the price of a recipe's plan, and Lecture 9's demands, without reading data and without torch."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ from dpsgd_cli.wording import count
 
 @dataclass(frozen=True)
 class RecipeCase(Case):
-    """One trial of a recipe, as planned. `delta` replaces the recipe's own where it is given."""
+    """One planned trial of a recipe. `wanted_delta` replaces the recipe's own delta unless it is None."""
 
     loaded: LoadedRecipe
     recipe: Recipe
@@ -53,7 +50,7 @@ class RecipeCase(Case):
 
     @property
     def described(self) -> str:  # type: ignore[override]
-        """The plan in words; what is free is not planned yet."""
+        """Description of the plan, or of the error if planning fails."""
         try:
             plan = self.plan
         except (PrivacyError, UsageError) as error:
@@ -68,18 +65,18 @@ class RecipeCase(Case):
 
     @property
     def delta(self) -> float:  # type: ignore[override]
-        """Where epsilon is stated."""
+        """Delta at which epsilon is stated."""
         stated = self.wanted_delta or self._privacy.delta or getattr(self._privacy.budget, "delta", None)
         return stated if stated is not None else self.plan.delta
 
     @property
     def batching(self) -> str:  # type: ignore[override]
-        """How records reach a step."""
+        """Batching of the recipe's method."""
         return self.recipe.method.batching
 
     @cached_property
     def plan(self) -> Plan:
-        """What would be released. Raises as planning does."""
+        """Plan of the recipe. Raises UsageError for an open length without a budget, and the errors of planning."""
         privacy = self._privacy
         endless = isinstance(self.recipe.method, Gradient) and not isinstance(self.recipe.epochs, int)
         if privacy.budget is None and endless:
@@ -127,7 +124,10 @@ class RecipeCase(Case):
         return training_records(self.recipe, data.outline(self.recipe.data, self.loaded.base))
 
     def afforded(self, parameter: str, target: Target, accountant: Accountant) -> float:
-        """What planning the recipe gives where this number is `auto` (the epochs: until the budget is spent)."""
+        """Return the value that the recipe's plan gives to `parameter` as `auto` (epochs: until the budget is spent).
+
+        For the batch size, search for the value.
+        """
         if parameter == BATCH_SIZE:
             return super().afforded(parameter, target, accountant)
         trials = self.together or 1
@@ -147,7 +147,10 @@ class RecipeCase(Case):
         return float(solved.number_at(parameter))
 
     def with_value(self, parameter: str, value: float) -> Case:
-        """Raises UnsupportedMechanism for a value whose schedule runs out of noise."""
+        """Return a copy of the case with `parameter` set to `value`; UsageError for a parameter it does not have.
+
+        Planning the copy raises UnsupportedMechanism for a value whose schedule runs out of noise.
+        """
         # without the budget, so that a solver may try what does not fit
         freed = {} if self._privacy.budget is None else {"budget": None, "delta": self.delta}
         if parameter == "epochs":
@@ -185,22 +188,23 @@ class RecipeCase(Case):
 
 
 def read_recipe(source: str, overrides: Sequence[str], delta: float | None, epochs: int | None) -> RecipeCase:
-    """The recipe file, or shipped recipe, `source`."""
+    """Return the case of `source`, a recipe file or the name of a shipped recipe."""
     extra = [] if epochs is None else [f"epochs={epochs}"]
     loaded = load_recipe(source, [*overrides, *extra])
     return RecipeCase(loaded, loaded.recipe, delta)
 
 
 def _share(rho: float, trials: int) -> float:
-    """The most that each of `trials` trials may cost, so that their sum is not above `rho`."""
+    """Return the largest rho per trial such that `trials` trials cost at most `rho` in total."""
     share = rho / trials
     return math.nextafter(share, 0.0) if trials * share > rho else share
 
 
 def demand_of(loaded: LoadedRecipe, error: float) -> dict[str, Any]:
-    """Steps T and records n at which the expected excess risk of Lecture 9's algorithm is at most `error`.
+    """Return the steps T and records n at which Lecture 9's algorithm has expected excess risk of at most `error`.
 
-    Raises UsageError for a recipe that is no convex problem in a ball, PrivacyError without bounds or budget.
+    Raises UsageError unless the recipe is a convex problem in a ball, PrivacyError without feature bounds or a budget
+    of epsilon and delta.
     """
     recipe, model = loaded.recipe, loaded.recipe.model
     if not isinstance(model, ConvexModel) or model.radius is None:

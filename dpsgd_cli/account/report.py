@@ -1,7 +1,4 @@
-"""Answers as text: table, JSON, CSV.
-
-Not here: any number's computation (`answers.py`), pictures (`picture.py`).
-"""
+"""Answers of `dpsgd account` as text: table, JSON or CSV. Pictures are in `picture.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _WIDTH = 118
 
 
 def prices(cases: Sequence[Case], rows: Sequence[Row], form: str | None) -> str:
-    """Rows as JSON or CSV, or as a table between what was asked about and what there is to remark."""
+    """Return rows as JSON or CSV, or as a table with the cases' descriptions above and remarks below."""
     if form in ("json", "csv"):
         return as_json(rows) if form == "json" else as_csv(rows)
     told = [remark for case in cases for remark in (*case.remarks(), *case.uncovered())]
@@ -28,7 +25,7 @@ def prices(cases: Sequence[Case], rows: Sequence[Row], form: str | None) -> str:
 
 
 def demands(rows: Sequence[dict[str, Any]], form: str | None) -> str:
-    """What Lecture 9 asks of each recipe."""
+    """Return the steps and records that Lecture 9 asks of each recipe, as text or JSON."""
     import json
 
     if form == "json":
@@ -41,7 +38,7 @@ def demands(rows: Sequence[dict[str, Any]], form: str | None) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Aligned columns; reasons of refusals below their names."""
+    """Return rows as aligned columns; refusals follow, grouped by reason."""
     priced = [row for row in rows if row.epsilon is not None]
     refused = [row for row in rows if row.epsilon is None]
     lines = _aligned([_header(rows), *(_cells(row, rows) for row in priced)]) if priced else []
@@ -56,28 +53,28 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def as_json(rows: Sequence[Row]) -> str:
-    """A list of objects; numbers that are not finite become null, and the note says so."""
+    """Return rows as a JSON list of objects; numbers that are not finite become null, and the note says so."""
     import json
 
     return json.dumps([_record(row) for row in rows], indent=2)
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line per row, with a header."""
+    """Return rows as CSV, with a header."""
     records = [_record(row) for row in rows]
     names = list(dict.fromkeys(name for record in records for name in record))
     return "\n".join([",".join(names), *(",".join(_cell(record.get(name)) for name in names) for record in records)])
 
 
 def series_csv(series: Series) -> str:
-    """The axis, then one column per series."""
+    """Return a series as CSV: the axis, then one column per curve."""
     header = ",".join(_cell(name) for name in (series.axis, *series.columns))
     body = zip(series.points, *series.columns.values(), strict=True)
     return "\n".join([header, *(",".join(_cell(_plain(value)) for value in row) for row in body)])
 
 
 def series_json(series: Series) -> str:
-    """A list of objects, one per point."""
+    """Return a series as a JSON list of objects, one per point."""
     import json
 
     body = zip(series.points, *series.columns.values(), strict=True)
@@ -95,7 +92,7 @@ def _header(rows: Sequence[Row]) -> list[str]:
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
     source = [row.source] if len({row.source for row in rows}) > 1 else []
-    # in full, since a rounded number may cost more than the budget
+    # unrounded, since a rounded number may cost more than the budget
     solved = [repr(row.solved[name]).removesuffix(".0") if name in row.solved else "" for name in _solved_names(rows)]
     rho = [] if all(other.rho is None for other in rows) else ["" if row.rho is None else f"{row.rho:.6g}"]
     assert row.epsilon is not None

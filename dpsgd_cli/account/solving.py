@@ -1,7 +1,6 @@
-"""What a budget affords: of noise, of steps, of a factor of all noise of a plan. Never overshoots it.
+"""Solvers for a budget: the noise, the length, or the factor of all noise of a plan. They never exceed the budget.
 
-Not here: the search itself (`search.py`), what is solved for (`cases.py`), schedules with one free number
-(`privacy/budget.py`).
+Schedules with one free number are solved in `privacy/budget.py`.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
 
 Build = Callable[[float], Sequence[Release]]
 _FACTOR = Span("factor of all noise multipliers", cheap=1e9, expensive=1e-6, start=1.0, precision=PRECISION)
-# a scaled schedule's formula rounds otherwise than its scaled values
+# a scaled schedule's formula and its scaled values differ by rounding
 _ROUNDING = 1 + 1e-9
 LENGTH = Span("steps", cheap=1.0, expensive=float(1 << 26), start=1.0, whole=True)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A budget: epsilon at the case's delta, or rho."""
+    """Budget: epsilon at the case's delta, or rho."""
 
     epsilon: float | None = None
     rho: float | None = None
 
     @property
     def limit(self) -> float:
-        """The budget's number."""
+        """Value of the budget; UsageError if none is given, or if it is not positive and finite."""
         limit = self.rho if self.rho is not None else self.epsilon
         if limit is None:
             raise UsageError("give a budget: --target-epsilon or --target-rho, or one in the recipe")
@@ -49,7 +48,7 @@ class Target:
 
 
 def span_of(parameter: str, records: int | None = None) -> Span:
-    """Where a number of a question may lie; a batch is of at most all `records`."""
+    """Return the search range of a parameter; `records` bounds a batch size."""
     if parameter == "noise-multiplier":
         return NOISE
     most = LENGTH.expensive if records is None else float(records)
@@ -59,10 +58,11 @@ def span_of(parameter: str, records: int | None = None) -> Span:
 def afforded(
     build: Build, parameter: str, target: Target, accountant: Accountant, delta: float, records: int | None = None
 ) -> float:
-    """The value of `parameter` whose releases spend as much of the budget as it allows, at `delta`, and no more.
+    """Return the value of `parameter` whose releases spend as much of the budget at `delta` as possible, and no more.
 
-    Where it is the size of batches, of `records`, all of them may be the answer; and where epochs are fixed, of which
-    parts of a step count whole, the next larger size costs too much, but not necessarily each beyond that.
+    A batch size, for which `records` is given, may be as large as `records`. With fixed epochs, a partial step counts
+    as whole: the next larger batch size is then too expensive, but an even larger one may not be.
+    Raises InfeasibleBudget if no value fits, or if nothing limits a whole number.
     """
     span = span_of(parameter, records)
     if target.rho is not None:
@@ -86,11 +86,11 @@ def afforded(
 
 
 def calibrate(build: Build, accountant: Accountant, epsilon: float, delta: float, span: Span = NOISE) -> float:
-    """Smallest noise multiplier, or whatever `span` is about, whose releases cost at most `epsilon` at `delta`.
+    """Return the smallest noise multiplier, or other number in `span`, that costs at most `epsilon` at `delta`.
 
-    Guarantee: `accountant.epsilon(build(answer), delta) <= epsilon`, and nothing that is more expensive than the
-    answer by more than the precision satisfies it, if the cost is monotone.
-    Raises InfeasibleBudget when even the cheap end of `span` costs too much; UnsupportedMechanism as the accountant
+    Guarantee: `accountant.epsilon(build(answer), delta) <= epsilon`. If the cost is monotone, no value that is more
+    expensive than the answer by more than the precision satisfies this.
+    Raises InfeasibleBudget if even the cheap end of `span` costs too much, UnsupportedMechanism as the accountant
     does, and where it refuses to price what would spend the budget.
     """
     found = most_expensive(lambda value: gap_of(accountant.epsilon(build(value), delta), epsilon), span)
@@ -123,7 +123,7 @@ def least_factor(plan: Plan, epsilon: float, delta: float) -> float:
 
 
 class RepeatedAccountant(Derived, stated=False):
-    """What an accountant says of `trials` trials, all of them published, when it is given the releases of one."""
+    """Accountant for `trials` published trials, given the releases of one of them."""
 
     def __init__(self, accountant: Accountant, trials: int) -> None:
         super().__init__(accountant)

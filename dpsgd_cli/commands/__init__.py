@@ -1,1 +1,1 @@
-"""One file per subcommand; each exposes `command` and is imported only when it is called."""
+"""Subcommands, one file each; a file defines `command` and is imported only when that is called."""

@@ -1,6 +1,6 @@
-"""`dpsgd account`: what a training costs, and what a budget affords. Needs no torch and no data.
+"""Command `dpsgd account`: the privacy cost of a training, or what a budget affords. Needs no torch and no data.
 
-Not here: what the flags mean together (`account/question.py`), tables (`account/report.py`).
+Flags are interpreted in `account/question.py`; tables are in `account/report.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpsgd_cli.recipe.batching import BATCHINGS
 
 
 class Rate(click.ParamType):
-    """A number, or a batch size over a number of records: 0.01 or 600/60000."""
+    """Option type for a sampling rate: a number, or batch size over number of records, as in 0.01 or 600/60000."""
 
     name = "rate"
 

@@ -1,4 +1,4 @@
-"""`dpsgd audit`: thin, and light until a recipe was read. Not here: what is done and said (`auditing.py`)."""
+"""Command `dpsgd audit`: options only, without slow imports until a recipe was read. `auditing.py` runs the audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dpsgd audit` does and says once its recipe was read. Not here: the audit itself (`audit/`)."""
+"""Run of `dpsgd audit` after its recipe was read: it audits, writes and prints. The attacks are in `audit/`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpsgd_cli.results import report as pages
 
 @trusting()
 def audit(loaded: LoadedRecipe, out: Path | None, result: Path | None, options: Options) -> None:
-    """Audit, write what was found, and print it. Raises RunError where the claim is refuted."""
+    """Audit a claim, write the findings and print them. Raises RunError if the claim is refuted."""
     if result is not None:
         store.read_whole(result)
     loaded = settled(loaded)

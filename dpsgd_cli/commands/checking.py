@@ -1,4 +1,4 @@
-"""What `dpsgd recipe check-model` says of a recipe's model. Not here: verdicts on layers (`core/verdicts.py`)."""
+"""Output of `dpsgd recipe check-model`. Verdicts on layers are in `core/verdicts.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from dpsgd_cli.wording import count
 
 
 def told(loaded: LoadedRecipe) -> Iterator[str]:
-    """A line a layer; then ModelError with all that is refused, or what it takes to hold one record."""
+    """Yield one line per layer, then the memory that a step needs per record and trial.
+
+    Raises ModelError with all reasons if a layer is refused.
+    """
     outline = data.outline(loaded.recipe.data, loaded.base)
     recipe, shape = loaded.recipe, outline.input_shape
     if shape is None:

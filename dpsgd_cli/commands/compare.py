@@ -1,4 +1,4 @@
-"""`dpsgd compare`: thin, and light. Not here: what it does and says (`comparing.py`)."""
+"""Command `dpsgd compare`: options only, without slow imports. `comparing.py` runs the comparison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...]:
-    """`0.5,1,3` as ascending positive numbers."""
+    """Parse text such as `0.5,1,3` into ascending positive numbers; BadParameter for anything else."""
     del context, parameter
     try:
         found = tuple(sorted({float(part) for part in text.split(",")})) if text else ()

@@ -1,6 +1,6 @@
-"""What `dpsgd compare` does and says. Torch is loaded only where there is something to train.
+"""Run of `dpsgd compare`. Torch is imported only if there is something to train.
 
-Not here: training at matched budgets (`sweep/comparing.py`), statistics, tables and pages (`results/`).
+Training at matched budgets is in `sweep/comparing.py`; statistics, tables and pages are in `results/`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from dpsgd_cli.results.pictures import draw
 
 @dataclass(frozen=True)
 class Shown:
-    """What is written besides the tables."""
+    """Options for the output in addition to the tables."""
 
     plot: bool
     report: Path | None
     with_nonprivate: bool
 
     def check(self, metric: str | None) -> None:
-        """A page is there to be shared, so what is not to be published needs a word."""
+        """Raise UsageError for a page with a non-private metric, unless `--with-nonprivate` allows it.
+
+        Pages are made to be shared.
+        """
         nonprivate = metric is not None and metric.startswith("nonprivate_")
         if nonprivate and self.report is not None and not self.with_nonprivate:
             raise UsageError(
@@ -40,7 +43,7 @@ class Shown:
             )
 
     def write(self, found: Comparison, place: Path) -> None:
-        """Tables, pictures and the page; says where they are."""
+        """Write tables, pictures and the page, and print where they are."""
         written = tables.write(found, place)
         pictures: dict[str, Path] = {}
         if self.plot or self.report is not None:
@@ -57,7 +60,7 @@ class Shown:
 def compare(
     sources: Sequence[str], terms: dict[str, Any], by: tuple[str | None, str | None], shown: Shown, out: Path | None
 ) -> None:
-    """Print and write the comparison of recipes, which are trained first, and results. `by`: metric and baseline."""
+    """Train the recipes without a result, then print and write the comparison. `by`: metric and baseline."""
     shown.check(by[0])
     overrides = tuple(source for source in sources if "=" in source and not Path(source).exists())
     places = [Path(source) for source in sources if source not in overrides and Path(source).is_dir()]
@@ -70,7 +73,7 @@ def compare(
         from dpsgd_cli.sweep.comparing import trained
 
         entries += trained(recipes, {**terms, "overrides": overrides}, results, lambda said: click.echo(said, err=True))
-    # `results/*` names what earlier comparisons wrote, too
+    # `results/*` also names folders that earlier comparisons wrote
     places = [p for p in places if not (p.name.startswith("comparison-") and (p / "comparison.json").is_file())]
     entries += [entry for place in places for entry in comparisons.read_entries(place)]
     if not entries:
@@ -82,7 +85,7 @@ def compare(
 
 
 def _distinct(entries: list[Entry]) -> list[Entry]:
-    """Results of the same name told apart by their directory."""
+    """Return the entries; entries with equal names and targets are named by their directories."""
     counts = Counter((entry.method, entry.target) for entry in entries)
     return [
         replace(entry, method=entry.directory.name) if counts[(entry.method, entry.target)] > 1 else entry

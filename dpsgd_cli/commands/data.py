@@ -1,4 +1,4 @@
-"""`dpsgd data`: list, fetch and verify the data sets that have a card. Thin: the work is in `dpsgd_cli/data/`."""
+"""Command `dpsgd data`: list, fetch and verify the data sets that have a card. The work is in `dpsgd_cli/data/`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _CARDS = click.option(
 
 
 def _cards(names: tuple[str, ...], folder: Path | None) -> list[Card]:
-    """The cards of these names, or all where none is given: shipped ones, or those in a folder."""
+    """Return the named cards, or all cards without names: shipped ones, or those in `folder`.
+
+    Raises UsageError for a name that `folder` does not have.
+    """
     if folder is None:
         return [catalog.load_card(name) for name in names or catalog.names()]
     known = catalog.own_cards(folder)
@@ -132,7 +135,7 @@ def synthetic(
 
 
 def _checks(card: Card) -> dict[str, Callable[[], object]]:
-    """For each file, what reads it and raises DataError when it is not right."""
+    """Return, per file name, a function that reads the file and raises DataError if its content is wrong."""
     if card.reader.kind == "bundled":
         return {card.files[0].name: functools.partial(readers.read, card)}
     return {file.name: functools.partial(catalog.read_content, card, file) for file in card.files}

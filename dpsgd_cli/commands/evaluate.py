@@ -1,4 +1,4 @@
-"""`dpsgd evaluate`: metrics of trained models on labelled records. Thin: the work is in `trained.py`."""
+"""Command `dpsgd evaluate`: metrics of trained models on labelled records. The work is in `trained.py`."""
 
 from __future__ import annotations
 

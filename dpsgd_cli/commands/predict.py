@@ -1,4 +1,4 @@
-"""`dpsgd predict`: what a trained model says of new records. Thin: the work is in `trained.py`."""
+"""Command `dpsgd predict`: predictions of a trained model for new records. The work is in `trained.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`dpsgd recipe`: list, show, validate and draft recipes; print their schema.
+"""Command `dpsgd recipe`: list, show, validate and draft recipes; print their schema.
 
-Not here: how a recipe is read or checked (`recipe/loading.py`), or what it costs (`dpsgd train --dry-run`).
+Reading and checking recipes is in `recipe/loading.py`.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def show_batching(records: int, batch_size: int, largest_batch: int | None, seed
 
 
 def draw(records: int, batch_size: int, seed: int, largest_batch: int | None = None) -> dict[Batching, list[list[int]]]:
-    """The batches of the first epoch, by kind of batching, each as record numbers from 0."""
+    """Return the batches of the first epoch by kind of batching, each as record numbers from 0."""
     from dpsgd_cli.core.streams import SeededStreams
 
     streams = SeededStreams(seed)
@@ -214,10 +214,10 @@ def draw(records: int, batch_size: int, seed: int, largest_batch: int | None = N
 
 
 def unsaid(recipe: Recipe, base: Path = Path()) -> list[str]:
-    """What a recipe leaves out and has no default of its own for, a line of comment a key: `# key: value (why)`.
+    """Return comment lines `# key: value (why)` for keys without a value or default in the recipe.
 
-    Such keys stay out of a resolved recipe: what they come to belongs to the data card or the operating system, and
-    writing it down would make another recipe of it.
+    Such keys stay out of a resolved recipe: their values come from the data card or the operating system, and writing
+    them down would make a different recipe.
     """
     said = []
     if recipe.data.preprocess is None:

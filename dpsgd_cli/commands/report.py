@@ -1,4 +1,4 @@
-"""`dpsgd report`: writes the page of a result anew, or those of every result in a folder. Loads no torch."""
+"""Command `dpsgd report`: rewrite the page of a result, or of every result in a folder. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dpsgd sweep`: thin. Not here: cells, packs and prices (`sweep/`)."""
+"""Command `dpsgd sweep`: options and progress. Cells, packs and prices are in `sweep/`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _RunByDefault(click.Group):
-    """`dpsgd sweep FILE ...` is `dpsgd sweep run FILE ...`."""
+    """Group that runs `dpsgd sweep FILE ...` as `dpsgd sweep run FILE ...`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -32,7 +32,7 @@ class _RunByDefault(click.Group):
 
 
 class _Launcher(click.ParamType):
-    """One of the launchers there are when the command is called."""
+    """Option type for a launcher that is registered when the command is called."""
 
     name = "launcher"
 
@@ -133,7 +133,7 @@ def status(folder: Path) -> None:
 
 
 def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bool) -> int:
-    """Run, with a line a pack on stderr; returns how many of this shard's cells failed."""
+    """Run the sweep, printing a line per pack to stderr; return the number of this shard's failed cells."""
     launch = launchers.get(launcher)
     session.begin()
     jobs = session.jobs(retry_failed, fail_fast)
@@ -156,7 +156,7 @@ def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bo
 
 
 class _Progress:
-    """What is done, how fast, and what is left."""
+    """Progress of a sweep: packs and trials done, speed, and time left."""
 
     def __init__(self, packs: int, trials: int) -> None:
         self._packs, self._trials = packs, trials

@@ -1,4 +1,4 @@
-"""`dpsgd train`: thin, and light until a recipe was read. Not here: what is then done and said (`training.py`)."""
+"""Command `dpsgd train`: options only, without slow imports until a recipe was read. `training.py` runs it."""
 
 from __future__ import annotations
 

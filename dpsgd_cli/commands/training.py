@@ -1,4 +1,4 @@
-"""What `dpsgd train` does and says once its recipe was read. Not here: the run itself (`experiment.py`)."""
+"""Run of `dpsgd train` after its recipe was read: progress, messages and result. Training is in `experiment.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dpsgd_cli.wording import count, visible
 
 
 def rehearse(loaded: LoadedRecipe) -> None:
-    """Print the plan and its price, once the model was built."""
+    """Build the model, then print the plan and its price."""
     if processes.started_by_a_launcher():
         raise UsageError("--dry-run is for one process; start it without torchrun")
     loaded = experiment.settled(loaded)
@@ -43,11 +43,10 @@ def rehearse(loaded: LoadedRecipe) -> None:
 def train(
     loaded: LoadedRecipe, out: Path, resume: bool, fail_on_divergence: bool = False, finish: bool = False
 ) -> None:
-    """Train what has no result yet, alone or as one of a team of processes, and print the result.
+    """Train a recipe that has no result yet, alone or as one of a team of processes, and print the result.
 
-    With `finish` nothing is trained: the result is that of the last checkpoint.
-
-    Raises RunError for a result that diverged, once it is written and shown, where that is asked for.
+    With `finish` nothing is trained: the result is made from the last checkpoint. With `fail_on_divergence`, raises
+    RunError after a diverged result was written and printed.
     """
     loaded = experiment.settled(loaded)
     directory = experiment.result_directory(loaded, out)
@@ -77,14 +76,14 @@ def train(
         click.echo(f"nonprivate warning: {warning}", err=True)
     click.echo(summary.result_text(document, directory))
     if not report.is_written(directory):
-        report.write(directory)  # after the numbers are there to be read: drawing takes half a second
+        report.write(directory)  # after the numbers are printed: drawing takes half a second
     if fail_on_divergence and document["diverged"]:
         trials = ", ".join(map(str, document["diverged"]))
         raise RunError(f"{directory}: diverged (trial {trials}), and --fail-on-divergence was given")
 
 
 class _Bar:
-    """Epochs on stderr, only where a person watches; messages go beside it."""
+    """Progress bar of epochs on stderr, shown only in a terminal; messages are printed above it."""
 
     def __init__(self, name: str, told: set[str], silent: bool) -> None:
         self._name = name

@@ -1,6 +1,6 @@
-"""`--trust-code`, of every command that would run Python files which came with a recipe or a result.
+"""Option `--trust-code` of every command that would run Python files named by a recipe or a result.
 
-Not here: what is trusted, and the refusal (`plugins.py`).
+The list of trusted files and the refusal are in `plugins.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What data pass through: what was read, how its features are laid out, steps of preprocessing, what training gets.
+"""Types of data: the source as read, the layout of features, preprocessing steps, the data set for training.
 
-A step first plans (layout in, layout out: every mistake is found before a value is read) and then is fitted on the
-training rows, which yields the transform of any rows.
+A step first plans: layout in, layout out, so that every mistake is found before a value is read. Then it is fitted on
+the training rows, which yields the transform of any rows.
 
-Not here: reading (`readers.py`, `opening.py`), transforming (`preprocess.py`), joining it all (`preparation.py`).
+Not here: reading (`readers.py`, `opening.py`), the steps (`preprocess.py`), preparing a data set (`preparation.py`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 Noised = Callable[[np.ndarray], np.ndarray]
-"""Gives a vector, whose sensitivity is that of a step's release, back with the noise of that release."""
+"""A function that adds the noise of a step's release to a vector with the sensitivity of that release."""
 Transform = Callable[[np.ndarray], np.ndarray]
 
 UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
-"""For `np.errstate` where private rows are read and transformed: a warning would tell of single records."""
+"""Arguments of `np.errstate` for reading and transforming private rows: a warning could reveal single records."""
 UNKNOWN = -1
-"""In the place of a label that nobody gave."""
+"""The label of a record without one."""
 
 Rows: TypeAlias = "np.ndarray | DiskRows | TrialRows"
 
@@ -46,9 +46,9 @@ class Column:
     """One feature of a table: numeric with or without public bounds, or categorical with public values.
 
     A categorical column's matrix entries are indices into `values` until it is expanded. An `indicator` is a
-    0/1 or constant column (one-hot, bias), which scaling leaves alone; of those of one `category` one is 1 at most.
-    `filling` stands where a value is missing: a number, or one of `values`; None: nothing does. A column that `marks`
-    another is 1 where that one's value is missing.
+    0/1 or constant column (one-hot, bias), which scaling leaves unchanged; at most one indicator of a `category` is 1.
+    `filling` replaces missing values: a number, or one of `values`; None if values are not replaced. A column that
+    `marks` another column is 1 where the other's value is missing.
     """
 
     name: str
@@ -61,16 +61,16 @@ class Column:
 
     @property
     def numeric(self) -> bool:
-        """Whether its entries are numbers that somebody measured."""
+        """True if the entries are measured numbers, not codes or indicators."""
         return self.values is None and not self.indicator
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What one record looks like, known without reading any value.
+    """The shape and the columns of one record, known without reading any value.
 
-    `columns` describes the features of a table; None for arrays (images, projections), whose entries
-    all share `bounds`.
+    `columns` describes the features of a table. It is None for arrays (images, projections), whose entries all share
+    `bounds`.
     """
 
     shape: tuple[int, ...]
@@ -86,12 +86,12 @@ class Layout:
         return [column.name for column in self.columns or () if column.values is not None]
 
     def plain(self) -> dict[str, Any]:
-        """The same as plain data, for a file."""
+        """Return the layout as plain data, for a file."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_plain(cls, found: dict[str, Any]) -> Layout:
-        """Inverse of `plain`, of what was read from JSON; ValueError for what `plain` never gives.
+        """Return the layout of plain data read from JSON: the inverse of `plain`. Raises ValueError if it is invalid.
 
         >>> layout = Layout((1,), (Column("age", bounds=(0, 99)),))
         >>> Layout.from_plain({"shape": [1], "columns": [{"name": "age", "bounds": [0, 99]}]}) == layout
@@ -116,9 +116,9 @@ class Layout:
 class Part:
     """Rows and labels that belong together: x (N, ...), y (N,) class indices (int64) or targets (float32).
 
-    Public records of a file without labels have UNKNOWN ones. `keys` (`splits.py`) are what coins are drawn from; None
-    where nothing is cut. Rows of users are grouped by user and share their user's key (`units.py`); until then `owners`
-    (N,) names each row's user.
+    Public records of a file without labels have the label UNKNOWN. `keys` (`splits.py`) are the input of the coins;
+    None if nothing is cut. Rows of users are grouped by user and share their user's key (`units.py`). Before they are
+    grouped, `owners` (N,) names each row's user.
     """
 
     x: np.ndarray
@@ -130,29 +130,29 @@ class Part:
         return len(self.y)
 
     def cut(self, cut: Cut) -> tuple[Part, Part]:
-        """The rows that stay, and those that `cut` holds out, each in their order; users stay whole."""
+        """Return the rows that stay and the rows that `cut` holds out, in their order. Users are not divided."""
         held = self.known_keys.held_out(cut)
         rest, chosen = (self.only(one) for one in (~held, held))
         return rest, chosen
 
     def only(self, rows: np.ndarray) -> Part:
-        """The `rows` (a mask, or numbers), with their keys and owners."""
+        """Return the `rows` (a mask, or indices), with their keys and owners."""
         keys = None if self.keys is None else self.keys[rows]
         return Part(self.x[rows], self.y[rows], keys, None if self.owners is None else self.owners[rows])
 
     @property
     def known_keys(self) -> Keys:
-        """The keys; AssertionError where the rows have none."""
+        """The keys. Raises AssertionError if the rows have none."""
         assert self.keys is not None, "these rows have no keys, so nothing can be cut from them"
         return self.keys
 
     @property
     def units(self) -> int:
-        """Number of users, or else of records."""
+        """The number of users, or of records if the rows are not grouped by user."""
         return len(self) if self.keys is None else len(self.keys.different)
 
     def pooled(self, test: Part | None) -> Part:
-        """All rows, these first."""
+        """Return these rows, followed by those of `test`."""
         if test is None:
             return self
         x, y = (np.concatenate([getattr(self, own), getattr(test, own)]) for own in ("x", "y"))
@@ -163,7 +163,7 @@ class Part:
 class Source:
     """One data set as read, before splitting and preprocessing. `test` is None when there is no fixed test set.
 
-    Both parts are in memory, or both on disk. `public` are records of a file of their own, which are not cut.
+    Both parts are in memory, or both on disk. `public` are the records of a separate file, which are not cut.
     """
 
     name: str
@@ -179,12 +179,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a data set before (or without) reading its values. `outputs`: K classes, or 1.
+    """Public facts of a data set, known without reading its values.
 
     `files` are the numbers of records in each file, before any cut. `train_records` is public: the number of training
-    records, or under add-remove an upper bound on it where a fraction is cut (`splits.py`). `norm_bound` is the largest
-    L2 norm of a preprocessed record that public bounds allow, None where nothing bounds it. `cells` makes the columns
-    of preprocessed records in cells, where the last step has made them of columns.
+    records, or under add-remove an upper bound on it if a fraction is cut (`splits.py`). `outputs` is K classes, or 1.
+    `norm_bound` is the largest L2 norm of a preprocessed record that public bounds allow, None without such a bound.
+    `cells` returns the columns of preprocessed records as cells; none if the last step mixes columns.
     """
 
     name: str
@@ -201,20 +201,24 @@ class Outline:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What training gets.
+    """The prepared data of a training. All rows are arrays, or `Rows` if they stay on disk.
 
-    `train_x` is float32 (N, ...) shared by all trials, or (R, N, D) when `per_trial` (after a private step,
-    whose noise is each trial's own); `test_x` likewise. Labels are int64 class indices, or float32 targets.
-    `declarations` says what is taken to be public, `nonprivate` which steps read the training rows without
-    noise, `warnings` what a user must be told; `sha256` identifies what was read. `released` is what private steps
-    released, by "trial/step": noisy already, so keeping it costs nothing; `fitted` what other steps kept of rows
-    that are declared public, by "step", or by "trial/step" after a private one, and `unreleased` what steps that are in
-    `nonprivate` kept of the training rows. `layout` is that of records as read. `validation_x` and `validation_y` are
-    rows cut from the training part, laid out as `test_x`; None where the recipe asks for none; `public_x` and
-    `public_y` likewise, of records that are public without their labels. `keys` are those of the training rows, then
-    of the test rows; None where nothing is cut, and where rows stay on disk. `train_records` is that of the
-    outline; None for as many as there are rows. `norm_bound` and `cells` are those of the outline.
-    All rows are arrays, or where they stay on disk `Rows`: whoever uses one as an array says which by doing so.
+    `train_x` is float32 (N, ...) shared by all trials, or (R, N, D) if `per_trial` (after a private step, whose noise
+    differs between trials); `test_x` likewise. Labels are int64 class indices, or float32 targets. `validation_x` and
+    `validation_y` are rows cut from the training part, with the layout of `test_x`; None if the recipe has none.
+    `public_x` and `public_y` are the same for records that are public without their labels. `layout` is that of records
+    as read.
+
+    `declarations` lists what is taken to be public. `nonprivate` lists the steps that read the training rows without
+    noise. `warnings` are for the user. `sha256` identifies the files.
+
+    `released` holds the output of private steps, by "trial/step": it is noisy, so keeping it costs nothing. `fitted` is
+    what other steps kept of rows that are declared public, by "step", or by "trial/step" after a private step.
+    `unreleased` is what the steps in `nonprivate` kept of the training rows.
+
+    `keys` are those of the training rows, then of the test rows; None if nothing is cut or rows stay on disk.
+    `train_records` is that of the outline; None for the number of rows. `norm_bound` and `cells` are those of the
+    outline.
     """
 
     name: str
@@ -243,7 +247,7 @@ class Dataset:
 
 
 def flatten(rows: np.ndarray) -> np.ndarray:
-    """(N, ...) as (N, D), also for N = 0."""
+    """Return rows (N, ...) as (N, D), also for N = 0."""
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
@@ -254,8 +258,8 @@ FittedOn = Literal["nothing", "synthetic", "public", "training"]
 class Length:
     """A public bound on the L2 norm of a record: |record|^2 <= whole^2 + constants.
 
-    `whole` bounds all but appended constants, whose squares add up to `constants`; None: as the layout bounds it, if it
-    does.
+    `whole` bounds the norm of all entries but appended constants, whose squares sum to `constants`. If it is None, the
+    layout may give a bound.
     """
 
     whole: float | None
@@ -265,12 +269,14 @@ class Length:
 class Step(ABC):
     """One preprocessing step with its settings.
 
-    Every class states `fitted_on`, in its own body: what `kept` is given. `nothing` states that the step acts on each
-    record alone. A step that is fitted on `training` rows says besides how that is covered, by one of the next three.
+    Every class defines `fitted_on` in its own body: the rows that `kept` reads. `nothing` means that the step acts on
+    each record alone. A step that is fitted on `training` rows must set one of `release`, `nonprivate`, `declaration`:
 
-    `release` is the mechanism that the step is (its draws are standard normal, of the trial's own stream);
-    `nonprivate` says that it reads the training rows without noise; `declaration` what it takes to be public;
-    `before_cut` that it acts on each record alone and is fitted on none, so that rows may be cut into parts after it.
+    - `release` is the mechanism of the step (its draws are standard normal, from the trial's own stream);
+    - `nonprivate` says that it reads the training rows without noise;
+    - `declaration` says what it takes to be public.
+
+    `before_cut`: the step acts on each record alone and is fitted on none, so rows may be cut into parts after it.
     """
 
     settings: Any
@@ -287,61 +293,63 @@ class Step(ABC):
     @property
     @abstractmethod
     def fitted_on(self) -> FittedOn:
-        """The rows that `kept` is given."""
+        """The rows that `kept` reads."""
 
     def __init__(self, settings: Any, adjacency: Adjacency) -> None:
-        """A private step is stated for `adjacency`."""
+        """Store the settings; the guarantee of a private step is for `adjacency`."""
         del adjacency
         self.settings = settings
 
     @abstractmethod
     def plan(self, layout: Layout) -> Layout:
-        """The layout after this step; raises DataError for what the step cannot do."""
+        """Return the layout after this step. Raises DataError if the step cannot be applied to `layout`."""
 
     @abstractmethod
     def bounded(self, length: Length, before: Layout) -> Length:
-        """How long a record is at most after this step, from how long it was; `before` is its layout. Prices rest on
-        it."""
+        """Return the bound on a record's norm after this step, given the bound and the layout before it.
+
+        Privacy prices depend on this bound.
+        """
 
     @property
     def covered(self) -> bool:
-        """Whether something covers what the step sees of the training rows: a release, a declaration or a warning."""
+        """True unless the step reads training rows without a release, a declaration or a `nonprivate` warning."""
         said = (self.release, self.declaration, self.nonprivate)
         return self.fitted_on != "training" or any(one is not None for one in said)
 
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
-        """What the step keeps of the rows that it is `fitted_on`; `layout` is theirs, before the step."""
+        """Return the state computed from the rows that the step is `fitted_on`; `layout` is theirs, before the step."""
         del rows, layout
         return None
 
     @abstractmethod
     def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
-        """What the step does to rows of `layout`, by what it kept, or released; reads no other."""
+        """Return the transform of rows of `layout`, computed only from the step's kept or released state."""
 
     def cells(self, layout: Layout) -> Sequence[Cells]:
-        """The columns of `layout` as what the step makes of them, in cells; none where it mixes columns."""
+        """Return the features that the step makes of each column of `layout`, as cells; none if it mixes columns."""
         del layout
         return ()
 
     def fit(self, rows: np.ndarray, layout: Layout) -> Transform:
-        """The transform that follows from the training rows, without a release."""
+        """Return the transform fitted on the training rows, without a release."""
         return self.transform(layout, self.kept(rows, layout))
 
     @property
     def made_from(self) -> dict[str, str]:
-        """The SHA-256 of what the step was loaded from, by what a result calls it."""
+        """The SHA-256 of each file that the step was loaded from, by its name in a result."""
         return {}
 
 
 class PrivateStep(Step, stated=False):
-    """A step whose only look at the training rows is a release: an array, of which the transform is post-processing.
+    """A step that uses the training rows only through a release: an array, of which the transform is post-processing.
 
-    What was released may be kept and used again (after a resume) without a second release.
+    The released array may be kept and used again (after a resume) without a second release.
     """
 
     @abstractmethod
     def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
-        """From what adds noise to the array that is released."""
+        """Return a function that computes the released array, given the function that adds the noise."""
 
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray:
         def no_draw(exact: np.ndarray) -> np.ndarray:
@@ -351,7 +359,7 @@ class PrivateStep(Step, stated=False):
 
 
 def refuse_codes(step: str, layout: Layout) -> None:
-    """Raise DataError while a categorical column is still a column of codes, which `step` cannot take for numbers."""
+    """Raise DataError if a categorical column still holds codes, which `step` would use as numbers."""
     if layout.categorical:
         names = ", ".join(layout.categorical)
         raise DataError(

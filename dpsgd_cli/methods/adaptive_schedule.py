@@ -1,7 +1,7 @@
-"""Adaptive schedules: trials whose noise follows their validation accuracy, each stopped by its own ledger.
+"""Adaptive schedules: noise follows a trial's validation accuracy, and the trial's ledger stops it.
 
-Used by `dp_sgd.py` where a trial's schedule is `validation`; trials of one pack with other schedules are left alone.
-Not here: the rule (`privacy/adaptive.py`).
+Used by `dp_sgd.py` for trials with schedule `validation`; other trials of the pack are unchanged.
+The schedule's rule is in `privacy/adaptive.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpsgd_cli.privacy.plan import Plan
 
 @dataclass
 class AdaptiveRun:
-    """One trial whose noise adapts."""
+    """State of one trial with an adaptive schedule."""
 
     trial: int
     plan: AdaptiveSchedulePlan
@@ -33,7 +33,7 @@ class AdaptiveRun:
 
 
 class AdaptiveSchedules:
-    """Those of a pack's trials, by trial. A trial is over as soon as its next epoch would not fit its budget."""
+    """Adaptive schedules of a pack's trials. A trial ends when its next epoch would exceed its budget."""
 
     def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
         self.context = context
@@ -45,12 +45,15 @@ class AdaptiveSchedules:
         self._settle(0)
 
     def releases(self, epoch: int, trial: int) -> tuple[Release, ...] | None:
-        """What the trial will release in the epoch and by the look at private records after it; None if planned."""
+        """Return the trial's releases of the epoch, with the look at private validation records after it.
+
+        None if the trial has no adaptive schedule, so that its plan holds the releases.
+        """
         run = self.runs.get(trial)
         return None if run is None else run.plan.releases_of(run.noise, epoch)
 
     def look(self, epoch: int, output: torch.Tensor) -> None:
-        """After `epoch`: measure accuracy where that is due, set the noise of the next epoch, end what it ends."""
+        """Measure accuracy after `epoch` where due, set the noise of the next epoch, and end trials without budget."""
         due = [r for r in self.runs.values() if epoch < self.lengths[r.trial] and r.noise.looks_after(epoch)]
         if due:
             context, table = self.context, self.context.validation
@@ -62,7 +65,7 @@ class AdaptiveSchedules:
         self._settle(epoch + 1)
 
     def _released(self, run: AdaptiveRun, epoch: int, accuracy: float, records: int) -> float:
-        """The accuracy on so many records; of private ones with noise on the number of right predictions."""
+        """Return the accuracy on `records` validation records; for private ones, with noise on the correct count."""
         if run.plan.look is None:
             return accuracy
         mechanism = run.plan.look.mechanism
@@ -72,7 +75,7 @@ class AdaptiveSchedules:
         return float(noisy[0]) / records
 
     def _settle(self, epoch: int) -> None:
-        """End the trials for which `epoch` does not fit."""
+        """End the trials whose budget does not cover `epoch`."""
         for trial, run in self.runs.items():
             if epoch < self.lengths[trial]:
                 planned = run.plan.releases_of(run.noise, epoch)
@@ -80,7 +83,7 @@ class AdaptiveSchedules:
                     self.lengths[trial] = epoch
 
     def charged_for(self, done: int) -> bool:
-        """Whether every ledger holds what the accuracies that its trial saw lead to, epoch by epoch."""
+        """Return True if every ledger holds the releases that its trial's observed accuracies imply, epoch by epoch."""
         return all(self._replayed(run, done) for run in self.runs.values())
 
     def _replayed(self, run: AdaptiveRun, done: int) -> bool:
@@ -93,14 +96,14 @@ class AdaptiveSchedules:
         return charged_by_epoch(trained) == released and pace == run.noise
 
     def state(self) -> dict[str, Any]:
-        """Plain values that `load_state` continues from."""
+        """Return the state as plain values, for `load_state`."""
         return {
             str(trial): [r.noise.multiplier, list(r.noise.seen), r.noise.last, self.lengths[trial]]
             for trial, r in self.runs.items()
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Restore a state that `state` returned."""
         for trial, run in self.runs.items():
             multiplier, seen, last, self.lengths[trial] = state[str(trial)]
             run.noise = AdaptiveNoise(run.noise.schedule, multiplier, list(seen), last)

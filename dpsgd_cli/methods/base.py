@@ -1,6 +1,7 @@
-"""What a training method is: it advances all trials of a pack by one epoch at a time, and spends before it releases.
+"""Interface of training methods.
 
-Not here: any method (one file each beside this), evaluation, checkpoints and results (`experiment.py`).
+A method trains all trials of a pack together, one epoch at a time, and charges the ledgers before it releases.
+Evaluation, checkpoints and results are in `experiment.py`.
 """
 
 from __future__ import annotations
@@ -30,44 +31,48 @@ from dpsgd_cli.recipe.schema import Recipe
 
 
 class Watcher(Protocol):
-    """NON-PRIVATE: sees, while trials train, what nobody else may. For audits (`audit/`), which train on no records.
+    """Observer that receives exact (NON-PRIVATE) values during training.
 
-    No training that writes a result has one.
+    Only audits (`audit/`) use one; they train on synthetic rows. A training that writes a result has no watcher.
     """
 
     def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
-        """Of what `mechanism` releases before the first step: sums (R, n) before and after noise."""
+        """Receive the sums (R, n) that `mechanism` releases before the first step, before and after noise."""
 
     def drawn(self, step: int, batch: Batch) -> None:
-        """The batch of `step`, as its sampler gave it."""
+        """Receive the batch of `step`, as the sampler returned it."""
 
     def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
-        """Of a step: the clipped sums (R, P) before noise, and the noisy mean that the update is made from."""
+        """Receive a step's clipped sums (R, P) before noise, and the noisy mean that the update uses."""
 
     def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
-        """Of `trials` that were charged last for it: sums (A, P) before and after noise, of what is no step of descent.
+        """Receive sums (A, P), before and after noise, that are released outside a gradient step.
 
-        P numbers in the order and the units in which their sensitivity is bounded.
+        `trials` are the A trials whose last charge pays for the release. The P numbers are in the order and units in
+        which their sensitivity is bounded.
         """
 
     def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
-        """Of a preconditioner: second moments (D, D), or cells (C,), before and after noise.
+        """Receive a preconditioner's second moments (D, D) or cells (C,), before and after noise.
 
-        What is left in `noisy` is used.
+        The watcher may change `noisy` in place; training uses the changed values.
         """
 
 
 @dataclass(frozen=True)
 class Context:
-    """Everything a method works on. Index i of each tuple belongs to trial i.
+    """Inputs of a method. Index i of each tuple belongs to trial i.
 
-    All recipes share data, model, method kind, batching and batch size; anything else may differ between
-    trials. `most_rows` bounds how many rows a trial may hold at once (memory only). `feature_bound` is the public
-    bound on the norm of a record's features, the convex model's constant column included; None where there is none.
-    `validation` are held-out rows that a schedule may look at: public, or charged by the look. `public` are records
-    that are public without their labels, and `keys` those of the training rows (`data/splits.py`). `cells` makes the
-    columns in cells that features are made of, where they are. `team` are the processes that train this pack together;
-    `watcher` audits them.
+    All recipes share data, model, method kind, batching and batch size; anything else may differ between trials.
+    - `most_rows`: the most rows that a trial holds at once (affects memory only).
+    - `feature_bound`: public bound on the norm of a record's features, including the convex model's constant column;
+      None if there is no bound.
+    - `validation`: held-out rows for a schedule, either public or charged at each look.
+    - `public`: records whose features, but not labels, are public.
+    - `keys`: keys of the training rows (`data/splits.py`).
+    - `cells`: makes the columns whose cells the features consist of; returns none for other features.
+    - `team`: the processes that train this pack together.
+    - `watcher`: the audit's observer.
     """
 
     recipes: tuple[Recipe, ...]
@@ -93,24 +98,25 @@ class Context:
 
     @property
     def lasting(self) -> tuple[Streams, ...]:
-        """Streams for what a method draws while it is made, and must find again after a resume; never for noise.
+        """Streams for draws in a method's constructor that a resumed run must repeat. Never use them for noise.
 
-        Functions of the initial seeds, which every checkpoint holds: secure `streams` would draw something else.
+        They depend only on the initial seeds, which every checkpoint holds. Secure `streams` would draw other values.
         """
         pairs = zip(self.streams, self.pack.seeds, strict=True)
         return tuple(own if own.reproducible else SeededStreams(seed) for own, seed in pairs)
 
     def column(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
-        """One number a trial as (R, 1) on the training device, in the precision of the parameters or in `dtype`."""
+        """Return one number per trial, shape (R, 1), on the training device, as `dtype` or the parameters' dtype."""
         own = torch.tensor(values, dtype=dtype or self.pack.values.dtype)
         return sent(own, self.pack.values.device).unsqueeze(1)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """A row a trial of what is claimed (a function of public numbers and releases) and one of what was measured.
+    """Claimed and measured values, one row of each per trial.
 
-    NON-PRIVATE: what is measured, without noise, on training rows. `warnings` are public, of what is claimed.
+    `claimed` is a function of public numbers and releases. `measured` is NON-PRIVATE: computed without noise on
+    training rows. `warnings` are public and concern the claims.
     """
 
     claimed: list[dict[str, Any]]
@@ -119,14 +125,13 @@ class Findings:
 
 
 class Method(ABC):
-    """A training method for R trials at once.
+    """Training method for R trials at once.
 
-    Contract: before anything computed from the training data is used with noise, the trial's ledger has
-    been charged for it (`Ledger.spend`), and nothing else computed from the training data reaches the weights.
-    What a constructor draws comes from `Context.lasting`; what is drawn later and still needed after an epoch is part
-    of `state`.
-    A method whose charges, or whose end, depend on what it released needs a plan that says so (`Plan.chooses`): then
-    the budget is stated, and not what was spent. That of a user's own method says it.
+    Contract: the trial's ledger is charged (`Ledger.spend`) before any noisy value computed from the training data is
+    used. Nothing else computed from the training data reaches the weights.
+    A constructor draws from `Context.lasting`. Values that are drawn later and needed after an epoch belong to `state`.
+    A method whose charges or stopping point depend on its releases needs a plan that declares it (`Plan.chooses`). The
+    statement then gives the budget instead of the amount spent. The plan of a user's own method declares it.
     """
 
     def __init__(self, context: Context) -> None:
@@ -135,7 +140,7 @@ class Method(ABC):
     @property
     @abstractmethod
     def epochs(self) -> int:
-        """Epochs of the longest trial."""
+        """Number of epochs of the longest trial."""
 
     @abstractmethod
     def run_epoch(self, epoch: int) -> Diagnostics:
@@ -143,69 +148,72 @@ class Method(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether no trial will release anything more, before `epochs` are over (adaptive methods)."""
+        """True if no trial will release anything more; adaptive methods may finish before `epochs` are over."""
         return False
 
     def findings(self) -> Findings | None:
-        """What a theorem says of each trial's excess risk, where one covers the method and its settings."""
+        """Return excess-risk bounds of each trial; None if no theorem covers the method and its settings."""
         return None
 
     @property
     def output(self) -> Tensor:
-        """The weights (R, P) that the method would publish now: the pack's, unless it says otherwise."""
+        """Weights (R, P) that the method would publish now; by default the pack's."""
         return self.context.pack.values
 
     def rows_for_output(self, table: Table) -> Table:
-        """The rows of `table` as the `output` is to be used on: as they are, unless a preconditioner changes them."""
+        """Return `table` with its rows as `output` expects them; only a preconditioner changes rows."""
         return table
 
     @property
     def cuts(self) -> Sequence[Tensor]:
-        """What a preconditioner's releases were made into, one a trial, once they were; predicting takes them."""
+        """Cuts that prediction needs, one per trial, made from a preconditioner's releases; empty before these."""
         return ()
 
     def published(self) -> dict[str, list[float]]:
-        """Numbers of each trial now, (R,) by name, for `history.csv`: functions of what was released, hence public."""
+        """Return current numbers of the trials for `history.csv`, (R,) by name; public, computed from releases."""
         return {}
 
     @property
     @abstractmethod
     def steps(self) -> int:
-        """Steps of one epoch."""
+        """Number of steps of an epoch."""
 
     @abstractmethod
     def unfinished(self, done: int) -> str | None:
-        """Why the `output` after `done` epochs, fewer than `epochs`, is no result to publish; None where it is one."""
+        """Return why `output` after `done` < `epochs` epochs cannot be published as a result; None if it can."""
 
     def charged_for(self, done: int) -> bool:
-        """Whether the ledgers hold what `done` epochs released, by a state that was loaded; for methods that choose."""
+        """Return True if the ledgers hold the releases of `done` epochs, as replayed from a loaded state.
+
+        Methods whose charges depend on their releases override it.
+        """
         del done
         return True
 
     def state(self) -> dict[str, Any]:
-        """Everything besides the seeds that continuing needs, as tensors and plain values; at least the weights."""
+        """Return what a resumed run needs besides seeds, as tensors and plain values; at least the weights."""
         return {"values": self.context.pack.values.clone()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Restore a state that `state` returned."""
         self.context.pack.values.copy_(state["values"])
 
 
 class OneShot(Method):
-    """A method that releases once, at the end of one epoch that does everything."""
+    """Method that releases once, at the end of its single epoch."""
 
     epochs = 1
     steps = 1
 
     @abstractmethod
     def solve(self) -> None:
-        """Charge, release and write `pack.values`."""
+        """Charge the ledgers, release, and write the weights to `pack.values`."""
 
     def unfinished(self, done: int) -> str | None:
         return "it releases once, at its end"
 
     def charge(self) -> None:
-        """Spend what the plan holds, in every trial."""
+        """Charge every trial's ledger for the releases of its plan."""
         for plan, ledger in zip(self.context.plans, self.context.ledgers, strict=True):
             if plan is not None:
                 for release in plan.epochs[0]:

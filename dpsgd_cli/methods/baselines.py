@@ -1,7 +1,4 @@
-"""What every table is compared with: the majority class, and the optimum without privacy.
-
-Not here: the proof of the hinge's optimum (`core/problems/optimum.py`).
-"""
+"""Baselines: the majority class, and the optimum without privacy."""
 
 from __future__ import annotations
 
@@ -21,16 +18,16 @@ from dpsgd_cli.recipe.schema.convex import NonPrivateMethod
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 _CERTIFIED = 1e-5
-# strong convexity where there is no L2 term, which the certificate needs
+# strong convexity, which the certificate needs, if there is no L2 term
 _TRACE = 1e-7
 
 
 class Majority(OneShot):
-    """Majority-class baseline: every weight 0, but the constant column's, +1 or -1.
+    """Majority-class baseline: all weights are 0 except that of the constant column, +1 or -1.
 
     Released: the sign of (positives - negatives + Laplace noise of scale 1/eps). Sensitivity: one record moves the
-    difference by 1 under add-remove, so it is eps-DP (Dwork and Roth 2014, Theorem 3.6). Without a privacy section, the
-    exact sign.
+    difference by 1 under add-remove, so it is eps-DP (Dwork and Roth 2014, Theorem 3.6). Without a privacy section the
+    sign is exact.
     """
 
     def solve(self) -> None:
@@ -53,7 +50,7 @@ class Majority(OneShot):
 
 
 def _differences(table: Table, trials: int) -> list[float]:
-    """Positives less negatives among each trial's records."""
+    """Return the number of positives minus negatives among each trial's records. Private."""
     signs = (table.y > 0).long() * 2 - 1
     if table.held_out is None:
         return [float(signs.sum())] * trials
@@ -61,9 +58,9 @@ def _differences(table: Table, trials: int) -> list[float]:
 
 
 class NonPrivate(OneShot):
-    """The optimum without privacy, by L-BFGS, or for the hinge loss by smoothing; its ledger stays empty.
+    """Optimum without privacy, by L-BFGS, or by smoothing for the hinge loss.
 
-    Releases weights computed from the data without any protection; one trial after the other.
+    Its weights are not protected and its ledger stays empty. Trials are solved one after the other.
     """
 
     def solve(self) -> None:
@@ -90,7 +87,7 @@ class NonPrivate(OneShot):
 
 
 def optimum(risk: LinearRisk, l2: float, most_steps: int = 1000) -> torch.Tensor:
-    """Minimiser (P,) of mean loss + l2/2 |w|^2 over one trial's records, by L-BFGS (Liu and Nocedal 1989; SciPy's)."""
+    """Return the minimiser (P,) of mean loss + l2/2 |w|^2 on a trial's records, by L-BFGS (Liu and Nocedal 1989)."""
     from scipy.optimize import minimize
 
     z = risk.rows.z

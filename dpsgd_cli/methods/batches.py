@@ -1,6 +1,6 @@
-"""The batches of a gradient method: which records a step sees, in pieces that fit in memory, augmented if asked.
+"""Batches of a gradient method: the records of each step, in pieces that fit in memory, augmented on request.
 
-Not here: the law of a batch (`core/sampling.py`), rows (`core/tensors.py`), crops and flips (`core/augmentation.py`).
+The distribution of batches is in `core/sampling.py`, augmentation in `core/augmentation.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dpsgd_cli.recipe.naming import named
 
 
 class Batches:
-    """Batches by step number; with several processes, this one's part of every batch."""
+    """Batches by step number; with several processes, this process's part of every batch."""
 
     def __init__(self, context: Context) -> None:
         augment, table = context.recipes[0].data.augment, context.table
@@ -42,7 +42,7 @@ class Batches:
         self.sampler = sampler if context.watcher is None else WatchedSampler(sampler, context.watcher.drawn)
 
     def pieces(self, step: int) -> Iterator[Examples]:
-        """The step's batch, at most `most_rows` rows of a trial at a time."""
+        """Yield the step's batch in pieces of at most `most_rows` rows per trial: features, labels and mask."""
         batch = self.sampler.batch(step)
         for piece, (x, y, mask) in enumerate(self.table.chunks(batch, self.most_rows)):
             if self.augment is not None:
@@ -52,18 +52,18 @@ class Batches:
 
 
 def _most_rows(context: Context) -> int:
-    """Examples of one piece of a batch: what memory holds, and in rounded passes no more than a public width."""
+    """Return the examples of a piece: as many as fit in memory; in rounded passes at most a public number."""
     settings, augment = section_of(context.recipes[0]), context.recipes[0].data.augment
     beside = context.table.members.shape[1] if isinstance(context.table, UnitTable) else 1
     most = max(1, context.most_rows // (beside if augment is None else augment.copies))
     if not context.pack.session.rounds or settings.batch is None:
         return most
-    # almost every batch fits: six standard deviations of its size above the mean
+    # six standard deviations above the mean size, so that almost every batch is one piece
     return min(most, settings.batch + 6 * math.isqrt(settings.batch) + 1)
 
 
 def _sampler(context: Context, most_rows: int) -> Sampler:
-    """The sampler of the recipe's batching, and around it what processes, rounded passes, disks and GPUs ask for."""
+    """Return the sampler of the recipe's batching, wrapped for processes, rounded passes, disks and GPUs."""
     sampler = _whole_sampler(context)
     if context.team.size > 1:
         sampler = PartSampler(sampler, context.team.part, context.table.rows)
@@ -72,7 +72,7 @@ def _sampler(context: Context, most_rows: int) -> Sampler:
     if isinstance(context.table, StreamedTable):
         return ReadAhead(sampler, context.table)
     device = context.pack.values.device
-    # a compiled step wants few shapes, too
+    # a compiled step needs few shapes, too
     few = device.type == "cuda" or context.recipes[0].runtime.compile
     return AheadSampler(sampler, device) if few else sampler
 
@@ -87,7 +87,7 @@ def _whole_sampler(context: Context) -> Sampler:
             " does not allow; use float32, or batching poisson"
         )
     if settings.batching == "full" or settings.batch is None:
-        # a pass over all rows, with a mask, costs less than gathering each trial's own unless those are few
+        # a masked pass over all rows costs less than gathering each trial's own rows, unless these are few
         few = context.table.own is not None and 2 * records < context.table.rows
         return OwnSampler(context.trials, records) if few else FullSampler()
     groups = [1 if plan is None else plan.sampling.groups for plan in context.plans]

@@ -1,9 +1,8 @@
-"""Clip bounds of a pack's trials while they train: those that the recipe states, or those that releases lead to.
+"""Clip bounds of a pack's trials during training: fixed by the recipe, or computed from releases.
 
-A kind of clipping (`recipe/schema/clipping.py`) names the class here that holds its bounds. What bounds are made of is
-released, and so public: each class says what it releases, how far one record moves that, and what prices it.
-
-Not here: sums and factors (`core/clipping.py`), noise on the sums (`dp_sgd.py`).
+A kind of clipping (`recipe/schema/clipping.py`) names the class here that holds its bounds. Bounds are public, since
+they are computed from releases. Each class states its releases, their sensitivity and their price.
+Clipped sums are in `core/clipping.py`, noise on the sums in `dp_sgd.py`.
 """
 
 from __future__ import annotations
@@ -26,17 +25,19 @@ from dpsgd_cli.recipe.naming import named
 from dpsgd_cli.recipe.schema.clipping import ClippingKind, HistogramClipping, QuantileClipping
 
 Visit = Callable[[Clipping], None]
-"""Makes the gradients of this process's part of all training records, at the weights as they are: those who are told by
-the clipping are told, and the sums are dropped."""
+"""Function that computes the gradients of this process's part of all training records at the current weights.
+
+It passes the gradients' norms to the clipping's `told` callback and drops the sums."""
 
 
 class Bounds:
-    """Bounds that stay as the recipe states them.
+    """Fixed bounds from the recipe, and the base of bounds that change.
 
-    `clipping` is that of the step that `begin` began. `sensitivities` are by trial the L2 norm of what one record adds
-    to a sum, in the units in which sums are charged. `unit` (R, 1) is how long those units are: None where they are 1.
-    `beside` (R, n), float64, is what else a step sums up over its records and releases; `kept` (R, n) are tensors that
-    change from step to step; `published` are public numbers by trial.
+    - `clipping`: the clipping of the step that `begin` started.
+    - `sensitivities`: per trial, the largest L2 norm of a record's contribution to a sum, in the units of the charge.
+    - `unit` (R, 1): the length of those units; None if it is 1.
+    - `beside` (R, n), float64: statistics that a step sums over its records and releases together with the gradients.
+    - `kept` (R, n) by name: tensors that change from step to step.
     """
 
     unit: Tensor | None = None
@@ -51,24 +52,23 @@ class Bounds:
         self.kept: dict[str, Tensor] = {}
 
     def prepare(self, visit: Visit) -> None:
-        """Release what bounds are made of before the first step, unless that was done; `visit` shows all records."""
+        """Release the statistics that the bounds need before the first step, unless done; `visit` reads all records."""
 
     def begin(self) -> None:
-        """A step begins: its bounds are what was released before it leads to."""
+        """Start a step: set its bounds from earlier releases."""
 
     def privatise(self, step: int, moves: Tensor, grid: Grid | None) -> None:
-        """Turn `beside` into what may be released; `moves` (R, 1) is 2 where a record is replaced by another, else 1.
+        """Add noise to `beside` in place, so that it may be released.
 
-        `grid` is that of the step's sums, and None with seeded noise.
-
-        On one process only, whose sums are those of all.
+        `moves` (R, 1) is 2 under replace-one, else 1. `grid` is the grid of the step's sums; None with seeded noise.
+        Only one process calls it, with the sums of all processes.
         """
 
     def follow(self, divisor: float) -> None:
-        """Learn from what was released `beside`, over the expected number of records `divisor`."""
+        """Update the bounds from the released `beside`; `divisor` is the expected number of records (public)."""
 
     def beside_unit(self, multipliers: Tensor) -> Tensor:
-        """What `beside` is measured in so that its noise, too, is the noise multiplier (R, 1) times `moves`."""
+        """Return the unit (R, 1) of `beside` in which its noise is `multipliers` (R, 1) times `moves`."""
         raise NotImplementedError
 
     def published(self) -> dict[str, list[float]]:
@@ -78,25 +78,25 @@ class Bounds:
 class QuantileBounds(Bounds):
     """Bounds C_t that follow a quantile of the gradients' norms (Andrew et al. 2019, arXiv 1905.03871, Algorithm 1).
 
-    Notation: records i of a batch of step t, of expected size m (public); g_i their gradients; b_i = 1/2 where
-    |g_i| <= C_t, else -1/2 (also where g_i is not finite); z the step's noise multiplier, s_b = `count_noise`; moves is
-    1 under add-remove and zero-out, 2 under replace-one.
+    Notation: step t has a batch of records i, of expected size m (public), with gradients g_i. b_i is 1/2 if
+    |g_i| <= C_t, else -1/2 (also if g_i is not finite). z is the step's noise multiplier, s_b is `count_noise`. moves
+    is 1 under add-remove and zero-out, 2 under replace-one.
 
     Released at step t: G = sum of g_i min(1, C_t / |g_i|) plus N(0, (z_d C_t moves)^2) on every coordinate, and
     B = sum b_i + N(0, (s_b moves)^2), where z_d = (z^-2 - (2 s_b)^-2)^(-1/2). Then
-    C_{t+1} = C_t exp(-eta (B / m + 1/2 - gamma)), within a millionth and a million times C_0.
+    C_{t+1} = C_t exp(-eta (B / m + 1/2 - gamma)), kept between 1e-6 C_0 and 1e6 C_0.
 
-    Sensitivity: in units of z_d C_t / z for G and of s_b / z for B, the pair is one sum of vectors, a record's being
-    v_i = ((z / z_d) g_i min(1, C_t / |g_i|) / C_t, (z / s_b) b_i), of norm at most
-    ((z / z_d)^2 + (z / (2 s_b))^2)^(1/2) = 1, with noise N(0, (z moves)^2) on every coordinate. A record that is not
-    there, or is the null record of zero-out, adds the zero vector: b_i is shifted, so that nobody is counted by 0 and
-    a record by 1. So the sum moves by at most 1, and where another record takes its place, by |v - v'| <= 2: the count
-    by 1 and not by 1/2, which is why its noise, too, is doubled.
+    Sensitivity: measure G in units of z_d C_t / z and B in units of s_b / z. The pair is then one sum of vectors. A
+    record adds v_i = ((z / z_d) g_i min(1, C_t / |g_i|) / C_t, (z / s_b) b_i), of norm at most
+    ((z / z_d)^2 + (z / (2 s_b))^2)^(1/2) = 1. The noise is N(0, (z moves)^2) on every coordinate. An absent record, and
+    the null record of zero-out, add the zero vector: b_i is shifted by 1/2, so that a record is counted by -1/2 or 1/2
+    and never by 0 or 1. So the sum moves by at most 1. Under replace-one it moves by |v - v'| <= 2: the count moves by
+    1 and not by 1/2, so its noise is doubled, too.
 
-    Price: that is `GaussianSum` of multiplier z and sensitivity `moves`, on whatever batches: what is proved of noisy
-    sums of vectors of bounded norm is proved of this one, C_t being a function of earlier releases (adaptive
-    composition; within an epoch of disjoint batches, each of which may use C_t made of those before it, as the weights
-    do). All units are public when the step begins. The schedule's z may change from step to step.
+    Price: the release is a `GaussianSum` of multiplier z and sensitivity `moves`, for every kind of batching. Theorems
+    on noisy sums of vectors of bounded norm apply, because C_t is a function of earlier releases (adaptive
+    composition). Within an epoch of disjoint batches, C_t may depend on earlier batches, as the weights do. All units
+    are public when the step begins. The schedule's z may change from step to step.
     """
 
     def __init__(self, context: Context, kinds: Sequence[ClippingKind]) -> None:
@@ -127,7 +127,7 @@ class QuantileBounds(Bounds):
         self.unit = norms.T
 
     def _count(self, squares: Tensor, mask: Tensor | None) -> None:
-        """Add 1/2 for a gradient within its bound, -1/2 for any other; squared norms (M, R, B) of its parts."""
+        """Add 1/2 per gradient within its bound and -1/2 per other gradient; `squares` (M, R, B) are squared norms."""
         assert self.beside is not None
         within = squares.sum(dim=0).sqrt() <= self.clipping.norms[0].unsqueeze(-1)
         signed = within.to(PRECISION) - 0.5
@@ -152,19 +152,20 @@ class QuantileBounds(Bounds):
 
 
 class HistogramBounds(Bounds):
-    """One bound C, a quantile of the gradients' norms at the initial weights, by a noised histogram of these.
+    """One bound C: a quantile of the gradients' norms at the initial weights, from a noisy histogram of the norms.
 
     Released, once, before the first step: counts h_k of the training records i with |g_i| in bin k, plus N(0, s^2) on
-    every count. Bins are public: of equal ratio between two bounds, the first one with all that is shorter, the last
-    one with all that is longer or not finite. C is where the noised counts, added up, reach `quantile` of the public
-    number of records: a function of the release and of public numbers, within the bounds of the bins.
+    every count. The bins are public, of equal ratio between two bounds. The first bin also counts all shorter norms,
+    the last one all longer or non-finite norms. C is the point at which the cumulative noisy counts reach `quantile` of
+    the public number of records. It is a function of the release and of public numbers, within the bounds of the bins.
 
-    Sensitivity: a record that is there is in one bin, one that is not there, and the null record, in none, and no bin
-    depends on other records. So counts move by 1 (add-remove, zero-out) or sqrt(2) (replace-one) in the L2 norm.
+    Sensitivity: a present record is in one bin; an absent record and the null record are in none; no record's bin
+    depends on other records. So the counts move by 1 (add-remove, zero-out) or sqrt(2) (replace-one) in the L2 norm.
 
-    Price: s = z times that is a Gaussian mechanism on all records, of noise multiplier z, charged before training
-    (`privacy/norm_histogram.py`). The sums of the steps, clipped at C, are charged in units of C, which is fixed when
-    the first of them is made (adaptive composition): noise z_t C moves on a sum that one record moves by C moves.
+    Price: with s = z times this sensitivity it is a Gaussian mechanism on all records, of noise multiplier z, charged
+    before training (`privacy/norm_histogram.py`). The sums of the steps, clipped at C, are charged in units of C, which
+    is fixed before the first step (adaptive composition): the noise is z_t C moves on a sum that one record moves by
+    C moves.
     """
 
     def __init__(self, context: Context, kinds: Sequence[ClippingKind]) -> None:
@@ -196,13 +197,13 @@ class HistogramBounds(Bounds):
         """Add 1 to the bin of each gradient's norm."""
         norms = squares.sum(dim=0).sqrt().to(PRECISION)
         inner = self._edges[1:-1].contiguous()
-        # what is no number is as long as can be
+        # a NaN norm counts as infinite
         bins = torch.bucketize(norms.nan_to_num(nan=math.inf, posinf=math.inf), inner)
         there = torch.ones_like(norms) if mask is None else mask.to(PRECISION)
         self._counts.scatter_add_(1, bins, there)
 
     def _release(self) -> None:
-        """Turn the counts into what may be released."""
+        """Add noise to the counts in place, so that they may be released."""
         context, watcher = self._context, self._context.watcher
         exact = None if watcher is None else self._counts.clone()
         mechanisms = [released_histogram(plan) for plan in context.plans if plan is not None]
@@ -213,7 +214,7 @@ class HistogramBounds(Bounds):
             watcher.prepared(mechanisms[0], exact, self._counts)
 
     def _read_off(self, trial: int, quantile: float) -> Tensor:
-        """Where the noised counts, added up, reach the quantile: within a bin in equal ratios."""
+        """Return the norm at which cumulative noisy counts reach `quantile`; geometric interpolation within a bin."""
         reached = self._counts[trial].cumsum(dim=0)
         wanted = quantile * len(self._context.table)
         at = int((reached < wanted).cumprod(dim=0).sum())
@@ -228,7 +229,10 @@ class HistogramBounds(Bounds):
 
 
 def bounds_of(context: Context, kinds: Sequence[ClippingKind]) -> Bounds:
-    """What holds the bounds of trials that train together; PrivacyError where these differ in more than numbers."""
+    """Return the bounds of trials that train together.
+
+    Raises PrivacyError if the trials' clipping differs in its kind or settings, not only in its numbers.
+    """
 
     def alike(kind: ClippingKind) -> tuple[object, ...]:
         return kind.kind, kind.by_layer, dict(kind.factor_settings)

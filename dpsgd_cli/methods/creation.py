@@ -1,4 +1,4 @@
-"""From recipes to the method that trains them: the one that their settings name, or what a user's own file makes."""
+"""Creation of the training method that recipes name, built-in or from a user's own file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpsgd_cli.recipe.schema.method import PythonMethod
 
 
 def create(context: Context) -> Method:
-    """The method that the recipes name, ready for its first epoch.
+    """Return the method that the recipes name, ready for its first epoch.
 
-    Raises UsageError where several processes train it, or its rows stay on disk, and there is no rule for that.
+    Raises UsageError for several processes, or rows that stay on disk, if the method does not support them.
     """
     _refuse(context)
     made: Method = named(context.recipes[0].method.described.runs)(context)
@@ -49,7 +49,7 @@ def _refuse(context: Context) -> None:
 
 
 def own(context: Context) -> Method:
-    """The user's method; RecipeError where the file gives anything else."""
+    """Return the user's own method; RecipeError if the factory returns anything but a `Method`."""
     settings = context.recipes[0].method
     assert isinstance(settings, PythonMethod)
     factory = own_factory(settings, context.base)
@@ -61,7 +61,7 @@ def own(context: Context) -> Method:
 
 
 def own_factory(settings: PythonMethod, base: Path) -> Callable[[Context], Any]:
-    """What makes a user's own method; RecipeError where it is not there, or does not take a context."""
+    """Return the factory of a user's own method; RecipeError if it is missing or does not take a context."""
     factory = load_attribute(base / settings.file, settings.factory)
     refusal = refusal_of_call(factory, settings.factory, {"context": None}, {})
     if refusal is not None:

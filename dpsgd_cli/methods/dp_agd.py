@@ -1,28 +1,28 @@
-"""DP-AGD: gradient descent that buys each step's length and, when a direction fails, a better gradient.
+"""DP-AGD: gradient descent with privately chosen step lengths, and a better gradient if no step helps.
 
-Lee and Kifer 2018, Algorithm 2. Two kinds of release, each charged once, before it is made:
+Source: Lee and Kifer 2018, Algorithm 2. Two kinds of release, each charged once, before it is made:
 
 gradient    Sum of per-record loss gradients clipped to C_grad, plus N(0, C_grad^2 / (2 rho)). L2 sensitivity C_grad
             under add-remove and zero-out, twice that under replace-one (noise scaled likewise). rho-zCDP (Bun and
             Steinke 2016, Proposition 1.6).
-selection   The index of the least of the candidates' losses, clipped to C_obj per record and summed, by noisy-min or
-            the exponential mechanism (`core/selection.py`): eps^2 / 2- or eps^2 / 8-zCDP.
+selection   The index of the smallest candidate loss, clipped to C_obj per record and summed, by noisy-min or the
+            exponential mechanism (`core/selection.py`): eps^2 / 2- or eps^2 / 8-zCDP.
 
-When index 0 (stay) is chosen, the gradient's budget grows by the factor 1 + gamma: the difference buys a second noisy
+If index 0 (stay) is chosen, the gradient's budget grows by the factor 1 + gamma. The difference pays for a second noisy
 sum of the same clipped gradients, averaged with all earlier ones of this step by inverse variance. The L2 term of the
-objective reads no data, and enters direction and candidates exactly.
+objective is data-independent; it enters directions and candidates exactly.
 
-With `momentum`, a direction keeps a part of the one before: a function of gradients that were released, which costs
-nothing (post-processing), and along which a selection is as private as along any other. Where a loss has a kink, single
-gradients point from side to side across a valley: the best length along one is tiny or none, so that good choices get
-nowhere, and a better gradient is budget lost. Their sum points along the valley.
+With `momentum`, a direction keeps a part of the previous one. It is a function of released gradients and costs nothing
+(post-processing); a selection along it is as private as along any other direction. If a loss has a kink, single
+gradients point from side to side across a valley. The best length along one is tiny or 0, so that selections make no
+progress and a better gradient wastes budget. The sum of several gradients points along the valley.
 
-With `sample`, an iteration (its gradients and selections) sees a Poisson sample instead of all records. It is charged
-as if it had seen all: given the samples of everybody else, the record at stake is in or out with a probability that
-does not depend on the data, and a mixture reveals no more than its worst part (Renyi divergence is quasi-convex).
+With `sample`, an iteration (its gradients and selections) uses a Poisson sample instead of all records. It is charged
+as if it used all records. Given which other records are sampled, the differing record is in or out with a probability
+that does not depend on the data, and a mixture reveals no more than its worst part (Renyi divergence is quasi-convex).
 
-What is paid for each release is chosen after seeing earlier ones, so the budget is a zCDP filter (Feldman and Zrnic
-2021), and the budget is what is stated. A trial stops before the first gradient whose selection it could no longer pay.
+The price of each release is chosen after earlier releases, so the budget is a zCDP filter (Feldman and Zrnic 2021), and
+the statement gives the budget. A trial stops before the first gradient whose selection it could no longer afford.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from dpsgd_cli.recipe.schema.convex import DpAgdMethod
 
 
 class DpAgd(Method):
-    """All trials share the candidates' number and the selection; budgets, bounds and rates may differ."""
+    """DP-AGD for R trials with the same number of candidates and kind of selection; other settings may differ."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -84,7 +84,7 @@ class DpAgd(Method):
 
     @property
     def epochs(self) -> int:
-        """An upper bound: blocks of `refresh` rounds, were gradients free, and a round that finds nothing left."""
+        """Upper bound on epochs of `refresh` rounds, as if gradients were free; one round finds the budget spent."""
         most = max(rates.most_selections for rates in self.rates)
         return -(-(most + 1) // self.steps)
 
@@ -100,10 +100,10 @@ class DpAgd(Method):
         return None
 
     def run_epoch(self, epoch: int) -> Diagnostics:
-        """Make `refresh` rounds: in each, every trial that is not over makes one selection.
+        """Run `refresh` rounds; in each, every unfinished trial makes one selection.
 
-        An epoch begins with what the weights alone say of the rows, so that a resumed run is the unbroken one to the
-        bit: margins that were carried along differ from new ones by rounding, and a checkpoint has none of either.
+        Margins are computed anew from the weights when an epoch begins. Updated margins differ from new ones by
+        rounding and are not in a checkpoint, so this makes a resumed run equal to an unbroken one to the bit.
         """
         self.risk.start(self.values)
         for _ in range(self.steps):
@@ -122,7 +122,7 @@ class DpAgd(Method):
             self._choose(active, index, epoch)
 
     def _pay_for_gradients(self, epoch: int) -> tuple[list[int], list[int]]:
-        """Charge this round's gradients; returns trials with a new gradient and trials with a better one."""
+        """Charge this round's gradients; return the trials with a new gradient and those with a better one."""
         fresh: list[int] = []
         again: list[int] = []
         for trial, pace in enumerate(self.paces):
@@ -130,7 +130,7 @@ class DpAgd(Method):
                 continue
             rates = self.rates[trial]
             price = pace.price(self.settings[trial].gamma)
-            # a little slack, so that rounding never leaves a gradient paid for that no selection can follow
+            # slack for rounding, so that a trial can always afford the selection after a gradient
             if (pace.spent + price + rates.selection_rho) * (1 + 1e-9) > rates.rho:
                 pace.over = True
                 continue
@@ -142,7 +142,7 @@ class DpAgd(Method):
         return fresh, again
 
     def _measure(self, fresh: list[int], again: list[int]) -> None:
-        """Noisy clipped gradient sums: new ones, and averages with a second measurement."""
+        """Release noisy clipped gradient sums: new ones, and averages with a further measurement."""
         if fresh:
             index = torch.tensor(fresh, device=self.values.device)
             everyone = index if len(fresh) < self.context.trials else None
@@ -169,7 +169,7 @@ class DpAgd(Method):
             self.context.watcher.measured(trials, self.exact[trials], noisy)
 
     def _noisy(self, trials: list[int], rhos: list[float]) -> Tensor:
-        """The sums of `trials` with noise that costs `rhos`."""
+        """Return the gradient sums of `trials` with noise that costs `rhos`."""
         multipliers = [1 / math.sqrt(2 * rho) for rho in rhos]
         scale = [float(self.gradient_bound[t]) * self.doubled * z for t, z in zip(trials, multipliers, strict=True)]
         noisy, records = self.exact[trials], self.context.table.summed
@@ -178,7 +178,7 @@ class DpAgd(Method):
         return noisy
 
     def _aim(self, index: Tensor) -> None:
-        """Unit directions of the noisy gradient of the whole objective, and of what is kept of earlier ones."""
+        """Set unit directions from the noisy gradient of the whole objective and the momentum of earlier ones."""
         direction = self.averaged[index] + self.penalty[index] * self.values[index]
         direction += self.momentum[index] * self.heading[index]
         self.heading[index] = direction
@@ -187,7 +187,7 @@ class DpAgd(Method):
         self.direction = direction
 
     def _choose(self, active: list[int], index: Tensor, epoch: int) -> None:
-        """Charge and make the selection, then step or ask for a better gradient."""
+        """Charge and make the selection; then take the step, or request a better gradient."""
         for trial in active:
             self.context.ledgers[trial].spend(Release(self._selection(trial)), epoch)
             self.paces[trial].spent += self.rates[trial].selection_rho
@@ -212,12 +212,12 @@ class DpAgd(Method):
         self.risk.advance(lengths)
 
     def _selection(self, trial: int) -> PureDP:
-        # noisy-min is eps-DP, but its loss is not that of one Laplace number
+        # noisy-min is eps-DP, but its privacy loss is not that of a single Laplace release
         source: PureSource = "exponential" if self.settings[0].selection == "exponential" else "pure"
         return PureDP(self.rates[trial].selection_epsilon, self.adjacency, source, "step")
 
     def _penalties(self, index: Tensor, spacing: Tensor, count: int) -> Tensor:
-        """N lambda / 2 |w - i h d|^2 less its value at i = 0, (A, count) float64: public."""
+        """Return N lambda / 2 |w - i h d|^2 minus its value at i = 0, (A, count) float64. Public."""
         values, direction = self.values[index].double(), self.direction.double()
         lengths = spacing.double().unsqueeze(1) * torch.arange(count, device=spacing.device)
         cross = (values * direction).sum(dim=1, keepdim=True)
@@ -236,7 +236,7 @@ class DpAgd(Method):
             pace.recent = []
 
     def charged_for(self, done: int) -> bool:
-        """Each pace knows the rho that it spent."""
+        """Return True if every ledger's total rho is the rho that its trial has spent."""
         del done
         trained = [[e.release for e in ledger.entries if e.phase == "train"] for ledger in self.context.ledgers]
         pairs = zip(trained, self.paces, strict=True)
@@ -266,7 +266,7 @@ class DpAgd(Method):
 
 
 class _Pace:
-    """Where one trial stands: what its gradient has cost so far (`rho`), how far candidates reach, what was spent."""
+    """Progress of one trial: cost of its current gradient (`rho`), largest candidate length (`reach`), rho spent."""
 
     def __init__(self, rho: float, reach: float) -> None:
         self.rho = rho
@@ -277,7 +277,7 @@ class _Pace:
         self.spent = 0.0
 
     def price(self, gamma: float) -> float:
-        """zCDP of the next gradient measurement: a new one, or what the better one costs on top."""
+        """Return the rho (zCDP) of the next gradient measurement: of a new one, or the extra cost of a better one."""
         return gamma * self.rho if self.rejected else self.rho
 
 

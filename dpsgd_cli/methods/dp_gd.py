@@ -1,14 +1,16 @@
-"""DP-GD: full-batch gradient descent with Gaussian noise (Lecture 15, Algorithm 2; Lecture 9, section 4); and without.
+"""Full-batch gradient descent, with Gaussian noise (DP-GD) or without.
+
+Source: Lecture 15, Algorithm 2; Lecture 9, section 4.
 
 Released at each step: the sum over all records of clipped loss gradients, plus noise N(0, s^2) on every coordinate.
-Where the public bounds give a Lipschitz constant no larger than the clip norm, nothing is ever clipped.
+If the public bounds give a Lipschitz constant no larger than the clip norm, no gradient is ever clipped.
 
 Sensitivity: at most C under add-remove and zero-out, 2 C under replace-one (the lectures' 2 L / n, for means). The
 divisor N is public; the L2 term, the projection and the averaging read no data.
 
 Price: s = z S is a Gaussian mechanism of noise multiplier z; T of them are exactly one of multiplier z / sqrt(T)
-(Dong, Roth and Su 2022, Corollary 2). How z is chosen is `privacy.accountant`; what is stated
-afterwards comes from the ledger.
+(Dong, Roth and Su 2022, Corollary 2). The accountant named by `privacy.accountant` chooses z; the final statement is
+computed from the ledger.
 """
 
 from __future__ import annotations
@@ -38,21 +40,25 @@ from dpsgd_cli.recipe.schema.model import ConvexModel, LinearModel
 
 
 class FullBatchMethod(GradientMethod):
-    """Descent that sees every record in every step; of models of one dense layer by two matrix products for all trials.
+    """Gradient descent that uses every record in every step.
 
-    Other models, rows that are each trial's own, and users with several rows take the packed path of `dp_sgd.py`.
+    For models of one dense layer, two matrix products serve all trials. Other models, per-trial rows, and users with
+    several rows are computed as in `dp_sgd.py`.
     """
 
     preconditioning: Preconditioning | None = None
 
     @property
     def of_users(self) -> bool:
-        """Whether an example is a user, of whom no row may be clipped by itself."""
+        """True if an example is a user, so that all rows of the user are clipped together."""
         return isinstance(self.context.table, UnitTable)
 
     @cached_property
     def risk(self) -> LinearRisk | None:
-        """The fast path of convex models, on rows as they are: it knows no factors but `at_most`, and tells nobody."""
+        """Fast path for convex models on unchanged rows; None where it does not apply.
+
+        It supports only the clipping factors `at_most` and reports no gradient norms.
+        """
         context, clipping = self.context, self.clipping
         fast = isinstance(context.recipes[0].model, ConvexModel) and self.preconditioning is None
         fast = fast and (clipping is None or (clipping.factors is at_most and clipping.told is None))
@@ -60,18 +66,21 @@ class FullBatchMethod(GradientMethod):
 
     @cached_property
     def affine(self) -> AffineRisk | None:
-        """That of several outputs, preconditioned rows and other factors; made once a preconditioner was released."""
+        """Path for one dense layer with several outputs, preconditioned rows or other factors; None if not applicable.
+
+        With a preconditioner, use it only after the preconditioner was released.
+        """
         context, model = self.context, self.context.recipes[0].model
         if not isinstance(model, LinearModel | ConvexModel) or context.table.per_trial or self.of_users:
             return None
         if len(context.pack.spans) > 1 + model.has_bias:
-            return None  # an audit gave the layer lanes, which this path does not know
+            return None  # an audit added canary coordinates to the layer, which this path does not support
         longest = None if self.preconditioning is None else 1.0
         return AffineRisk(self.rows_for_output(context.table), context.loss, model.has_bias, longest)
 
     @cached_property
     def merged(self) -> LinearRisk:
-        """The same sums from fewer rows, for steps that nothing is told of."""
+        """Risk with equal sums from fewer rows, for steps without diagnostics."""
         assert self.risk is not None
         return LinearRisk(self.risk.rows.merged(), self.risk.loss)
 
@@ -97,7 +106,10 @@ class FullBatchMethod(GradientMethod):
             pack.sums.copy_(preconditioning.through(sums))
 
     def findings(self) -> Findings | None:
-        """Lecture 9, Theorem 1 for the average of all iterates, at any constant rate without momentum."""
+        """Return the bounds of Lecture 9, Theorem 1, for the average of all iterates.
+
+        The learning rate must be constant, and the optimizer SGD without momentum and weight decay.
+        """
         if self.risk is None:
             return None
         return report(self.context, self.output, [self._claim(trial) for trial in range(self.context.trials)])
@@ -115,16 +127,17 @@ class FullBatchMethod(GradientMethod):
         return Claim("Lecture 9, Theorem 1", bound)
 
     def noise_of_mean(self, trial: int) -> float:
-        """Largest standard deviation of the noise on the mean gradient, per coordinate."""
+        """Return the largest standard deviation of the noise on a coordinate of the mean gradient."""
         plan = self.context.plans[trial]
         if plan is None:
             return 0.0
         return max(plan.noise_multipliers) * plan.sensitivity / len(self.context.table)
 
     def theorem_rates(self, epoch: int, second_moments: list[float]) -> list[float]:
-        """What `method.learning_rate` says of `epoch`; for `theorem`, R / (B sqrt T).
+        """Return each trial's learning rate in `epoch`, from `method.learning_rate`; for `theorem`, R / (B sqrt T).
 
-        Lecture 9, Theorem 1, with E|z|^2 <= B^2 and the ball's radius R.
+        Lecture 9, Theorem 1, with E|z|^2 <= B^2, B^2 from `second_moments`, and the ball's radius R.
+        Raises RecipeError if `theorem` is set without a convex model in a ball or without bounded gradients.
         """
         rates = []
         for recipe, length, moment in zip(self.context.recipes, self.lengths, second_moments, strict=True):
@@ -141,13 +154,13 @@ class FullBatchMethod(GradientMethod):
 
 
 class Gd(FullBatchMethod, WithoutPrivacy):
-    """`gd`: projected descent without noise (Lecture 15, Algorithm 1; Lecture 9, section 4)."""
+    """Method `gd`: projected gradient descent without noise (Lecture 15, Algorithm 1; Lecture 9, section 4)."""
 
     def learning_rates(self, epoch: int) -> list[float]:
         return self.theorem_rates(epoch, [self._second_moment(recipe) for recipe in self.context.recipes])
 
     def _second_moment(self, recipe: Recipe) -> float:
-        """Square of the Lipschitz constant of the whole objective on its ball."""
+        """Return the squared Lipschitz constant of the whole objective on its ball; inf without a bound."""
         model, bound = recipe.model, self.context.feature_bound
         if not isinstance(model, ConvexModel) or bound is None:
             return math.inf
@@ -156,7 +169,7 @@ class Gd(FullBatchMethod, WithoutPrivacy):
 
 
 class DpGd(FullBatchMethod, DpSgd):
-    """`dp-sgd` with full batches, at the speed of two matrix products on convex models."""
+    """Method `dp-sgd` with full batches; on convex models a step costs two matrix products."""
 
     def noise_of_mean(self, trial: int) -> float:
         unit = self.bounds.unit

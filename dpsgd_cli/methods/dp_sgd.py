@@ -1,23 +1,23 @@
 """DP-SGD: clipped sums with Gaussian noise (Abadi et al. 2016, Algorithm 1; Yu et al. 2019, Algorithm 1).
 
-A step from its batch to the new weights is `GradientMethod.step`; descent without privacy (`sgd`) takes the same one.
+`GradientMethod.step` is a whole step, from the batch to the new weights; descent without privacy (`sgd`) uses it, too.
 
 Released at each step: sum over the batch of clipped per-example gradients, plus noise N(0, s^2) on every coordinate.
 
 Sensitivity: one record adds a vector of L2 norm at most C (flat) or sqrt(sum C_l^2) (per-layer), so the sum moves
 by at most S = that norm under add-remove and zero-out, and twice that under replace-one. The sum is divided by a public
-constant (the batch size of the recipe, N for full), never by what a batch happened to hold;
-everything else that turns it into new weights is public, too.
+constant (the batch size of the recipe, N for full), never by the realised batch size. Everything else that turns the
+sum into new weights is public, too.
 
-Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch; what a step or an epoch then costs
-by batching is in `privacy/gradient_plan.py`, with the theorems. The `as-published` convention uses s_l = z C_l (twice
-that under replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
+Price: s = z S is a Gaussian mechanism of noise multiplier z on the batch. `privacy/gradient_plan.py` states the cost of
+a step or an epoch by batching, with the theorems. The `as-published` convention uses s_l = z C_l (twice that under
+replace-one) on layer l and is recorded as noise multiplier z / sqrt(M).
 
-`sgd-ma` and `sgd-adv` are DP-SGD on Poisson batches as DP-AGD was compared with, told apart by their accountants. Noise
-is the least that the moments accountant (Abadi et al. 2016) or strong composition of amplified Gaussian mechanisms
-(Bassily et al. 2014, with its exact constants) allows (`privacy/gradient_plan.py`). Both are proved for Poisson batches
-under add-remove, and that is the sampler used: the published baseline drew batches of fixed size and accounted for
-Poisson ones.
+`sgd-ma` and `sgd-adv` are the DP-SGD baselines on Poisson batches that DP-AGD was compared with; they differ in their
+accountants. Noise is the least that the accountant allows: the moments accountant (Abadi et al. 2016), or strong
+composition of amplified Gaussian mechanisms (Bassily et al. 2014, with its exact constants), see
+`privacy/gradient_plan.py`. Both are proved for Poisson batches under add-remove, and that is the sampler used. The
+published baseline drew batches of fixed size and accounted for Poisson batches.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from dpsgd_cli.wording import count
 
 
 class GradientMethod(Method):
-    """Descent step by step. A trial whose own plan is over keeps its weights while others go on.
+    """Stochastic or full-batch gradient descent. A trial whose own plan is over keeps its weights while others go on.
 
-    Subclasses say how sums are clipped, made private (`privatise`) and paid for (`spend`). They set `lengths` before
+    Subclasses define how sums are clipped, made private (`privatise`) and charged (`spend`). They set `lengths` before
     this constructor runs.
     """
 
     lengths: list[int]
-    """Epochs of each trial."""
+    """Number of epochs of each trial."""
     clipping: Clipping | None = None
-    """Bounds on one example's gradient, or None."""
+    """Clipping of an example's gradient; None for none."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -85,14 +85,17 @@ class GradientMethod(Method):
 
     @abstractmethod
     def spend(self, epoch: int, trial: int) -> None:
-        """Charge the trial for the whole epoch, before any of it is released."""
+        """Charge the trial for the whole epoch, before anything of the epoch is released."""
 
     @abstractmethod
     def privatise(self, epoch: int, step: int) -> None:
-        """Turn `pack.sums` into what may be released; on one process only, whose sums are those of all."""
+        """Add noise to `pack.sums` in place, so that they may be released.
+
+        Only one process calls it, with the sums of all processes.
+        """
 
     def learning_rates(self, epoch: int) -> list[float]:
-        """Step length of each trial in `epoch`."""
+        """Return the learning rate of each trial in `epoch`."""
         rates = []
         for recipe, length in zip(self.context.recipes, self.lengths, strict=True):
             rate = section_of(recipe).rate
@@ -104,7 +107,10 @@ class GradientMethod(Method):
         return rates
 
     def _rates(self, epoch: int) -> Tensor:
-        """`learning_rates` as (R, 1); RecipeError where a user's own method gives anything but a number a trial."""
+        """Return `learning_rates` as (R, 1).
+
+        Raises RecipeError if a user's own method returns anything but one number per trial.
+        """
         found: Any = self.learning_rates(epoch)
         numbers = isinstance(found, list | tuple) and all(isinstance(rate, int | float) for rate in found)
         if not numbers or len(found) != self.context.trials:
@@ -136,7 +142,7 @@ class GradientMethod(Method):
                 self.spend(epoch, trial)
         if self.rate_changes:
             self.learning_rate = self._rates(epoch)
-        # numbers of trials, not a mask: a GPU would have to say how many it marks
+        # indices, not a mask: a mask would need a synchronisation with the GPU for its count
         held = sent(torch.tensor(over, dtype=torch.long), self.context.pack.values.device)
         kept = {name: tensor[held] for name, tensor in self._trained().items()} if over else {}
         seen = Diagnostics(self.context.trials, self.context.pack.values.device)
@@ -147,7 +153,7 @@ class GradientMethod(Method):
         return self.context.team.total(seen)
 
     def step(self, epoch: int, step: int, seen: Diagnostics) -> None:
-        """One step of every trial: batch, clipped sums, noise, mean, update."""
+        """Run one step of every trial: batch, clipped sums, noise, mean, update."""
         pack, team = self.context.pack, self.context.team
         pack.sums.zero_()
         self.begin()
@@ -173,20 +179,20 @@ class GradientMethod(Method):
             self.average.add(pack.values, step)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Prepare a step; does nothing unless overridden."""
 
     @property
     def beside(self) -> Tensor | None:
-        """What else, (R, n) float64, a step adds up over records, makes private and releases."""
+        """Statistics released together with the gradient sum, shape (R, n), float64; None for none."""
         return None
 
     def show(self, epoch: int, step: int, exact: list[Tensor], gradient: Tensor) -> None:
-        """Show the watcher the sums without noise and what they became."""
+        """Pass the watcher the sums before noise and the noisy mean."""
         assert self.context.watcher is not None
         self.context.watcher.released(epoch, step, exact[0], gradient)
 
     def follow(self) -> None:
-        """Learn from what was released `beside`."""
+        """Update the method's state from the released `beside`; does nothing unless overridden."""
 
     def add_sums(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Add the clipped gradients of this process's part of the step's batch to `pack.sums`."""
@@ -195,11 +201,11 @@ class GradientMethod(Method):
             add_clipped_sums(self.context.pack, examples, self.context.loss, self.clipping, seen, self.sum_clipped)
 
     def pieces(self, step: int) -> Iterator[Examples]:
-        """The step's batch as the model is given it, in pieces that fit in memory."""
+        """Return the step's batch as the model's input, in pieces that fit in memory."""
         return self.batches.pieces(step)
 
     def _trained(self) -> dict[str, Tensor]:
-        """Every tensor (R, n) that a step changes and the next one starts from."""
+        """Return every tensor (R, n) that steps change and continue from, by name."""
         found = {"values": self.context.pack.values, **{f"update.{k}": v for k, v in self.update.state.items()}}
         if self.average is not None:
             found["average"] = self.average.average
@@ -216,7 +222,7 @@ class GradientMethod(Method):
 
 
 class WithoutPrivacy(GradientMethod):
-    """`sgd`: releases weights computed from the data without any protection; its ledger stays empty."""
+    """Method `sgd`: descent without privacy; its weights are not protected and its ledger stays empty."""
 
     def __init__(self, context: Context) -> None:
         self.lengths = [int(recipe.epochs) for recipe in context.recipes]
@@ -230,7 +236,7 @@ class WithoutPrivacy(GradientMethod):
 
 
 class DpSgd(GradientMethod):
-    """All trials share one kind of clipping; bounds, schedules and lengths may differ."""
+    """DP-SGD for R trials with one kind of clipping; bounds, schedules and lengths may differ between trials."""
 
     def __init__(self, context: Context) -> None:
         self.plans = [_planned(plan) for plan in context.plans]
@@ -259,7 +265,7 @@ class DpSgd(GradientMethod):
         self._check_priced()
 
     def _check_priced(self) -> None:
-        """Refuse to run anything else than what the plans priced."""
+        """Raise PrivacyError if batching, sizes or sensitivities differ from those that the plans priced."""
         table, settings = self.context.table, section_of(self.context.recipes[0])
         size = settings.batch or len(table)
         runs: tuple[Any, ...] = (settings.batching, len(table), size, *settings.truncation.values())
@@ -313,7 +319,7 @@ class DpSgd(GradientMethod):
         return seen
 
     def _visit(self, clipping: Clipping) -> None:
-        """Make the gradients of this process's part of all records, as `clipping` wants them, and drop their sums."""
+        """Compute the gradients of this process's part of all records with `clipping`, and drop their sums."""
         context = self.context
         rows = range(context.table.rows)[context.team.part(context.table.rows)]
         dropped = Diagnostics(context.trials, context.pack.values.device)
@@ -331,12 +337,12 @@ class DpSgd(GradientMethod):
         self.bounds.privatise(step, self.moves, grid)
 
     def _grid(self, epoch: int) -> Grid:
-        """The grid of all trials' sums in `epoch`, and of what is released beside them."""
+        """Return the noise grid of all trials' sums in `epoch` and of the statistics released with them."""
         pack, known = self.context.pack, [plan.correlated for plan in self.plans]
         multipliers = {of(epoch, trial) for trial in range(pack.trials) for of in (self._multiplier, self._applied)}
         steps, moved = 1, 1.0
         if known[0] is not None:
-            # noise of steps with other multipliers is taken back, in their steps of the grid
+            # correlated noise takes back noise of steps with other multipliers, in their grid spacings
             multipliers |= {z for plan in self.plans for z in plan.noise_multipliers}
             steps = self.epochs * self.steps
             moved = max(multipliers) / min(multipliers)
@@ -356,7 +362,10 @@ class DpSgd(GradientMethod):
         self.bounds.follow(self.divisor)
 
     def show(self, epoch: int, step: int, exact: list[Tensor], gradient: Tensor) -> None:
-        """In the units in which everything released has noise of the charged multiplier times `plan.sensitivity`."""
+        """Pass the watcher sums and means, in units that give every coordinate noise of the same standard deviation.
+
+        That is the charged multiplier times `plan.sensitivity`.
+        """
         watcher, beside, unit = self.context.watcher, self.bounds.beside, self.bounds.unit
         if watcher is None or unit is None:
             super().show(epoch, step, exact, gradient)
@@ -371,15 +380,15 @@ class DpSgd(GradientMethod):
             units, seen = [*units, self.bounds.beside_unit(charged)], [gradient, beside / self.divisor]
         mean = torch.cat([one / own for one, own in zip(seen, units, strict=True)], dim=1)
         watcher.released(epoch, step, torch.cat([one / own for one, own in zip(exact, units, strict=True)], 1), mean)
-        # an audit may have put another release in its place
+        # an audit may have replaced the release
         gradient.copy_(mean[:, : gradient.shape[1]] * units[0])
         if beside is not None:
             beside.copy_(mean[:, gradient.shape[1] :] * units[1] * self.divisor)
 
     def _noise_scale(self, epoch: int) -> Tensor:
-        """Standard deviation of the noise on the sum: (R, 1), or (R, P) where layers differ."""
+        """Return the standard deviation of the noise on the sum: (R, 1), or (R, P) if it differs between layers."""
         multipliers = [self._applied(epoch, trial) for trial in range(self.context.trials)]
-        # rounded to float32 it could be less than what is charged; an experiment keeps its numbers
+        # rounded to float32, secure noise could be less than what is charged; seeded runs keep their dtype
         dtype = torch.float64 if self.noise.secure else self.context.pack.values.dtype
         deviations = [z * plan.sensitivity for z, plan in zip(multipliers, self.plans, strict=True)]
         scale = self.context.column(deviations, dtype)
@@ -393,14 +402,14 @@ class DpSgd(GradientMethod):
         return torch.where(chosen, by_layer.index_select(1, self.context.pack.group_of), scale)
 
     def _multiplier(self, epoch: int, trial: int) -> float:
-        """Noise multiplier of a trial in `epoch`; its last one when it is over."""
+        """Return the noise multiplier of a trial in `epoch`; its last one if the trial is over."""
         if trial in self.adaptive.runs:
             return self.adaptive.runs[trial].noise.multiplier
         planned = self.plans[trial].noise_multipliers
         return planned[min(epoch, len(planned) - 1)]
 
     def _applied(self, epoch: int, trial: int) -> float:
-        """What of it is added to the sums."""
+        """Return the noise multiplier of the gradient sums; above the charged one if counts are released, too."""
         return self.sections[trial].clipping.applied(self._multiplier(epoch, trial))
 
     def _trained(self) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Theory beside practice: what a theorem says of a lecture method's excess risk, and what was measured.
+"""Excess risk of lecture methods: the bound of a theorem, and the measured value.
 
-NON-PRIVATE: the measurement compares with the optimum on the training records. Not here: the theorems
-(`privacy/lectures.py`).
+NON-PRIVATE: the measurement compares with the optimum on the training records. The theorems are in
+`privacy/lectures.py`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from dpsgd_cli.privacy.lectures import PublicProblem
 from dpsgd_cli.recipe.schema.model import ConvexModel
 
 _TOLERANCE = 1e-7
-# what smoothing stops at, and what is still told, of a mean loss
+# of a mean loss: the gap at which smoothing stops, and the largest gap with which a measurement is reported
 _CERTIFIED = 1e-6
 _LEAST_CERTAIN = 1e-4
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One trial's theorem: its name, and the bound on the expected excess risk of what the method publishes."""
+    """Name of a trial's theorem, and its bound on the expected excess risk of the published weights."""
 
     theorem: str
     bound: float
 
 
 def problem_of(context: Context, trial: int, clip: float) -> PublicProblem | None:
-    """The public numbers that the theorems take; None where no theorem covers the recipe.
+    """Return the public numbers that the theorems need; None if no theorem covers the recipe.
 
-    They need a ball, public bounds that make the loss Lipschitz, and no gradient that clipping changes.
+    The theorems need a ball, public bounds that make the loss Lipschitz, and a clip norm that changes no gradient.
     """
     model, bound = context.recipes[trial].model, context.feature_bound
     if not isinstance(model, ConvexModel) or model.radius is None or bound is None:
@@ -48,10 +48,10 @@ def problem_of(context: Context, trial: int, clip: float) -> PublicProblem | Non
 
 
 def report(context: Context, output: Tensor, claims: list[Claim | None]) -> Findings | None:
-    """Theorem and bound a trial, and the measured excess risk over the optimum in the ball; None without claims.
+    """Return each trial's theorem and bound, and the measured excess risk over the optimum in the ball.
 
-    For the hinge loss, `optimum_gap` says how far below the optimum that was found the true one can lie. A measurement
-    that this leaves uncertain is null, with the `reason`.
+    None without claims. For the hinge loss, `optimum_gap` bounds how far the true optimum is below the one found. If
+    the gap makes a measurement too uncertain, the measurement is null, with the `reason`.
     """
     if not any(claims):
         return None
@@ -82,7 +82,7 @@ def _measured(context: Context, output: Tensor) -> list[dict[str, Any]]:
         found = minimise_hinge(risk.rows, records * l2, radii, _CERTIFIED * records)
         gaps = (objective(output) - found.objective / records, found.gap / records)
         return [_certified(float(excess), float(gap)) for excess, gap in zip(*gaps, strict=True)]
-    # a trace of strong convexity, so that Newton's step exists where l2 is 0; it moves the optimum by next to nothing
+    # minimal strong convexity, so that Newton's step exists if l2 is 0; it hardly moves the optimum
     curvature = records * l2.clamp_min(1e-9)
     problem = Tilted(risk.rows, risk.loss, curvature, torch.zeros_like(context.pack.values, dtype=torch.float64))
     best = minimise_on_ball(problem, radii, _TOLERANCE * records).values

@@ -1,24 +1,25 @@
 """DP least squares: noisy second moments of the features and products with the targets, solved once.
 
-Mehta, Krichene, Thakurta, Kurakin and Cutkosky 2022 ("Differentially private image classification from features",
-arXiv 2211.13403, where it is DP-LS), after Sheffet 2017 and the AdaSSP of Wang 2018; sensitivities and ridge are this
-program's own (`privacy/second_moments.py`, `core/preconditioning.py`). Their weight on a class's own second moments is
-left out, because each class's matrix would take a part of the budget; with one weight for all records the targets are
+Source: Mehta, Krichene, Thakurta, Kurakin and Cutkosky 2022 ("Differentially private image classification from
+features", arXiv 2211.13403, there DP-LS), after Sheffet 2017 and the AdaSSP of Wang 2018. Sensitivities and ridge are
+dpsgd's own (`privacy/second_moments.py`, `core/preconditioning.py`). The paper's weight on a class's own second moments
+is omitted, because each class's matrix would need a part of the budget. With one weight for all records, targets are
 one-hot.
 
-Released, once: A = sum u u^T and Z = sum u y^T, u being a record's features (and the bias's 1) over their public bound,
-shrunk to norm 1 where they are longer, y its class as a one-hot vector, or its target in [-1, 1] (clamped). Noise is
+Released, once: A = sum u u^T and Z = sum u y^T. u is a record's features (and the bias's 1) over their public bound,
+scaled down to norm 1 if longer. y is the record's class as a one-hot vector, or its target clamped to [-1, 1]. Noise is
 N(0, s^2) on the upper triangle of A with the entries off the diagonal times sqrt(2), and on weight Z.
 
 Sensitivity: S = `joint_sensitivity` of the two together, sqrt(1 + weight^2) under add-remove and zero-out; a replaced
-record moves them by less than twice that. weight = sqrt((1 - share) / share). Where users are protected with all their
-rows (`core/units.py`), a user adds the mean of u u^T and of u y^T over their rows: a mean of vectors of norm at most S
-has norm at most S, so all of this holds of users.
+record moves them by less than twice that. weight = sqrt((1 - share) / share). If users are protected with all their
+rows (`core/units.py`), a user adds the mean of u u^T and of u y^T over their rows. A mean of vectors of norm at most S
+has norm at most S, so all of this holds for users, too.
 
-Price: s = z S is one Gaussian mechanism of noise multiplier z, with the whole budget. What is published,
-(max(A, 0) + ridge)^-1 Z with ridge = s sqrt(2 D) / 4, is post-processing, and so is its scale by the public bound. A
-quarter of how far noise spreads eigenvalues, and half of mu^2 for each of A and Z, were the best or within .2 points of
-it at each epsilon from .1 to 8 on MNIST's validation records (500 random projections of scattering features).
+Price: s = z S is one Gaussian mechanism of noise multiplier z, with the whole budget. The published weights,
+(max(A, 0) + ridge)^-1 Z with ridge = s sqrt(2 D) / 4, are post-processing, and so is their scale by the public bound.
+The ridge, a quarter of the noise's spread of eigenvalues, and half of mu^2 for each of A and Z were best or within .2
+points of the best at each epsilon from .1 to 8. This was measured on MNIST's validation records (500 random projections
+of scattering features).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from dpsgd_cli.recipe.schema.model import LinearModel
 
 
 class DpLeastSquares(OneShot):
-    """All trials see the records once; budgets and shares may differ."""
+    """DP least squares for R trials; budgets and shares may differ between trials."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -62,7 +63,10 @@ class DpLeastSquares(OneShot):
             pack.values[trial] = torch.cat([weights, found[-1]]) if self.bias else weights
 
     def _users(self, trial: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Rows (n,) of a trial's users, and the root of what each weighs in its user's mean; None without users."""
+        """Return row numbers (n,) of a trial's users, and the root of each row's weight in its user's mean.
+
+        None if records, not users, are protected.
+        """
         table = self.context.table
         if not isinstance(table, UnitTable):
             return None
@@ -72,9 +76,9 @@ class DpLeastSquares(OneShot):
         return members[there].cpu().numpy(), shares_of_rows(members)[there].sqrt().cpu().numpy()
 
     def _pieces(self, trial: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Rows over their public bound, with the bias's 1, and targets of norm at most 1, of a trial's records.
+        """Yield a trial's rows over their public bound, with the bias's 1, and targets of norm at most 1. Private.
 
-        Those of users, shrunk to norm 1 first, are times the root of what they weigh in their user's mean.
+        Rows of users are first scaled down to norm 1, then multiplied by the root of their weight in the user's mean.
         """
         table, outputs, users = self.context.table, self.outputs, self._users(trial)
         x = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
@@ -91,7 +95,7 @@ class DpLeastSquares(OneShot):
 
     @np.errstate(**UNTOLD)
     def _exact(self, trial: int) -> tuple[np.ndarray, np.ndarray]:
-        """A (D, D) and Z (D, K), without noise."""
+        """Return A (D, D) and Z (D, K) without noise. Private."""
         width = self.context.pack.size // self.outputs
         products = np.zeros((width, self.outputs))
         for rows, targets in self._pieces(trial):
@@ -99,7 +103,7 @@ class DpLeastSquares(OneShot):
         return moments.second_moments((rows for rows, _ in self._pieces(trial)), width), products
 
     def _solved(self, trial: int, exact: np.ndarray, products: np.ndarray) -> torch.Tensor:
-        """Weights (D, K) on features as they are."""
+        """Release A and Z of a trial with noise, and return weights (D, K) for unscaled features."""
         plan, settings = self.context.plans[trial], self.context.recipes[trial].method
         assert plan is not None and isinstance(settings, LeastSquaresMethod)
         mechanism, weight = plan.epochs[0][0].mechanism, weight_of(settings.share)

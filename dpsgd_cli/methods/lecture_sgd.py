@@ -1,11 +1,11 @@
-"""`dp-sgd` with `batching: fixed`: one record a step (Lecture 15, Algorithm 3).
+"""Method `dp-sgd` with `batching: fixed`: one record per step (Lecture 15, Algorithm 3).
 
 Released at each step: the clipped gradient of one record drawn uniformly, plus noise N(0, s^2). Sensitivity 2 C under
 replace-one, s = z 2 C. Price: a Gaussian on a batch of fixed size 1 of n, by Renyi DP without replacement (Wang, Balle
 and Kasiviswanathan 2019; accountant rdp), or by Lemma 15.5 where its proof holds (accountant lemma-15.5).
 
-The mini-batch Algorithm 4 of the same lecture is `batching: poisson`. Its noise 4 s^2 C^2 is written relative to C and
-replaced records; here a noise multiplier is relative to the sensitivity, which is C where records come and go.
+The mini-batch Algorithm 4 of the same lecture is `batching: poisson`. Its noise 4 s^2 C^2 is relative to C and to
+replace-one; here a noise multiplier is relative to the sensitivity, which is C under add-remove.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class LectureSgd(DpSgd):
-    """For convex models, whose single gradients need no packed pass."""
+    """Lecture DP-SGD for convex models, whose gradients of single records have a closed form."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -42,7 +42,10 @@ class LectureSgd(DpSgd):
         return [1.0] * len(constant) if all(constant) else super().learning_rates(epoch)
 
     def _lead(self, trial: int) -> float:
-        """The rates of Lemmas 15.6 and 15.7 at step t are this over sqrt(t), 2R/G, or over t, 1/lambda."""
+        """Return the rates' leading factor: 2R/G, over sqrt(t) (Lemma 15.6), or 1/lambda, over t (Lemma 15.7).
+
+        Returns 0 if the rate is not `theorem`; raises RecipeError if there is neither a radius nor an L2 term.
+        """
         recipe = self.context.recipes[trial]
         if section_of(recipe).rate != "theorem":
             return 0.0
@@ -54,7 +57,7 @@ class LectureSgd(DpSgd):
         return 2 * model.radius / math.sqrt(self.second_moment(trial))
 
     def second_moment(self, trial: int) -> float:
-        """Bound on E|z_t|^2 of a noisy gradient: C^2 + P s^2 (equation 15.5)."""
+        """Return the bound on E|z_t|^2 of a noisy gradient: C^2 + P s^2 (equation 15.5)."""
         plan = self.plans[trial]
         noise = plan.noise_multipliers[0] * plan.sensitivity
         return (plan.sensitivity / 2) ** 2 + self.context.pack.size * noise**2
@@ -66,7 +69,7 @@ class LectureSgd(DpSgd):
         super().step(epoch, step, seen)
 
     def findings(self) -> Findings | None:
-        """Lemmas 15.6 and 15.7 for the last iterate at their rates."""
+        """Return the bounds of Lemmas 15.6 and 15.7 for the last iterate at their learning rates."""
         return report(self.context, self.output, [self._claim(trial) for trial in range(self.context.trials)])
 
     def _claim(self, trial: int) -> Claim | None:

@@ -1,21 +1,21 @@
-"""PATE: teachers on disjoint parts of the training records vote; a student learns from what of that is released.
+"""PATE: teachers on disjoint parts of the training records vote; a student learns from the released answers.
 
-Released: for the first `queries` public records in an order that a seed decides, what the rule of aggregation releases
-of the teachers' votes (`privacy/voting.py`, with sensitivities and theorems). Nothing else that was computed from a
-training record reaches the student, which is all that is published.
+Released: the aggregation's answers to the first `queries` public records, in an order that a seed decides
+(`privacy/voting.py`, with sensitivities and theorems). Nothing else computed from a training record reaches the
+student, and only the student is published.
 
-Why one record changes one vote. A record's part follows from its own coin (`data/splits.py`), and no other record
-enters it. Teacher i is a function of its part, of streams named after it, and of public settings; the pack keeps
-teachers apart as it keeps trials apart, and gives each the same number of places for records, a public number (a place
-without a record adds nothing). So neighbours under any adjacency differ in one teacher, and in one vote for each query.
+Why one record changes one vote. A record's part follows from its own coin (`data/splits.py`) and depends on no other
+record. Teacher i is a function of its part, of streams named after it, and of public settings. The pack separates
+teachers as it separates trials, and gives each the same public number of places for records (a place without a record
+adds nothing). So neighbours under any adjacency differ in one teacher, and in one vote for each query.
 
-Charges: all at once before the first answer where every query costs the same; else one by one, each before what it
-pays for, until the filter refuses. Noise of a query is drawn from a stream named after the query, once; a checkpoint
-keeps answers, so that a resumed run draws none again.
+Charges: all at once before the first answer if every query costs the same; else one by one, each before its release,
+until the filter refuses. The noise of a query is drawn once, from a stream named after the query. A checkpoint keeps
+answers, so that a resumed run draws none again.
 
-NON-PRIVATE: votes. They are kept in the checkpoint and, for seeded trials, in this user's cache (`kept.py`), so that
-other noise, thresholds and numbers of queries need no new teachers. The ensemble's accuracy and the price that depends
-on votes are functions of them.
+NON-PRIVATE: votes. The checkpoint keeps them, and for seeded trials this user's cache does, too (`kept.py`), so that
+other noise, thresholds and numbers of queries need no new teachers. The ensemble's accuracy and the data-dependent
+price are functions of the votes.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from dpsgd_cli.recipe.schema.pate import PRIVATE_SCALE, PateMethod, Training
 VERSION = 1
 NO_ANSWER, NOT_ASKED = -1, -2
 _NUMBERS_AT_ONCE = 1 << 25
-"""Parameters of the teachers that train as one pack, about; 4 bytes each, and several times that for a step."""
+"""Approximate number of parameters of a pack of teachers; 4 bytes each, and several times that for a step."""
 
 
 @dataclass(frozen=True)
 class _QueryNoise:
-    """Noise on statistics of the votes on one query, from its trial's stream."""
+    """Noise on statistics of a query's votes, from the trial's stream."""
 
     stream: Streams
     query: int
@@ -76,7 +76,7 @@ class _QueryNoise:
 
 
 class Pate(Method):
-    """Epoch 0 trains the teachers and releases; the others train the student."""
+    """PATE for R trials. Epoch 0 trains the teachers and releases answers; later epochs train the student."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -127,7 +127,7 @@ class Pate(Method):
         return self.context.pack.values if self.student is None else self.student.output
 
     def _release(self, trial: int) -> None:
-        """Train the teachers of a trial, count their votes, and answer queries."""
+        """Train the teachers of a trial, count their votes, and answer the queries."""
         plan, classes = self.plans[trial], _classes(self.context)
         predicted = self._predictions(trial)
         self.predicted_right.append(_of_known("teachers_right", predicted, self.public.y.cpu().numpy()))
@@ -139,7 +139,7 @@ class Pate(Method):
             self.sanitised.append(self._sanitise(trial, plan))
 
     def answer(self, trial: int, plan: VotingPlan, votes: np.ndarray) -> np.ndarray:
-        """A label for each query (Q,), or why there is none."""
+        """Return the released label of each query (Q,), or NO_ANSWER or NOT_ASKED; charge the trial's ledger."""
         answers = np.full(len(votes), NOT_ASKED)
         if not plan.chooses:
             for release in plan.epochs[0]:
@@ -155,7 +155,7 @@ class Pate(Method):
         return answers
 
     def _ask(self, trial: int, query: int, counts: np.ndarray, answers: np.ndarray) -> None:
-        """Write the label of one query; BudgetExceeded before a charge that does not fit."""
+        """Charge one query and write its answer to `answers`; BudgetExceeded before a charge that does not fit."""
         plan, rule = self.plans[trial], _rule(self.plans[trial])
 
         noise = _QueryNoise(self.context.streams[trial], query, self.settings.teachers.count)
@@ -171,7 +171,10 @@ class Pate(Method):
             answers[query] = rule.label(counts, noise)
 
     def _sanitise(self, trial: int, plan: VotingPlan) -> float:
-        """The price that the votes show, with noise; charged when the trial began (`vote_sensitivity.py`)."""
+        """Release the data-dependent epsilon with noise; charged when the trial began (`vote_sensitivity.py`).
+
+        Raises PrivacyError without a seed.
+        """
         settings, rule = self.settings.sanitised, _rule(plan)
         assert settings is not None
         if is_secure(self.context.streams):
@@ -187,7 +190,7 @@ class Pate(Method):
         return epsilon_at(np.array([released + own]), plan.delta, np.array([settings.order]))
 
     def _predictions(self, trial: int) -> np.ndarray:
-        """NON-PRIVATE: each teacher's class for each public record, int16 (n, Q)."""
+        """Return each teacher's class for each public record, int16 (n, Q), from the cache if possible. NON-PRIVATE."""
         teachers = Teaching(self.context, self.settings, trial)
         place = teachers.kept_at()
         found = None if place is None else kept.load(place)
@@ -198,9 +201,9 @@ class Pate(Method):
         return found
 
     def _teach(self) -> None:
-        """A student of the next round: of what was released, or of what the one before it sees in the public records.
+        """Start the student of the next round, on released answers or on the previous student's predictions.
 
-        Where nothing was released there is none.
+        Without any released answer there is no student.
         """
         predicted = None if self.student is None else self._predicted()
         shared: students.Course | None = None
@@ -215,13 +218,13 @@ class Pate(Method):
         self._enrol()
 
     def _predicted(self) -> np.ndarray:
-        """The classes (R, Q) that the students of this round see in all public records."""
+        """Return the classes (R, Q) that the students of this round predict for all public records."""
         self.context.pack.values.copy_(self.output)
         x = self.public.x if self.public.per_trial else self.public.x[None]
         return _classified(self.context.pack, x, self.context.most_rows)
 
     def _enrol(self) -> None:
-        """The student of `lessons`; None where there are none."""
+        """Create the student for `lessons`; without lessons, do nothing."""
         if not any(len(labels) for _, labels in self.lessons):
             return
         most = self.settings.student.most_lessons(max(plan.queries for plan in self.plans), len(self.public))
@@ -290,7 +293,7 @@ class Pate(Method):
 
 
 class Teaching:
-    """The teachers of one trial, trained in packs of as many as memory is for."""
+    """Teachers of one trial, trained in packs of a bounded number of parameters."""
 
     def __init__(self, context: Context, settings: PateMethod, trial: int) -> None:
         self.context, self.trial, self.count = context, trial, settings.teachers.count
@@ -309,7 +312,7 @@ class Teaching:
         self.records = _places(context.keys, self.count, len(context.table))
 
     def kept_at(self) -> Any:
-        """Where predictions of a seeded trial are kept; None where draws are not repeatable."""
+        """Return the cache location of a seeded trial's predictions; None if the training cannot be repeated."""
         stream = self.context.streams[self.trial]
         if not stream.reproducible or isinstance(self.recipe.model, PythonModel):
             return None
@@ -326,7 +329,7 @@ class Teaching:
         return kept.place("nonprivate-votes", told, [self.part, *(one.cpu().numpy() for one in arrays)])
 
     def predictions(self) -> np.ndarray:
-        """Each teacher's class for each public record, int16 (n, Q)."""
+        """Train all teachers and return their classes for the public records, int16 (n, Q). NON-PRIVATE."""
         size = max(1, _NUMBERS_AT_ONCE // self._pack([0]).size)
         pieces = [range(start, min(start + size, self.count)) for start in range(0, self.count, size)]
         return np.concatenate([self.of_piece(piece) for piece in pieces])
@@ -369,23 +372,23 @@ class Teaching:
 
 
 def _places(keys: Keys, teachers: int, records: int) -> int:
-    """Public number of places of a teacher's part of the training part, which has places for `records`."""
+    """Return the public number of places of a teacher's part; the training part has places for `records`."""
     if not keys.by_place:
         return places_for(records, 1 / teachers)
-    # of each file's places every part has its share, and one more where they do not divide
+    # each part has an equal share of each file's places, and one more if they do not divide evenly
     last = [keys.values[keys.values // SECOND_FILE == file].max() for file in np.unique(keys.values // SECOND_FILE)]
     return int(sum(place % SECOND_FILE // teachers + 1 for place in last))
 
 
 @torch.no_grad()
 def _classified(pack: Pack, x: Tensor, most: int) -> np.ndarray:
-    """Classes (n, Q) that the pack's models give rows (n or 1, Q, ...), int16."""
+    """Return the classes (n, Q) that the pack's models predict for rows (n or 1, Q, ...), int16."""
     pieces = [pack(x[:, start : start + most]).argmax(dim=-1) for start in range(0, x.shape[1], most)]
     return torch.cat(pieces, dim=1).cpu().numpy().astype(np.int16)
 
 
 def _of_known(name: str, predicted: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
-    """The share of predictions (..., Q) that are right by `name`, or nothing where no labels (Q,) are known."""
+    """Return the accuracy of predictions (..., Q) under `name`; empty if a label (Q,) is unknown."""
     if (labels == UNKNOWN).any():
         return {}
     return {name: float((predicted == labels).mean()) if len(labels) else None}
@@ -400,14 +403,14 @@ def _classes(context: Context) -> int:
 
 
 def _descent(recipe: Recipe, settings: Training) -> Recipe:
-    """The recipe that trains by `settings` alone, without privacy."""
+    """Return the recipe that trains by `settings` alone, without privacy."""
     own = settings.model_dump(include=set(SgdMethod.model_fields) - {"kind"})
     changes = {"method": SgdMethod(**own), "privacy": None, "epochs": settings.epochs, "folds": None}
     return recipe.model_copy(update=changes)
 
 
 def _unpoliced(recipes: Sequence[Recipe]) -> tuple[Ledger, ...]:
-    """Ledgers of trainings that release nothing themselves."""
+    """Return empty ledgers, for trainings that release nothing themselves."""
     return tuple(Ledger() for _ in recipes)
 
 
@@ -416,7 +419,7 @@ def _rows(table: Table, trial: int) -> Tensor:
 
 
 def _joined(public: Table, lessons: Sequence[students.Lessons], most: int) -> Table:
-    """One table of all trials' lessons, of which each trial has its own, in `most` places."""
+    """Return one table of all trials' lessons; each trial uses its own, in `most` places."""
     device = public.y.device
     x = torch.cat([_rows(public, t)[torch.from_numpy(rows).to(device)] for t, (rows, _) in enumerate(lessons)])
     y = torch.from_numpy(np.concatenate([labels for _, labels in lessons])).to(device)
@@ -437,7 +440,10 @@ def _rule(plan: VotingPlan) -> Aggregation:
 
 
 def _agrees(plan: VotingPlan, answers: np.ndarray, ledger: Ledger) -> bool:
-    """Whether a ledger holds what the answers cost; an answer that the filter refused was accepted, and not charged."""
+    """Return True if a ledger holds the cost of the answers.
+
+    A query whose answer the filter refused was charged as asked, but not as answered.
+    """
     if not plan.chooses:
         return True
     adjacency, rule = plan.sampling.adjacency, _rule(plan)

@@ -1,42 +1,42 @@
-"""Methods that release weights once, perturbed: the objective before the search for them, or the output after it.
+"""Objective perturbation and output perturbation: perturbed weights of convex models, released once.
 
-Objective perturbation: weights near the minimiser of the objective plus a random linear term, plus a little noise.
+Objective perturbation: weights near the minimiser of the objective plus a random linear term, with a little noise.
 
-Kifer, Smith and Thakurta 2012, Algorithm 1 with Gaussian noise, made whole for searches that come near the minimiser
-and not onto it as Iyengar et al. 2019 do ("Towards Practical Differentially Private Convex Optimization", Algorithm 1).
+Source: Kifer, Smith and Thakurta 2012, Algorithm 1 with Gaussian noise. Iyengar et al. 2019 ("Towards Practical
+Differentially Private Convex Optimization", Algorithm 1) extend it to solvers that end near the minimiser.
 In sums: J(w) = sum phi(z.w) + k/2 |w|^2 + b.w with k = max(N l2, 2 beta / eps1) and b ~ N(0, s^2 I),
 s^2 = L^2 (8 log(2/delta1) + 4 eps1) / eps1^2; w' with |grad J(w')| <= g; released: w' + N(0, t^2 I), once.
 
-Guarantee: (eps1 + eps2, delta1 + delta2)-DP under add-remove (N fixed and public), as two releases of which the second
-looks at the first (basic composition), of which w' + noise is a function.
+Guarantee: (eps1 + eps2, delta1 + delta2)-DP under add-remove (N fixed and public). The released w' + noise is a
+function of two releases, the second of which depends on the first (basic composition).
 
 The minimiser w* is (eps1, delta1)-DP for linear models: w* determines b = -(gradient at w*), a bijection as J is
-strongly convex. One record more, of gradient h = phi'(z.w) z and Hessian phi'' z z^T of rank one, changes the
-Jacobian's determinant by a factor in [1, 1 + beta / k], which is at most e^(eps1/2); and it moves b by h, of norm at
-most L and fixed direction z, so that the ratio of densities of b is at most e^(eps1/2) unless |b.z| / |z| >
-s sqrt(2 log(2/delta1)), which has probability at most delta1. Huber's phi'' jumps; the density formula then holds
-almost everywhere, which is enough.
+strongly convex. Consider one record more, of gradient h = phi'(z.w) z and Hessian phi'' z z^T of rank one. It changes
+the Jacobian's determinant by a factor in [1, 1 + beta / k], which is at most e^(eps1/2). It also moves b by h, of norm
+at most L and fixed direction z. The ratio of densities of b is therefore at most e^(eps1/2) unless
+|b.z| / |z| > s sqrt(2 log(2/delta1)), which has probability at most delta1. Huber's phi'' jumps; the density formula
+then holds almost everywhere, which is enough.
 
-Given w*, hence b, the rest w' - w* is a function of the records, no longer than g / k (J is k-strongly convex). For two
-data sets it differs by at most 2 g / k, whatever search found w', so that Gaussian noise of t = 2 g / k times the exact
-multiplier for (eps2, delta2) makes it (eps2, delta2)-DP (Balle and Wang 2018). The published constant is g / k,
-half of that.
+Given w*, hence b, the rest w' - w* is a function of the records, of norm at most g / k (J is k-strongly convex). For
+two data sets it differs by at most 2 g / k, whichever solver found w'. So Gaussian noise of t = 2 g / k times the exact
+multiplier for (eps2, delta2) makes it (eps2, delta2)-DP (Balle and Wang 2018). The published constant is g / k, half of
+that.
 
 Conditions, checked when the plan is made: a smooth loss (beta), public bounds on features, L = sup|phi'| B over ALL
-weights (so no squared loss, and no ball), a linear model. The search ends at g / 2, which leaves as much to the
-rounding of the gradient (under a hundredth of g at 200,000 records: a test). In exact arithmetic it always ends, by a
-method that needs no luck (`optimum.py`), so that whether something is released is no function of the records. No
-theorem covers an error of rounding that keeps it from its end; none is known, and its message says nothing of the
-records.
+weights (so no squared loss, and no ball), a linear model. The solver ends at g / 2. The other g / 2 allows for rounding
+of the gradient (under a hundredth of g at 200,000 records: a test). In exact arithmetic the solver always ends, after
+a number of steps known in advance (`optimum.py`), so whether weights are released does not depend on the records. No
+theorem covers a rounding error that keeps the solver from ending; no such case is known, and the error message does
+not depend on the records.
 
-Floats. The bijection is one of real numbers. b and what is released are floats, whose grid depends on data, and the
-proof says nothing of that (nor does `digits.py`: b enters a search). So a run without a seed is refused.
+Floats. The bijection is one of real numbers. b and the released weights are floats, whose grid depends on data, which
+the proof does not cover (nor does `digits.py`: b enters a solver). So a run without a seed is refused.
 
 Output perturbation: gradient descent for a fixed number of steps, then Gaussian noise on its last iterate.
-Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `privacy/convex.py`, the distance that one record more can
-drive two runs apart, for a step length at which steps do not expand; twice that under replace-one (remove one, add
-one). Price: one Gaussian of noise multiplier z. Conditions, checked when the plan is made: a smooth loss, public
-bounds on the features (enforced record by record). Source: Zhang, Zheng, Mou and Wang 2017, Algorithm 1.
+Released: w_T plus N(0, (z S)^2), once. Sensitivity: S = `privacy/convex.py`, the largest distance between two runs on
+data sets that differ by one record more, for a step length at which steps do not expand; twice that under replace-one
+(remove one, add one). Price: one Gaussian of noise multiplier z. Conditions, checked when the plan is made: a smooth
+loss, public bounds on the features (enforced record by record). Source: Zhang, Zheng, Mou and Wang 2017, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _SHARE = 1e-3  # of epsilon and delta, for the distance to the minimiser
 
 @dataclass(frozen=True)
 class Noise:
-    """What is added where: the L2 coefficient k, the scale s of b, the end g of the search, the scale t of the rest."""
+    """Constants of objective perturbation: L2 coefficient k, scale s of b, gradient norm g, scale t of the noise."""
 
     curvature: float
     tilt: float
@@ -75,10 +75,10 @@ class Noise:
 
 
 def noise_of(constants: Constants, records: int, weights: int, epsilon: float, delta: float) -> Noise:
-    """The numbers of the module's docstring for a budget of (`epsilon`, `delta`) in all.
+    """Return the constants of the module's docstring for a total budget of (`epsilon`, `delta`).
 
-    Raises InfeasibleBudget where doubles do not resolve a gradient as finely as the search must end: each of its
-    `weights` coordinates is a sum of terms as large as k w, b and the `records` slopes, rounded a few times.
+    Raises InfeasibleBudget if doubles cannot resolve a gradient at the solver's end. Each of its `weights` coordinates
+    is a sum of terms as large as k w, b and the `records` slopes, rounded a few times.
     """
     for_rest = EpsilonBudget(epsilon=_SHARE * epsilon, delta=_SHARE * delta)
     first, first_delta = epsilon - for_rest.epsilon, delta - for_rest.delta
@@ -96,7 +96,7 @@ def noise_of(constants: Constants, records: int, weights: int, epsilon: float, d
 
 
 class ObjectivePerturbation(OneShot):
-    """All trials are solved together; budgets and L2 terms may differ."""
+    """Objective perturbation for R trials, solved together; budgets and L2 terms may differ."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -104,7 +104,7 @@ class ObjectivePerturbation(OneShot):
             raise PrivacyError(f"method objective-perturbation needs a seed: {OFF_GRID}")
         self.constants = [problem_constants(recipe, context.feature_bound, False) for recipe in context.recipes]
         risk = linear_risk(context)
-        # in double precision before they are shrunk, so that no row is longer than its bound by a float's rounding
+        # converted to float64 before they are scaled, so that float32 rounding makes no row longer than its bound
         exact = replace(risk.rows, z=risk.rows.z.double(), norms=risk.rows.norms.double())
         self.loss, self.rows = risk.loss, exact.shrunk(self.constants[0].feature_bound)
         self.promised = [self._promised(trial) for trial in range(context.trials)]
@@ -135,14 +135,14 @@ class ObjectivePerturbation(OneShot):
         self.context.pack.values.copy_(found + rest)
 
     def _normal(self, purpose: str) -> Tensor:
-        """Standard normals (R, P) in double precision."""
+        """Draw standard normals (R, P), float64."""
         size, streams = self.context.pack.size, self.context.streams
         drawn = [stream.normal(purpose, 0, torch.empty(size, dtype=torch.float64)) for stream in streams]
         return torch.stack(drawn).to(self.rows.z.device)
 
 
 class OutputPerturbation(OneShot):
-    """All trials share the number of steps."""
+    """Output perturbation for R trials with the same number of steps."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -154,7 +154,7 @@ class OutputPerturbation(OneShot):
         context, settings = self.context, self.context.recipes[0].method
         assert isinstance(settings, OutputPerturbationMethod)
         self.charge()
-        # a step is far smaller than the weights: in float32 rounding would drive two runs further apart than the proof
+        # a step is far smaller than the weights: float32 rounding would separate two runs by more than the proof allows
         values, records = torch.zeros_like(context.pack.values, dtype=torch.float64), len(context.table)
         rates = context.column([rate_of_descent(known, records) / records for known in self.constants]).double()
         bounds = context.column([known.lipschitz for known in self.constants]).squeeze(1).double()

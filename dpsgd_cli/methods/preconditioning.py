@@ -1,23 +1,22 @@
-"""A preconditioner of noised sums: gradient methods on rows whose directions weigh alike.
+"""Preconditioners from noisy sums: gradient methods on rows in which all directions have similar scale.
 
 Released, once, before the first step, by its kind:
-- second-moment: A = sum over the records of u u^T, u being the record's preprocessed features at unit norm (divided
-  here by their own length), plus N(0, s^2) on the diagonal and N(0, s^2 / 2) off it, mirrored.
-- marginals: V = sum over the records of v, the record's cell of each of F columns, 1 / sqrt(F) in each and 0 in all
-  other cells (`core/marginals.py`), plus N(0, s^2) in every cell.
+- second-moment: A = sum over the records of u u^T, plus N(0, s^2) on the diagonal and N(0, s^2 / 2) off it, mirrored.
+  u is the record's preprocessed features divided by their own norm.
+- marginals: V = sum over the records of v, plus N(0, s^2) in every cell. v is 1 / sqrt(F) in the record's cell of each
+  of F columns and 0 in all other cells (`core/marginals.py`).
 
-Sensitivity: 1 under add-remove and zero-out, sqrt(2) under replace-one; of the upper triangle with the entries off the
-diagonal times sqrt(2), or of V (`privacy/second_moments.py`). On either the noise is N(0, s^2) everywhere.
+Sensitivity: 1 under add-remove and zero-out, sqrt(2) under replace-one. It holds for the upper triangle of A with
+off-diagonal entries times sqrt(2), and for V (`privacy/second_moments.py`). In both the noise is N(0, s^2) everywhere.
 
-Price: s = z S is a Gaussian mechanism of noise multiplier z; it gets a share of the budget's mu^2, so z is
-1 / sqrt(share mu^2). It is charged before training, as private preprocessing is. Then rows are unit(x root), the root
-made of what was released and of public numbers (`core/preconditioning.py`): a function of one record and of a release,
-so the steps on them are priced as on any rows (adaptive composition). All rows have norm 1 (a null record
-has 0), so that a record's gradient is as long as its loss's gradient by its outputs: at most sqrt(2) for softmax, 1 for
+Price: s = z S is a Gaussian mechanism of noise multiplier z. It gets a share of the budget's mu^2, so z is
+1 / sqrt(share mu^2). It is charged before training, like private preprocessing. Rows then become unit(x root); the root
+is computed from the release and public numbers (`core/preconditioning.py`). A row is thus a function of one record and
+of a release, so steps are priced as on any rows (adaptive composition). All rows have norm 1 (a null record has 0). A
+record's gradient is therefore as long as the gradient of its loss by the outputs: at most sqrt(2) for softmax, 1 for
 the logistic loss; with the model's own bias sqrt(2) times that.
 
-With folds each trial's sum is of the records that it trains on.
-Not here: the root, and how trials share their rows (`core/preconditioning.py`).
+With folds, each trial's sum covers the records that the trial trains on.
 """
 
 from __future__ import annotations
@@ -43,26 +42,26 @@ from dpsgd_cli.privacy.second_moments import released_moments
 from dpsgd_cli.recipe.schema.gradient import Marginals, SecondMoments
 
 RIDGE = 8.0
-"""Of marginals, in 1 / (n mu): what moves a mean gradient less than a few times its noise is not made larger."""
+"""Ridge of marginals, in 1 / (n * mu). It keeps directions below a few times a mean gradient's noise from growing."""
 
 
 class _Way(ABC):
-    """What a kind of preconditioner releases of its rows, of `features` each, and what it makes of that."""
+    """Computation of one kind of preconditioner, from rows of `features` numbers to the released sum and the root."""
 
     def __init__(self, context: Context) -> None:
         self.features = math.prod(context.table.input_shape)
 
     @abstractmethod
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
-        """The sum over rows in pieces (n, D)."""
+        """Return the sum over rows, given in pieces (n, D). Private."""
 
     @abstractmethod
     def noisy(self, exact: np.ndarray, noised: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """The sum with noise, which `noised` gives a vector whose sensitivity is bounded."""
+        """Return the sum with noise. `noised` adds noise to a vector whose sensitivity is bounded."""
 
     @abstractmethod
     def cut(self, noisy: np.ndarray, scale: float, ridge: float) -> Tensor:
-        """The root, as a cut (`core/preconditioning.py`); `ridge` is RIDGE / (n mu)."""
+        """Return the root, as a cut (`core/preconditioning.py`); `ridge` is RIDGE / (n * mu)."""
 
 
 class _Matrix(_Way):
@@ -80,7 +79,7 @@ class _Counts(_Way):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.records, every = len(context.table), np.arange(self.features)
-        # of rows that no step made of columns, as an audit's are, each feature is a cell of one column
+        # rows that were not made from columns, as in an audit: each feature is a cell of one column
         self.columns = context.cells() or (marginals.Cells(every, np.eye(len(every))),)
 
     def exact(self, pieces: Iterable[np.ndarray]) -> np.ndarray:
@@ -97,7 +96,7 @@ _WAYS: dict[type, type[_Way]] = {SecondMoments: _Matrix, Marginals: _Counts}
 
 
 class Preconditioning:
-    """The preconditioners of a pack's trials: released before the first step, or taken from a checkpoint."""
+    """Preconditioners of a pack's trials, released before the first step or loaded from a checkpoint."""
 
     def __init__(self, context: Context, plans: Sequence[Plan]) -> None:
         self.context = context
@@ -107,7 +106,7 @@ class Preconditioning:
         self._tables: list[tuple[Table, Table]] = []
 
     def prepare(self) -> None:
-        """Release, unless that was done."""
+        """Release the preconditioners, unless done before."""
         if self.made is not None:
             return
         table = self.context.table
@@ -124,7 +123,7 @@ class Preconditioning:
 
     @np.errstate(**UNTOLD)
     def _exact(self, trial: int, way: _Way) -> np.ndarray:
-        """The sum over the records that a trial trains on."""
+        """Return the sum over the records that a trial trains on. Private."""
         table = self.context.table
         rows = (table.x[trial] if table.per_trial else table.x).flatten(1).cpu().numpy()
         taken = None if table.held_out is None else ~table.held_out[:, trial].cpu().numpy()
@@ -149,26 +148,26 @@ class Preconditioning:
 
     @property
     def cuts(self) -> Sequence[Tensor]:
-        """What was made of the releases; nothing before them."""
+        """Cuts of the trials, computed from the releases; empty before these."""
         return () if self.made is None else self.made.cuts
 
     def load(self, cuts: Sequence[Tensor]) -> None:
-        """Take what was made of the releases."""
+        """Use `cuts`, computed from the releases."""
         self.made = Preconditioner([cut.to(self.context.pack.values) for cut in cuts])
         self._tables.clear()
 
     @property
     def ready(self) -> Preconditioner:
-        """The preconditioner, once it was released."""
+        """Preconditioner of all trials; it must have been released."""
         assert self.made is not None
         return self.made
 
     def through(self, flat: Tensor) -> Tensor:
-        """`Preconditioner.through` of the model's flat weights, or of sums by them, (R, P)."""
+        """Apply `Preconditioner.through` to the model's flat weights, or to gradient sums, (R, P)."""
         return self.ready.through(flat, self.weights)
 
     def table(self, table: Table) -> Table:
-        """The same rows with each trial's factors, on which weights `through` the root are the model."""
+        """Return `table` with each trial's row factors; on it, weights passed `through` the root are the model."""
         known = next((made for given, made in self._tables if given is table), None)
         if known is None:
             known = replace(table, factors=self.ready.factors(table.x, table.per_trial))

@@ -1,21 +1,20 @@
 """Private choice among schedules (Yu et al. 2019, IV-A3; Gupta et al. 2010): train k candidates, publish one.
 
-The training records are cut into k + 1 parts of N // (k + 1) (the last takes what is left over), by a permutation that
-depends on the trial's streams and on N only, and is the same after a resume. Candidate i is trained with DP-SGD on part
-i; on the last part its wrong predictions z_i are counted; index i is drawn with probability proportional to
-exp(-eps z_i / D), and its weights are published.
-D is 1 under zero-out (a null record is predicted wrong by nobody, so all counts move one way) and 2 under
-replace-one; the paper's exponent, eps z_i / 2, is the second.
+The training records are split into k + 1 parts of N // (k + 1); the last part also gets the remainder. The split is a
+permutation that depends only on the trial's streams and on N, and is equal after a resume. Candidate i is trained with
+DP-SGD on part i, and its wrong predictions z_i on the last part are counted. Index i is drawn with probability
+proportional to exp(-eps z_i / D), and its weights are published.
+D is 1 under zero-out (no candidate predicts a null record wrong, so all counts move one way) and 2 under replace-one;
+the paper's exponent, eps z_i / 2, is the second case.
 
-Proof. Under zero-out and replace-one N is the same in neighbouring data sets, hence so is the partition, and they
-differ in one part. (a) In part i: all trainings but that of candidate i have the same law, the last part is the same,
-and what is published is post-processing of candidate i's weights, other weights and the last part: rho_i-zCDP, rho_i
-being what training candidate i costs. (b) In the last part: all weights have the same law, and given them the choice is
-an exponential mechanism, whose loss has range eps: eps^2/8-zCDP (Cesar and Rogers 2021, Lemma 3.2; the paper says
-eps^2/2). So the whole is max(max_i rho_i, eps^2/8)-zCDP; the ledger records the costliest candidate's training AND the
-choice, whose sum is more than that maximum. Under add-remove the partition itself would move: refused.
-
-Not here: what candidates cost (`privacy/candidates.py`), the draw itself (`core/selection.py`).
+Proof. Under zero-out and replace-one, neighbouring data sets have the same N, hence the same partition, and differ in
+one part. (a) They differ in part i. All trainings except that of candidate i have the same distribution, and the last
+part is equal. The published weights are post-processing of candidate i's weights, other weights and the last part:
+rho_i-zCDP, where rho_i is the cost of training candidate i. (b) They differ in the last part. All weights have the same
+distribution. Given the weights, the choice is an exponential mechanism whose privacy loss has range eps: eps^2/8-zCDP
+(Cesar and Rogers 2021, Lemma 3.2; the paper says eps^2/2). So the whole is max(max_i rho_i, eps^2/8)-zCDP. The ledger
+records the costliest candidate's training AND the choice, whose sum exceeds that maximum. Add-remove is refused,
+because it would change the partition itself.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
 
 
 class PrivateSelection(Method):
-    """R trials of k candidates each train as one pack of R k."""
+    """Private selection for R trials of k candidates, which train as one pack of R k."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -53,7 +52,7 @@ class PrivateSelection(Method):
         self.chosen: list[int] = []
 
     def _part(self, trial: int) -> Tensor:
-        """The part (N,) of each record, 0 to k - 1 for the candidates and k for the judges."""
+        """Return the part (N,) of each record: 0 to k - 1 for the candidates, k for counting wrong predictions."""
         rows = self.context.table.rows
         size = rows // (self.candidates + 1)
         order = torch.from_numpy(self.context.lasting[trial].permutation("parts", 0, rows))
@@ -114,7 +113,7 @@ class PrivateSelection(Method):
         return _by_trial(seen, self.context, self.candidates)
 
     def _choose(self) -> None:
-        """Publish one candidate of each trial."""
+        """Choose one candidate of each trial and publish its weights."""
         trials, k = self.context.trials, self.candidates
         wrong = self._wrong().view(trials, k)
         draws = choice_draws(self.context.streams, "choice", 0, k, "exponential")
@@ -126,7 +125,7 @@ class PrivateSelection(Method):
         self.context.pack.values.copy_(weights[torch.arange(trials), chosen])
 
     def _wrong(self) -> Tensor:
-        """Wrong predictions (R k,) on the last part, float64; every one where the weights are not finite."""
+        """Return the wrong predictions (R k,) on the last part, float64. Non-finite outputs count as wrong. Private."""
         pack, table, k = self.inner.context.pack, self.inner.context.table, self.candidates
         judges = torch.stack([part == k for part in self.parts for _ in range(k)])
         kept, total = pack.values.clone(), torch.zeros(pack.trials, dtype=torch.float64)
@@ -161,7 +160,7 @@ def _selection_plan(plan: object) -> SelectionPlan:
 
 
 def _by_trial(seen: Diagnostics, context: Context, candidates: int) -> Diagnostics:
-    """The candidates' diagnostics added up by trial."""
+    """Return the candidates' diagnostics, summed by trial."""
     totals = {
         name: torch.tensor(values, dtype=torch.float64).view(context.trials, candidates).sum(dim=1)
         for name, values in seen.sums().items()

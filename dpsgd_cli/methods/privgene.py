@@ -1,10 +1,10 @@
 """PrivGene: a genetic search whose survivors are chosen by the exponential mechanism (Zhang et al. 2013).
 
-Released: the indices of `survivors` vectors in each round and of the last winner, one after the other. Score of a
-vector: how many training records it gets wrong, a sum over records of numbers in {0, 1}, so the exponential
-mechanism's range of exponents is eps between neighbours under add-remove: each choice is eps-DP and eps^2/8-zCDP
-(`core/selection.py`). Breeding and mutation read no data. The zCDP budget is cut into equal parts, whose number and
-size are known beforehand.
+Released: the indices of `survivors` vectors in each round and of the last winner, one after the other. A vector's score
+is its number of misclassified training records, a sum over records of numbers in {0, 1}. Between neighbours under
+add-remove the exponents move within a range of eps: each choice is eps-DP and eps^2/8-zCDP (`core/selection.py`).
+Breeding and mutation are data-independent. The zCDP budget is split into equal parts, whose number and size are known
+in advance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class PrivGene(OneShot):
-    """Trials are searched one after the other: each has a population of its own."""
+    """PrivGene for R trials, one after the other, each with its own population."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -58,7 +58,7 @@ class PrivGene(OneShot):
 
 
 class _Chooser:
-    """Choices of one trial, each charged before it is made."""
+    """Private choices of one trial, each charged before it is made."""
 
     def __init__(self, context: Context, trial: int, choices: int) -> None:
         plan = context.plans[trial]
@@ -76,13 +76,13 @@ class _Chooser:
         self.ledger.spend(self.release, 0)
         draws = choice_draws([self.stream], "privgene-choice", self.made, len(scores), "exponential")
         self.made += 1
-        # in the precision of what was charged: rounded to float32 it could be more
+        # in float64, as it was charged: rounded to float32, epsilon could be larger
         epsilon, bound = torch.tensor([[self.epsilon], [self.sensitivity]], dtype=torch.float64)
         return int(select_least(scores.unsqueeze(0), epsilon, bound, "exponential", draws))
 
 
 def _breed(parents: Tensor, population: int, width: float, generator: torch.Generator) -> Tensor:
-    """Each child takes every weight from one of two parents, and one weight of it moves by up to `width`."""
+    """Return children that take every weight from one of two parents; one weight of each moves by up to `width`."""
     count, size = parents.shape
     pairs = torch.randint(count, (2, population), generator=generator)
     first = torch.rand(population, size, generator=generator) < 0.5

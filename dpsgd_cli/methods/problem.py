@@ -1,6 +1,6 @@
-"""What recipes say of the objective, and its empirical risk: linear for a convex model, else by forward passes.
+"""Objectives and empirical risks of recipes: linear for convex models, by forward passes for other models.
 
-Not here: any sum (`linear.py`, `risk.py`).
+Sums over records are in `core/problems/linear.py` and `core/problems/risk.py`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 def loss_of(model: ConvexModel) -> MarginLoss:
-    """The margin loss that a model section names."""
+    """Return the margin loss that a model section names."""
     return margin_loss(model.loss, model.huber_width)
 
 
 def output_loss(model: ConvexModel, raw: bool = False) -> Loss:
-    """The same loss as a function of a packed model's outputs (R, B, 1) and labels (R, B).
+    """Return the model's loss as a function of outputs (R, B, 1) and labels (R, B) of all trials.
 
-    `raw`: of targets as they are, however large. Training clamps them, which is the bound that its price counts on;
-    what is measured on held-out rows must not, or a model of small numbers would seem good.
+    Training clamps targets to `model.target_bound`, because its price relies on the bound. `raw` keeps targets as they
+    are: use it for metrics on held-out rows, where clamping would make a model with small outputs look good.
     """
     loss, residual = loss_of(model), model.known.residual
     bound = math.inf if raw else model.target_bound
@@ -47,7 +47,7 @@ def output_loss(model: ConvexModel, raw: bool = False) -> Loss:
 
 
 def rows_of(model: ConvexModel, table: Table) -> SignedRows:
-    """Signed rows of a table that all trials share."""
+    """Return the signed rows of a table that all trials share; ModelError for a table with per-trial rows."""
     if table.per_trial:
         raise ModelError(
             "a convex model needs one matrix of rows for all trials, and private preprocessing gives each its own;"
@@ -59,7 +59,7 @@ def rows_of(model: ConvexModel, table: Table) -> SignedRows:
 
 
 def linear_risk(context: Context) -> LinearRisk:
-    """The risk of a convex model; ModelError for any other."""
+    """Return the linear risk of a convex model; ModelError for any other model."""
     model = context.recipes[0].model
     if not isinstance(model, ConvexModel):
         raise ModelError(f"method {context.recipes[0].method.kind} is for model.kind: convex, not {model.kind}")
@@ -67,36 +67,36 @@ def linear_risk(context: Context) -> LinearRisk:
 
 
 def merged_risk(context: Context) -> LinearRisk:
-    """The same sums over records, from fewer rows where many records are equal."""
+    """Return the linear risk on merged rows: equal records are one weighted row, and sums over records are equal."""
     risk = linear_risk(context)
     return LinearRisk(risk.rows.merged(), risk.loss)
 
 
 def risk_of(context: Context) -> Risk:
-    """The risk of any model."""
+    """Return the risk of any model: linear for a convex model on shared rows, else by forward passes."""
     if isinstance(context.recipes[0].model, ConvexModel) and not context.table.per_trial:
         return merged_risk(context)
     return PackRisk(context.pack, context.table, context.loss, context.most_rows)
 
 
 def section_of(recipe: Recipe) -> Gradient:
-    """The method section of a gradient recipe."""
+    """Return the method section of a gradient recipe."""
     assert isinstance(recipe.method, Gradient)
     return recipe.method
 
 
 def l2_of(recipe: Recipe) -> float:
-    """Coefficient of |w|^2 / 2 in the objective; 0 for models that state none."""
+    """Return the coefficient of |w|^2 / 2 in the objective; 0 for models without one."""
     return recipe.model.l2 if isinstance(recipe.model, ConvexModel) else 0.0
 
 
 def penalty_of(context: Context) -> Tensor:
-    """N lambda of every trial, (R, 1): the coefficient of |w|^2 / 2 beside SUMS of losses. Public."""
+    """Return N lambda of every trial, (R, 1): the coefficient of |w|^2 / 2 next to SUMS of losses. Public."""
     return context.column([len(context.table) * l2_of(recipe) for recipe in context.recipes])
 
 
 def radii_of(recipes: Sequence[Recipe]) -> list[float]:
-    """Radius of each trial's constraint; inf for none."""
+    """Return the radius of each trial's constraint; inf for unconstrained trials."""
     return [
         r.model.radius if isinstance(r.model, ConvexModel) and r.model.radius is not None else math.inf for r in recipes
     ]

@@ -1,6 +1,6 @@
-"""What a student of PATE learns from: public records with released labels. Reads nothing private, so it costs nothing.
+"""Training sets of PATE students: public records with released labels.
 
-Not here: votes and their release (`pate.py`).
+They use no private data, so they cost nothing. Votes and their release are in `pate.py`.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch import Tensor
 from dpsgd_cli.recipe.schema.pate import LabelSpreading, Supervised
 
 Lessons = tuple[np.ndarray, np.ndarray]
-"""Rows of the public records (n,), and the label of each, int64 (n,)."""
+"""Row numbers of public records (n,), and their labels, int64 (n,)."""
 
 
 def answered(order: np.ndarray, answers: np.ndarray) -> Lessons:
-    """The lessons that were released: `answers` are those to the first records in `order`; negative ones are none."""
+    """Return the released lessons. `answers` belong to the first records in `order`; a negative one is no answer."""
     given = np.flatnonzero(answers >= 0)
     return order[given], answers[given].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Course:
-    """How released answers become lessons; `graph` (Q, Q) joins neighbours where answers spread."""
+    """Rule that turns released answers into lessons; `graph` (Q, Q) joins neighbours for label spreading."""
 
     settings: Supervised | LabelSpreading
     graph: Any = None
 
     @classmethod
     def of(cls, settings: Supervised | LabelSpreading, public: Tensor) -> Course:
-        """For public records (Q, ...)."""
+        """Return the course for public records (Q, ...); build the graph for label spreading."""
         if isinstance(settings, Supervised):
             return cls(settings)
         return cls(settings, _graph(settings, public.flatten(1).cpu().numpy()))
 
     def first(self, rows: np.ndarray, labels: np.ndarray) -> Lessons:
-        """What the first student learns from."""
+        """Return the lessons of the first student."""
         if isinstance(self.settings, Supervised) or not len(rows):
             return rows, labels
         known = np.full(self.graph.shape[0], -1)
@@ -47,17 +47,17 @@ class Course:
         return self._spread(known, self.settings.clamping, self.settings.balanced)
 
     def next(self, predicted: np.ndarray) -> Lessons:
-        """What the next one learns from, by the classes (Q,) that the one before saw in all public records."""
+        """Return the lessons of the next student, from the previous one's predictions (Q,) on all public records."""
         assert isinstance(self.settings, LabelSpreading)
         return self._spread(predicted, self.settings.later_clamping, False)
 
     def _spread(self, known: np.ndarray, clamping: float, balanced: bool) -> Lessons:
-        """All records that the graph joins to a labelled one, with the label that reaches them most."""
+        """Return all records that the graph connects to a labelled one, each with its most likely label."""
         from sklearn.semi_supervised import LabelSpreading as Spreading  # takes a while to import
 
         spreading = Spreading(kernel=lambda one, other: self.graph, alpha=clamping, max_iter=200)
         with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
-            # it says so where 200 rounds change labels still, and divides by 0 what no label reaches
+            # scikit-learn warns if labels still change after 200 rounds, and divides by 0 where no label arrives
             warnings.simplefilter("ignore")
             spreading.fit(np.zeros((len(known), 1)), known)
         shares, classes = spreading.label_distributions_, spreading.classes_
@@ -68,7 +68,7 @@ class Course:
 
 
 def _graph(settings: LabelSpreading, x: np.ndarray) -> Any:
-    """Symmetric weights between each record (Q, D) and its nearest neighbours, sparse (Q, Q)."""
+    """Return symmetric weights between each record (Q, D) and its nearest neighbours, sparse (Q, Q)."""
     from sklearn.neighbors import kneighbors_graph
 
     graph = kneighbors_graph(x, min(settings.neighbours, len(x) - 1), mode="distance")

@@ -1,1 +1,1 @@
-"""What a run leaves behind: records, files, text. Plots and comparisons read these files."""
+"""Results of runs: records, files and text. Plots and comparisons read these files."""

@@ -1,11 +1,12 @@
-"""From what trials recorded to the rows of `result.json`, `trials.csv` and `history.csv`.
+"""Assembly of the rows of `result.json`, `trials.csv` and `history.csv` from the records of trials.
 
-A function that makes public fields takes a `Released` and sees nothing else (`result.py`). Epsilons come from the
-ledgers: what bounds them, which is the filter's budget where a method chooses what to release from what it released
-(`privacy/ledger.py`). What such a trial spent of it stands under `spent`, and by epoch in `history.csv`: a number that
-any reader of the releases can compute, and no guarantee.
-A number that is not finite has no cell: None, which is null in JSON and empty in a table.
-Not here: training (`experiment.py`), files (`store.py`), versions and hashes (`origin.py`).
+A function that makes public fields takes a `Released` and sees nothing else (`result.py`). Every epsilon is computed
+from a ledger. Where a method chooses its releases adaptively, epsilon is the budget of the privacy filter
+(`privacy/ledger.py`). The part of it that such a trial spent is under `spent`, and by epoch in `history.csv`: any
+reader of the releases can compute this number, and it is not a guarantee.
+
+A number that is not finite is stored as None: null in JSON, an empty cell in a table.
+Training itself is in `experiment.py`, files are in `store.py`, versions and hashes in `origin.py`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from dpsgd_cli.wording import count
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What one epoch left: metrics by name, (R,) each (empty when not evaluated), and non-private sums, (R,) each.
+    """Record of one epoch: metrics by name, (R,) each (empty when not evaluated), and non-private sums, (R,) each.
 
-    `ended` is when it was over, in seconds since 1970.
+    `ended` is the time at which the epoch ended, in seconds since 1970.
     """
 
     epoch: int
@@ -46,7 +47,7 @@ class EpochRecord:
     ended: float = 0.0
 
     def of(self, span: slice) -> EpochRecord:
-        """The same of some of the trials."""
+        """Return the record of the trials in `span` alone."""
         metrics = {name: values[span] for name, values in self.metrics.items()}
         return EpochRecord(
             self.epoch, metrics, {name: values[span] for name, values in self.counts.items()}, self.ended
@@ -55,9 +56,9 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Spending:
-    """What one trial's ledger says: what bounds it, and what was spent by the end of each epoch.
+    """Price of one trial's ledger: the guaranteed bound, and the spending by the end of each epoch.
 
-    `spent` has epsilon and rho of all that was released, where that is not the bound.
+    `spent` has epsilon and rho of all releases where the guarantee is the budget instead of their price; else None.
     """
 
     epsilon: float | None
@@ -68,7 +69,7 @@ class Spending:
 
 
 def result(released: Released, unreleased: Unreleased) -> Result:
-    """The record of a finished run."""
+    """Return the result of a finished run. Closes its ledgers first (`_close`)."""
     for ledger in released.ledgers:
         _close(ledger, released.plan, released.stopped)
     seeds, privacy = released.loaded.recipe.seeds, released.loaded.recipe.privacy
@@ -98,7 +99,10 @@ def result(released: Released, unreleased: Unreleased) -> Result:
 
 
 def _close(ledger: Ledger, plan: Plan | None, stopped: Stopped | None) -> None:
-    """Charge what bounds the trial beside what it released, now that it is over."""
+    """Add to the ledger of an ended trial what its bound includes beside its releases.
+
+    After an early stop these are the planned releases that `Plan.rest` charges for.
+    """
     if stopped is None or plan is None:
         ledger.close()
         return
@@ -107,7 +111,7 @@ def _close(ledger: Ledger, plan: Plan | None, stopped: Stopped | None) -> None:
 
 
 def _of_stopping(stopped: Stopped, plan: Plan) -> str:
-    """What the statement of a training that was stopped is about, and what it leaves out."""
+    """Return the declaration of a training that was stopped early: the scope of its statement, and what is outside."""
     told = f"Training was stopped after {stopped.done} of at most {count(stopped.epochs, 'epoch')}."
     outside = (
         " What somebody learnt of the training from the checkpoint, from how long it took or from an error message is"
@@ -127,11 +131,11 @@ def _of_stopping(stopped: Stopped, plan: Plan) -> str:
 
 
 def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
-    """The rows of `history.csv` for the epochs that are over, while the trials still train."""
+    """Return the rows of `history.csv` for the finished epochs, while the trials still train."""
     plan, ledgers = released.plan, released.ledgers
     if plan is None:
         return _history(released, unreleased, [[{}] * len(released.epochs)] * len(ledgers))
-    # what a fixed plan will have spent is priced once for the whole run, and not anew at every look
+    # a fixed plan is priced once for the whole run, not again at every call
     planned = tuple((*(plan.before if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs))
     spent = [
         _spent_by_epoch(plan, ledger, (*(planned or _by_epoch(ledger)), *((),) * plan.silent)) for ledger in ledgers
@@ -140,11 +144,11 @@ def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
 
 
 def _trials(released: Released, spendings: Sequence[Spending]) -> list[Row]:
-    """The public columns of `trials.csv`."""
+    """Return the public columns of `trials.csv`, one row per trial."""
     recipe, metrics = released.loaded.recipe, _by_trial(released.metrics, len(spendings))
     trials = []
     for i, (seed, spent) in enumerate(zip(recipe.seeds, spendings, strict=True)):
-        # what is charged for may be longer than what was trained
+        # after an early stop, more epochs may be charged for than were trained
         trained = len(spent.epochs) if released.stopped is None else len(released.epochs)
         row: Row = {"trial": i, "seed": seed, "epochs": trained}
         if recipe.folds is not None:
@@ -156,12 +160,12 @@ def _trials(released: Released, spendings: Sequence[Spending]) -> list[Row]:
 
 
 def _by_trial(columns: dict[str, list[float]], trials: int) -> list[Row]:
-    """Columns of R numbers as R rows."""
+    """Convert columns of R numbers to R rows."""
     return [{name: _cell(values[i]) for name, values in columns.items()} for i in range(trials)]
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, list[float | None]]:
-    """The columns of numbers in R rows."""
+    """Return the numeric columns of R rows."""
     return {
         name: [row[name] for row in rows]
         for name in rows[0]
@@ -174,7 +178,7 @@ def _cell(value: float) -> float | None:
 
 
 def _warnings(released: Released, spendings: Sequence[Spending]) -> list[str]:
-    """What a reader of the statement should know, and what published weights and metrics show to have gone wrong."""
+    """Return public warnings: an early stop, a weak guarantee, and failures that published weights or metrics show."""
     plan, stopped, told = released.plan, released.stopped, []
     if stopped is not None:
         told.append(f"training was stopped after {stopped.done} of at most {count(stopped.epochs, 'epoch')}")
@@ -185,7 +189,7 @@ def _warnings(released: Released, spendings: Sequence[Spending]) -> list[str]:
 
 
 def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[Spending]:
-    """Every ledger priced; trials that released the same are priced once."""
+    """Price every ledger. Trials with equal releases are priced once."""
     if plan is None:
         return [Spending(None, None, None, [{}] * epochs) for _ in ledgers]
     known: dict[tuple[tuple[Release, ...], ...], Spending] = {}
@@ -199,7 +203,7 @@ def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> lis
 
 
 def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
-    """Releases of each epoch until the last that released; what came before training counts to epoch 0."""
+    """Group releases by epoch, up to the last epoch with one. Releases before training belong to epoch 0."""
     last = max((entry.epoch or 0 for entry in ledger.entries), default=-1)
     epochs: list[list[Release]] = [[] for _ in range(last + 1)]
     for entry in ledger.entries:
@@ -218,7 +222,10 @@ def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]])
 
 
 def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> list[Row]:
-    """What `released` had cost by the end of each epoch, and the noise that `ledger` has of it."""
+    """Return the cumulative rho and epsilon of `released` at the end of each epoch.
+
+    Each row also has the epoch's first noise multiplier in `ledger`, or None.
+    """
     noise: dict[int | None, float] = {}
     for entry in ledger.entries:
         if isinstance(entry.release.mechanism, GaussianSum):
@@ -237,10 +244,10 @@ def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Rele
 
 
 def _history(released: Released, unreleased: Unreleased, spent: Sequence[Sequence[Row]]) -> list[Row]:
-    """A row a trial and epoch; `spent` has what each trial's epochs had cost by their ends."""
+    """Return one row per trial and epoch; `spent` has the cumulative price of each trial at the end of each epoch."""
     rows = []
     for i, (seed, by_epoch) in enumerate(zip(released.loaded.recipe.seeds, spent, strict=True)):
-        # a trial whose own training was over before that of others has no more rows
+        # a trial that ended before the others has fewer rows
         both = zip(released.epochs, unreleased.epochs, by_epoch, strict=False)
         for epoch, (metrics, sums, spending) in enumerate(both):
             row: Row = {"trial": i, "seed": seed, "epoch": epoch, **spending}
@@ -266,7 +273,7 @@ def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
         keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
         return {**dict.fromkeys(keys), "declarations": []}
     data, unit = tested_section(resolved(recipe)), recipe.data.unit
-    # all trials are of the same files, so their names tell them apart as well as what they hold
+    # all trials use the same files, so that file names identify contents here
     records = records_of(data, recipe.folds, {file: file for file in files_of(data)})
     trusted = [
         f"The code of {name} is trusted: it is public and does not use training data by other ways."
@@ -302,7 +309,7 @@ def _correlated(noise: PlannedNoise) -> Row:
 
 
 def _spent(spendings: Sequence[Spending], of_parts: Row) -> Row:
-    """What the most expensive trial spent, and on what: no guarantee, but a function of what was released."""
+    """Return the largest spending of any trial, in total and by part: computed from releases, not a guarantee."""
     spent = [one.spent or {} for one in spendings]
     largest = {name: prices.largest([one.get(name) for one in spent]) for name in ("epsilon", "rho")}
     return {**largest, "parts": of_parts}

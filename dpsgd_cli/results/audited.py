@@ -1,4 +1,4 @@
-"""Where the audit of a result lies, and what the result's page says of it. Not here: how one is made (`audit/`)."""
+"""Location and reading of the audit of a result, for its report. Audits are made in `audit/`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ AUDIT = "audit.json"
 
 
 def place(out: Path, name: str) -> Path:
-    """The folder of the audit of the result that is called `name`, or will be, in `out`."""
+    """Return the folder for the audit of the result `name` in `out`; neither has to exist."""
     return out / FOLDER / name
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """The audit of the result in `directory`; None where there is none, or it is of no use."""
+    """Return the audit of the result in `directory`; None if there is none, it is damaged, or its hash is another's."""
     there = directory.resolve()
     file = place(there.parent, there.name) / AUDIT
     if not file.is_file():

@@ -1,13 +1,15 @@
-"""Checkpoints of a run that is not finished: one file, replaced whole, removed when the result is written.
+"""Checkpoints of an unfinished run: one file, replaced as a whole, removed when the result is written.
 
-The file is a zip of two members. `released.json` holds what was charged, which `dpsgd account` reads without torch;
-`state.pt` holds the weights and all else that continuing needs, so that a resumed run can neither forget nor repeat a
-release. The state includes non-private diagnostics, so only its owner can read the file.
+The file is a zip of two members. `released.json` holds the charges; `dpsgd account` reads it without torch. `state.pt`
+holds the weights and everything else that a resumed run needs, so that it neither forgets nor repeats a release. The
+state includes non-private diagnostics, so that only its owner can read the file.
 
-`released.json` holds the SHA-256 of `state.pt` and its own, because what is charged and what was trained belong
-together: a file that was damaged, or edited without care, is not continued. That is no signature: who means to can
-write the sums anew. Several runs of one recipe may share the place: each writes a file of its own and moves it there,
-so that what lies there is always one run's whole checkpoint. Not here: what goes into it (`trials.py`).
+`released.json` holds the SHA-256 of `state.pt` and of itself, because charges and trained state belong together. A run
+does not continue from a damaged or carelessly edited file. The hashes do not authenticate the file: somebody who edits
+it on purpose can recompute them.
+
+Several runs of one recipe may share the path. Each writes its own file and moves it there, so that the path always
+holds the whole checkpoint of one run. `trials.py` decides what a checkpoint contains.
 """
 
 from __future__ import annotations
@@ -31,16 +33,16 @@ _RELEASED, _STATE = "released.json", "state.pt"
 _AGAIN = "remove it and train again"
 Sums = dict[str, list[float]]
 COUNTS = ("loss", "examples", "norm", "clipped", "nonfinite")
-"""What `Diagnostics.sums` counts in every epoch."""
+"""Keys of `Diagnostics.sums`, summed over every epoch."""
 
 
 class Released(BaseModel):
-    """What the finished epochs of R trials released, and how it is to be priced.
+    """Releases of the finished epochs of R trials, with everything needed to price them.
 
-    `hash`, `recipes` (resolved), `deltas` (None without privacy) and `trials` have an entry for each recipe of the
-    pack; `ledgers` and `rest` one for each trial, in lines of `ledger.jsonl`. `rest` are charges for planned releases
-    that were not made, where the moment at which training stopped may depend on releases (`Plan.rest`). `watched`:
-    metrics by epoch could be seen while the trials trained. `data` has the SHA-256 of each file.
+    `hash`, `recipes` (resolved), `deltas` (None without privacy) and `trials` have one entry per recipe that trains
+    together; `ledgers` and `rest` have one per trial, in lines of `ledger.jsonl`. `rest` holds charges for planned
+    releases that were not made, where the moment of stopping may depend on releases (`Plan.rest`). `watched`: metrics
+    by epoch were visible while the trials trained. `data` has the SHA-256 of each file.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -59,7 +61,7 @@ class Released(BaseModel):
 
 
 class _State(BaseModel):
-    """What `state.pt` holds; the tensors of `method` and `released` are checked by whoever takes them."""
+    """Content of `state.pt`. The code that restores `method` and `released` checks their tensors."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     released: dict[str, Any]
@@ -73,18 +75,18 @@ _STATE_FIELDS = TypeAdapter(_State)
 
 
 def place(directory: Path) -> Path:
-    """The checkpoint file of the run whose result will be `directory`."""
+    """Return the path of the checkpoint of the run whose result will be `directory`."""
     return directory.with_name(f".{directory.name}{ENDING}")
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
     """Replace the checkpoint at `path` by `content`: the fields of `Released`, and the state.
 
-    A failure, which is an OSError that names the file, leaves the old one in place.
+    Raises an OSError that names the file on failure; the old checkpoint then stays.
     """
     import torch
 
-    # in memory first: where a file cannot grow, torch's own writer ends with an error about itself
+    # in memory first: on a full disk, torch's own writer raises an error that hides the cause
     state, packed = io.BytesIO(), io.BytesIO()
     torch.save({name: part for name, part in content.items() if name not in Released.model_fields}, state)
     head = {name: part for name, part in content.items() if name in Released.model_fields}
@@ -96,7 +98,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """All that was saved at `path`, None when there is nothing; RunError when it cannot be used."""
+    """Load the checkpoint at `path`; None if there is none. Raises RunError if it cannot be used."""
     import torch
 
     if not path.is_file():
@@ -124,12 +126,12 @@ def load(path: Path) -> dict[str, Any] | None:
 
 
 def read_released(path: Path) -> Released:
-    """What the checkpoint at `path` says was released; RunError when it cannot be used. Torch is not loaded."""
+    """Read the releases in the checkpoint at `path`, without loading torch. Raises RunError if it cannot be used."""
     return _released(path)[0]
 
 
 def _released(path: Path) -> tuple[Released, str]:
-    """The same, and the SHA-256 of the state that belongs to it."""
+    """Read the releases in the checkpoint at `path` and the SHA-256 of the state that belongs to them."""
     try:
         head = json.loads(_member(path, _RELEASED))
     except (ValueError, RecursionError):

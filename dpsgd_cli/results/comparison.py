@@ -1,7 +1,7 @@
-"""Results side by side: one row an entry, differences against a baseline, never two adjacencies in one column.
+"""Comparison of results: one row per entry, differences from a baseline, one epsilon column per adjacency.
 
-Not here: running what is missing (`commands/compare.py`), what may be subtracted (`differences.py`), how it is
-shown (`tables.py`, `pictures.py`, `page.py`).
+`commands/compare.py` runs missing entries, `differences.py` decides what may be subtracted, and `tables.py`,
+`pictures.py` and `page.py` show a comparison.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpsgd_cli.results.result import MARK, Row
 
 @dataclass(frozen=True)
 class Entry:
-    """One result: the method's label, the budget it was matched to (None: as it is), and what it found."""
+    """One result: its method's label, the target epsilon (None: the recipe's own budget), and its document."""
 
     method: str
     target: float | None
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def adjacency(self) -> str:
-        """The adjacency that epsilon is stated for; `none` without privacy."""
+        """The adjacency that epsilon is stated for, with the unit of privacy; `none` without privacy."""
         return of_whom(self.privacy["adjacency"] or "none", self.privacy.get("unit"))
 
     @property
@@ -50,28 +50,28 @@ class Entry:
         return found
 
     def file(self, name: str) -> Path:
-        """A file of the result; DataError where it is not the one that was written with it."""
+        """Return the path of a file of the result. Raises DataError if it is missing or was changed."""
         return reading.checked(self.directory, self.document, name)
 
     @cached_property
     def recipe_text(self) -> str:
-        """The resolved recipe."""
+        """Text of the resolved recipe."""
         return reading.recipe_text_of(self.file("recipe.yaml"))
 
     @cached_property
     def _tested(self) -> tuple[Mapping[str, Any], int | None, dict[str, str]]:
-        """The `data:` section, K of a cross-validation, and the hash of each file that was read."""
+        """The `data:` section, the number of folds or None, and the hash of each file that was read."""
         files = identities_in(self.document.get("provenance", {}))
         return reading.data_in(self.recipe_text), reading.folds_in(self.recipe_text), files
 
     @cached_property
     def evaluated(self) -> Evaluated:
-        """The records that its metrics were measured on."""
+        """Records that the metrics were measured on."""
         return evaluated_on(*self._tested)
 
     @cached_property
     def run(self) -> together.Run:
-        """What decides whether its trials may be published with others."""
+        """Seeds, records and adjacency: the facts that decide if a joint statement with other results is possible."""
         seeds = [row["seed"] for row in self.document["trials"]]
         records = records_of(*self._tested)
         adjacency = self.privacy["adjacency"]
@@ -80,7 +80,7 @@ class Entry:
         )
 
     def sample(self, metric: str) -> Sample | None:
-        """The metric of every trial; None when a trial has none."""
+        """Return the metric of every trial; None if a trial has no value."""
         trials = self.document["trials"]
         values = [row.get(metric) for row in trials]
         if not values or any(value is None for value in values):
@@ -89,9 +89,10 @@ class Entry:
 
 
 def read_entries(directory: Path) -> list[Entry]:
-    """The result in `directory`, or all results in it (a sweep's folder), labelled by name and settings.
+    """Read the result in `directory`, or all results in it (a sweep's folder), labelled by name and settings.
 
-    Of the many in a folder, a file is looked at when it is read, and not before: there may be thousands.
+    For a folder of results, only each `result.json` is checked here. The other files are checked when they are read,
+    because there may be thousands. Raises DataError if there is no result.
     """
     if store.is_complete(directory):
         document = store.read_whole(directory)
@@ -108,7 +109,7 @@ def read_entries(directory: Path) -> list[Entry]:
 
 
 def _labels_of_sweeps(directory: Path) -> dict[str, str]:
-    """Result directory -> what tells its cell from the others."""
+    """Map the directory name of each cell of a sweep to a label with its settings."""
     labels = {}
     for index in directory.glob(f"*{store.INDEX}"):
         for cell in files.read_json(index)["cells"]:
@@ -120,7 +121,7 @@ def _labels_of_sweeps(directory: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Entries and what they are compared in."""
+    """Entries, the metric that compares them, and the label of the baseline method."""
 
     entries: Sequence[Entry]
     metric: str
@@ -132,17 +133,17 @@ class Comparison:
 
     @cached_property
     def data(self) -> list[str]:
-        """The names of the data sets, one for each content."""
+        """Names of the data sets, one for each distinct content."""
         return [name for _, name in dict.fromkeys((e.evaluated.source, e.evaluated.name) for e in self.entries)]
 
     @cached_property
     def why_apart(self) -> str | None:
-        """Why nothing is stated of all these trials, which a comparison publishes; None where their ledgers add up."""
+        """The reason why no joint guarantee is given for all these trials; None where their ledgers compose."""
         return together.why_apart(list({entry.directory: entry.run for entry in self.entries}.values()))
 
     @cached_property
     def folder(self) -> str:
-        """A name of its own: the same comparison has the same."""
+        """Folder name, a function of the entries, the metric and the baseline."""
         told = [f"{entry.directory.name} {entry.method} {entry.target}" for entry in self.entries]
         digest = hashlib.sha256("\n".join([*told, self.metric, self.baseline]).encode()).hexdigest()[:8]
         names = list(dict.fromkeys(entry.document["name"] for entry in self.entries))
@@ -151,7 +152,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """A row an entry. Each adjacency has an epsilon column of its own."""
+        """One row per entry. Each adjacency has its own epsilon column."""
         places, found = [index for index, _ in self._pairs], [found for _, found in self._pairs]
         judged = dict(zip(places, judge_together(found), strict=True))
         return [self._row(index, entry, judged.get(index)) for index, entry in enumerate(self.entries)]
@@ -200,11 +201,15 @@ class Comparison:
 
     @property
     def differences(self) -> int:
-        """How many are judged together."""
+        """Number of differences that are judged together."""
         return len(self._pairs)
 
     def _base_of(self, entry: Entry) -> Entry | None:
-        """The baseline's entry at the same target; one without privacy, or as it is, serves or meets every target."""
+        """Return the baseline's entry for the target of `entry`; None if there is none.
+
+        A baseline without a target (without privacy, or at its recipe's own budget) is used for every target. An entry
+        without a target is compared with the baseline's only entry.
+        """
         only = next(iter(self._bases.values())) if entry.target is None and len(self._bases) == 1 else None
         return self._bases.get(entry.target, self._bases.get(None, only))
 
@@ -214,13 +219,13 @@ class Comparison:
 
 
 def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) -> Comparison:
-    """Put entries side by side. UsageError for a metric or a baseline that none of them has."""
+    """Build a comparison of the entries. Raises UsageError for a metric or a baseline that none of them has."""
     known = list(dict.fromkeys(name for entry in entries for name in entry.document["metrics"]))
     chosen = metric or usual_metric(known) or next((name for name in known if not name.startswith(MARK)), "")
     if chosen not in known:
         raise UsageError(f"--metric {metric}: no result has it; there are {', '.join(known)}")
     methods = list(dict.fromkeys(entry.method for entry in entries))
-    # a label may go on with what was solved for, which nobody has to type
+    # a label may end with solved settings in parentheses, which --baseline may omit
     base = next((m for m in methods if baseline in (None, m, m.partition(" (")[0])), None)
     if base is None:
         raise UsageError(f"--baseline {baseline}: not compared here; there are {', '.join(methods)}")
@@ -228,5 +233,5 @@ def compare(entries: Sequence[Entry], metric: str | None, baseline: str | None) 
 
 
 def _apart(entry: Entry, base: Entry) -> list[str]:
-    """Why no difference is taken between the two."""
+    """Return the reasons why the two entries are not compared; empty if they are."""
     return reasons((entry.evaluated, entry.privacy), (base.evaluated, base.privacy))

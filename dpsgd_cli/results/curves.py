@@ -1,6 +1,6 @@
-"""Curves by epoch as one SVG element, to be put into a page. matplotlib is loaded when the first is drawn.
+"""Curves by epoch as one SVG element for a page. matplotlib is imported when the first is drawn.
 
-Without pyplot, which would take longer to load than all else here. Not here: pictures of comparisons (`pictures.py`).
+pyplot is not used, because it is slow to import. `pictures.py` draws comparisons.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import Any
 from dpsgd_cli.results.result import summarise
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-"""Okabe and Ito's, distinguishable without colour vision."""
+"""The palette of Okabe and Ito, which colour-blind readers can distinguish."""
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)))
 
 
 def draw(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
-    """A panel for each name: the mean over trials at each epoch, with its 95% interval where there are several."""
+    """Draw one panel per name: the mean over trials at each epoch, with its 95% interval where there are several.
+
+    `panels` maps an axis title to the values of all trials by epoch. Returns the SVG element as text.
+    """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -25,7 +28,7 @@ def draw(panels: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
 
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dpsgd", "font.size": 10}):
         figure = Figure(figsize=(4.6 * len(panels), 3.2))
-        # by hand: a layout engine draws everything twice, half of the time that all of this takes
+        # margins by hand: a layout engine draws everything twice, which doubles the time
         figure.subplots_adjust(left=0.17 / len(panels), right=0.98, bottom=0.16, top=0.96, wspace=0.3)
         FigureCanvasSVG(figure)
         for axes, (title, values) in zip(
