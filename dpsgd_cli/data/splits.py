@@ -26,8 +26,9 @@ or a fold has a size that depends on the records. What is public instead is an u
 sampling rates and divisors count that many places, and a place without a record adds nothing to any sum. A file whose
 part has more records than places is refused before anything is released.
 
-A collision of 128-bit BLAKE2b digests would count two different records as identical; everything else holds for all
-files, also for records chosen to have certain coins.
+A collision of 128-bit BLAKE2b digests would count two different records as identical. Everything else holds for all
+files, also for records chosen to have certain coins, but for that refusal: records that were chosen to overfill the
+places of a known seed bring it about, and it then tells whether the last of them is there.
 """
 
 from __future__ import annotations
