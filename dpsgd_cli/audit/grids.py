@@ -56,7 +56,7 @@ class _Seen:
 
     def _by_mechanism(self, mechanism: GaussianSum, released: np.ndarray) -> None:
         assert self.trials is not None
-        records = self.trials.context.table.rows
+        records = self.trials.context.table.summed
         deviation = torch.tensor(mechanism.noise_multiplier * mechanism.sensitivity, dtype=torch.float64)
         step = Grid.of(released.shape[-1], records, [mechanism.noise_multiplier]).steps(deviation)
         self.note(mechanism.label or "release", released, float(step))

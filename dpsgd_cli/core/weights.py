@@ -5,7 +5,8 @@ built twice with one seed and once with another. A tensor must be the same in bo
 the same for both seeds must be a constant (one value throughout), come from `model.weights.file`, or be named in
 `model.weights.constant`. Tensors and arrays in plain attributes have no name to declare and must be buffers.
 
-Not found: numbers in lists, closures, globals and files that the model reads in a pass.
+Not found: numbers in lists, closures, globals and files that the model reads in a pass; a tensor that mixes loaded
+numbers with ones drawn from the seed.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,6 +65,7 @@ class Stored:
         self.dtype: np.dtype = array.dtype
         self._row_bytes = array[:1].nbytes
         self._file = path.open("rb")
+        weakref.finalize(self, self._file.close)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +68,19 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="cannot be read as a npy array"):
         Stored(tmp_path / "x.npy")
+
+
+def test_rows_that_are_forgotten_close_their_file(tmp_path: Path) -> None:
+    """Also those in a cycle: the interpreter would warn of an open file, in whatever runs when it looks."""
+    np.save(tmp_path / "x.npy", np.zeros((3, 2)))
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        held: list[Any] = [Stored(tmp_path / "x.npy")]
+        held.append(held)
+        del held
+        gc.collect()
+    assert [str(one.message) for one in caught if str(tmp_path) in str(one.message)] == []
 
 
 def test_a_file_that_shrinks_is_noticed(stored: tuple[Stored, np.ndarray]) -> None:
