@@ -62,7 +62,7 @@ def test_the_public_copy_holds_nothing_that_is_marked(tmp_path: Path, result: Pa
     assert marked == {"nonprivate_warnings": [], "nonprivate_files": {}}
     assert document["privacy"] == own["privacy"] and "test_accuracy" in document["metrics"]
     for name in ("trials.csv", "history.csv"):
-        (whole, kept) = (next(csv.reader((place / name).open())) for place in (result, copy))
+        (whole, kept) = (next(csv.reader((place / name).read_text().splitlines())) for place in (result, copy))
         assert kept == [column for column in whole if not column.startswith("nonprivate_")] != whole
     for file in copy.iterdir():
         assert str(tmp_path).encode() not in file.read_bytes(), file.name
