@@ -18,7 +18,7 @@ from dpsgd_cli.errors import DataError
 from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, entries_from_lines
 from dpsgd_cli.privacy.together import Run, why_apart
 from dpsgd_cli.recipe.batching import of_whom
-from dpsgd_cli.results.checkpoint import Released, read_released
+from dpsgd_cli.results.checkpoint import Charges, read_released
 from dpsgd_cli.results.reading import data_in, folds_in
 from dpsgd_cli.wording import count
 
@@ -29,16 +29,16 @@ T = TypeVar("T")
 class CheckpointCase(LedgerCase):
     """All trials of a checkpoint's recipes; `released` is the content of the file."""
 
-    released: Released | None = None
+    released: Charges | None = None
 
     @property
-    def told(self) -> Released:
+    def told(self) -> Charges:
         assert self.released is not None
         return self.released
 
     @cached_property
     def by_ledger(self) -> list[list[list[LedgerEntry]]]:
-        """Ledger entries of each recipe's trials, in order; the charges of `Released.rest` come last."""
+        """Ledger entries of each recipe's trials, in order; the charges of `Charges.rest` come last."""
         path = self.paths[0]
         trials = []
         for trial, lines in enumerate(self.told.ledgers):

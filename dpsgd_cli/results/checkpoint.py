@@ -36,7 +36,7 @@ COUNTS = ("loss", "examples", "norm", "clipped", "nonfinite")
 """Keys of `Diagnostics.sums`, summed over every epoch."""
 
 
-class Released(BaseModel):
+class Charges(BaseModel):
     """Releases of the finished epochs of R trials, with everything needed to price them.
 
     `hash`, `recipes` (resolved), `deltas` (None without privacy) and `trials` have one entry per recipe that trains
@@ -80,7 +80,7 @@ def place(directory: Path) -> Path:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Replace the checkpoint at `path` by `content`: the fields of `Released`, and the state.
+    """Replace the checkpoint at `path` by `content`: the fields of `Charges`, and the state.
 
     Raises an OSError that names the file on failure; the old checkpoint then stays.
     """
@@ -88,8 +88,8 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
     # in memory first: on a full disk, torch's own writer raises an error that hides the cause
     state, packed = io.BytesIO(), io.BytesIO()
-    torch.save({name: part for name, part in content.items() if name not in Released.model_fields}, state)
-    head = {name: part for name, part in content.items() if name in Released.model_fields}
+    torch.save({name: part for name, part in content.items() if name not in Charges.model_fields}, state)
+    head = {name: part for name, part in content.items() if name in Charges.model_fields}
     head |= {"version": VERSION, "state_sha256": hashlib.sha256(state.getbuffer()).hexdigest()}
     with zipfile.ZipFile(packed, "w") as file:
         file.writestr(_RELEASED, json.dumps(head | {"sha256": _sum(head)}))
@@ -125,12 +125,12 @@ def load(path: Path) -> dict[str, Any] | None:
     return released.model_dump() | state
 
 
-def read_released(path: Path) -> Released:
+def read_released(path: Path) -> Charges:
     """Read the releases in the checkpoint at `path`, without loading torch. Raises RunError if it cannot be used."""
     return _released(path)[0]
 
 
-def _released(path: Path) -> tuple[Released, str]:
+def _released(path: Path) -> tuple[Charges, str]:
     """Read the releases in the checkpoint at `path` and the SHA-256 of the state that belongs to them."""
     try:
         head = json.loads(_member(path, _RELEASED))
@@ -144,7 +144,7 @@ def _released(path: Path) -> tuple[Released, str]:
     del head["version"]
     state_sha256 = head.pop("state_sha256", None)
     try:
-        released = Released.model_validate(head)
+        released = Charges.model_validate(head)
     except ValidationError as error:
         raise RunError(f"{path}: damaged checkpoint ({_first(error)}); {_AGAIN}") from None
     recipes, own = len(released.hash), sum(released.trials)
