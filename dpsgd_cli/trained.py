@@ -92,6 +92,7 @@ class _About(BaseModel):
     classes: list[str | int | float | bool] | None
     layout: dict[str, Any]
     preprocess: list[dict[str, Any]]
+    made_from: dict[str, str]
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ class Marked(nn.Module):
 class LanedLayer(Layer):
     """A layer of any rule, with lanes beside its own parameters; one example's gradient is that of both."""
 
-    OVERWRITTEN = frozenset({"marks"})
+    OVERWRITTEN = frozenset({"marks", "leading"})
     kinds = ()
     clipped = "by the rule of the layer inside, and its lanes by each example's own gradient"
     holds_gradients = True

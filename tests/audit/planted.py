@@ -85,7 +85,7 @@ def little_noise(patch: Patch, folder: Path) -> None:
 def wrong_divisor(patch: Patch, folder: Path) -> None:
     def privatise(self: Any, epoch: int, step: int) -> None:
         scale = self._noise_scale(epoch) * self.divisor / len(self.context.table)
-        self.noise.add(self.context.pack.sums, step, scale, None)
+        self.noise.add(self.context.pack.sums, step, scale, self._grid(epoch) if self.noise.secure else None)
 
     patch.setattr(dp_sgd.DpSgd, "privatise", privatise)
 
@@ -222,9 +222,14 @@ def off_by_one(patch: Patch, folder: Path) -> None:
 
 
 def one_sided(patch: Patch, folder: Path) -> None:
-    def chosen(scores: Tensor, epsilon: Tensor, sensitivity: Tensor, kind: str, normals: Tensor) -> Tensor:
+    usual = selection.select_least
+
+    def chosen(scores: Tensor, epsilon: Tensor, sensitivity: Tensor, kind: Any, draws: Any) -> Tensor:
+        """Of normals; without a seed, where tier C looks at grids alone, as it is."""
+        if not isinstance(draws, Tensor):
+            return usual(scores, epsilon, sensitivity, kind, draws)
         scaled = scores * (epsilon / sensitivity).unsqueeze(1)
-        return (scaled + selection.exponentials(normals[..., :2])).argmin(dim=1)
+        return (scaled + selection.exponentials(draws[..., :2])).argmin(dim=1)
 
     for module in (selection, dp_agd):
         patch.setattr(module, "select_least", chosen)
@@ -295,7 +300,7 @@ def two_votes(patch: Patch, folder: Path) -> None:
 
 
 def bare_count(patch: Patch, folder: Path) -> None:
-    patch.setattr(clip_bounds.QuantileBounds, "privatise", lambda self, step, moves: None)
+    patch.setattr(clip_bounds.QuantileBounds, "privatise", lambda self, step, moves, grid: None)
 
 
 def free_count(patch: Patch, folder: Path) -> None:
@@ -305,7 +310,7 @@ def free_count(patch: Patch, folder: Path) -> None:
 
 def bare_histogram(patch: Patch, folder: Path) -> None:
     own = norm_histogram.released_histogram
-    patch.setattr(clip_bounds, "released_histogram", lambda plan: replace(own(plan), noise_multiplier=0.0))
+    patch.setattr(clip_bounds, "released_histogram", lambda plan: replace(own(plan), noise_multiplier=1e-6))
 
 
 def free_histogram(patch: Patch, folder: Path) -> None:

@@ -321,3 +321,14 @@ def refused(*args: str | Path, says: str) -> None:
     result = CliRunner().invoke(main, [*map(str, args)])
     assert result.exit_code in (1, 2), result.output
     assert "bug of ours" not in result.output and says in result.output.replace("\n", " "), result.output
+
+
+@pytest.mark.parametrize("name", ["format", "input_shape", "classes", "layout", "preprocess", "made_from"])
+def test_a_model_file_that_lacks_what_predicting_needs_is_refused(made: Path, tmp_path: Path, name: str) -> None:
+    source = result_in(made)
+    directory = tmp_path / source.name
+    shutil.copytree(source, directory)
+    about = {key: value for key, value in bundle.read(source / "model.safetensors").about.items() if key != name}
+    save_file(load_file(source / "model.safetensors"), directory / "model.safetensors", {"dpsgd": json.dumps(about)})
+    sealed(directory, json.loads((source / "result.json").read_text()))
+    refused("predict", directory, made / "own.csv", says="model.safetensors")
