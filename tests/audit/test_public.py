@@ -11,7 +11,7 @@ from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.data import outline
 from dpsgd_cli.joint import plan_of, settled
 from dpsgd_cli.recipe.loading import load_recipe
-from tests.audit.planted import FULL, public_loss
+from tests.audit.planted import FULL, audited, public_loss
 
 
 @pytest.mark.parametrize("planted", [False, True])
@@ -27,3 +27,19 @@ def test_a_training_loss_in_a_public_column_is_found(
     found = {one.name: one.refuted for one in compare(loaded, known, plan)}
     assert found.pop("public columns, from equal noisy sums") == planted
     assert not any(found.values())
+
+
+OWN = """
+from torch import nn
+
+def model(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, outputs))
+"""
+
+
+def test_a_users_own_model_can_be_audited(tmp_path: Path) -> None:
+    """Canaries' layers change attributes of their own in every pass, which no check may take for the model's."""
+    (tmp_path / "own.py").write_text(OWN)
+    model = f"model={{kind: python, file: {tmp_path / 'own.py'}, factory: model}}"
+    found = audited([*FULL, model, "epochs=2"], tiers="C", trials=2)
+    assert not found["refuted"] and found["findings"]
