@@ -18,7 +18,7 @@ venv: $(INSTALLED) ## Make .venv with the package and all tools, at the versions
 train: venv ## Train the quickstart recipe: a private classifier of scikit-learn's digits, in seconds
 	$(BIN)/dpsgd train quickstart
 
-test: venv ## Run the tests, one process a core (with real data where DPSGD_DATA names it; ARGS='tests/core' for a part)
+test: venv ## Run the tests, one process a core (with real data where DPSGD_DATA names it; ARGS='tests/engine' for a part)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 audit: venv ## Audit a recipe of every family, small (minutes; needs their data; ARGS=yu2019 for a part)

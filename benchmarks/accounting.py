@@ -24,8 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpsgd_cli.account.solving import calibrate
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 
 RATE, STEPS, DELTA = 0.01, 100, 1e-5
 NOISES = [10 * math.exp(-0.005 * epoch) for epoch in range(200)]

@@ -18,8 +18,8 @@ from dpsgd_cli.audit import training
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.options import Options
 from dpsgd_cli.audit.stage import Size, cut
-from dpsgd_cli.joint import plan_of
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.training.plans import plan_of
 
 FULL = "yu2019/cancer-uniform"
 RHO = ["privacy.delta=1e-5", "privacy.schedule.initial=10", "epochs=until-budget"]

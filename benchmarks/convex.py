@@ -6,7 +6,7 @@ Prints milliseconds of one clipped full-batch logistic gradient on 48,842 x 108 
 DP-AGD's published code does it, factored in NumPy, and ours for 1, 8 and 32 trials; then seconds a trial of DP-AGD at
 epsilon 0.8 on Bank in a pack of 20. Wall and processor time: on a shared machine only the second is ours.
 
-Not here: correctness (tests/core/problems, tests/methods).
+Not here: correctness (tests/engine/problems, tests/methods).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from dpsgd_cli import experiment
-from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.problems.losses import margin_loss
-from dpsgd_cli.core.problems.rows import SignedRows
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.splits import Keys
+from dpsgd_cli.methods.convex.linear import LinearRisk
+from dpsgd_cli.methods.convex.losses import margin_loss
+from dpsgd_cli.methods.convex.rows import SignedRows
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
-from dpsgd_cli.wording import count
+from dpsgd_cli.training import loop
 
 RECORDS, FEATURES = 48_842, 108
 
@@ -87,7 +87,7 @@ def whole_run() -> None:
     loaded = load_recipe("lee2018/dp-agd", changes)
     with TemporaryDirectory() as out:
         own = time.process_time()
-        directory = experiment.run(loaded, experiment.Options(Path(out)))
+        directory = loop.run(loaded, loop.Options(Path(out)))
         own = time.process_time() - own
         document = store.read_document(directory)
         selections = sum('"pure"' in line for line in (directory / "ledger.jsonl").read_text().splitlines())

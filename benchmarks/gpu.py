@@ -27,20 +27,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dpsgd_cli.core import models, precision
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum_clipped
-from dpsgd_cli.core.compiling import Compiled
-from dpsgd_cli.core.layers import WeightStandardisedConv2d
-from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.memory import rows_that_fit
-from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.packing import Pack, Placement
-from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.problems.losses import margin_loss
-from dpsgd_cli.core.problems.rows import SignedRows
-from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.batching.memory import rows_that_fit
+from dpsgd_cli.clipping.compiling import Compiled
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
+from dpsgd_cli.engine import models, precision
+from dpsgd_cli.engine.layers import WeightStandardisedConv2d
+from dpsgd_cli.engine.losses import cross_entropy
+from dpsgd_cli.engine.packing import Pack, Placement
+from dpsgd_cli.engine.settings import CnnModel, MlpModel, WrnModel
+from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel, WrnModel
+from dpsgd_cli.methods.convex.linear import LinearRisk
+from dpsgd_cli.methods.convex.losses import margin_loss
+from dpsgd_cli.methods.convex.rows import SignedRows
+from dpsgd_cli.noise.run import NoiseSource
 
 Step = Callable[[], object]
 
@@ -116,7 +116,7 @@ def _as_plain(device: torch.device, dtype: str) -> Iterator[None]:
 
 
 def private(task: Task, dtype: str = "float32", compiles: bool = False, piece: int | None = None) -> Step:
-    """What `methods/dp_sgd.py` does in a step: clipped sums of pieces of so many rows, or that fit, noise, update."""
+    """Return the step of `methods/dp_sgd/run.py`: clipped sums of `piece` rows at a time (or what fits), noise, update."""
     pack = Pack(task.build, [0], Placement(task.device), shares_input=True)
     most = piece or rows_that_fit(pack, task.x[:4])
     pack.work_in(precision.PASSES.get(dtype), dtype == "tf32")

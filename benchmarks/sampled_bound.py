@@ -27,9 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.privacy.renyi_arrays import integrated_divergences
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.renyi_arrays import integrated_divergences
 
 Floats = NDArray[np.floating]
 

@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpsgd_cli.core.sampling import PoissonSampler
-from dpsgd_cli.core.streams import SecureStreams, SeededStreams
+from dpsgd_cli.batching.run import PoissonSampler
 from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored
+from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 
 BATCH, BYTES = 1024, 32
 

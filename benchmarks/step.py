@@ -26,17 +26,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli import experiment
-from dpsgd_cli.core import models
-from dpsgd_cli.core.clipping import Clipping, Diagnostics, add_clipped_sums, sum_clipped
-from dpsgd_cli.core.compiling import Compiled
-from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.memory import keep_freed_memory
-from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.packing import Pack, Placement
-from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.batching.memory import keep_freed_memory
+from dpsgd_cli.clipping.compiling import Compiled
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
+from dpsgd_cli.engine import models
+from dpsgd_cli.engine.losses import cross_entropy
+from dpsgd_cli.engine.packing import Pack, Placement
+from dpsgd_cli.engine.settings import CnnModel, MlpModel, WrnModel
+from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.model import CnnModel, MlpModel, WrnModel
+from dpsgd_cli.training import loop as experiment
 
 Step = Callable[[], None]
 MODES = ("plain", "dpsgd", "opacus-ghost", "opacus-hooks")
@@ -111,7 +111,7 @@ def plain_compiled(task: Task) -> Step:
 
 
 def private(task: Task, compiles: bool = False) -> Step:
-    """What `methods/dp_sgd.py` does in a step: clipped sums, noise, update; with `runtime.compile` or without."""
+    """What `methods/dp_sgd/run.py` does in a step: clipped sums, noise, update; with `runtime.compile` or without."""
     pack = Pack(task.build, [0], Placement(torch.device("cpu")), shares_input=True)
     noise = NoiseSource([SeededStreams(0)], pack.size, torch.device("cpu"), torch.float32)
     clipping, seen = Clipping(torch.ones(1, 1)), Diagnostics(1, torch.device("cpu"))

@@ -68,7 +68,7 @@ def rows_of(data: str, repeats: int) -> Rows:
     """All records of a data set, and which of them each trial holds out: fold t % 5 of repeat t // 5."""
     from dpsgd_cli.data.opening import open_source
     from dpsgd_cli.data.preparation import held_out_of
-    from dpsgd_cli.recipe.schema.data import Data
+    from dpsgd_cli.data.settings import Data
 
     settings = Data(name=data)
     settings.protect(None, FOLDS)
@@ -194,12 +194,12 @@ def of_peer(name: str, peer: Peer, data: str, epsilon: float, repeats: int) -> l
 
 def of_ours(name: str, data: str, epsilon: float, repeats: int, out: Path, changes: tuple[str, ...]) -> Any:
     """A row a fold; all folds train as one pack, and share its seconds."""
-    from dpsgd_cli import experiment
     from dpsgd_cli.recipe.loading import load_recipe
+    from dpsgd_cli.training import loop
 
     given = (f"privacy.budget={{epsilon: {epsilon}, delta: {DELTA}}}", f"repeats={repeats}", *changes)
     begun = time.perf_counter()
-    result = experiment.run(load_recipe(f"tabular/{data}", given), experiment.Options(out))
+    result = loop.run(load_recipe(f"tabular/{data}", given), loop.Options(out))
     found = pd.read_csv(result / "trials.csv")
     return [
         {

@@ -2,7 +2,8 @@
 
 What is said and refused is what the commands say and refuse; errors are those of `dpsgd_cli.errors`.
 
-Not here: prices (`account/calling.py`), which need none of this, and the work itself (`experiment.py`, `trained.py`).
+Not here: prices (`account/calling.py`), which need none of this, and the work itself (`training/loop.py`,
+`training/inference.py`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, from_numpy, nn
 
-from dpsgd_cli import experiment
-from dpsgd_cli.plugins import trusting
+from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.overrides import assignments
 from dpsgd_cli.results import store, summary
 from dpsgd_cli.results.result import summarise_columns
-from dpsgd_cli.trained import Trained
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.inference import Trained
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,10 +46,10 @@ def train(
     command would print on stderr.
     """
     loaded = load_recipe(str(recipe), assignments(overrides))
-    options = experiment.Options(Path(out), resume, save_models=True)
+    options = loop.Options(Path(out), resume, save_models=True)
     if say is not None:
-        options = experiment.Options(Path(out), resume, say=say, save_models=True)
-    return load(experiment.finish(loaded, options) if finish else experiment.run(loaded, options))
+        options = loop.Options(Path(out), resume, say=say, save_models=True)
+    return load(loop.finish(loaded, options) if finish else loop.run(loaded, options))
 
 
 def load(path: str | Path, *, trust_code: bool = False) -> Result:

@@ -1,6 +1,6 @@
 """The command line: the Click group, and the only place where an error becomes a message and an exit code.
 
-Not here: what any command does (`commands/`, one file each, imported only when it is called, so that
+Not here: what any command does (`cli/`, one file each, imported only when it is called, so that
 `dpsgd --help` needs nothing but Click).
 
 Exit codes: 0 done; 1 the run failed; 2 wrong usage or an invalid recipe; 130 (Ctrl-C), 143 (SIGTERM) interrupted.
@@ -16,22 +16,22 @@ from typing import Any
 import click
 
 from dpsgd_cli import __version__
+from dpsgd_cli.common.interrupts import exit_code
+from dpsgd_cli.common.terminal import only_visible
+from dpsgd_cli.common.text_format import shortened
 from dpsgd_cli.errors import DpsgdError, SaidElsewhere
-from dpsgd_cli.failures import exit_code
-from dpsgd_cli.terminal import only_visible
-from dpsgd_cli.wording import shortened
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("dpsgd_cli.commands.train", "Train the model of one recipe and state what it guarantees."),
-    "account": ("dpsgd_cli.commands.account", "State what a recipe, a result or a ledger costs in privacy."),
-    "report": ("dpsgd_cli.commands.report", "Write the page that says what a result guarantees, in plain words."),
-    "compare": ("dpsgd_cli.commands.compare", "Compare recipes and results on equal budgets."),
-    "sweep": ("dpsgd_cli.commands.sweep", "Train every cell of a sweep over recipes and their settings."),
-    "predict": ("dpsgd_cli.commands.predict", "Predict for new records by a trained model."),
-    "evaluate": ("dpsgd_cli.commands.evaluate", "Measure trained models on labelled records."),
-    "audit": ("dpsgd_cli.commands.audit", "Attack the claim of a recipe or a result, and say what was found."),
-    "recipe": ("dpsgd_cli.commands.recipe", "List, show and validate recipes; print their schema for editors."),
-    "data": ("dpsgd_cli.commands.data", "List, fetch and verify data sets."),
+    "train": ("dpsgd_cli.cli.train", "Train the model of one recipe and state what it guarantees."),
+    "account": ("dpsgd_cli.cli.account", "State what a recipe, a result or a ledger costs in privacy."),
+    "report": ("dpsgd_cli.cli.report", "Write the page that says what a result guarantees, in plain words."),
+    "compare": ("dpsgd_cli.cli.compare", "Compare recipes and results on equal budgets."),
+    "sweep": ("dpsgd_cli.cli.sweep", "Train every cell of a sweep over recipes and their settings."),
+    "predict": ("dpsgd_cli.cli.predict", "Predict for new records by a trained model."),
+    "evaluate": ("dpsgd_cli.cli.evaluate", "Measure trained models on labelled records."),
+    "audit": ("dpsgd_cli.cli.audit", "Attack the claim of a recipe or a result, and say what was found."),
+    "recipe": ("dpsgd_cli.cli.recipe", "List, show and validate recipes; print their schema for editors."),
+    "data": ("dpsgd_cli.cli.data", "List, fetch and verify data sets."),
 }
 
 FILE_ADVICE = {

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-from dpsgd_cli.plugins import trusting
+from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Result
 
@@ -101,12 +101,12 @@ def recipe_writer(folder: Path) -> WriteRecipe:
 @pytest.fixture
 def train() -> Train:
     """Trains a recipe file with KEY=VALUE overrides; results go to `out` beside it, if no option says otherwise."""
-    from dpsgd_cli import experiment
     from dpsgd_cli.recipe.loading import load_recipe
+    from dpsgd_cli.training import loop
 
     def run(path: Path, *overrides: str, **options: Any) -> Path:
         chosen = {"out": path.parent / "out", **options}
-        return experiment.run(load_recipe(str(path), overrides), experiment.Options(**chosen))
+        return loop.run(load_recipe(str(path), overrides), loop.Options(**chosen))
 
     return run
 

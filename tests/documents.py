@@ -29,7 +29,7 @@ INSTALLERS = ("make ", "pip install ", "git clone ", "cd dpsgd")
 """They make environments or install packages: `make check` itself, and tests/test_packaging.py, are their tests."""
 REFUSED = " || echo refused"
 ELSEWHERE = ("torchrun ", "sbatch ", "--launcher slurm", "--launcher ray", "tensorboard ")
-"""They need more than one machine or process: tests/core/test_processes.py and tests/sweep/ are their tests."""
+"""They need more than one machine or process: tests/engine/test_processes.py and tests/sweep/ are their tests."""
 
 
 @dataclass(frozen=True)

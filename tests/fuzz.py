@@ -32,12 +32,12 @@ import numpy as np
 import yaml
 from click.testing import CliRunner, Result
 
-from dpsgd_cli import experiment
+from dpsgd_cli.common.text_format import visible
 from dpsgd_cli.errors import RunError
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import reading
-from dpsgd_cli.wording import visible
+from dpsgd_cli.training import loop
 from tests.conftest import recipe_writer
 
 LIMIT_SECONDS = 30.0
@@ -111,8 +111,8 @@ def make_inputs(folder: Path) -> None:
         raise KeyboardInterrupt
 
     with contextlib.suppress(RunError):  # interrupted, so that a checkpoint is left
-        experiment.run(loaded, experiment.Options(folder / "half", progress=stop))
-    done = experiment.run(loaded, experiment.Options(folder, save_models=True))
+        loop.run(loaded, loop.Options(folder / "half", progress=stop))
+    done = loop.run(loaded, loop.Options(folder, save_models=True))
     done.rename(folder / "result")
     x = np.load(folder / "tiny.npz")["x"]
     np.save(folder / "x.npy", x)

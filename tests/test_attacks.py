@@ -18,7 +18,7 @@ from scipy.stats import binom, norm
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import dpsgd_cli as dpsgd
-from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.data.settings import Data
 
 TRIALS = 400
 RECIPE = """

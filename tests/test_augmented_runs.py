@@ -8,10 +8,10 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dpsgd_cli import experiment
 from dpsgd_cli.errors import RecipeError, RunError
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.trials import Member
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.start import Member
 
 COMMON = [
     "model={kind: vit, patch: 4, dim: 8, depth: 1, heads: 2}", "data.augment={copies: 2, crop: 1}",
@@ -25,7 +25,7 @@ def weights(directory: Path) -> dict[str, Tensor]:
 
 
 def run(out: Path, *overrides: str) -> dict[str, Tensor]:
-    return weights(experiment.run(load_recipe("quickstart", [*COMMON, *overrides]), experiment.Options(out)))
+    return weights(loop.run(load_recipe("quickstart", [*COMMON, *overrides]), loop.Options(out)))
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -35,8 +35,8 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_a_trial_ends_the_same_alone_and_in_a_pack_and_in_small_pieces(tmp_path: Path) -> None:
     variants = [["seed=3", "repeats=1"], ["repeats=1", "method.learning_rate=1"]]
     loaded = [load_recipe("quickstart", [*COMMON, *variant]) for variant in variants]
-    pack = [Member(one, experiment.plan_recipe(one)[0]) for one in loaded]
-    together = [weights(made) for made in experiment.run_pack(pack, experiment.Options(tmp_path / "pack"))]
+    pack = [Member(one, loop.plan_recipe(one)[0]) for one in loaded]
+    together = [weights(made) for made in loop.run_pack(pack, loop.Options(tmp_path / "pack"))]
     for found, variant in zip(together, variants, strict=True):
         assert same(found, run(tmp_path / "alone", *variant))
     assert same(together[0], run(tmp_path / "pieces", *variants[0], "runtime.micro_batch=30"))
@@ -52,9 +52,9 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(RunError, match="1 of 3 epochs are kept"):
-        experiment.run(loaded, experiment.Options(tmp_path / "a", progress=stop))
-    resumed = weights(experiment.run(loaded, experiment.Options(tmp_path / "a", resume=True)))
-    undisturbed = weights(experiment.run(loaded, experiment.Options(tmp_path / "b")))
+        loop.run(loaded, loop.Options(tmp_path / "a", progress=stop))
+    resumed = weights(loop.run(loaded, loop.Options(tmp_path / "a", resume=True)))
+    undisturbed = weights(loop.run(loaded, loop.Options(tmp_path / "b")))
     assert all(value.equal(undisturbed[name]) for name, value in resumed.items())
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dpsgd_cli import experiment
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.ledger import entries_from_lines
+from dpsgd_cli.accounting.mechanism import merge
 from dpsgd_cli.main import main
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.ledger import entries_from_lines
-from dpsgd_cli.privacy.mechanism import merge
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
+from dpsgd_cli.training import loop
 from tests.conftest import GRADIENT, WAYS, Train, WriteRecipe, table
 
 # One gradient and one selection take four fifths of this budget, so that a fifth is left.
@@ -45,7 +45,7 @@ def spent(directory: Path, accountant: str) -> float:
 @pytest.fixture
 def agd(tmp_path: Path) -> Path:
     """A finished DP-AGD of a budget of epsilon 2."""
-    return experiment.run(load_recipe("lee2018/dp-agd-better", AGD), experiment.Options(tmp_path))
+    return loop.run(load_recipe("lee2018/dp-agd-better", AGD), loop.Options(tmp_path))
 
 
 def test_account_states_the_budget_of_a_result_and_nobody_the_sum(agd: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_gate_judges_the_budget(agd: Path) -> None:
 
 def test_a_budget_by_the_best_renyi_order_passes_its_own_gate(tmp_path: Path) -> None:
     recipe = load_recipe("lee2018/dp-agd-better", [*AGD, "privacy.accountant=zcdp-tight"])
-    directory = experiment.run(recipe, experiment.Options(tmp_path))
+    directory = loop.run(recipe, loop.Options(tmp_path))
     assert account(directory, "--max-epsilon", "2").exit_code == 0
     assert account(directory, "--max-epsilon", "1.9999").exit_code == 1
     assert account("lee2018/dp-agd-better", *AGD, "privacy.accountant=zcdp-tight", "--max-epsilon", "2").exit_code == 0
@@ -124,13 +124,13 @@ def test_a_schedule_that_follows_validation_is_one_gaussian_of_its_budget(
 
 
 def _of_rho(rho: float) -> list[Any]:
-    from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+    from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 
     return [Release(GaussianSum((2 * rho) ** -0.5, "zero-out"))]
 
 
 OWN = """
-from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
 
 class Short(DpSgd):
     @property
@@ -151,7 +151,7 @@ def test_a_users_own_method_that_stops_when_it_likes_costs_its_whole_plan_or_bud
     assert {row["epochs"] for row in document["trials"]} == {1}
     plain = GRADIENT | {"batching": batching}
     whole = load_recipe(str(write_recipe(method=plain, privacy=privacy)))
-    plan, _ = experiment.plan_recipe(whole)
+    plan, _ = loop.plan_recipe(whole)
     assert plan is not None
     planned = plan.guarantee().epsilon
     stated = document["privacy"]["epsilon"]

@@ -47,7 +47,7 @@ def test_a_fault_is_found(inputs: Path, tmp_path: Path, monkeypatch: pytest.Monk
             raise error
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dpsgd_cli.commands.recipe.load_recipe", fail)
+            patch.setattr("dpsgd_cli.cli.recipe.load_recipe", fail)
             patch.setitem(fuzz.KINDS, "recipe", lambda rng, folder: ["recipe", "show", "tiny.yaml"])
             return fuzz.run_case(0, inputs, tmp_path / type(error).__name__).wrong
 

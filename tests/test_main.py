@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpsgd_cli import __version__, errors
-from dpsgd_cli.failures import Killed
+from dpsgd_cli.common.interrupts import Killed
 from dpsgd_cli.main import COMMANDS, FILE_ADVICE, main
 
 HEAVY = {"torch", "pandas", "scipy", "sklearn", "numpy", "pydantic", "yaml", "matplotlib", "dp_accounting"}

@@ -24,8 +24,8 @@ from safetensors.torch import load_file
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.options import Options
 from dpsgd_cli.main import main
+from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.method import METHODS
 
 ROWS = 24
 Rows = list[list[str]]
@@ -43,8 +43,8 @@ MOMENTS = {"preconditioner": {"kind": "second-moment"}}
 LOGISTIC = {"model": {"kind": "convex"}, "privacy": BUDGET, "epochs": 2}
 PYTHON = """
 import torch
-from dpsgd_cli.methods.dp_sgd import DpSgd
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.accounting.plan import Plan
 
 class Own(DpSgd):
     pass

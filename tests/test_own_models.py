@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from dpsgd_cli.errors import DataError, RunError
 from dpsgd_cli.main import main
 from dpsgd_cli.results import store
-from dpsgd_cli.trained import Trained
+from dpsgd_cli.training.inference import Trained
 from tests.conftest import StopAt, WriteRecipe
 
 Train = Callable[..., Path]
@@ -246,7 +246,7 @@ MOVED = {
     },
 }
 BESIDE = """
-from dpsgd_cli.methods.dp_sgd import DpSgd
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
 
 class Own(DpSgd):
     pass

@@ -15,7 +15,7 @@ from benchmarks.pages.case import Case
 from benchmarks.pages.rows import CURVES, KEYS, STALE, Rows
 from benchmarks.yu2019.cases import EPOCHS, LENGTHS
 from benchmarks.yu2019.sweeps import KINDS, SWEEPS, Claim, Contrast, at, claims
-from dpsgd_cli.experiment import plan_recipe
+from dpsgd_cli.training.loop import plan_recipe
 
 DECIMAL = re.compile(r"(?<![\w.])\d*\.\d+")
 PICTURE = re.compile(r"!\[[^]]*]\(([^)]+)\)")

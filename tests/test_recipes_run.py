@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpsgd_cli import experiment
 from dpsgd_cli.data import catalog, opening, readers
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.methods.dp_sgd.settings import Gradient
+from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.gradient import Gradient
-from dpsgd_cli.recipe.schema.pate import PateMethod
-from dpsgd_cli.trained import Trained
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.inference import Trained
 
 RECIPES = shipped_recipes()
 RECORDS = 24
@@ -99,7 +99,7 @@ def test_a_recipe_trains(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(opening, "_kept", {})
     monkeypatch.setattr(catalog, "records", lambda card, file: RECORDS)
     small = LoadedRecipe(shrink(recipe, any(file.part == "test" for file in card.files)), file.parent, str(file))
-    directory = experiment.run(small, experiment.Options(out=tmp_path, save_models=True))
+    directory = loop.run(small, loop.Options(out=tmp_path, save_models=True))
     document = json.loads((directory / "result.json").read_text())
     assert all(math.isfinite(metric["mean"]) for metric in document["metrics"].values())
     ledger = (directory / "ledger.jsonl").read_text()

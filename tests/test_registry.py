@@ -44,7 +44,7 @@ class Addition:
 ADDITIONS = {
     # recipe/schema/schedule.py: "A kind of schedule is one class here, and its name in the union `Schedule`"
     "schedule": Addition(
-        edited="dpsgd_cli/recipe/schema/schedule.py",
+        edited="dpsgd_cli/schedules/settings.py",
         edits={
             "Schedule = Annotated[": (
                 "class Halving(NoiseSchedule):\n"
@@ -67,11 +67,11 @@ ADDITIONS = {
                 "    return bounds / (norms + 0.01)\n"
             )
         },
-        edited="dpsgd_cli/recipe/schema/clipping.py",
+        edited="dpsgd_cli/clipping/settings.py",
         edits={
             "Clipping = Annotated[": (
                 "class HalfwayClipping(FlatClipping):\n"
-                "    factors = 'dpsgd_cli.core.halfway:almost_to_the_bound'\n"
+                "    factors = 'dpsgd_cli.engine.halfway:almost_to_the_bound'\n"
                 "    held = FlatClipping.held\n"
                 "    plain, in_units, moves = True, False, False\n"
                 "    kind: Literal['halfway'] = 'halfway'\n\n\n"
@@ -81,12 +81,12 @@ ADDITIONS = {
     ),
     # recipe/schema/noise.py: "A kind of noise is one class here, and its name in the union `Noise`"
     "kind of noise": Addition(
-        edited="dpsgd_cli/recipe/schema/noise.py",
+        edited="dpsgd_cli/noise/settings.py",
         edits={
             "Noise = Annotated[": (
                 "class ShortNoise(OnePassNoise):\n"
                 "    batching = 'shuffle'\n"
-                "    made = 'dpsgd_cli.privacy.correlation:tree'\n"
+                "    made = 'dpsgd_cli.noise.price:tree'\n"
                 "    kind: Literal['short'] = 'short'\n\n\n"
             ),
             "ToeplitzNoise | TreeNoise, Field(": "ShortNoise | ",
@@ -97,19 +97,19 @@ ADDITIONS = {
         files={
             "dpsgd_cli/core/problems/squared_hinge.py": (
                 "import torch\n\n"
-                "from dpsgd_cli.core.problems.losses import MarginLoss\n\n\n"
+                "from dpsgd_cli.methods.convex.losses import MarginLoss\n\n\n"
                 "class SquaredHinge(MarginLoss):\n"
                 "    def value(self, t):\n        return (1 - t).clamp_min(0).square() / 2\n\n"
                 "    def slope(self, t):\n        return -(1 - t).clamp_min(0)\n\n"
                 "    def curvature(self, t):\n        return (t < 1).to(t.dtype)\n"
             )
         },
-        edited="dpsgd_cli/recipe/losses.py",
+        edited="dpsgd_cli/engine/loss_bounds.py",
         edits={
             '"logistic", "hinge", "huber-svm", "squared"]': '"squared-hinge", ',
             '    "squared": LossKind(': (
                 '    "squared-hinge": LossKind(\n'
-                "        runs='dpsgd_cli.core.problems.squared_hinge:SquaredHinge',\n"
+                "        runs='dpsgd_cli.methods.convex.squared_hinge:SquaredHinge',\n"
                 "        residual=False,\n"
                 "        slope=lambda region: 1 + region.reach,\n"
                 "        curvature=lambda region: 1.0,\n"
@@ -120,7 +120,7 @@ ADDITIONS = {
     ),
     # metrics.py: "To add one that is a mean over records, add an entry."
     "metric": Addition(
-        edited="dpsgd_cli/metrics.py",
+        edited="dpsgd_cli/engine/metrics.py",
         edits={
             '    "loss": Metric(': '    "wrong": Metric(("classification",), "share of wrong answers", True,'
             " lambda outputs, labels: 1.0 - right_answers(outputs, labels).float()),\n"
@@ -130,14 +130,14 @@ ADDITIONS = {
     "accountant": Addition(
         files={
             "dpsgd_cli/privacy/accountants/generous.py": (
-                "from dpsgd_cli.privacy.accountants.gaussian import Gaussian\n\n"
+                "from dpsgd_cli.accounting.accountants.gaussian import Gaussian\n\n"
                 "class Generous(Gaussian):\n"
                 "    name, bound, note = 'generous', 'upper', 'one more than gaussian'\n"
                 "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n"
                 "    def epsilon(self, releases, delta):\n        return super().epsilon(releases, delta) + 1\n"
             )
         },
-        edited="dpsgd_cli/recipe/accountants.py",
+        edited="dpsgd_cli/accounting/names.py",
         edits={'    "gaussian": ': '    "generous": Listed(runs="generous:Generous", usual=True, in_recipes=True),\n'},
     ),
     # sweep/launchers/__init__.py: "Adding one is one file here and one line in `LAUNCHERS`"
@@ -174,24 +174,24 @@ ADDITIONS = {
             )
         }
     ),
-    # recipe/schema/descriptor.py: "a section with a descriptor, and its name in the union `Method` (`method.py`);
-    # a class of `dpsgd_cli.methods.Method` that runs it"
+    # recipe/schema/descriptor.py: "a section with a descriptor, and its name in the union `Method`
+    # (`methods/settings.py`); a class of `dpsgd_cli.methods.Method` that runs it"
     "method": Addition(
         files={
             "dpsgd_cli/methods/halved.py": (
-                "from dpsgd_cli.methods.dp_sgd import DpSgd\n\n"
+                "from dpsgd_cli.methods.dp_sgd.run import DpSgd\n\n"
                 "class Halved(DpSgd):\n"
                 "    def learning_rates(self, epoch):\n"
                 "        return [rate / 2 for rate in super().learning_rates(epoch)]\n"
             )
         },
-        edited="dpsgd_cli/recipe/schema/method.py",
+        edited="dpsgd_cli/methods/settings.py",
         edits={
             "Method = Annotated[\n": (
                 "class HalvedMethod(Gradient):\n"
                 "    descriptor = Descriptor(\n"
                 "        runs='dpsgd_cli.methods.halved:Halved',\n"
-                "        planner='dpsgd_cli.privacy.gradient_plan:gradient',\n"
+                "        planner='dpsgd_cli.methods.dp_sgd.price:gradient',\n"
                 "        privacy='needed',\n"
                 "        adjacencies=EVERY_NEIGHBOUR,\n"
                 "        only_convex=False,\n"
@@ -350,7 +350,7 @@ def test_a_convex_loss_is_one_class_and_a_record_with_its_bounds(said: dict[str,
         ("schedule", "    adaptive, follows_initial = False, True\n", "recipe.schema.schedule"),
         ("clipping kind", "    plain, in_units, moves = True, False, False\n", "recipe.schema.clipping"),
         ("kind of noise", "    batching = 'shuffle'\n", "recipe.schema.noise"),
-        ("method", "        planner='dpsgd_cli.privacy.gradient_plan:gradient',\n", "recipe.schema.method"),
+        ("method", "        planner='dpsgd_cli.methods.dp_sgd.price:gradient',\n", "recipe.schema.method"),
         ("method", "        adjacencies=EVERY_NEIGHBOUR,\n", "recipe.schema.method"),
         ("accountant", ", in_recipes=True", "recipe.accountants"),
         ("accountant", "    mechanisms, adjacencies = Gaussian.mechanisms, Gaussian.adjacencies\n",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.sampled_bound import Grid, excess, largest_orders, search
-from dpsgd_cli.privacy.renyi import poisson_gaussian_divergence
+from dpsgd_cli.accounting.renyi import poisson_gaussian_divergence
 
 
 def test_worst_counter_example_by_the_slow_formula() -> None:

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import dpsgd_cli
+from dpsgd_cli.common.plugins import load_attribute, trusting
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.main import main
-from dpsgd_cli.plugins import load_attribute, trusting
 from tests.conftest import Train, WriteRecipe
 
 MODEL = """

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages.case import Case
 from benchmarks.pages.rows import STALE, Rows, markdown
-from dpsgd_cli.rule import MOMENTS
+from dpsgd_cli.training.auto_rule import MOMENTS
 
 TRIALS = 5
 HELD = 10_000

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.lectures.cases import ACTIVATIONS, NETWORKS, RATES, SCRATCH, TUNED
 from benchmarks.pages.rows import MISSING, Rows, Summary, markdown, side
-from dpsgd_cli.wording import count
+from dpsgd_cli.common.text_format import count
 
 PUBLISHED = 0.662
 """Of 10,000 test records of CIFAR-10, by a tanh network trained end to end (Papernot et al. 2021)."""

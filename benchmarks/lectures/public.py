@@ -6,12 +6,12 @@ DPSGD_DATA=... python -m benchmarks.lectures.public
 from __future__ import annotations
 
 from benchmarks.lectures.cases import FOUND, PUBLIC
-from dpsgd_cli import experiment
+from dpsgd_cli.training import loop
 
 
 def main() -> None:
     if not FOUND.is_dir():
-        directory = experiment.run(PUBLIC.loaded(), experiment.Options(out=FOUND.parent))
+        directory = loop.run(PUBLIC.loaded(), loop.Options(out=FOUND.parent))
         directory.rename(FOUND)
     print(FOUND)
 

@@ -15,9 +15,9 @@ import pandas as pd
 
 from benchmarks.pages.case import Case, is_same
 from benchmarks.pages.rows import CURVES, KEYS, Rows, read
-from dpsgd_cli import experiment
 from dpsgd_cli.results import store
-from dpsgd_cli.trials import Member
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.start import Member
 
 DIGITS = 9
 SAME = 1e-5
@@ -79,11 +79,11 @@ def packs(cases: Sequence[Case], wanted: Sequence[Case], folder: Path) -> Iterab
 def _run(pack: Sequence[Chunk], runs: Path) -> list[Path]:
     """Train a pack, or find it trained."""
     loaded = [case.loaded(first, trials) for case, first, trials in pack]
-    places = [experiment.result_directory(one, runs) for one in loaded]
-    todo = [one for one, place in zip(loaded, places, strict=True) if not experiment.is_finished(one, place)]
+    places = [loop.result_directory(one, runs) for one in loaded]
+    todo = [one for one, place in zip(loaded, places, strict=True) if not loop.is_finished(one, place)]
     if todo:
-        members = [Member(one, experiment.plan_recipe(one)[0]) for one in todo]
-        experiment.run_pack(members, experiment.Options(runs, resume=True))
+        members = [Member(one, loop.plan_recipe(one)[0]) for one in todo]
+        loop.run_pack(members, loop.Options(runs, resume=True))
     return places
 
 

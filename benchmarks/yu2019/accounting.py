@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.yu2019.cases import SOLVED
-from dpsgd_cli.privacy import accountants, renyi
-from dpsgd_cli.privacy.accountants.composition import amplified, classical_gaussian
-from dpsgd_cli.privacy.accountants.zcdp import largest_order
-from dpsgd_cli.privacy.budget import solve_schedule
-from dpsgd_cli.privacy.conversions import bun_steinke_epsilon, gaussian_epsilon
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting import accountants, renyi
+from dpsgd_cli.accounting.accountants.composition import amplified, classical_gaussian
+from dpsgd_cli.accounting.accountants.zcdp import largest_order
+from dpsgd_cli.accounting.budget import solve_schedule
+from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, gaussian_epsilon
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.recipe.loading import load_recipe
 
 DELTA = 1e-5

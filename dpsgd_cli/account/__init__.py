@@ -1,4 +1,4 @@
-"""Questions and answers of `dpsgd account`: cases, solving for a budget, rows and tables. Prices are in `privacy/`.
+"""Questions and answers of `dpsgd account`: cases, solving for a budget, rows and tables. Prices are in `accounting/`.
 
 From Python, call the package itself: `dpsgd_cli.account(...)` calls `calling.account`.
 """

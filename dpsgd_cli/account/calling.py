@@ -9,10 +9,10 @@ from typing import Any
 
 from dpsgd_cli.account import report
 from dpsgd_cli.account.question import Asked, cases_of, rows_of
+from dpsgd_cli.common.plugins import trusting
+from dpsgd_cli.common.text_format import suggested
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.plugins import trusting
 from dpsgd_cli.recipe.overrides import assignments
-from dpsgd_cli.wording import suggested
 
 _USUAL: dict[str, Any] = {"batching": (), "accountant": (), "group": 1, "trials": "1"}
 _USUAL |= {"attacker": False, "curve": False}

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpsgd_cli.account.solving import Target, afforded
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, BatchingKind
+from dpsgd_cli.accounting.joint_composition import ASSUMED, FIXED
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, TruncatedSum
+from dpsgd_cli.accounting.statement import epsilon_at_least
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
-from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release, TruncatedSum
-from dpsgd_cli.privacy.statement import epsilon_at_least
-from dpsgd_cli.privacy.together import ASSUMED, FIXED
-from dpsgd_cli.recipe.batching import BATCHINGS, Adjacency, Batching, BatchingKind
-from dpsgd_cli.wording import count
 
 BATCH_SIZE = "batch-size"
 
@@ -164,7 +164,7 @@ class Case(ABC):
         return []
 
     def why_apart(self, trials: int) -> str | None:
-        """Return why `trials` trials have no joint guarantee (`together.py`); None if their costs add up."""
+        """Return why `trials` trials have no joint guarantee (`joint_composition.py`); None if their costs add up."""
         del trials
         return None
 

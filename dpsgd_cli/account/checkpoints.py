@@ -1,6 +1,6 @@
 """Checkpoints as cases: an unfinished run, priced like the result of its last checkpoint.
 
-The file format is in `results/checkpoint.py`; `dpsgd train --finish` makes that result.
+The file format is in `training/checkpoint.py`; `dpsgd train --finish` makes that result.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpsgd_cli.account.ledgers import LedgerCase
-from dpsgd_cli.data.evaluated import records_of
+from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.joint_composition import Run, why_apart
+from dpsgd_cli.accounting.ledger import CHOSEN, EXPERIMENT, LedgerEntry, entries_from_lines
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT, LedgerEntry, entries_from_lines
-from dpsgd_cli.privacy.together import Run, why_apart
-from dpsgd_cli.recipe.batching import of_whom
-from dpsgd_cli.results.checkpoint import Charges, read_released
+from dpsgd_cli.results.evaluated import records_of
 from dpsgd_cli.results.reading import data_in, folds_in
-from dpsgd_cli.wording import count
+from dpsgd_cli.training.checkpoint import Charges, read_released
 
 T = TypeVar("T")
 

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpsgd_cli.account.solving import least_factor
-from dpsgd_cli.data.evaluated import COINS, evaluated_on, tested_section
+from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DpsgdError, PrivacyError, UsageError
-from dpsgd_cli.joint import plan_and_outline
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.methods.settings import PrivateSelectionMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
-from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform
-from dpsgd_cli.wording import count
+from dpsgd_cli.results.evaluated import COINS, evaluated_on, tested_section
+from dpsgd_cli.schedules.settings import Schedule, Uniform
+from dpsgd_cli.training.plans import plan_and_outline
 
 
 @dataclass(frozen=True)

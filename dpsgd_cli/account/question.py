@@ -1,6 +1,6 @@
 """Questions of `dpsgd account`: from its flags to cases, accountants, rows and curves.
 
-Options and printing are in `commands/account.py`, prices in `answers.py`.
+Options and printing are in `cli/account.py`, prices in `answers.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from dpsgd_cli.account import answers
 from dpsgd_cli.account.cases import Case, FlagCase
 from dpsgd_cli.account.solving import Target
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.adjacency import BATCHINGS
+from dpsgd_cli.accounting.groups import ForGroup
+from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
+from dpsgd_cli.common.text_format import quoted
 from dpsgd_cli.errors import UnsupportedMechanism, UsageError
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.groups import ForGroup
-from dpsgd_cli.privacy.selection import BestOfTrials, Choice
-from dpsgd_cli.recipe.batching import BATCHINGS
-from dpsgd_cli.wording import quoted
 
 MOST_USES = 1_000_000_000_000
 """Largest number of steps, epochs or trials."""
@@ -259,7 +259,7 @@ def _source_case(asked: Asked, source: str) -> Case:
     from dpsgd_cli.account.checkpoints import read_checkpoint
     from dpsgd_cli.account.ledgers import read_ledgers  # NumPy and pydantic, which flags do without
     from dpsgd_cli.account.recipes import read_recipe
-    from dpsgd_cli.results.checkpoint import ENDING
+    from dpsgd_cli.training.checkpoint import ENDING
 
     flags = {
         "--noise-multiplier": asked.noise_multiplier,

@@ -11,27 +11,27 @@ from typing import Any
 from dpsgd_cli import data
 from dpsgd_cli.account.cases import BATCH_SIZE, Case
 from dpsgd_cli.account.solving import RepeatedAccountant, Target
-from dpsgd_cli.data.evaluated import run_of
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.adjacency import BATCHINGS
+from dpsgd_cli.accounting.joint_composition import why_apart
+from dpsgd_cli.accounting.lecture_bounds import PublicProblem, lecture_9_demand
+from dpsgd_cli.accounting.ledger import CHOSEN, EXPERIMENT
+from dpsgd_cli.accounting.mechanism import Release
+from dpsgd_cli.accounting.plan import Plan, adjacency_of, noise_text
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.preparation import uncovered_steps
+from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
-from dpsgd_cli.joint import feature_bound, plan_and_outline, training_records
-from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.convex import constants_of
-from dpsgd_cli.privacy.lectures import PublicProblem, lecture_9_demand
-from dpsgd_cli.privacy.ledger import CHOSEN, EXPERIMENT
-from dpsgd_cli.privacy.mechanism import Release
-from dpsgd_cli.privacy.plan import Plan, adjacency_of, noise_text
-from dpsgd_cli.privacy.together import why_apart
-from dpsgd_cli.recipe.batching import BATCHINGS
+from dpsgd_cli.methods.convex.price import constants_of
+from dpsgd_cli.methods.dp_sgd.settings import Gradient
+from dpsgd_cli.methods.settings import PrivateSelectionMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
+from dpsgd_cli.recipe.privacy import EpsilonBudget, Privacy, RhoBudget
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.gradient import Gradient
-from dpsgd_cli.recipe.schema.method import PrivateSelectionMethod
-from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy, RhoBudget
-from dpsgd_cli.recipe.schema.schedule import Schedule
-from dpsgd_cli.recipe.schema.unit import PERSON
-from dpsgd_cli.wording import count
+from dpsgd_cli.results.evaluated import run_of
+from dpsgd_cli.schedules.settings import Schedule
+from dpsgd_cli.training.plans import feature_bound, plan_and_outline, training_records
+from dpsgd_cli.users.settings import PERSON
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Solvers for a budget: the noise, the length, or the factor of all noise of a plan. They never exceed the budget.
 
-Schedules with one free number are solved in `privacy/budget.py`.
+Schedules with one free number are solved in `accounting/budget.py`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.accountants.base import Derived
+from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.search import NOISE, PRECISION, Span, gap_of, most_expensive
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.accountants import Accountant
-from dpsgd_cli.privacy.accountants.base import Derived
-from dpsgd_cli.privacy.accountants.zcdp import total_rho
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.search import NOISE, PRECISION, Span, gap_of, most_expensive
 
 if TYPE_CHECKING:
-    from dpsgd_cli.privacy.plan import Plan
+    from dpsgd_cli.accounting.plan import Plan
 
 Build = Callable[[float], Sequence[Release]]
 _FACTOR = Span("factor of all noise multipliers", cheap=1e9, expensive=1e-6, start=1.0, precision=PRECISION)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpsgd_cli.methods.dp_sgd import DpSgd
-from dpsgd_cli.trials import Trials
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.training.start import Trials
 
 
 @dataclass(frozen=True)

@@ -10,29 +10,29 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting.mechanism import Mechanism, PureDP
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import choices, files, grids, neighbours, outputs, preparing, votes
 from dpsgd_cli.audit.findings import Finding, exact
 from dpsgd_cli.audit.membership import Found, watched
 from dpsgd_cli.audit.options import Options
-from dpsgd_cli.core.selection import NoisyChoice
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.base import OneShot
+from dpsgd_cli.methods.convex.least_squares import DpLeastSquares
+from dpsgd_cli.methods.convex.perturbations import OutputPerturbation
 from dpsgd_cli.methods.creation import own_factory
-from dpsgd_cli.methods.dp_agd import DpAgd
-from dpsgd_cli.methods.dp_sgd import DpSgd
-from dpsgd_cli.methods.least_squares import DpLeastSquares
-from dpsgd_cli.methods.pate import Pate
-from dpsgd_cli.methods.perturbations import OutputPerturbation
-from dpsgd_cli.methods.private_selection import PrivateSelection
-from dpsgd_cli.privacy.candidates import SelectionPlan
-from dpsgd_cli.privacy.mechanism import Mechanism, PureDP
-from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.privacy.voting_plan import VotingPlan
+from dpsgd_cli.methods.dp_agd.run import DpAgd
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.pate.price import VotingPlan
+from dpsgd_cli.methods.pate.run import Pate
+from dpsgd_cli.methods.pate.settings import PateMethod
+from dpsgd_cli.methods.private_selection.price import SelectionPlan
+from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.settings import PythonMethod
+from dpsgd_cli.noise.selection import NoisyChoice
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.naming import named
-from dpsgd_cli.recipe.schema.method import PythonMethod
-from dpsgd_cli.recipe.schema.model import ConvexModel
-from dpsgd_cli.recipe.schema.pate import PateMethod
 
 
 def by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:

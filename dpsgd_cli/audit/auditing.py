@@ -10,14 +10,14 @@ import time
 from typing import Any
 
 from dpsgd_cli import __version__, data
+from dpsgd_cli.accounting.adjacency import of_whom
 from dpsgd_cli.audit.attacks import by_kind
 from dpsgd_cli.audit.findings import TIERS, UNSEEN, judged
 from dpsgd_cli.audit.options import Options
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.joint import plan_of, settled
-from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.recipe.loading import LoadedRecipe, recipe_hash
+from dpsgd_cli.training.plans import plan_of, settled
 
 
 def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:

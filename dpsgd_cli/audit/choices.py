@@ -16,12 +16,12 @@ import torch
 from scipy import stats
 from scipy.optimize import brentq
 
+from dpsgd_cli.accounting.mechanism import PureDP
 from dpsgd_cli.audit.findings import Finding
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors
-from dpsgd_cli.core import selection
-from dpsgd_cli.core.selection import NORMALS_PER_SCORE, NoisyChoice
-from dpsgd_cli.privacy.mechanism import PureDP
-from dpsgd_cli.rounding import epsilon_text
+from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.noise import selection
+from dpsgd_cli.noise.selection import NORMALS_PER_SCORE, NoisyChoice
 
 _AT_ONCE = 1 << 23
 _DELTA = 1e-9

@@ -13,14 +13,14 @@ from functools import cached_property
 
 import numpy as np
 
+from dpsgd_cli.accounting.conversions import gaussian_epsilon
+from dpsgd_cli.accounting.ledger import Ledger
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, merge
+from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.accounting.tradeoff import Curve, curve_of
 from dpsgd_cli.audit.statistics import Errors, mu_of_errors
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.privacy.conversions import gaussian_epsilon
-from dpsgd_cli.privacy.ledger import Ledger
-from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, Release, merge
-from dpsgd_cli.privacy.second_moments import LABELS as PRECONDITIONERS
-from dpsgd_cli.privacy.statement import Least
-from dpsgd_cli.privacy.tradeoff import Curve, curve_of
+from dpsgd_cli.preconditioning.price import LABELS as PRECONDITIONERS
 
 GRADIENT = "gradient"
 _MOST_NOISE = 64.0

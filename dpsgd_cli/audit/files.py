@@ -21,10 +21,10 @@ from dpsgd_cli.data.dataset import Part, Source
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import open_source
 from dpsgd_cli.data.preparation import training_rows
-from dpsgd_cli.data.units import in_memory
+from dpsgd_cli.data.users import in_memory
+from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.pate import PateMethod
 
 _MOST_ROWS = 50_000
 _MOST_TRIALS = 5

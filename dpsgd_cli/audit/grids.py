@@ -1,4 +1,4 @@
-"""Tier C of the grid: whether what a run without a seed releases lies on the public grid (`core/noise.py`).
+"""Tier C of the grid: whether what a run without a seed releases lies on the public grid (`noise/run.py`).
 
 A short run draws its noise from the operating system. Each released number v must be (k + 1/2) q for an integer k and
 the q that public numbers give. Sums with floating-point noise are elsewhere: of n of them all pass with probability
@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import outputs
 from dpsgd_cli.audit.findings import Finding, exact
 from dpsgd_cli.audit.stage import Size, cut, stage
-from dpsgd_cli.core.noise import Grid
-from dpsgd_cli.core.tensors import Batch
-from dpsgd_cli.methods.dp_sgd import DpSgd
-from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.engine.tensors import Batch
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.noise.run import Grid
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.trials import Trials
+from dpsgd_cli.training.start import Trials
 
 _SIZE = Size(trials=1, canaries=4, rows=20_000)
 _SMALL = 2.0**47

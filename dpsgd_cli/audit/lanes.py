@@ -5,7 +5,7 @@ its gradient is made: on its own lane it is `STEEP` (or minus that, for what rep
 good as nothing, so that clipping leaves a vector of the clip bound's length along the lane. What is then released of
 the lane is noise, plus the bound where the canary was drawn: all that anybody can learn of it.
 
-In a packed model (`core/packing.py`) lanes are parameters of a layer that is there already, so that layers, and what
+In a packed model (`engine/packing.py`) lanes are parameters of a layer that is there already, so that layers, and what
 clipping layer by layer makes of their number, stay as they are: `instrument` gives lanes to the last layer (flat
 clipping), or to every layer (where each has a bound of its own, and the worst record is at all of them). A canary is
 known by its input, `MARK` plus its number, which the model itself never sees. A convex model's fast path knows no
@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.core.layers import Layer, Ruled, Session
-from dpsgd_cli.core.models import Builder
-from dpsgd_cli.core.packing import rule_for
+from dpsgd_cli.engine.layers import Layer, Ruled, Session
+from dpsgd_cli.engine.models import Builder
+from dpsgd_cli.engine.packing import rule_for
 
 MARK = float(1 << 20)
 STEEP = 1e10

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import picture, training
 from dpsgd_cli.audit.claim import Claim, bound_of, unsupported
 from dpsgd_cli.audit.findings import Finding, by_p_value
@@ -17,9 +18,8 @@ from dpsgd_cli.audit.stage import cut
 from dpsgd_cli.audit.statistics import epsilon_of_guesses
 from dpsgd_cli.audit.thresholds import errors_at, guesses_of, line_for
 from dpsgd_cli.audit.watch import Watch
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.rounding import epsilon_text
 
 Found = tuple[list[Finding], dict[str, Any], list[str]]
 """Findings, what the document says besides, and what was left out and why."""

@@ -22,22 +22,22 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting.ledger import LedgerEntry
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.stage import Size, sized, smaller
-from dpsgd_cli.core.tensors import Batch, Table
-from dpsgd_cli.data.units import as_users
-from dpsgd_cli.experiment import record, results_of
-from dpsgd_cli.joint import plan_of
-from dpsgd_cli.methods.dp_sgd import DpSgd
-from dpsgd_cli.methods.private_selection import PrivateSelection
-from dpsgd_cli.privacy.candidates import SelectionPlan
-from dpsgd_cli.privacy.ledger import LedgerEntry
-from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
-from dpsgd_cli.privacy.plan import Plan
-from dpsgd_cli.privacy.second_moments import released_moments
+from dpsgd_cli.data.settings import ValidationSet
+from dpsgd_cli.data.users import as_users
+from dpsgd_cli.engine.tensors import Batch, Table
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.private_selection.price import SelectionPlan
+from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.preconditioning.price import released_moments
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.schema.data import ValidationSet
 from dpsgd_cli.results.result import public
-from dpsgd_cli.trials import Member, Stage, start
+from dpsgd_cli.training.loop import record, results_of
+from dpsgd_cli.training.plans import plan_of
+from dpsgd_cli.training.start import Member, Stage, start
 
 _RECORDS = 48
 _STEPS = 40

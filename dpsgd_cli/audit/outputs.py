@@ -28,6 +28,10 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting.conversions import gaussian_epsilon
+from dpsgd_cli.accounting.ledger import LedgerEntry
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.claim import Claim, bound_of, log_ratio
 from dpsgd_cli.audit.findings import Finding, by_p_value, exact
 from dpsgd_cli.audit.parts import noise_checks
@@ -35,22 +39,18 @@ from dpsgd_cli.audit.stage import smaller
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, mu_of_errors
 from dpsgd_cli.audit.thresholds import errors_at, threshold_of_gaussian
 from dpsgd_cli.audit.watch import Noise
-from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.tensors import Batch, Table
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.data.units import as_users
-from dpsgd_cli.joint import plan_of
-from dpsgd_cli.methods import perturbations
+from dpsgd_cli.data.users import as_users
+from dpsgd_cli.engine.tensors import Batch, Table
 from dpsgd_cli.methods.base import Watcher
-from dpsgd_cli.methods.perturbations import ObjectivePerturbation
-from dpsgd_cli.privacy.conversions import gaussian_epsilon
-from dpsgd_cli.privacy.ledger import LedgerEntry
-from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.methods.convex import perturbations
+from dpsgd_cli.methods.convex.linear import LinearRisk
+from dpsgd_cli.methods.convex.perturbations import ObjectivePerturbation
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.naming import named
-from dpsgd_cli.rounding import epsilon_text
-from dpsgd_cli.trials import Member, Stage, Trials, start
+from dpsgd_cli.training.plans import plan_of
+from dpsgd_cli.training.start import Member, Stage, Trials, start
 
 _RECORDS = {"output-perturbation": 300}
 _FEW_RECORDS = 60

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, TruncatedSum
 from dpsgd_cli.audit.statistics import far_from, noise_bound, normal, too_little_noise
 from dpsgd_cli.audit.watch import BEFORE, Noise, Watch
-from dpsgd_cli.privacy.mechanism import CorrelatedSums, GaussianSum, TruncatedSum
 
 _WRONG = 1.5
 _MIXED = 0.8

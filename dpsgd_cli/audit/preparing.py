@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpsgd_cli.accounting.plan import Plan, adjacency_of
 from dpsgd_cli.audit.findings import Finding, exact
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, PrivateStep, Step
 from dpsgd_cli.data.rotation import Turn
-from dpsgd_cli.privacy.plan import Plan, adjacency_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
 
 _RECORDS = 40

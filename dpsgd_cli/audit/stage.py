@@ -20,19 +20,19 @@ import numpy as np
 import torch
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit import lanes
 from dpsgd_cli.audit.aim import Aim
-from dpsgd_cli.core.tensors import Table
-from dpsgd_cli.data.units import as_users
-from dpsgd_cli.joint import plan_of
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.data.users import as_users
+from dpsgd_cli.engine.settings import ConvexModel, LinearModel
+from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods.base import Watcher
-from dpsgd_cli.methods.dp_gd import FullBatchMethod
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.methods.dp_gd.run import FullBatchMethod
+from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.naming import named
-from dpsgd_cli.recipe.schema.gradient import Gradient
-from dpsgd_cli.recipe.schema.model import ConvexModel, LinearModel
-from dpsgd_cli.trials import Member, Stage, Trials, start
+from dpsgd_cli.training.plans import plan_of
+from dpsgd_cli.training.start import Member, Stage, Trials, start
 
 _FEW_RECORDS = 64
 _CONVEX_RECORDS = 5000

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from dpsgd_cli.accounting.ledger import Ledger
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, ZeroConcentrated, merge
 from dpsgd_cli.audit.claim import GRADIENT, Claim, before_gradients, gradients
 from dpsgd_cli.audit.stage import Cut, Staged, stage
 from dpsgd_cli.audit.watch import Watch
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.privacy.ledger import Ledger
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release, ZeroConcentrated, merge
 
 
 def train(made: Cut) -> tuple[Watch, Claim]:

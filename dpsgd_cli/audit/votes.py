@@ -16,21 +16,21 @@ import numpy as np
 from scipy.special import ndtr
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
 from dpsgd_cli.audit.claim import Claim, bound_of
 from dpsgd_cli.audit.findings import Finding, by_p_value, exact
 from dpsgd_cli.audit.stage import smaller
 from dpsgd_cli.audit.statistics import Errors, epsilon_of_errors, far_from
-from dpsgd_cli.core.noise import laplace_of
+from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.joint import plan_of
-from dpsgd_cli.methods.pate import Pate
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, Mechanism, PureDP, Release
-from dpsgd_cli.privacy.voting import GAP, Aggregation, ConfidentMax, GaussianMax, LaplaceMax, StableMode
-from dpsgd_cli.privacy.voting_plan import VotingPlan
+from dpsgd_cli.methods.pate.price import VotingPlan
+from dpsgd_cli.methods.pate.run import Pate
+from dpsgd_cli.methods.pate.settings import PateMethod
+from dpsgd_cli.methods.pate.votes import GAP, Aggregation, ConfidentMax, GaussianMax, LaplaceMax, StableMode
+from dpsgd_cli.noise.run import laplace_of
 from dpsgd_cli.recipe.loading import LoadedRecipe
-from dpsgd_cli.recipe.schema.pate import PateMethod
-from dpsgd_cli.rounding import epsilon_text
-from dpsgd_cli.trials import Member, Stage, start
+from dpsgd_cli.training.plans import plan_of
+from dpsgd_cli.training.start import Member, Stage, start
 
 _DELTA = 1e-9
 _TEACHERS, _RECORDS, _QUERIES = 4, 16, 12

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism
+from dpsgd_cli.accounting.plan import Sampling
 from dpsgd_cli.audit.blocks import Blocks
 from dpsgd_cli.audit.claim import last_gradient, log_ratio, score, shift_of
 from dpsgd_cli.audit.stage import Staged
-from dpsgd_cli.core.correlation import StepNoise, step_noise
-from dpsgd_cli.core.second_moments import as_vector
-from dpsgd_cli.core.tensors import Batch
-from dpsgd_cli.privacy.correlation import Toeplitz
-from dpsgd_cli.privacy.mechanism import GaussianSum, Mechanism
-from dpsgd_cli.privacy.plan import Sampling
-from dpsgd_cli.privacy.second_moments import released_moments
+from dpsgd_cli.engine.tensors import Batch
+from dpsgd_cli.noise.correlation import StepNoise, step_noise
+from dpsgd_cli.noise.price import Toeplitz
+from dpsgd_cli.preconditioning.price import released_moments
+from dpsgd_cli.preconditioning.second_moments import as_vector
 
 _MOST_KEPT = 1 << 22
 _MOST_COORDINATES = 256

@@ -15,8 +15,8 @@ Guarantee: the L2 norm of a transformed row is at most 1, whatever the record ho
 (`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is additive but for the
 row's own length: a sum of cosines, or a step function, of each column, or a step function of each pair.
 
-Not here: the other steps (`preprocess.py`), what their settings are (`recipe/schema/steps.py`), how many cosines a
-budget pays for (`rule.py`).
+Not here: the other steps (`preprocess.py`), what their settings are (`data/step_settings.py`), how many cosines a
+budget pays for (`training/auto_rule.py`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from dpsgd_cli.core.marginals import Cells
+from dpsgd_cli.common.text_format import count, suggested
 from dpsgd_cli.data.dataset import Column, Layout, Length, Step, Transform
+from dpsgd_cli.data.step_settings import BINS, Bin
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.steps import BINS, Bin
-from dpsgd_cli.wording import count, suggested
+from dpsgd_cli.preconditioning.marginals import Cells
 
 _MOST_FEATURES = 100_000
 _UNTOLD = ((0.0, 1.0), (-1.0, 1.0))

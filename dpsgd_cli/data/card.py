@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from dpsgd_cli.common.package_files import shipped
+from dpsgd_cli.common.sections import Count, Interval, Section
+from dpsgd_cli.common.text_format import shortened
 from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.settings import Split
+from dpsgd_cli.data.step_settings import PreprocessStep
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.files import shipped
-from dpsgd_cli.recipe.schema.base import Count, Interval, Section
-from dpsgd_cli.recipe.schema.data import Split
-from dpsgd_cli.recipe.schema.steps import PreprocessStep
-from dpsgd_cli.wording import shortened
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]

@@ -23,11 +23,11 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
+from dpsgd_cli.common.package_files import irregularity, shipped
+from dpsgd_cli.common.text_format import suggested
 from dpsgd_cli.data.card import Card, CardColumn, File, read_card
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError, UsageError
-from dpsgd_cli.files import irregularity, shipped
-from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.wording import suggested
 
 _BLOCK = 1 << 20
 _SOURCE = "declared in the recipe"

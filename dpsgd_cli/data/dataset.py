@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from dpsgd_cli.core.marginals import Cells
+from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.mechanism import GaussianSum
-from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.data import Cut
+from dpsgd_cli.preconditioning.marginals import Cells
 
 if TYPE_CHECKING:
     from dpsgd_cli.data.on_disk import DiskPart, DiskRows, TrialRows

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli import __version__
+from dpsgd_cli.common.terminal import for_bars
 from dpsgd_cli.data import catalog
 from dpsgd_cli.data.card import Archive, Card, File
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.terminal import for_bars
 
 BLOCK = 1 << 16
 FRUITLESS_ATTEMPTS = 4

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpsgd_cli import kept as cache
+from dpsgd_cli.data import array_cache as cache
 from dpsgd_cli.data.dataset import Layout, Length, Step, Transform
 from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.settings import Extractor
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Extractor
 
 ROWS_AT_ONCE = 16
 VERSION = 1

@@ -7,7 +7,7 @@ made from is public: nothing at all (scattering, hog, colour-means), images that
 declarations.
 
 Features of data that do not change are kept in the user's cache, by the content of the rows and of the extractor.
-Not here: the transforms themselves (`core/scattering.py`, `core/patches.py`, `core/hog.py`), networks with weights
+Not here: the transforms themselves (`data/scattering.py`, `data/patches.py`, `data/hog.py`), networks with weights
 (`loaded_features.py`).
 """
 
@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from dpsgd_cli import kept as cache
-from dpsgd_cli.core.hog import hog
-from dpsgd_cli.core.patches import Patches
-from dpsgd_cli.core.scattering import Scattering
+from dpsgd_cli.data import array_cache as cache
 from dpsgd_cli.data.dataset import Layout, Length, Step, Transform
 from dpsgd_cli.data.extract import VERSION, Extract, Network
+from dpsgd_cli.data.hog import hog
 from dpsgd_cli.data.loaded_features import Pretrained, Torchvision
+from dpsgd_cli.data.patches import Patches
+from dpsgd_cli.data.scattering import Scattering
+from dpsgd_cli.data.settings import ColourFeatures, Data, HogFeatures, PatchFeatures, ScatteringFeatures
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import ColourFeatures, Data, HogFeatures, PatchFeatures, ScatteringFeatures
 
 JOINED_AT_ONCE = 256
 

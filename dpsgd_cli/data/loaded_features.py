@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from dpsgd_cli.core import bundle, models
 from dpsgd_cli.data.extract import Extract, Network
+from dpsgd_cli.data.settings import PretrainedFeatures, TorchvisionFeatures
+from dpsgd_cli.engine import bundle, models
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.data import PretrainedFeatures, TorchvisionFeatures
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

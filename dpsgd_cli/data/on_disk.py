@@ -5,7 +5,7 @@ memory map: pages of a map count as the process's memory until the system takes 
 first time than a read (`benchmarks/sampling.py` measures both), and end the process without a word where the file
 has become shorter. A row is transformed on its own, each time it is read.
 
-Not here: what a user's files must hold (`own_arrays.py`), batches and devices (`core/streamed.py`).
+Not here: what a user's files must hold (`own_arrays.py`), batches and devices (`batching/streamed.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tokenize import TokenError
 
 import numpy as np
 
+from dpsgd_cli.common.text_format import shortened
 from dpsgd_cli.data.dataset import UNTOLD, Transform, flatten
+from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Cut
-from dpsgd_cli.wording import shortened
 
 UNREADABLE = (
     ValueError,

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table, units
+from dpsgd_cli.common.package_files import irregularity
+from dpsgd_cli.common.text_format import listed
+from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table, users
 from dpsgd_cli.data.dataset import UNTOLD, Layout, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.own_table import Judge
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.files import irregularity
-from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.wording import listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,10 +63,10 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
     if data.unit is None:
         return _open(data, base, judge)
     source = _open(data, base, judge)
-    parts = [units.in_memory(part) for part in (source.train, source.test) if part is not None]
+    parts = [users.in_memory(part) for part in (source.train, source.test) if part is not None]
     if data.unit.in_a_file:
         path = _existing(base / data.unit.column)
-        whose = units.owners_in_file(path, [len(part) for part in parts])
+        whose = users.owners_in_file(path, [len(part) for part in parts])
         parts = [replace(part, owners=own) for part, own in zip(parts, whose, strict=True)]
         source = replace(source, sha256=source.sha256 | {data.unit.column: sha256(path)})
     elif any(part.owners is None for part in parts):
@@ -74,7 +74,7 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
             f"privacy.unit.column: {source.name} has no columns; give a .npy file with an entry for each row, relative"
             " to the recipe"
         )
-    return units.by_user(replace(source, train=parts[0], test=parts[1] if parts[1:] else None), data)
+    return users.by_user(replace(source, train=parts[0], test=parts[1] if parts[1:] else None), data)
 
 
 def _open(data: Data, base: Path, judge: Judge) -> Source:

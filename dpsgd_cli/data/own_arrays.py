@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from dpsgd_cli.common.text_format import count, shortened, suggested
 from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.targets import target_scale
-from dpsgd_cli.data.units import owners_in_array
+from dpsgd_cli.data.users import owners_in_array
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.wording import count, shortened, suggested
 
 _MOST_VALUES = 1000
 

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
+from dpsgd_cli.common.text_format import quoted, shortened, similar, suggested
 from dpsgd_cli.data import table
 from dpsgd_cli.data.card import MOST_UNPACKED
 from dpsgd_cli.data.dataset import Column, Layout, Part, Source
-from dpsgd_cli.data.units import owners_of
+from dpsgd_cli.data.settings import Data, Missing
+from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data, Missing
-from dpsgd_cli.wording import quoted, shortened, similar, suggested
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,6 +1,7 @@
 """Principal directions of a noisy covariance, and how far the projections onto them are whitened: post-processing.
 
-Not here: the covariance and its noise (`core/second_moments.py`), when it is released and charged (`preparation.py`).
+Not here: the covariance and its noise (`preconditioning/second_moments.py`), when it is released and charged
+(`preparation.py`).
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.data.dataset import Layout, Noised, Part, PrivateStep, Rows, Source, Step, Transform
 from dpsgd_cli.data.on_disk import DiskRows, TrialRows
 from dpsgd_cli.data.rotation import Turn
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.mechanism import GaussianSum
 
 Noising = Callable[[int, str, np.ndarray, GaussianSum], np.ndarray]
 """Of a trial, for a purpose: a sum over training records with the noise of the mechanism."""

@@ -1,7 +1,7 @@
 """The steps of a `preprocess:` list: what each does to a layout, to rows, and to how long a row can be.
 
 Not here: what a step is (`dataset.py`), the order of things, splitting, charging (`preparation.py`), the mathematics of
-PCA (`pca.py`, `core/second_moments.py`).
+PCA (`pca.py`, `preconditioning/second_moments.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from dpsgd_cli.core import second_moments as moments
+from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.common.text_format import count, suggested
 from dpsgd_cli.data import pca
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import (
@@ -29,12 +31,10 @@ from dpsgd_cli.data.dataset import (
     refuse_codes,
 )
 from dpsgd_cli.data.rotation import Turn
+from dpsgd_cli.data.step_settings import Bias, OneHot, Pca, Scale, UnitNorm
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy import second_moments
-from dpsgd_cli.privacy.mechanism import GaussianSum
-from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.steps import Bias, OneHot, Pca, Scale, UnitNorm
-from dpsgd_cli.wording import count, suggested
+from dpsgd_cli.preconditioning import price as second_moments
+from dpsgd_cli.preconditioning import second_moments as moments
 
 
 class ExpandCategories(Step):
@@ -211,8 +211,8 @@ class AppendConstant(Step):
 class Project(PrivateStep):
     """Project the rows, as they are, onto the principal directions of their (noisy) unit-norm covariance.
 
-    The rows are shrunk to unit norm for the covariance only (`core/second_moments.py`), as in Abadi et al. 2016,
-    section 5.2; what is projected are the rows themselves. `public` leaves the noise out; `whiten` scales the
+    The rows are shrunk to unit norm for the covariance only (`preconditioning/second_moments.py`), as in Abadi et al.
+    2016, section 5.2; what is projected are the rows themselves. `public` leaves the noise out; `whiten` scales the
     projections, which is post-processing of the same release.
     """
 

@@ -19,7 +19,7 @@ import numpy as np
 from dpsgd_cli.data import catalog, table
 from dpsgd_cli.data.card import BundledReader, Card, File, TableReader
 from dpsgd_cli.data.dataset import Part, Source
-from dpsgd_cli.data.units import owners_of
+from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Guarantee: what the step keeps is a function of its settings, of a record's layout and of the steps before it, none of
 which was fitted on records (`refuse_fitted`). It acts on each record alone. Not here: the images
-(`core/synthetic.py`), and taking them through the steps before (`preparation.py`).
+(`data/synthetic.py`), and taking them through the steps before (`preparation.py`).
 
 With `variants` the directions are those of a discriminant analysis whose classes nobody labelled: a drawing is one, and
 its variants by several hands are its members. Within the first directions C is the covariance of variants around
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpsgd_cli import kept as cache
-from dpsgd_cli.core import synthetic
+from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.common.text_format import count
+from dpsgd_cli.data import array_cache as cache
+from dpsgd_cli.data import synthetic
 from dpsgd_cli.data.dataset import Layout, Length, Step, Transform, flatten, refuse_codes
 from dpsgd_cli.data.pca import signed
+from dpsgd_cli.data.step_settings import DIRECTIONS, Rotate
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.steps import DIRECTIONS, Rotate
-from dpsgd_cli.wording import count
 
 VERSION = 1
 ROWS_AT_ONCE = 2048

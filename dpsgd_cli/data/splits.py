@@ -41,9 +41,9 @@ from typing import Protocol
 
 import numpy as np
 
+from dpsgd_cli.common.text_format import count
+from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Cut
-from dpsgd_cli.wording import count
 
 SECOND_FILE = 1 << 40
 """Place of the first row of a second file: beyond every row of the first."""

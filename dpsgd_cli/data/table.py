@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dpsgd_cli.common.text_format import count, listed, quoted, shortened
 from dpsgd_cli.data.dataset import Column
+from dpsgd_cli.data.settings import Data, Missing
 from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data, Missing
-from dpsgd_cli.wording import count, listed, quoted, shortened
 
 if TYPE_CHECKING:
     import pandas as pd

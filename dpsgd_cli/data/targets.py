@@ -4,7 +4,7 @@ A gradient is bounded and a step has a length, so a model whose output has to tr
 hundreds take a clipped model thousands of steps. Training therefore sees targets in units in which the public bounds
 of the recipe are [-1, 1], whatever the data are, and whoever reads a metric or a prediction sees the targets' own.
 
-Not here: clamping what is out of bounds in training (`core/losses.py`).
+Not here: clamping what is out of bounds in training (`engine/losses.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.data.settings import Data
 
 
 @dataclass(frozen=True)

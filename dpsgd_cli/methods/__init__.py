@@ -1,4 +1,4 @@
-"""Training methods, one file each; their registry is with their settings (`recipe/schema/descriptor.py`)."""
+"""Training methods, one file each; their registry is with their settings (`methods/descriptor.py`)."""
 
 from dpsgd_cli.methods.base import Context, Method
 from dpsgd_cli.methods.creation import create

@@ -1,7 +1,7 @@
 """Interface of training methods.
 
 A method trains all trials of a pack together, one epoch at a time, and charges the ledgers before it releases.
-Evaluation, checkpoints and results are in `experiment.py`.
+Evaluation, checkpoints and results are in `training/loop.py`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.losses import Loss
-from dpsgd_cli.core.marginals import Cells
-from dpsgd_cli.core.packing import Pack
-from dpsgd_cli.core.processes import Team
-from dpsgd_cli.core.streams import SeededStreams, Streams
-from dpsgd_cli.core.tensors import Batch, Table, sent
+from dpsgd_cli.accounting.ledger import Ledger
+from dpsgd_cli.accounting.mechanism import Mechanism
+from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.privacy.ledger import Ledger
-from dpsgd_cli.privacy.mechanism import Mechanism
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.engine.losses import Loss
+from dpsgd_cli.engine.packing import Pack
+from dpsgd_cli.engine.processes import Team
+from dpsgd_cli.engine.streams import SeededStreams, Streams
+from dpsgd_cli.engine.tensors import Batch, Table, sent
+from dpsgd_cli.preconditioning.marginals import Cells
 from dpsgd_cli.recipe.schema import Recipe
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.core.streamed import StreamedTable
+from dpsgd_cli.batching.streamed import StreamedTable
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
 from dpsgd_cli.errors import RecipeError, UsageError
 from dpsgd_cli.methods.base import Context, Method
-from dpsgd_cli.plugins import load_attribute, refusal_of_call
-from dpsgd_cli.recipe.naming import named
-from dpsgd_cli.recipe.schema.method import PythonMethod
+from dpsgd_cli.methods.settings import PythonMethod
 
 
 def create(context: Context) -> Method:

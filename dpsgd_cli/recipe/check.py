@@ -4,7 +4,7 @@ Pydantic judges; its reports, which name members of unions and not what a user w
 (`expected.py`) at the line of the value. Then what is wrong is mended and the tree judged again, so that one mistake
 hides no other and causes no other. (Only the rules that join sections wait until no section breaks a rule of its own.)
 
-Not here: YAML (`tree.py`).
+Not here: YAML (`common/yaml_tree.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dpsgd_cli.common.sections import TO_FILL_IN
+from dpsgd_cli.common.text_format import any_of, similar
+from dpsgd_cli.common.yaml_tree import Key, Node, Path, Place, Problem, dotted, grow
 from dpsgd_cli.recipe import expected
 from dpsgd_cli.recipe.expected import Schema, shown, words
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.base import TO_FILL_IN
-from dpsgd_cli.recipe.tree import Key, Node, Path, Place, Problem, dotted, grow
-from dpsgd_cli.wording import any_of, similar
 
 OTHER_NAMES = {"gpu": "cuda", "bf16": "bfloat16"}
 """What some call a value that goes by another name here."""

@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from dpsgd_cli.common.text_format import any_of, quoted, shortened
+from dpsgd_cli.common.yaml_tree import Key, Node, Path
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.tree import Key, Node, Path
-from dpsgd_cli.wording import any_of, quoted, shortened
 
 Schema = dict[str, Any]
 

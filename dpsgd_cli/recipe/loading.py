@@ -4,7 +4,8 @@ Relative paths start from a recipe's own folder or, of a result's recipe, from t
 result holds its recipe as it was given, paths too, so that the recipe's hash stays what it is, and `result.json` says
 which folder they start from, as a path from the result's own. Project and results may so be moved together.
 
-Not here: YAML with line numbers (`tree.py`), `KEY=VALUE` (`overrides.py`), what is wrong with a recipe (`check.py`).
+Not here: YAML with line numbers (`common/yaml_tree.py`), `KEY=VALUE` (`overrides.py`), what is wrong with a recipe
+(`check.py`).
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from dpsgd_cli.common.package_files import irregularity, shipped
+from dpsgd_cli.common.text_format import similar
+from dpsgd_cli.common.yaml_tree import CoreDumper, Node, Place, Problem, read_tree
+from dpsgd_cli.data.settings import PretrainedFeatures, TorchvisionFeatures
+from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.errors import PrivacyError, RecipeError
-from dpsgd_cli.files import irregularity, shipped
+from dpsgd_cli.methods.settings import PythonMethod
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.overrides import apply_overrides
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.data import PretrainedFeatures, TorchvisionFeatures
-from dpsgd_cli.recipe.schema.method import PythonMethod
-from dpsgd_cli.recipe.schema.model import PythonModel
-from dpsgd_cli.recipe.schema.schedule import PythonSchedule
-from dpsgd_cli.recipe.tree import CoreDumper, Node, Place, Problem, read_tree
-from dpsgd_cli.wording import similar
+from dpsgd_cli.schedules.settings import PythonSchedule
 
 MOST_BYTES = 1_000_000
 SWEEPS = "sweeps/"

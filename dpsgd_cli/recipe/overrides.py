@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dpsgd_cli.common.yaml_tree import Node, Path, Place, Problem, dotted, read_tree
 from dpsgd_cli.recipe import expected
-from dpsgd_cli.recipe.tree import Node, Path, Place, Problem, dotted, read_tree
 
 KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
 

@@ -1,6 +1,6 @@
 """Comparison of results: one row per entry, differences from a baseline, one epsilon column per adjacency.
 
-`commands/compare.py` runs missing entries, `differences.py` decides what may be subtracted, and `tables.py`,
+`cli/compare.py` runs missing entries, `differences.py` decides what may be subtracted, and `tables.py`,
 `pictures.py` and `page.py` show a comparison.
 """
 
@@ -14,14 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.data.evaluated import Evaluated, evaluated_on, identities_in, records_of
+from dpsgd_cli.accounting import joint_composition
+from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.tradeoff import RATES
+from dpsgd_cli.engine.metrics import usual_metric
 from dpsgd_cli.errors import DataError, UsageError
-from dpsgd_cli.metrics import usual_metric
-from dpsgd_cli.privacy import together
-from dpsgd_cli.privacy.tradeoff import RATES
-from dpsgd_cli.recipe.batching import of_whom
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.differences import Difference, Sample, difference, judge_together, reasons
+from dpsgd_cli.results.evaluated import Evaluated, evaluated_on, identities_in, records_of
 from dpsgd_cli.results.result import MARK, Row
 
 
@@ -70,12 +70,12 @@ class Entry:
         return evaluated_on(*self._tested)
 
     @cached_property
-    def run(self) -> together.Run:
+    def run(self) -> joint_composition.Run:
         """Seeds, records and adjacency: the facts that decide if a joint statement with other results is possible."""
         seeds = [row["seed"] for row in self.document["trials"]]
         records = records_of(*self._tested)
         adjacency = self.privacy["adjacency"]
-        return together.Run(
+        return joint_composition.Run(
             self.directory.name, seeds, adjacency and of_whom(adjacency, self.privacy.get("unit")), records
         )
 
@@ -139,7 +139,7 @@ class Comparison:
     @cached_property
     def why_apart(self) -> str | None:
         """The reason why no joint guarantee is given for all these trials; None where their ledgers compose."""
-        return together.why_apart(list({entry.directory: entry.run for entry in self.entries}.values()))
+        return joint_composition.why_apart(list({entry.directory: entry.run for entry in self.entries}.values()))
 
     @cached_property
     def folder(self) -> str:

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpsgd_cli.data.evaluated import Evaluated
-from dpsgd_cli.recipe.batching import of_whom
-from dpsgd_cli.recipe.schema.steps import PREPROCESS
+from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.data.step_settings import PREPROCESS
+from dpsgd_cli.results.evaluated import Evaluated
 from dpsgd_cli.results.result import Row
 
 LEVEL = 0.05

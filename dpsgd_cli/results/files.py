@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, as JSON and CSV too, and what killed processes left in the making.
 
 A file or folder in the making has a hidden name that tells later whether its maker was killed.
-Not here: what is written (`store.py`, `checkpoint.py`).
+Not here: what is written (`store.py`, `training/checkpoint.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`history.csv` read back: its rows, and of one column what all trials had by each epoch.
 
-Not here: what the rows say (`assemble.py`), pictures of them (`pictures.py`, `report.py`).
+Not here: what the rows say (`training/assemble.py`), pictures of them (`pictures.py`, `report.py`).
 """
 
 from __future__ import annotations

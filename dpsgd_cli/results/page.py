@@ -12,14 +12,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.metrics import in_words
-from dpsgd_cli.privacy.ledger import CHOSEN
-from dpsgd_cli.privacy.together import scope
+from dpsgd_cli.accounting.joint_composition import scope
+from dpsgd_cli.accounting.ledger import CHOSEN
+from dpsgd_cli.common.rounding import epsilon_text, interval_text, metric_text
+from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.results.comparison import Comparison, Entry
-from dpsgd_cli.results.prose import html_page
+from dpsgd_cli.results.document import html_page
 from dpsgd_cli.results.result import Row
 from dpsgd_cli.results.tables import notes, told_apart
-from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
 
 TITLES = {
     "metric-by-epsilon": "What each budget buys",

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.metrics import in_words
+from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.engine.metrics import in_words
 from dpsgd_cli.results.comparison import Comparison, Entry
 from dpsgd_cli.results.curves import COLOURS, DASHES
 from dpsgd_cli.results.files import write_whole
 from dpsgd_cli.results.history import by_epoch, read
 from dpsgd_cli.results.result import MARK, summarise
-from dpsgd_cli.rounding import epsilon_text
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 OBJECTIVES = {"nonprivate_train_objective": "training objective", "nonprivate_train_loss": "training loss"}

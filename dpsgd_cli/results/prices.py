@@ -1,7 +1,8 @@
 """Prices that are asked for again and again, remembered: the cells of a sweep, and most trials, release alike.
 
 What preprocessing, training and looks at validation records cost, each by itself: epsilons of parts do not add up to
-that of the whole; rhos do. Not here: the total (`assemble.py`), how anything is priced (`privacy/accountants/`).
+that of the whole; rhos do. Not here: the total (`training/assemble.py`), how anything is priced
+(`privacy/accountants/`).
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import functools
 import math
 from collections.abc import Sequence
 
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants.base import number
+from dpsgd_cli.accounting.accountants.zcdp import rho_of
+from dpsgd_cli.accounting.ledger import Ledger
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, merge
+from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, strongest
 from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.accountants.base import number
-from dpsgd_cli.privacy.accountants.zcdp import rho_of
-from dpsgd_cli.privacy.ledger import Ledger
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release, merge
-from dpsgd_cli.privacy.tradeoff import Attacker, best_attacker, strongest
 from dpsgd_cli.results.result import Row
 
 

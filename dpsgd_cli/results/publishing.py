@@ -15,8 +15,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.common.package_files import MODEL
 from dpsgd_cli.errors import PrivacyError, UsageError
-from dpsgd_cli.files import MODEL
 from dpsgd_cli.recipe.loading import (
     RECIPE_FOLDER,
     LoadedRecipe,

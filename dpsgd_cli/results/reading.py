@@ -11,7 +11,7 @@ and nothing is stated of them.
 This finds accidents and careless edits. It is no signature: who changes a file on purpose can write new hashes, too.
 Trust in a result that somebody else sent rests on that person, as before.
 
-Not here: finding and writing results (`store.py`), the lines of a ledger (`privacy/ledger.py`).
+Not here: finding and writing results (`store.py`), the lines of a ledger (`accounting/ledger.py`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dpsgd_cli.data.evaluated import section_with
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency
+from dpsgd_cli.common.package_files import MODEL
+from dpsgd_cli.common.yaml_tree import CoreLoader
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.files import MODEL
-from dpsgd_cli.recipe.batching import BATCHINGS, NEIGHBOURS, Adjacency
-from dpsgd_cli.recipe.schema.unit import Unit
-from dpsgd_cli.recipe.tree import CoreLoader
+from dpsgd_cli.results.evaluated import section_with
 from dpsgd_cli.results.result import MARK, Row, marked
+from dpsgd_cli.users.settings import Unit
 
 RESULT = "result.json"
 OWN_HASH = f"{MARK}sha256"

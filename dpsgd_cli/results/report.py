@@ -3,7 +3,8 @@
 A page is made of what is public in `result.json`, of the ledger and of `history.csv`, and of nothing that is marked
 `nonprivate_`, so it may be published with the model. It is written after the result, whose hashes do not cover it:
 `dpsgd report` writes it anew from the files, which are checked first.
-Not here: how blocks become text (`prose.py`), the curves (`curves.py`), the attacker (`privacy/tradeoff.py`).
+Not here: how blocks become text (`results/document.py`), the curves (`curves.py`), the attacker
+(`accounting/tradeoff.py`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS, of_whom
+from dpsgd_cli.accounting.ledger import CHOSEN, read_entries, to_price
+from dpsgd_cli.accounting.tradeoff import Attacker, best_attacker, percent, strongest
+from dpsgd_cli.common.rounding import epsilon_text, interval_text
+from dpsgd_cli.engine.metrics import in_words, usual_metric
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.metrics import in_words, usual_metric
-from dpsgd_cli.privacy.ledger import CHOSEN, read_entries, to_price
-from dpsgd_cli.privacy.tradeoff import Attacker, best_attacker, percent, strongest
-from dpsgd_cli.recipe.batching import NEIGHBOURS, of_whom
 from dpsgd_cli.results import audited, curves, history, reading, store
+from dpsgd_cli.results.document import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.files import write_whole
-from dpsgd_cli.results.prose import Block, Bullets, Commands, Heading, Picture, Table, Text, html, markdown
 from dpsgd_cli.results.result import MARK, Row, public, summarise
-from dpsgd_cli.rounding import epsilon_text, interval_text
 
 NAMES = ("report.md", "report.html")
 _MOST_ROWS = 11

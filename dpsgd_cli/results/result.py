@@ -4,7 +4,7 @@ Whatever builds a public field (`privacy`, `warnings`, `metrics`, `trials.csv`, 
 to no training row and to nothing that was computed from one without noise; so what it says is post-processing of what
 the ledgers were charged for. Everything of the other record, `Unreleased`, passes `marked` on its way to a file.
 
-Not here: rows and statements made of them (`assemble.py`), files (`store.py`), text (`summary.py`).
+Not here: rows and statements made of them (`training/assemble.py`), files (`store.py`), text (`summary.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpsgd_cli.privacy.ledger import Ledger
-    from dpsgd_cli.privacy.plan import Plan
+    from dpsgd_cli.accounting.ledger import Ledger
+    from dpsgd_cli.accounting.plan import Plan
     from dpsgd_cli.recipe.loading import LoadedRecipe
 
 Row = dict[str, Any]

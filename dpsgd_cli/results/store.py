@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dpsgd_cli.common.package_files import MODEL
 from dpsgd_cli.errors import DataError, RunError
-from dpsgd_cli.files import MODEL
 from dpsgd_cli.results import reading
 from dpsgd_cli.results.files import finite, hidden_name, read_json, to_csv, to_json, write_whole
 from dpsgd_cli.results.result import Result, Row
@@ -88,7 +88,7 @@ def prepare_place(directory: Path) -> None:
 def stage_result(directory: Path, result: Result, recipe_text: str, model: bytes | None) -> Path:
     """Write every file of `result` under a hidden name beside `directory`, which is returned.
 
-    `model` is the content of `model.safetensors` (`core/bundle.py`), or None. An OSError (a full disk) names the
+    `model` is the content of `model.safetensors` (`engine/bundle.py`), or None. An OSError (a full disk) names the
     file, leaves nothing behind and is passed on. `keep` must follow before the folder gets its name.
     """
     staging = hidden_name(directory)

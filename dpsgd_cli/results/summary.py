@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpsgd_cli.metrics import METRICS
-from dpsgd_cli.privacy.budget import describe
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release, ZeroConcentrated
-from dpsgd_cli.privacy.plan import Plan, noise_text
-from dpsgd_cli.privacy.tradeoff import attacker_text
-from dpsgd_cli.recipe.batching import of_whom
+from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.budget import describe
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release, ZeroConcentrated
+from dpsgd_cli.accounting.plan import Plan, noise_text
+from dpsgd_cli.accounting.tradeoff import attacker_text
+from dpsgd_cli.common.rounding import epsilon_text, interval_text, metric_text
+from dpsgd_cli.common.text_format import count
+from dpsgd_cli.engine.metrics import METRICS
 from dpsgd_cli.recipe.loading import Choice
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.unit import PERSON
 from dpsgd_cli.results.result import Row, public
-from dpsgd_cli.rounding import epsilon_text, interval_text, metric_text
-from dpsgd_cli.wording import count
+from dpsgd_cli.users.settings import PERSON
 
 _SHOWN = tuple(f"test_{name}" for name in METRICS)
 

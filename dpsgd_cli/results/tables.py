@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpsgd_cli.privacy.tradeoff import RATES, percent
+from dpsgd_cli.accounting.tradeoff import RATES, percent
+from dpsgd_cli.common.rounding import epsilon_text, interval_text
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.results import files
 from dpsgd_cli.results.comparison import Comparison
 from dpsgd_cli.results.result import MARK, Row
-from dpsgd_cli.rounding import epsilon_text, interval_text
-from dpsgd_cli.wording import count
 
 
 def to_markdown(comparison: Comparison) -> str:

@@ -7,7 +7,7 @@ ledger has. Its files lie beside the checkpoint and, like it, are for their owne
 The events carry the clock's time, which tells how long epochs took: like the columns that are marked `nonprivate_`, and
 unlike the others, that is not to be published.
 
-Not here: what an epoch's row says (`assemble.py`).
+Not here: what an epoch's row says (`training/assemble.py`).
 """
 
 from __future__ import annotations

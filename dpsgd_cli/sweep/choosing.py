@@ -37,15 +37,15 @@ from typing import Any
 
 import numpy as np
 
-from dpsgd_cli.core import bundle, discrete
-from dpsgd_cli.data.evaluated import run_of
+from dpsgd_cli.accounting.joint_composition import why_records_apart
+from dpsgd_cli.accounting.repeated_selection import Choice
+from dpsgd_cli.engine import bundle, discrete
+from dpsgd_cli.engine.metrics import less_is_better
 from dpsgd_cli.errors import DataError, RecipeError
-from dpsgd_cli.metrics import less_is_better
-from dpsgd_cli.privacy.selection import Choice
-from dpsgd_cli.privacy.together import why_records_apart
 from dpsgd_cli.recipe.loading import dump_recipe
-from dpsgd_cli.recipe.schema.privacy import noise_source
+from dpsgd_cli.recipe.privacy import noise_source
 from dpsgd_cli.results import files, store
+from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep import pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
@@ -166,7 +166,7 @@ def _exponential(
 ) -> tuple[Cell, Any] | None:
     """P(trial) proportional to exp(epsilon / 2 * count): epsilon-DP for counts of sensitivity 1.
 
-    Without a seed the choice is made in integers, exactly (`core/discrete.py`); with one by Gumbel noise in floating
+    Without a seed the choice is made in integers, exactly (`engine/discrete.py`); with one by Gumbel noise in floating
     point, as an experiment. A trial without a count (it diverged) counts 0, so that whether it may be chosen depends on
     no record.
     """

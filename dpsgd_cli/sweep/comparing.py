@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.account.matching import Terms, matched
+from dpsgd_cli.common.interrupts import kill_is_interrupt
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import RecipeError, RunError
-from dpsgd_cli.failures import kill_is_interrupt
 from dpsgd_cli.results import store
 from dpsgd_cli.results.comparison import Entry
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.expansion import cell_of
 from dpsgd_cli.sweep.running import Job, is_open, run_job
-from dpsgd_cli.wording import count
 
 
 def trained(recipes: Sequence[str], terms: dict[str, Any], out: Path, say: Callable[[str], None]) -> list[Entry]:

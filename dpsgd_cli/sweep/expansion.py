@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.common.yaml_tree import Node, Place, Problem, grow, read_tree
 from dpsgd_cli.errors import DpsgdError, RecipeError, UsageError
-from dpsgd_cli.joint import settled
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.loading import LoadedRecipe, find_recipe, read_text, recipe_hash, resolved, start_of_paths
 from dpsgd_cli.recipe.overrides import apply_overrides, write
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.tree import Node, Place, Problem, grow, read_tree
 from dpsgd_cli.sweep.loading import LoadedSweep, in_order
 from dpsgd_cli.sweep.schema import Draw, Random
+from dpsgd_cli.training.plans import settled
 
 MOST_CELLS = 100_000
 Setting = tuple[str, Node]

@@ -12,13 +12,13 @@ from pathlib import Path as FilePath
 
 from pydantic import ValidationError
 
+from dpsgd_cli.common.text_format import any_of, similar
+from dpsgd_cli.common.yaml_tree import Node, Path, Place, Problem, dotted, read_tree
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.recipe.expected import shown
 from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes
 from dpsgd_cli.recipe.overrides import KEY, apply_overrides
-from dpsgd_cli.recipe.tree import Node, Path, Place, Problem, dotted, read_tree
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
-from dpsgd_cli.wording import any_of, similar
 
 # Below these, a key of the sweep file is a recipe key with dots of its own.
 _BLOCKS = ("grid", "zip")

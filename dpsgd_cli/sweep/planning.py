@@ -4,7 +4,7 @@ Cells that differ in nothing a plan reads are planned once. Within a pack only w
 trial (`Descriptor.may_differ`) may differ; everything else must be equal, so that a key that is added to a recipe keeps
 its cells apart until a method lists it.
 
-Not here: plans themselves (`privacy/plan.py`), how long the cells will take (`rehearsal.py`).
+Not here: plans themselves (`accounting/plan.py`), how long the cells will take (`rehearsal.py`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from typing import Any, Literal
 
 import torch
 
-from dpsgd_cli import data, experiment, failures
-from dpsgd_cli.core.independence import stand_in_rows
-from dpsgd_cli.core.memory import trials_that_fit
-from dpsgd_cli.core.models import BUILT_IN
-from dpsgd_cli.core.packing import Placement, elements_per_row
+from dpsgd_cli import data
+from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.batching.memory import trials_that_fit
+from dpsgd_cli.common import interrupts
+from dpsgd_cli.engine.independence import stand_in_rows
+from dpsgd_cli.engine.models import BUILT_IN
+from dpsgd_cli.engine.packing import Placement, elements_per_row
 from dpsgd_cli.errors import DpsgdError
-from dpsgd_cli.packs import make_pack
-from dpsgd_cli.privacy.plan import Plan
+from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
-from dpsgd_cli.recipe.schema.gradient import Gradient
 from dpsgd_cli.sweep.expansion import Cell
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.build_models import make_pack
 
 ALWAYS_MAY_DIFFER = ("name", "description", "seed", "repeats", "save_model")
 LONGER = 1.5
@@ -57,9 +59,9 @@ class Planner:
         key = _plan_key(cell.loaded)
         if key not in self._plans:
             try:
-                self._plans[key] = Planned(cell, *experiment.plan_recipe(cell.loaded))
+                self._plans[key] = Planned(cell, *loop.plan_recipe(cell.loaded))
             except DpsgdError as error:
-                if failures.stops_everything(error):
+                if interrupts.stops_everything(error):
                     raise
                 self._plans[key] = Planned(cell, error=error)
         known = self._plans[key]

@@ -1,16 +1,16 @@
 """What a sweep costs in privacy, said in three ways: each trial, all of them together, and the private choice of one.
 
-all together    The releases of all trials compose where their ledgers may be added (`privacy/together.py`).
+all together    The releases of all trials compose where their ledgers may be added (`accounting/joint_composition.py`).
 random stopping The number of runs is random and each run is a cell drawn uniformly; only the best is published, or,
                 where a Poisson number is 0, that there is none: the price is the law's, whatever was drawn. A
                 run is a mixture over cells with public weights whose label is published too, so its Renyi divergence
                 is at most the largest of the cells', order by order (quasi-convexity: van Erven and Harremoes 2014,
-                Theorem 13). The theorem on the best run is that of `privacy/selection.py`. What it covers is the output
-                of ONE run: its settings, its weights, and its score, which costs nothing because it is measured on test
-                records that every cell leaves out. How many runs there were, which cells were drawn, what the others
-                found, and which of them the best is, are no part of it: `choosing.py` keeps and says none of that.
-                Where the number or any noise comes from a seed, the sweep is an experiment: whoever knows the seed
-                knows the number, or can take the noise away.
+                Theorem 13). The theorem on the best run is that of `accounting/repeated_selection.py`. What it covers
+                is the output of ONE run: its settings, its weights, and its score, which costs nothing because it is
+                measured on test records that every cell leaves out. How many runs there were, which cells were drawn,
+                what the others found, and which of them the best is, are no part of it: `choosing.py` keeps and says
+                none of that. Where the number or any noise comes from a seed, the sweep is an experiment: whoever knows
+                the seed knows the number, or can take the noise away.
 exponential     All cells compose, and the exponential mechanism's epsilon on top; a count of correctly classified
                 training records moves by at most 1 with one record.
 
@@ -24,14 +24,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpsgd_cli.accounting import accountants, conversions
+from dpsgd_cli.accounting.accountants.rdp import Profile
+from dpsgd_cli.accounting.joint_composition import Run, why_apart
+from dpsgd_cli.accounting.mechanism import PureDP, Release, merge
+from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
+from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.privacy import accountants, conversions
-from dpsgd_cli.privacy.accountants.rdp import Profile
-from dpsgd_cli.privacy.mechanism import PureDP, Release, merge
-from dpsgd_cli.privacy.selection import BestOfTrials, Choice
-from dpsgd_cli.privacy.statement import Least
-from dpsgd_cli.privacy.together import Run, why_apart
-from dpsgd_cli.recipe.schema.privacy import NoiseSource, describe_noise, noise_source
+from dpsgd_cli.recipe.privacy import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.core.losses import evaluate
-from dpsgd_cli.data.units import as_users
-from dpsgd_cli.privacy.plan import Plan, adjacency_of
-from dpsgd_cli.recipe.schema.gradient import Gradient
+from dpsgd_cli.accounting.plan import Plan, adjacency_of
+from dpsgd_cli.data.users import as_users
+from dpsgd_cli.engine.losses import evaluate
+from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.sweep import planning
 from dpsgd_cli.sweep.planning import Planned, steps_of
-from dpsgd_cli.trials import Member, Stage, Trials, start
+from dpsgd_cli.training.start import Member, Stage, Trials, start
 
 # Noise is drawn for up to 64 steps at once, so fewer would not show what it costs.
 _STEPS, _SECONDS, _PATIENCE = 64, 0.3, 2.0

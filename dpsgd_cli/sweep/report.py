@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dpsgd_cli.data.evaluated import run_of
-from dpsgd_cli.privacy.ledger import read_ledgers
-from dpsgd_cli.privacy.mechanism import Release
+from dpsgd_cli.accounting.ledger import read_ledgers
+from dpsgd_cli.accounting.mechanism import Release
+from dpsgd_cli.common.rounding import epsilon_text, metric_text
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.results import files, reading, store
 from dpsgd_cli.results.comparison import Entry
+from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.results.result import Row
-from dpsgd_cli.rounding import epsilon_text, metric_text
 from dpsgd_cli.sweep import choosing, folder, pricing
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
 from dpsgd_cli.sweep.planning import Planned, shared_planner
 from dpsgd_cli.sweep.schema import Sweep
-from dpsgd_cli.wording import count
 
 EXPERIMENT = "; EXPERIMENT: its seed is known"
 

@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpsgd_cli import experiment, failures
+from dpsgd_cli.common import interrupts
+from dpsgd_cli.common.plugins import trusting
 from dpsgd_cli.errors import DpsgdError, RunError
-from dpsgd_cli.plugins import trusting
 from dpsgd_cli.results import store
 from dpsgd_cli.sweep import folder
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.planning import shared_planner
-from dpsgd_cli.trials import Member
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.start import Member
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,13 @@ def _run(job: Job, cells: Sequence[Cell], outcome: Outcome) -> None:
 
 def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: Outcome) -> None:
     """Train cells together; where that fails, each half alone, down to the cell that is at fault."""
-    place = experiment.checkpoint_place(members, job.out)
+    place = loop.checkpoint_place(members, job.out)
     try:
-        experiment.run_pack(members, experiment.Options(job.out, resume=place.exists(), say=job.say))
+        loop.run_pack(members, loop.Options(job.out, resume=place.exists(), say=job.say))
     except Exception as error:
-        if isinstance(error, OSError) or failures.stops_everything(error):
+        if isinstance(error, OSError) or interrupts.stops_everything(error):
             raise
-        experiment.forget(place, job.say)
+        loop.forget(place, job.say)
         if len(cells) == 1:
             _fail(job, cells[0], error, outcome)
             return

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from dpsgd_cli.recipe.schema.base import Count, Interval, Positive, Section
+from dpsgd_cli.common.sections import Count, Interval, Positive, Section
 
 Settings = dict[str, Any]
 

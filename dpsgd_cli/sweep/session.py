@@ -1,6 +1,6 @@
 """One call of `dpsgd sweep`: its cells, its shard, its folder, from the first check to the last table.
 
-Not here: what is printed (`commands/sweep.py`).
+Not here: what is printed (`cli/sweep.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DpsgdError, UsageError
 from dpsgd_cli.results import files, store
-from dpsgd_cli.rounding import epsilon_text
 from dpsgd_cli.sweep import choosing, expansion, folder, planning, pricing, report
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.folder import Folder
@@ -22,7 +23,6 @@ from dpsgd_cli.sweep.planning import Planned
 from dpsgd_cli.sweep.rehearsal import Rehearsals
 from dpsgd_cli.sweep.running import Job, is_open
 from dpsgd_cli.sweep.schema import RandomStopping, Sweep
-from dpsgd_cli.wording import count
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 from dpsgd_cli.account import answers, report
 from dpsgd_cli.account.cases import FlagCase
+from dpsgd_cli.accounting import accountants
 from dpsgd_cli.errors import BudgetExceeded, UnsupportedMechanism
-from dpsgd_cli.privacy import accountants
 
 CASE = POISSON = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
 ROW = answers.Row("rdp", 2.0, 1e-5, "add-remove", "poisson", "upper", "a note")

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from dpsgd_cli.account.cases import FlagCase
+from dpsgd_cli.accounting.mechanism import GaussianSum, merge
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.privacy.mechanism import GaussianSum, merge
 
 POISSON = FlagCase("poisson", "add-remove", 1e-5, noise_multiplier=4.0, sampling_rate=0.01, steps=250)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd_cli.results.reading import sealed
-from tests.commands.accounting import run
+from tests.cli.accounting import run
 from tests.conftest import Train, WriteRecipe
 
 ODD: list[Any] = [

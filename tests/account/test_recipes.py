@@ -8,8 +8,8 @@ import pytest
 from dpsgd_cli.account.recipes import demand_of
 from dpsgd_cli.data.preparation import outline
 from dpsgd_cli.errors import PrivacyError, UsageError
-from dpsgd_cli.joint import feature_bound, training_records
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.training.plans import feature_bound, training_records
 
 
 def test_it_asks_for_what_the_lecture_says_at_the_problems_public_numbers() -> None:

@@ -11,12 +11,12 @@ import pytest
 
 import dpsgd_cli
 from dpsgd_cli.account.question import _NUMBERS, _USES, Asked
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.mechanism import PureDP, PureSource, Release, TruncatedSum, to_record
+from dpsgd_cli.accounting.renyi import laplace_divergence, pure_divergence
+from dpsgd_cli.accounting.sampled_divergences import overflow_probability
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.mechanism import PureDP, PureSource, Release, TruncatedSum, to_record
-from dpsgd_cli.privacy.renyi import laplace_divergence, pure_divergence
-from dpsgd_cli.privacy.sampled_divergences import overflow_probability
-from tests.commands.accounting import rows, run
+from tests.cli.accounting import rows, run
 from tests.conftest import Train, WriteRecipe
 
 PLAIN = ["--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "1000"]

@@ -6,12 +6,12 @@ import pytest
 
 from dpsgd_cli.account.cases import FlagCase
 from dpsgd_cli.account.solving import RepeatedAccountant, Target, least_factor
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.groups import ForGroup
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.plan import Plan, Sampling
 from dpsgd_cli.errors import InfeasibleBudget, UsageError
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.accountants.zcdp import total_rho
-from dpsgd_cli.privacy.groups import ForGroup
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.privacy.plan import Plan, Sampling
 
 SHUFFLED = FlagCase("shuffle", "zero-out", 1e-5, epochs=100)
 

@@ -18,8 +18,8 @@ from dpsgd_cli.audit.findings import judged
 from dpsgd_cli.audit.membership import watched
 from dpsgd_cli.audit.options import Options
 from dpsgd_cli.audit.stage import without_folds
-from dpsgd_cli.joint import plan_of, settled
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.training.plans import plan_of, settled
 from tests.audit.planted import PRECONDITIONED
 
 SMALL = {

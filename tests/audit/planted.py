@@ -16,25 +16,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpsgd_cli import data, packs
+from dpsgd_cli import data
+from dpsgd_cli.accounting.mechanism import GaussianSum
 from dpsgd_cli.audit.auditing import audit
 from dpsgd_cli.audit.options import Options
-from dpsgd_cli.core import correlation, marginals, noise, sampling, second_moments, selection
-from dpsgd_cli.core.clipping import add_clipped_sums
-from dpsgd_cli.core.correlation import step_noise
-from dpsgd_cli.core.losses import evaluate
-from dpsgd_cli.core.preconditioning import Preconditioner
+from dpsgd_cli.batching import run as sampling
+from dpsgd_cli.clipping import bounds
+from dpsgd_cli.clipping import price as norm_histogram
+from dpsgd_cli.clipping.run import add_clipped_sums
+from dpsgd_cli.clipping.settings import PerLayerClipping, QuantileClipping
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.methods import clip_bounds, dp_agd, dp_sgd, privgene
-from dpsgd_cli.methods.pate import Pate
-from dpsgd_cli.methods.perturbations import OutputPerturbation
-from dpsgd_cli.privacy import gradient_plan, norm_histogram
-from dpsgd_cli.privacy.adaptive import AdaptiveSchedulePlan
-from dpsgd_cli.privacy.mechanism import GaussianSum
-from dpsgd_cli.privacy.voting import ConfidentMax, GaussianMax
+from dpsgd_cli.engine.losses import evaluate
+from dpsgd_cli.methods.convex import privgene
+from dpsgd_cli.methods.convex.perturbations import OutputPerturbation
+from dpsgd_cli.methods.dp_agd import run as dp_agd
+from dpsgd_cli.methods.dp_sgd import price as gradient_plan
+from dpsgd_cli.methods.dp_sgd import run as dp_sgd
+from dpsgd_cli.methods.pate.run import Pate
+from dpsgd_cli.methods.pate.votes import ConfidentMax, GaussianMax
+from dpsgd_cli.noise import correlation, selection
+from dpsgd_cli.noise import run as noise
+from dpsgd_cli.noise.correlation import step_noise
+from dpsgd_cli.preconditioning import marginals, second_moments
+from dpsgd_cli.preconditioning.maps import Preconditioner
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.clipping import PerLayerClipping, QuantileClipping
+from dpsgd_cli.schedules.price import AdaptiveSchedulePlan
+from dpsgd_cli.training import build_models
 
 Patch = pytest.MonkeyPatch
 POISSON = ["privacy.budget.epsilon=6", "epochs=3", "method.batch_size=144"]
@@ -165,7 +173,7 @@ def float_noise(patch: Patch, folder: Path) -> None:
     def added(sums: Tensor, fresh: Tensor, scale: Tensor, grid: Any) -> None:
         sums.addcmul_(torch.randn(sums.shape, dtype=torch.float64), scale)
 
-    for module in (noise, dp_agd, clip_bounds):
+    for module in (noise, dp_agd, bounds):
         patch.setattr(module, "add_noise", added)
 
 
@@ -207,7 +215,7 @@ def shuffled(patch: Patch, folder: Path) -> None:
 
 def mixing(patch: Patch, folder: Path) -> list[str]:
     for name in ("check_examples_stay_apart", "check_batches", "_check_further"):
-        patch.setattr(packs, name, lambda *rest: None)
+        patch.setattr(build_models, name, lambda *rest: None)
     (folder / "mixing.py").write_text(MIXING)
     return [f"model={{kind: python, file: {folder / 'mixing.py'}, factory: model}}"]
 
@@ -300,7 +308,7 @@ def two_votes(patch: Patch, folder: Path) -> None:
 
 
 def bare_count(patch: Patch, folder: Path) -> None:
-    patch.setattr(clip_bounds.QuantileBounds, "privatise", lambda self, step, moves, grid: None)
+    patch.setattr(bounds.QuantileBounds, "privatise", lambda self, step, moves, grid: None)
 
 
 def free_count(patch: Patch, folder: Path) -> None:
@@ -310,14 +318,12 @@ def free_count(patch: Patch, folder: Path) -> None:
 
 def bare_histogram(patch: Patch, folder: Path) -> None:
     own = norm_histogram.released_histogram
-    patch.setattr(clip_bounds, "released_histogram", lambda plan: replace(own(plan), noise_multiplier=1e-6))
+    patch.setattr(bounds, "released_histogram", lambda plan: replace(own(plan), noise_multiplier=1e-6))
 
 
 def free_histogram(patch: Patch, folder: Path) -> None:
     patch.setattr(gradient_plan, "with_histogram", lambda recipe, before: before)
-    patch.setattr(
-        clip_bounds, "released_histogram", lambda plan: GaussianSum(5.0, "add-remove", label="norm-histogram")
-    )
+    patch.setattr(bounds, "released_histogram", lambda plan: GaussianSum(5.0, "add-remove", label="norm-histogram"))
 
 
 HISTOGRAM = [*POISSON, "privacy.clipping={kind: histogram}"]

@@ -12,16 +12,16 @@ import torch
 from scipy import integrate, stats
 
 from dpsgd_cli import data
+from dpsgd_cli.accounting.mechanism import PureDP
 from dpsgd_cli.audit import choices, outputs, votes
 from dpsgd_cli.audit.options import QUICK
 from dpsgd_cli.audit.stage import cut, stage, without_folds
 from dpsgd_cli.audit.statistics import Errors
 from dpsgd_cli.audit.watch import Watch
-from dpsgd_cli.core.problems.losses import Logistic
-from dpsgd_cli.joint import plan_of
-from dpsgd_cli.methods.perturbations import ObjectivePerturbation
-from dpsgd_cli.privacy.mechanism import PureDP
+from dpsgd_cli.methods.convex.losses import Logistic
+from dpsgd_cli.methods.convex.perturbations import ObjectivePerturbation
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
+from dpsgd_cli.training.plans import plan_of
 from tests.audit.planted import ONCE, PRECONDITIONED, audited
 
 

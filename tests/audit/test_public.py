@@ -9,8 +9,8 @@ import pytest
 from dpsgd_cli.audit.neighbours import compare
 from dpsgd_cli.audit.stage import without_folds
 from dpsgd_cli.data import outline
-from dpsgd_cli.joint import plan_of, settled
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.training.plans import plan_of, settled
 from tests.audit.planted import FULL, audited, public_loss
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.audit import statistics
 from dpsgd_cli.audit.claim import Claim, score, shift_of
 from dpsgd_cli.audit.statistics import Guesses
 from dpsgd_cli.audit.thresholds import errors_at, guesses_of, line_for
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 
 MU_OF_4377 = 1.0
 DELTA = 1e-5

@@ -10,8 +10,8 @@ from dpsgd_cli import data
 from dpsgd_cli.audit.options import QUICK
 from dpsgd_cli.audit.stage import Staged, cut, stage, without_folds
 from dpsgd_cli.audit.watch import Watch
-from dpsgd_cli.joint import plan_of
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.training.plans import plan_of
 from tests.audit import alarms
 from tests.audit.planted import ALLOCATED, FULL, LAYERS, POISSON, REPLACED, TRUNCATED, audited
 
@@ -77,7 +77,7 @@ def test_a_canary_moves_its_lane_by_the_clip_bound_and_nothing_else(overrides: l
 
 
 def _nothing(made: Staged) -> object:
-    from dpsgd_cli.core.clipping import Diagnostics
+    from dpsgd_cli.clipping.run import Diagnostics
 
     return Diagnostics(made.inside.shape[0], torch.device("cpu"))
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from dpsgd_cli.data import bins, outline
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.step_settings import Bin
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.recipe.schema.steps import Bin
 
 AGE = Column("age", (0, 3))
 SHARE = Column("share", (0, 1))

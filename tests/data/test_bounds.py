@@ -12,8 +12,8 @@ import pytest
 
 from dpsgd_cli.data import Dataset, outline, prepare
 from dpsgd_cli.data.card import Card
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
 from tests.data.conftest import put
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dpsgd_cli.common.package_files import shipped
 from dpsgd_cli.data import catalog
 from dpsgd_cli.data.card import read_card
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.files import shipped
 
 
 @pytest.mark.parametrize("name", catalog.names())

@@ -18,9 +18,7 @@ from dpsgd_cli import data
 from dpsgd_cli.data import features, loaded_features
 from dpsgd_cli.data.dataset import Layout, Step, Transform
 from dpsgd_cli.data.extract import Extract
-from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.data import (
+from dpsgd_cli.data.settings import (
     ColourFeatures,
     Data,
     Features,
@@ -30,6 +28,8 @@ from dpsgd_cli.recipe.schema.data import (
     ScatteringFeatures,
     TorchvisionFeatures,
 )
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.recipe.loading import load_recipe
 
 
 @pytest.fixture(autouse=True)

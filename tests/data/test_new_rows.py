@@ -12,8 +12,8 @@ import pytest
 from dpsgd_cli.data import opening
 from dpsgd_cli.data.catalog import card_of
 from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
 
 LAYOUT = Layout((3,), (Column("age", (0, 99)), Column("job", values=("smith", "nurse")), Column("pay")))
 DATA = Data.model_validate({"path": "trained-on.csv", "target": "y", "classes": ["no", "yes"]})

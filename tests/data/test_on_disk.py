@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.data import on_disk, opening
 from dpsgd_cli.data.on_disk import DiskPart, DiskRows, Selection, Stored, TrialRows
+from dpsgd_cli.data.settings import Data, Split, ValidationSet
 from dpsgd_cli.data.splits import Keys, content_keys
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data, Split, ValidationSet
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from dpsgd_cli.data.evaluated import run_of
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.results.evaluated import run_of
 
 CONTENT = "age,job,late\n" + "".join(f"{20 + i % 50},{'ab'[i % 2]},{'ny'[i % 50 > 25]}\n" for i in range(100))
 

@@ -13,8 +13,8 @@ import pytest
 
 from dpsgd_cli.data import opening, preparation
 from dpsgd_cli.data.dataset import Column, Source
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
 
 
 def columns(source: Source) -> tuple[Column, ...]:

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from dpsgd_cli import data
 from dpsgd_cli.data import opening
 from dpsgd_cli.data.on_disk import TrialRows
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
 
 X = np.random.default_rng(0).integers(0, 256, (60, 2, 3)).astype(np.uint8)
 Y = np.arange(60) % 3 * 10

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from dpsgd_cli.core.second_moments import blocks, second_moments
 from dpsgd_cli.data import pca
+from dpsgd_cli.preconditioning.second_moments import blocks, second_moments
 
 
 def test_directions_are_the_leading_eigenvectors_with_a_fixed_sign() -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from dpsgd_cli import data
-from dpsgd_cli.core.second_moments import blocks, second_moments, with_noise
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.data import catalog, pca, splits
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.preconditioning.second_moments import blocks, second_moments, with_noise
 
 HERE = Path()
 PRIVATE = {"pca": {"components": 5, "noise_multiplier": 4}}

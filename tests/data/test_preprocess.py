@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpsgd_cli.core.second_moments import blocks, second_moments
+from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.data import pca, preprocess
 from dpsgd_cli.data.dataset import Column, Layout
+from dpsgd_cli.data.step_settings import PreprocessStep
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.batching import Adjacency
-from dpsgd_cli.recipe.schema.steps import PreprocessStep
+from dpsgd_cli.preconditioning.second_moments import blocks, second_moments
 
 COLUMNS = (
     Column("age", (0, 100)),

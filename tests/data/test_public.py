@@ -10,7 +10,7 @@ import pytest
 
 from dpsgd_cli import data
 from dpsgd_cli.data.dataset import UNKNOWN, Dataset
-from dpsgd_cli.recipe.schema.data import Data
+from dpsgd_cli.data.settings import Data
 
 STEPS = [{"pca": {"components": 2, "of": "public"}}]
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dpsgd_cli import data
-from dpsgd_cli.core import synthetic
+from dpsgd_cli.data import synthetic
 from dpsgd_cli.data.dataset import Dataset, Layout
 from dpsgd_cli.data.rotation import Turn
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.step_settings import Rotate, Variants
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data
-from dpsgd_cli.recipe.schema.steps import Rotate, Variants
 
 TURN = {"components": 6, "images": "strokes", "records": 60}
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.data import splits
 from dpsgd_cli.data.dataset import Part
+from dpsgd_cli.data.settings import Split, ValidationSet
 from dpsgd_cli.data.splits import (
     SECOND_FILE,
     Keys,
@@ -24,7 +25,6 @@ from dpsgd_cli.data.splits import (
     splitmix,
 )
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Split, ValidationSet
 
 sizes = st.integers(20, 200)
 seeds = st.integers(0, 50)

@@ -15,9 +15,9 @@ from dpsgd_cli.data.features import EXTRACTORS
 from dpsgd_cli.data.pipeline import Pipeline
 from dpsgd_cli.data.preparation import pipeline_of
 from dpsgd_cli.data.preprocess import STEPS, length_of, norm_bound
+from dpsgd_cli.data.settings import Data, Features
+from dpsgd_cli.data.step_settings import PREPROCESS
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.schema.data import Data, Features
-from dpsgd_cli.recipe.schema.steps import PREPROCESS
 
 COLUMNS = (
     Column("age", (-20.0, 90.0)),

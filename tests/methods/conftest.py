@@ -1,5 +1,5 @@
 """What every test of a method shares."""
 
-from tests.core.conftest import one_thread
+from tests.engine.conftest import one_thread
 
 __all__ = ["one_thread"]

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpsgd_cli.core import models
-from dpsgd_cli.core.packing import Pack, Placement
-from dpsgd_cli.core.streams import SeededStreams, Streams
-from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.accounting.ledger import Ledger
+from dpsgd_cli.accounting.plan import Facts, plan_for
 from dpsgd_cli.data.splits import Keys
+from dpsgd_cli.engine import models
+from dpsgd_cli.engine.packing import Pack, Placement
+from dpsgd_cli.engine.settings import ConvexModel
+from dpsgd_cli.engine.streams import SeededStreams, Streams
+from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods import Context
-from dpsgd_cli.methods.problem import output_loss
-from dpsgd_cli.privacy.ledger import Ledger
-from dpsgd_cli.privacy.plan import Facts, plan_for
+from dpsgd_cli.methods.convex.problem import output_loss
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.model import ConvexModel
 
 
 class Silent(SeededStreams):

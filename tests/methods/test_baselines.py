@@ -14,23 +14,23 @@ from scipy.optimize import minimize
 from scipy.stats import norm
 from sklearn.svm import LinearSVC
 
-from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.problems import optimum
-from dpsgd_cli.core.problems.linear import LinearRisk
-from dpsgd_cli.core.problems.losses import Logistic
-from dpsgd_cli.core.problems.rows import SignedRows
-from dpsgd_cli.core.streams import SeededStreams, Streams
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
+from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods import create
-from dpsgd_cli.methods.perturbations import ObjectivePerturbation, noise_of
-from dpsgd_cli.methods.privgene import PrivGene
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.accountants.zcdp import total_rho
-from dpsgd_cli.privacy.adaptive import AdaptivePlan
-from dpsgd_cli.privacy.convex import Constants, moved_by_one, problem_constants, rate_of_descent
-from dpsgd_cli.privacy.mechanism import ApproximateDP, GaussianSum, PureDP
-from dpsgd_cli.privacy.plan import Facts, plan_for
+from dpsgd_cli.methods.convex import optimum
+from dpsgd_cli.methods.convex.linear import LinearRisk
+from dpsgd_cli.methods.convex.losses import Logistic
+from dpsgd_cli.methods.convex.perturbations import ObjectivePerturbation, noise_of
+from dpsgd_cli.methods.convex.price import Constants, moved_by_one, problem_constants, rate_of_descent
+from dpsgd_cli.methods.convex.privgene import PrivGene
+from dpsgd_cli.methods.convex.rows import SignedRows
+from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.schedules.price import AdaptivePlan
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import UnsupportedMechanism
-from dpsgd_cli.methods.dp_gd import DpGd, Gd
-from dpsgd_cli.privacy import accountants
+from dpsgd_cli.methods.dp_gd.run import DpGd, Gd
+from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, recipe, run, signed
 
@@ -75,7 +75,7 @@ def test_without_noise_dp_gd_is_gd() -> None:
 
 def test_the_packed_path_for_other_models_agrees() -> None:
     """The same recipe through dp-sgd with full batches: recorded activations instead of the closed form."""
-    from dpsgd_cli.methods.dp_sgd import DpSgd
+    from dpsgd_cli.methods.dp_sgd.run import DpSgd
 
     fast = DpGd(context(made(repeats=2, folds=3)))
     slow = DpSgd(context(made(method={"kind": "dp-sgd", "batching": "full"}, repeats=2, folds=3)))

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.streams import SecureStreams
+from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.clipping.run import Diagnostics
+from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
 from dpsgd_cli.methods import Context, create
-from dpsgd_cli.methods.dp_sgd import DpSgd
-from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_network import RECORDS, context, recipe, records, train
 

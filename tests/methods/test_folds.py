@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.core.streams import SeededStreams
 from dpsgd_cli.data.splits import Keys
+from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.methods import create
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 

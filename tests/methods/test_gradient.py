@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods import Method, create
-from dpsgd_cli.methods.dp_sgd import GradientMethod
+from dpsgd_cli.methods.dp_sgd.run import GradientMethod
+from dpsgd_cli.noise.run import NoiseSource
 from tests.methods.small_network import RECORDS, context, network, recipe, records, train
 
 BATCHINGS: dict[str, dict[str, Any]] = {
@@ -165,7 +165,7 @@ def test_sgd_is_torchs() -> None:
 
 def test_an_own_method_comes_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from dpsgd_cli.methods.dp_sgd import WithoutPrivacy\n\nclass Own(WithoutPrivacy):\n    pass\n\n"
+        "from dpsgd_cli.methods.dp_sgd.run import WithoutPrivacy\n\nclass Own(WithoutPrivacy):\n    pass\n\n"
         "def nothing(context):\n    return 3\n"
     )
     settings = {"kind": "python", "file": "own.py", "factory": "Own", **BATCHINGS["full"]}
@@ -177,7 +177,7 @@ def test_an_own_method_comes_from_its_file(tmp_path: Path) -> None:
 
 
 def test_a_step_of_many_records_is_summed_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpsgd_cli.core.packing.MOST_FLOAT32", 6)
+    monkeypatch.setattr("dpsgd_cli.engine.packing.MOST_FLOAT32", 6)
     found = [context([recipe(method={"batch_size": size})], dtype=torch.float32) for size in (6, 7)]
     for trained in found:
         create(trained)

@@ -12,22 +12,23 @@ import pytest
 import torch
 from scipy import stats
 
-from dpsgd_cli.core.processes import Team
-from dpsgd_cli.core.selection import select_least
-from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.accounting.ledger import Ledger
+from dpsgd_cli.accounting.mechanism import PureDP
+from dpsgd_cli.engine.processes import Team
+from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import UsageError
-from dpsgd_cli.experiment import plan_recipe
-from dpsgd_cli.methods import create, privgene
-from dpsgd_cli.methods.baselines import Majority
+from dpsgd_cli.methods import create
+from dpsgd_cli.methods.convex import privgene
+from dpsgd_cli.methods.convex.baselines import Majority
+from dpsgd_cli.methods.convex.privgene import _Chooser
 from dpsgd_cli.methods.creation import _refuse
-from dpsgd_cli.methods.private_selection import PrivateSelection
-from dpsgd_cli.methods.privgene import _Chooser
-from dpsgd_cli.privacy.ledger import Ledger
-from dpsgd_cli.privacy.mechanism import PureDP
+from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.settings import METHODS
+from dpsgd_cli.noise.selection import select_least
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.method import METHODS
-from dpsgd_cli.trials import Member, start
+from dpsgd_cli.training.loop import plan_recipe
+from dpsgd_cli.training.start import Member, start
 from tests.conftest import WriteRecipe
 from tests.methods.small_problem import Silent, context, points, recipe, run
 

@@ -12,19 +12,19 @@ import pytest
 import torch
 from scipy import optimize
 
-from dpsgd_cli.core import models
-from dpsgd_cli.core.losses import cross_entropy
-from dpsgd_cli.core.packing import Pack, Placement
-from dpsgd_cli.core.streams import SeededStreams
-from dpsgd_cli.core.tensors import Table
+from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.accounting.plan import Facts, plan_for
 from dpsgd_cli.data.splits import Keys
+from dpsgd_cli.engine import models
+from dpsgd_cli.engine.losses import cross_entropy
+from dpsgd_cli.engine.packing import Pack, Placement
+from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods import Context
-from dpsgd_cli.methods.least_squares import DpLeastSquares
-from dpsgd_cli.privacy.mechanism import GaussianSum
-from dpsgd_cli.privacy.plan import Facts, plan_for
-from dpsgd_cli.privacy.second_moments import joint_sensitivity, weight_of
-from dpsgd_cli.recipe.batching import Adjacency
+from dpsgd_cli.methods.convex.least_squares import DpLeastSquares
+from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import recipe
 from tests.methods.test_drawn_once import Closed

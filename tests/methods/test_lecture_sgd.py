@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.core.clipping import Diagnostics
-from dpsgd_cli.core.noise import NoiseSource
-from dpsgd_cli.core.sampling import SingleSampler
-from dpsgd_cli.core.streams import SeededStreams
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.batching.run import SingleSampler
+from dpsgd_cli.clipping.run import Diagnostics
+from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods import create, excess_risk
-from dpsgd_cli.methods.lecture_sgd import LectureSgd
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.mechanism import GaussianSum
+from dpsgd_cli.methods import create
+from dpsgd_cli.methods.lectures import excess_risk
+from dpsgd_cli.methods.lectures.run import LectureSgd
+from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 

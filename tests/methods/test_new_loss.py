@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.core.problems.losses import MarginLoss
+from dpsgd_cli.accounting.mechanism import GaussianSum
+from dpsgd_cli.engine.loss_bounds import LOSSES, LossKind
+from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods import create
-from dpsgd_cli.privacy.convex import constants_of, moved_by_one, rate_of_descent
-from dpsgd_cli.privacy.mechanism import GaussianSum
-from dpsgd_cli.recipe.losses import LOSSES, LossKind
-from dpsgd_cli.recipe.schema.model import ConvexModel
+from dpsgd_cli.methods.convex.losses import MarginLoss
+from dpsgd_cli.methods.convex.price import constants_of, moved_by_one, rate_of_descent
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 RADIUS, BOUND, STEPS, RECORDS = 4.0, math.sqrt(5), 25, 60

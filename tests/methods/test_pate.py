@@ -13,13 +13,15 @@ import pytest
 import torch
 import yaml
 
-from dpsgd_cli import experiment, kept
-from dpsgd_cli.core.streams import SecureStreams
+from dpsgd_cli.data import array_cache
+from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import DpsgdError
-from dpsgd_cli.methods import pate, students
+from dpsgd_cli.methods.pate import run as pate
+from dpsgd_cli.methods.pate import students
+from dpsgd_cli.methods.pate.settings import LabelSpreading
 from dpsgd_cli.recipe.loading import load_recipe
-from dpsgd_cli.recipe.schema.pate import LabelSpreading
-from dpsgd_cli.trials import Member, start
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.start import Member, start
 
 DESCENT = {"learning_rate": 1.0, "optimizer": {"kind": "sgd", "momentum": 0.9}}
 CONFIDENT = {"kind": "confident-gnmax", "threshold": 4, "threshold_noise": 3, "noise": 2}
@@ -67,14 +69,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(path: Path, out: str = "out") -> dict[str, Any]:
-    directory = experiment.run(load_recipe(str(path)), experiment.Options(path.parent / out))
+    directory = loop.run(load_recipe(str(path)), loop.Options(path.parent / out))
     found: dict[str, Any] = json.loads((directory / "result.json").read_text())
     return found
 
 
 def of_start(path: Path, earlier: dict[str, Any] | None = None) -> Any:
     loaded = load_recipe(str(path))
-    return start([Member(loaded, experiment.plan_recipe(loaded)[0])], earlier)
+    return start([Member(loaded, loop.plan_recipe(loaded)[0])], earlier)
 
 
 def predictions(path: Path, trial: int = 0) -> np.ndarray:
@@ -140,7 +142,7 @@ def test_votes_do_not_depend_on_how_many_teachers_train_together(
 ) -> None:
     path = recipe(tmp_path / "one")
     whole = predictions(path)
-    monkeypatch.setattr(kept, "load", lambda place: None)
+    monkeypatch.setattr(array_cache, "load", lambda place: None)
     monkeypatch.setattr(pate, "_NUMBERS_AT_ONCE", 2 * 10)
     assert (predictions(path) == whole).all()
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from dpsgd_cli.errors import DpsgdError, InfeasibleBudget, PrivacyError
-from dpsgd_cli.experiment import plan_recipe
-from dpsgd_cli.methods.private_selection import PrivateSelection
+from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results import store
-from dpsgd_cli.trials import Member, start
+from dpsgd_cli.training.loop import plan_recipe
+from dpsgd_cli.training.start import Member, start
 from tests.conftest import Train, WriteRecipe
-from tests.core.conftest import parameters_of
+from tests.engine.conftest import parameters_of
 
 METHOD: dict[str, Any] = {
     "kind": "private-selection",

@@ -2,10 +2,10 @@
 
 Every `*.yaml` beside this file is a list of mutants. One is
 
-    file: dpsgd_cli/core/noise.py        # relative to the root
+    file: dpsgd_cli/noise/run.py        # relative to the root
     replace: what stands there           # exactly once
     by: what a careless hand might write
-    tests: [tests/core/test_noise.py::test_that_fails_then]
+    tests: [tests/noise/test_noise.py::test_that_fails_then]
 
 The tests run on an unchanged copy of the tree, where all must pass, and then on copies with one change each, where at
 least one of those named must fail. What passes survives. A copy is a process that was forked when everything but the

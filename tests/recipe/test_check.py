@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from dpsgd_cli.common.yaml_tree import Place, grow, read_tree
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.tree import Place, grow, read_tree
 
 GOOD = """\
 name: x

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd_cli import experiment
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.joint import settled
 from dpsgd_cli.recipe.loading import RECIPE_FOLDER, load_recipe, named_files, recipe_hash
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.plans import settled
 from tests.conftest import recipe_writer
 
 Train = Callable[..., Path]
@@ -26,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "own.py").write_text(MODEL)
     recipe = recipe_writer(folder)(model={"kind": "python", "file": "own.py"}, epochs=1, repeats=1)
-    experiment.run(load_recipe(str(recipe)), experiment.Options(out=folder / "out"))
+    loop.run(load_recipe(str(recipe)), loop.Options(out=folder / "out"))
     return folder
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.settings import DpSgdMethod
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, recipe_hash, resolved, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.method import DpSgdMethod
 
 TEXT = """\
 name: x

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from dpsgd_cli.common.yaml_tree import Place, read_tree
 from dpsgd_cli.recipe.check import validate
 from dpsgd_cli.recipe.overrides import apply_overrides
-from dpsgd_cli.recipe.tree import Place, read_tree
 
 GOOD = """\
 name: x

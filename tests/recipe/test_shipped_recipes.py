@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd_cli.files import shipped
+from dpsgd_cli.common.package_files import shipped
 from dpsgd_cli.recipe.loading import load_recipe, question, shipped_recipes
 
 ALL = sorted(path for path in shipped("recipes").rglob("*") if path.is_file())

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from dpsgd_cli.core.updates import Update, make_average, make_update
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
+from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.clipping.bounds import Bounds
+from dpsgd_cli.clipping.settings import Clipping
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.sections import Section
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.clip_bounds import Bounds
-from dpsgd_cli.privacy.plan import Facts, plan_for
-from dpsgd_cli.privacy.voting import Aggregation as Rule
-from dpsgd_cli.recipe.batching import NEIGHBOURS, Adjacency
-from dpsgd_cli.recipe.naming import named
+from dpsgd_cli.methods.descriptor import Descriptor
+from dpsgd_cli.methods.dp_sgd.optimizers import Update, make_average, make_update
+from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer, Preconditioner
+from dpsgd_cli.methods.pate.settings import Aggregation
+from dpsgd_cli.methods.pate.votes import Aggregation as Rule
+from dpsgd_cli.methods.settings import METHODS
+from dpsgd_cli.noise.settings import IndependentNoise, Noise
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.recipe.schema.base import Section
-from dpsgd_cli.recipe.schema.clipping import Clipping
-from dpsgd_cli.recipe.schema.descriptor import Descriptor
-from dpsgd_cli.recipe.schema.gradient import Averaging, Optimizer, Preconditioner
-from dpsgd_cli.recipe.schema.method import METHODS
-from dpsgd_cli.recipe.schema.noise import IndependentNoise, Noise
-from dpsgd_cli.recipe.schema.pate import Aggregation
-from dpsgd_cli.recipe.schema.schedule import Schedule
+from dpsgd_cli.schedules.settings import Schedule
 from tests.methods.small_problem import recipe
 
 

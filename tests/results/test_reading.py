@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpsgd_cli.accounting.ledger import entries_from_lines
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.main import main
-from dpsgd_cli.privacy.ledger import entries_from_lines
 from dpsgd_cli.results import reading, store
 from tests.conftest import recipe_writer
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from dpsgd_cli.core.tensors import Table
 from dpsgd_cli.data import Dataset
+from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.main import main
 from dpsgd_cli.methods import Context, Method
-from dpsgd_cli.results import assemble, store
+from dpsgd_cli.results import store
 from dpsgd_cli.results.result import Released, Unreleased, marked, public
+from dpsgd_cli.training import assemble
 from tests.conftest import Train, WriteRecipe
 
 

@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from dpsgd_cli.accounting.conversions import gaussian_epsilon
+from dpsgd_cli.accounting.ledger import read_entries
 from dpsgd_cli.main import main
-from dpsgd_cli.privacy.conversions import gaussian_epsilon
-from dpsgd_cli.privacy.ledger import read_entries
 from dpsgd_cli.results import report, store
 from tests.conftest import Train, WriteRecipe, toy_result, write_result
 
@@ -147,5 +147,5 @@ def test_train_writes_the_page_once_and_a_folder_of_results_gets_its_pages(
 
 
 def test_writing_a_page_loads_no_torch() -> None:
-    code = "import sys, dpsgd_cli.commands.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = "import sys, dpsgd_cli.cli.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpsgd_cli.core.bundle import Bundle
+from dpsgd_cli.engine.bundle import Bundle
 from dpsgd_cli.errors import DataError, RunError
 from dpsgd_cli.results import files, store
 from dpsgd_cli.results.result import Result

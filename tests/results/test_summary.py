@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.experiment import plan_recipe
 from dpsgd_cli.recipe.loading import load_recipe
 from dpsgd_cli.results.summary import plan_text, result_text
+from dpsgd_cli.training.loop import plan_recipe
 from tests.conftest import OWN, PCA, WriteRecipe
 
 PRIVACY: dict[str, Any] = {

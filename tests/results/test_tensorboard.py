@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dpsgd_cli.errors import RunError, UsageError
-from dpsgd_cli.results import checkpoint, store, tensorboard
+from dpsgd_cli.results import store, tensorboard
+from dpsgd_cli.training import checkpoint
 from tests.conftest import StopAt, Train, WriteRecipe
 
 NAMES = ("trial", "seed", "epoch")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 
 def main(kills: int, source: random.Random, folder: Path, arguments: list[str]) -> None:
-    import dpsgd_cli.commands.sweep
+    import dpsgd_cli.cli.sweep
     import dpsgd_cli.sweep.session
 
     del dpsgd_cli

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpsgd_cli import experiment
+from dpsgd_cli.accounting.joint_composition import Records, Run
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
-from dpsgd_cli.privacy.together import Records, Run
 from dpsgd_cli.sweep import choosing
 from dpsgd_cli.sweep.choosing import _exponential, draw
 from dpsgd_cli.sweep.pricing import Spent, statement
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping
 from dpsgd_cli.sweep.session import SweepSession
+from dpsgd_cli.training import loop
 from tests.sweep.conftest import FAST, GRID, SECURE, Sweep, result
 from tests.sweep.test_pricing import SWEEP
 
@@ -99,7 +99,7 @@ def test_a_sweep_that_was_stopped_makes_the_runs_that_were_drawn(
 ) -> None:
     """The first pack is trained, the second is interrupted; whatever came out, the number stands."""
     monkeypatch.setattr(choosing, "draw", lambda select, cells: [1, 1, 0, 1])
-    run_pack, packs = experiment.run_pack, list[int]()
+    run_pack, packs = loop.run_pack, list[int]()
 
     def interrupted(members: Any, options: Any) -> Any:
         packs.append(len(members))
@@ -108,7 +108,7 @@ def test_a_sweep_that_was_stopped_makes_the_runs_that_were_drawn(
         return run_pack(members, options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "run_pack", interrupted)
+        patch.setattr(loop, "run_pack", interrupted)
         assert sweep(STOPPING, "most_trials=1").exit_code == 130
     monkeypatch.setattr(choosing, "draw", lambda select, cells: [9, 9, 9, 9])
     assert sweep(STOPPING, "most_trials=1").exit_code == 0

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from dpsgd_cli.errors import RecipeError, UsageError
-from dpsgd_cli.joint import settled
+from dpsgd_cli.methods.settings import DpSgdMethod
 from dpsgd_cli.recipe.loading import load_recipe, recipe_hash, shipped_recipes
-from dpsgd_cli.recipe.schema.method import DpSgdMethod
 from dpsgd_cli.sweep.choosing import check_choice
 from dpsgd_cli.sweep.expansion import Cell, expand, parse_shard, shard_of
 from dpsgd_cli.sweep.loading import LoadedSweep, load_sweep
+from dpsgd_cli.training.plans import settled
 
 HEAD = "name: x\nrecipes: [quickstart]\n"
 

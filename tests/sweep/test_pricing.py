@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dpsgd_cli.privacy import accountants
-from dpsgd_cli.privacy.mechanism import GaussianSum, PureDP, Release, ZeroConcentrated
-from dpsgd_cli.privacy.selection import BestOfTrials, Choice
-from dpsgd_cli.privacy.together import Records, Run
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.joint_composition import Records, Run
+from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release, ZeroConcentrated
+from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.sweep.pricing import BestOfCells, Spent, statement
 from dpsgd_cli.sweep.report import privacy_lines
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep

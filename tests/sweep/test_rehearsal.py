@@ -13,7 +13,7 @@ from dpsgd_cli.sweep import rehearsal
 from dpsgd_cli.sweep.expansion import Cell
 from dpsgd_cli.sweep.planning import Planned, Planner
 from dpsgd_cli.sweep.rehearsal import Pace, Rehearsals
-from dpsgd_cli.trials import Trials
+from dpsgd_cli.training.start import Trials
 from tests.conftest import GRADIENT, OWN, WAYS, WriteRecipe
 
 ADAPTIVE = ("shuffle-validation", "private-selection")

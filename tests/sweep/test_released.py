@@ -12,15 +12,15 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
-from dpsgd_cli import experiment
+from dpsgd_cli.accounting.ledger import Ledger, to_lines
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.main import main
-from dpsgd_cli.privacy.ledger import Ledger, to_lines
-from dpsgd_cli.privacy.mechanism import GaussianSum, Release
 from dpsgd_cli.results import store
 from dpsgd_cli.sweep import choosing
 from dpsgd_cli.sweep.running import Job
 from dpsgd_cli.sweep.session import SweepSession
+from dpsgd_cli.training import loop
 from tests.conftest import toy_result, write_result
 from tests.sweep import conftest
 from tests.sweep.conftest import GRID, Sweep
@@ -139,7 +139,7 @@ def test_a_run_that_fails_publishes_nothing_and_goes_on_with_the_same_draw(
     sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draws(monkeypatch, [1, 0, 1, 0])
-    run_pack = experiment.run_pack
+    run_pack = loop.run_pack
 
     def broken(members: Any, options: Any) -> Any:
         if any(member.loaded.recipe.method.learning_rate == 2 for member in members):
@@ -147,7 +147,7 @@ def test_a_run_that_fails_publishes_nothing_and_goes_on_with_the_same_draw(
         return run_pack(members, options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "run_pack", broken)
+        patch.setattr(loop, "run_pack", broken)
         done = sweep(STOPPING, *SECURE)
         fast = sweep(STOPPING, *SECURE, "--fail-fast", "--retry-failed")
     assert (done.exit_code, "nothing is published" in " ".join(done.stderr.split())) == (1, True)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dpsgd_cli import experiment
 from dpsgd_cli.errors import ModelError
 from dpsgd_cli.main import main
 from dpsgd_cli.results import store
@@ -25,6 +24,7 @@ from dpsgd_cli.sweep.launchers import LAUNCHERS, local
 from dpsgd_cli.sweep.rehearsal import Pace
 from dpsgd_cli.sweep.running import Job, Outcome
 from dpsgd_cli.sweep.schema import Resources
+from dpsgd_cli.training import loop
 from tests.sweep.conftest import FAST, GRID, Sweep, result, table
 
 DRAWN = 2  # runs that a Poisson number of mean 6 gives at seed 1
@@ -48,13 +48,13 @@ def test_a_sweep_writes_every_cell_a_table_and_what_it_cost(sweep: Sweep, out: P
 def test_a_finished_cell_is_never_run_again(sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep("grid: {method.learning_rate: [1]}\n")
     trained: list[int] = []
-    run_pack = experiment.run_pack
+    run_pack = loop.run_pack
 
     def counted(members: Any, options: Any) -> Any:
         trained.append(len(members))
         return run_pack(members, options)
 
-    monkeypatch.setattr(experiment, "run_pack", counted)
+    monkeypatch.setattr(loop, "run_pack", counted)
     assert "1 of 2 cells were run before" in sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n").stderr
     assert trained == [1]
     sweep("grid: {method.learning_rate: [1, 2]}\nseeds: shared\n")
@@ -105,14 +105,14 @@ def test_a_dry_run_tells_what_only_a_first_step_shows(sweep: Sweep) -> None:
 
 def break_cells(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
     """Packs that hold a cell of this learning rate fail."""
-    run_pack = experiment.run_pack
+    run_pack = loop.run_pack
 
     def run(members: Any, options: Any) -> Any:
         if any(member.loaded.recipe.method.learning_rate == rate for member in members):
             raise ModelError("broken for this test")
         return run_pack(members, options)
 
-    monkeypatch.setattr(experiment, "run_pack", run)
+    monkeypatch.setattr(loop, "run_pack", run)
 
 
 def test_a_failed_cell_is_recorded_and_the_others_go_on(
@@ -188,7 +188,7 @@ def test_status_says_what_is_done_failed_and_missing(
 def test_an_interrupt_stops_and_the_same_command_goes_on(
     sweep: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_pack, calls = experiment.run_pack, []
+    run_pack, calls = loop.run_pack, []
 
     def interrupted(members: Any, options: Any) -> Any:
         calls.append(len(members))
@@ -197,7 +197,7 @@ def test_an_interrupt_stops_and_the_same_command_goes_on(
         return run_pack(members, options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "run_pack", interrupted)
+        patch.setattr(loop, "run_pack", interrupted)
         stopped = sweep(GRID, "most_trials=2")
     assert stopped.exit_code == 130 and "interrupted" in stopped.stderr
     assert len([path for path in out.iterdir() if path.is_dir()]) == 2

@@ -1,0 +1,298 @@
+"""What every accountant offers: releases in, a guarantee or a refusal by name out.
+
+Not here: any formula. One accountant is one file beside this one, with one line in `__init__.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
+from dpsgd_cli.accounting.mechanism import (
+    ApproximateDP,
+    CorrelatedSums,
+    GaussianSum,
+    Mechanism,
+    PureDP,
+    Release,
+    ZeroConcentrated,
+    merge,
+)
+from dpsgd_cli.accounting.search import ExactSum, smallest
+from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
+
+Bound = Literal["upper", "estimate"]
+STATEMENTS = ("name", "bound", "note", "mechanisms", "adjacencies")
+EVERY_NEIGHBOUR: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
+"""For theorems about two distributions, whoever the neighbours are that have them."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta) at an adjacency, as one accountant states it.
+
+    `bound` is `upper` when it is a theorem and `estimate` otherwise. `epsilon` is >= 0, possibly inf.
+    """
+
+    accountant: str
+    epsilon: float
+    delta: float
+    adjacency: Adjacency | None
+    bound: Bound
+    note: str = ""
+
+
+class Accountant(ABC):
+    """Prices a list of releases. Stateless: the same releases always cost the same.
+
+    Every class states, in its own body and without a default, what a statement of it rests on:
+
+    `name`: its key in the registry. `note`: what a reader should know of the formula.
+    `bound`: `upper` where what it states is a theorem, `estimate` otherwise.
+    `mechanisms`: kinds of mechanisms that it prices (keys of `mechanism.KINDS`). Of `zcdp` nothing but a bound on Renyi
+    divergences is known, so only accountants that read nothing else may list it.
+    `adjacencies`: those that it is proved for.
+
+    A class that is no accountant by itself says `stated=False`. Raises TypeError for any other that leaves one out.
+    """
+
+    name: ClassVar[str]
+    bound: ClassVar[Bound]
+    note: ClassVar[str]
+    mechanisms: ClassVar[tuple[str, ...]]
+    adjacencies: ClassVar[tuple[Adjacency, ...]]
+
+    def __init_subclass__(cls, stated: bool = True, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        left_out = [name for name in STATEMENTS if name not in vars(cls)]
+        if stated and left_out:
+            raise TypeError(f"accountant {cls.__name__} must state {', '.join(left_out)}: none has a default")
+
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        """Why this accountant does not cover `mechanism`; None when it does."""
+        return self.uncovered(mechanism) or self._unstated(mechanism) or unsound_sampling(mechanism)
+
+    def _unstated(self, mechanism: Mechanism) -> str | None:
+        if mechanism.kind not in self.mechanisms:
+            of_known = f"{mechanism.kind} releases: it is proved for {', '.join(self.mechanisms)} ones"
+            return ONLY_ZCDP if isinstance(mechanism, ZeroConcentrated) else of_known
+        if mechanism.adjacency not in self.adjacencies:
+            return f"{mechanism.adjacency} adjacency: it is proved for {', '.join(self.adjacencies)}"
+        return None
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        """A reason of its own formula why it does not cover `mechanism`, beside what it states; None for no reason."""
+        del mechanism
+        return None
+
+    @abstractmethod
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        """Smallest epsilon this accountant can state at `delta` in (0, 1). At least 0; inf when there is none.
+
+        Raises UnsupportedMechanism for what `refusal` names or for mixed adjacencies.
+        """
+
+    @abstractmethod
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        """Smallest delta this accountant can state at `epsilon` >= 0. In [0, 1]."""
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        """Epsilon after each epoch: entry i prices everything released in epochs 0..i."""
+        spent: list[Release] = []
+        result = []
+        for releases in epochs:
+            spent = merge([*spent, *releases])
+            result.append(self.epsilon(spent, delta))
+        return result
+
+    def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
+        """Delta of many epsilons; every answer is true, and sharp where delta is no less than about `least`."""
+        del least
+        self.check(releases)
+        return partial(self.delta, releases)
+
+    def guarantee(self, releases: Sequence[Release], delta: float) -> Guarantee:
+        """`epsilon` with everything that a reader needs to judge it."""
+        adjacency = common_adjacency(releases)
+        return Guarantee(self.name, self.epsilon(releases, delta), delta, adjacency, self.bound, self.note)
+
+    def check(self, releases: Sequence[Release]) -> None:
+        """Raise UnsupportedMechanism unless every release is covered and all share one adjacency."""
+        common_adjacency(releases)
+        for release in releases:
+            reason = _out_of_range(release.mechanism) or self.refusal(release.mechanism)
+            if reason is not None:
+                raise UnsupportedMechanism(f"{self.name} does not cover this: {reason}")
+
+
+ONLY_ZCDP = (
+    "what is released is chosen from what was released, within a budget in rho, and of that it is proved that the whole"
+    " is rho-zCDP and nothing more; use zcdp, zcdp-tight or rdp"
+)
+
+
+class Derived(Accountant, stated=False):
+    """An accountant that asks another one, and states of what it covers no more than that."""
+
+    def __init__(self, accountant: Accountant) -> None:
+        self.accountant = accountant
+        for name in STATEMENTS:
+            setattr(self, name, getattr(accountant, name))
+
+    def refusal(self, mechanism: Mechanism) -> str | None:
+        return self.accountant.refusal(mechanism)
+
+
+class WithoutLeaks(Accountant, stated=False):
+    """An accountant of releases that leak nothing: what (epsilon, delta)-DP ones leak is taken off delta beforehand.
+
+    Guarantee: see `without_leaks`. A leak of delta or more leaves no finite epsilon.
+    """
+
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        self.check(releases)
+        kept, leak = without_leaks(releases)
+        return self._epsilon(kept, delta - leak) if leak < delta else math.inf
+
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        self.check(releases)
+        kept, leak = without_leaks(releases)
+        return min(1.0, leak + self._delta(kept, epsilon)) if kept else 0.0
+
+    @abstractmethod
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        """`epsilon` of releases that were all used, and leak nothing."""
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        """`delta` of the same, and of one at least; for formulas that give epsilon only."""
+        return smallest_delta(lambda delta: self._epsilon(kept, delta), epsilon)
+
+
+class Additive(WithoutLeaks, stated=False):
+    """An accountant to whom each release is a number, and all of them the sum of those."""
+
+    @abstractmethod
+    def cost(self, mechanism: Mechanism) -> float:
+        """What one use adds; inf where it has no bound."""
+
+    @abstractmethod
+    def epsilon_of(self, total: float, delta: float) -> float:
+        """Epsilon at `delta` of whatever adds up to `total`."""
+
+    @abstractmethod
+    def delta_of(self, total: float, epsilon: float) -> float:
+        """Delta at `epsilon` of the same."""
+
+    def total(self, releases: Sequence[Release]) -> float:
+        """What releases that were checked add up to."""
+        return math.fsum(r.count * self.cost(r.mechanism) for r in releases if r.count)
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        return self.epsilon_of(self.total(kept), delta)
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        return self.delta_of(self.total(kept), epsilon)
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        flat = [release for releases in epochs for release in releases]
+        self.check(flat)
+        if any(isinstance(release.mechanism, ApproximateDP) for release in flat):
+            return super().curve(epochs, delta)
+        spent, result = ExactSum(), []
+        for releases in epochs:
+            for release in releases:
+                spent.add(release.count * self.cost(release.mechanism) if release.count else 0.0)
+            result.append(self.epsilon_of(spent.total(), delta))
+        return result
+
+
+def number(accountant: Accountant, ask: Callable[[], float]) -> float:
+    """What `ask` answers for `accountant`, if that is a number.
+
+    Raises FailedAccountant where its arithmetic breaks down: what fails states nothing, least of all the best bound.
+    """
+    try:
+        value = ask()
+    except (ArithmeticError, ValueError) as error:
+        raise FailedAccountant(f"{accountant.name}: its numbers fail here ({error}); take another one") from error
+    if math.isnan(value):
+        raise FailedAccountant(f"{accountant.name}: its numbers fail here (not a number); take another one")
+    return value
+
+
+def _out_of_range(mechanism: Mechanism) -> str | None:
+    """Numbers whose squares floats cannot hold."""
+    if isinstance(mechanism, GaussianSum):
+        noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
+        if noise != 0 and not 1e-100 <= noise <= 1e100:
+            return f"noise multiplier {noise:g} is outside [1e-100, 1e100]"
+        if rate != 0 and rate < 1e-100:
+            return f"sampling rate {rate:g} is below 1e-100"
+    elif not isinstance(mechanism, ZeroConcentrated) and mechanism.epsilon > 1e100:
+        return f"epsilon {mechanism.epsilon:g} is above 1e100"
+    return None
+
+
+def common_adjacency(releases: Sequence[Release]) -> Adjacency | None:
+    """The one adjacency of all releases (None for an empty list); mixtures have no common statement."""
+    names = sorted({release.mechanism.adjacency for release in releases})
+    if len(names) > 1:
+        raise UnsupportedMechanism(f"releases are stated for different adjacencies: {', '.join(names)}")
+    return names[0] if names else None
+
+
+def unsound_sampling(mechanism: Mechanism) -> str | None:
+    """Why a batching has no theorem under its adjacency, whoever accounts for it; None when it has one."""
+    if not isinstance(mechanism, GaussianSum):
+        return None
+    if isinstance(mechanism, CorrelatedSums) and mechanism.sampled and NEIGHBOURS[mechanism.adjacency].replaced:
+        return (
+            "correlated noise on sampled batches under replace-one adjacency: its theorem is about a record that comes"
+            " or goes; use add-remove or zero-out"
+        )
+    return mechanism.batches.refusal(mechanism.adjacency)
+
+
+def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
+    """Replace every (epsilon, delta)-DP release by the pure part of it, and bound the rest. What was not used goes.
+
+    Returns the releases and the probability `leak` such that a guarantee (epsilon, delta) of what is returned is
+    (epsilon, delta + leak) of what was given. Source: Kairouz, Oh and Viswanath 2017 (an (epsilon, delta)-DP
+    release is post-processing of randomised response that tells all with probability delta).
+    """
+    kept: list[Release] = []
+    log_safe = 0.0
+    for release in releases:
+        mechanism = release.mechanism
+        if not release.count:
+            continue
+        if isinstance(mechanism, ApproximateDP):
+            log_safe += release.count * math.log1p(-mechanism.delta)
+            kept.append(Release(PureDP(mechanism.epsilon, mechanism.adjacency, "pure", mechanism.label), release.count))
+        else:
+            kept.append(release)
+    return kept, -math.expm1(log_safe)
+
+
+def smallest_delta(epsilon_at: Callable[[float], float], epsilon: float, most: float = 1.0) -> float:
+    """Least delta of [1e-300, 1] with `epsilon_at(delta) <= epsilon`, from above; 1 where there is none.
+
+    For accountants whose formula gives epsilon only. A delta for which `epsilon_at` raises UnsupportedMechanism is
+    outside the formula's region and does not count; nor does one from `most` on, where that region ends.
+    """
+
+    def holds(delta: float) -> bool:
+        try:
+            return epsilon_at(delta) <= epsilon
+        except UnsupportedMechanism:
+            return False
+
+    low, high = 1e-300, min(most, 1.0) * (1 - 1e-12)
+    if not holds(high):
+        return 1.0
+    return low if holds(low) else smallest(holds, low, high)

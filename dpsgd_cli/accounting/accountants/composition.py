@@ -1,0 +1,206 @@
+"""Compositions of (epsilon, delta) pairs, one pair a use: basic, advanced as Lecture 15 teaches it, and strong.
+
+They hold for any mechanisms: each Gaussian gets a share of delta, a lemma its epsilon at that, and sampling amplifies
+it. None is the tightest form of anything; they are there to be compared with. Not here: accountants that compose losses
+or divergences, which never see a pair.
+
+`strong-composition` is a bound: exact amplification, and the split of delta between the uses and the composition is
+optimised. `strong-composition-published` repeats the number of Abadi et al. 2016: amplification to q epsilon and delta
+split in half; q epsilon is less than log(1 + q (e^epsilon - 1)), so it bounds nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, Bound, WithoutLeaks
+from dpsgd_cli.accounting.conversions import gaussian_delta, gaussian_epsilon, minimise
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release, ZeroConcentrated
+from dpsgd_cli.errors import UnsupportedMechanism
+
+GaussianLemma = Callable[[float, float], float]
+
+
+def exact_gaussian(noise_multiplier: float, delta: float) -> float:
+    """Smallest epsilon of one Gaussian at `delta`. Source: Balle and Wang 2018, Theorem 8."""
+    return gaussian_epsilon(1 / noise_multiplier, delta) if noise_multiplier > 0 else math.inf
+
+
+def classical_gaussian(noise_multiplier: float, delta: float) -> float:
+    """sqrt(2 log(1.25/delta)) / z, proved for results below 1 only.
+
+    Source: Dwork and Roth 2014, Theorem A.1; Lecture 15, Lemma 15.3.
+    """
+    if noise_multiplier == 0:
+        return math.inf
+    return math.sqrt(2 * max(math.log(1.25 / delta), 0.0)) / noise_multiplier
+
+
+def checked_classical_gaussian(noise_multiplier: float, delta: float) -> float:
+    """`classical_gaussian` wherever the exact formula confirms it, which reaches beyond 1; else the exact value."""
+    stated = classical_gaussian(noise_multiplier, delta)
+    if stated == math.inf or gaussian_delta(1 / noise_multiplier, stated) <= delta:
+        return stated
+    return exact_gaussian(noise_multiplier, delta)
+
+
+def amplified(epsilon: float, sampling_rate: float) -> float:
+    """log(1 + q (e^epsilon - 1)): what sampling makes of epsilon, while delta becomes q delta.
+
+    Poisson batches under any adjacency, batches of fixed size under replace-one (a replaced record of a Poisson batch
+    takes the place of nothing, of which it is no farther than of another record). Source: Balle, Barthe and Gaboardi
+    2018, Theorems 2, 8 and 9; Lecture 15, Lemma 15.4.
+    """
+    if epsilon < 30:
+        return math.log1p(sampling_rate * math.expm1(epsilon))
+    return epsilon + math.log(sampling_rate + (1 - sampling_rate) * math.exp(-epsilon)) if sampling_rate else 0.0
+
+
+def use_epsilon(mechanism: Mechanism, delta: float, lemma: GaussianLemma, linear: bool = False) -> float:
+    """Epsilon of one use when `delta` is granted to it (to Gaussians only: the others bring their own).
+
+    `linear` takes q epsilon for the amplified epsilon, as published, which is less than sampling achieves.
+    """
+    if not isinstance(mechanism, GaussianSum):
+        assert not isinstance(mechanism, ZeroConcentrated), "refused by Accountant.check"
+        return mechanism.epsilon
+    rate = mechanism.sampling_rate
+    if rate == 0:
+        return 0.0
+    before = min(delta / rate, 1.0)
+    if before == 0:
+        return math.inf
+    epsilon = lemma(mechanism.noise_multiplier, before) if before < 1 else 0.0
+    return rate * epsilon if linear else amplified(epsilon, rate)
+
+
+PAIRS = ("gaussian", "correlated", "pure", "approximate")
+"""Kinds of mechanisms of which one use has an epsilon at a delta, by `use_epsilon`."""
+
+
+class Composition(WithoutLeaks, stated=False):
+    """What all compositions have in common: they take every mechanism whose batching has a theorem."""
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, GaussianSum) and not mechanism.batches.amplifies_pairs:
+            return f"{mechanism.batching} batches: no lemma makes one (epsilon, delta) of theirs of another; use pld"
+        return None
+
+    @staticmethod
+    def noisy_uses(kept: Sequence[Release]) -> int:
+        """How many uses need a delta of their own."""
+        return sum(r.count for r in kept if isinstance(r.mechanism, GaussianSum))
+
+
+class BasicComposition(Composition):
+    """Epsilons add up, deltas add up (Dwork and Roth 2014, Theorem 3.16): the yardstick of every other accountant.
+
+    Each Gaussian gets an equal share of delta and its exact epsilon at it.
+    """
+
+    name = "basic-composition"
+    bound = "upper"
+    note = "exact Gaussian per use"
+    mechanisms = PAIRS
+    adjacencies = EVERY_NEIGHBOUR
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        share = delta / max(self.noisy_uses(kept), 1)
+        return math.fsum(r.count * use_epsilon(r.mechanism, share, exact_gaussian) for r in kept)
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        if not self.noisy_uses(kept):
+            return 0.0 if self._epsilon(kept, 0.0) <= epsilon else 1.0
+        return super()._delta(kept, epsilon)
+
+
+class AdvancedComposition(Composition):
+    """k uses of at most (eps', delta / 2k) cost (2 sqrt(2 k log(2/delta)) eps', delta) when that is below 1.
+
+    Guarantee: with k delta' = delta / 2, Dwork, Rothblum and Vadhan 2010 at delta / 2 gives sqrt(2k log(2/delta))
+    eps' + k eps' (e^eps' - 1) <= epsilon/2 + epsilon^2 / (4 log(2/delta)) (1 + eps') <= epsilon. Sampled uses are
+    amplified exactly (Lemma 15.4). Source: Lecture 15, Lemmas 15.2 to 15.4.
+    """
+
+    name = "advanced-composition"
+    bound = "upper"
+    note = "Lemmas 15.2 and 15.3, for epsilon < 1"
+    mechanisms = PAIRS
+    adjacencies = EVERY_NEIGHBOUR
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        if not kept:
+            return 0.0
+        uses = sum(r.count for r in kept)
+        single = max(use_epsilon(r.mechanism, delta / (2 * uses), _lemma_15_3) for r in kept)
+        epsilon = 2 * math.sqrt(2 * uses * math.log(2 / delta)) * single
+        if not epsilon < 1:
+            raise UnsupportedMechanism(
+                f"{self.name}: Lemma 15.2 is stated for epsilon below 1 and would give {epsilon:.4g} here;"
+                " add noise, or take another accountant"
+            )
+        return epsilon
+
+
+def _lemma_15_3(noise_multiplier: float, delta: float) -> float:
+    """The Gaussian mechanism's epsilon, which Lemma 15.3 states below 1 only."""
+    epsilon = classical_gaussian(noise_multiplier, delta)
+    if not epsilon < 1:
+        raise UnsupportedMechanism(
+            f"advanced-composition: Lemma 15.3 is stated for epsilon below 1; noise multiplier {noise_multiplier:g} has"
+            f" {epsilon:.4g} at delta {delta:.3g}; add noise, or take another accountant"
+        )
+    return epsilon
+
+
+class StrongComposition(Composition):
+    """sqrt(2 log(1/delta') sum eps_i^2) + sum eps_i (e^eps_i - 1), at delta' + sum delta_i.
+
+    Source: Dwork, Rothblum and Vadhan 2010, Theorem III.3, for unequal uses Kairouz, Oh and Viswanath 2017, Theorem 3.5
+    (whose second term is smaller). Noise multipliers must not depend on earlier outputs (Rogers et al. 2016).
+    """
+
+    name = "strong-composition"
+    bound: ClassVar[Bound] = "upper"
+    note = "Gaussian lemma per use, split of delta optimised"
+    mechanisms = PAIRS
+    adjacencies = EVERY_NEIGHBOUR
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        if not self.noisy_uses(kept):
+            return self._composed(kept, delta, 0.0)
+
+        def at(logit: float) -> float:
+            return self._composed(kept, delta, 1 / (1 + math.exp(-logit)))
+
+        return at(minimise(at, -12.0, 12.0, 1e-4))
+
+    def _composed(self, kept: list[Release], delta: float, share: float) -> float:
+        """Epsilon when `share` of delta goes to the uses, in equal parts, and the rest to the composition."""
+        per_use = delta * share / max(self.noisy_uses(kept), 1)
+        uses = [(r.count, use_epsilon(r.mechanism, per_use, checked_classical_gaussian)) for r in kept]
+        if any(epsilon > 700 for _, epsilon in uses):
+            return math.inf
+        squares = math.fsum(n * epsilon**2 for n, epsilon in uses)
+        drift = math.fsum(n * epsilon * math.expm1(epsilon) for n, epsilon in uses)
+        return math.sqrt(2 * math.log(1 / (delta * (1 - share))) * squares) + drift
+
+
+class PublishedStrongComposition(StrongComposition):
+    """sqrt(2 log(2/delta) sum (q eps)^2) + sum (q eps)^2, with half of delta for the uses."""
+
+    name = "strong-composition-published"
+    bound = "estimate"
+    note = "linear amplification q*eps is below what sampling achieves: no bound"
+    mechanisms = PAIRS
+    adjacencies = EVERY_NEIGHBOUR
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        half = delta / 2
+        per_use = half / max(self.noisy_uses(kept), 1)
+        squares = math.fsum(
+            r.count * use_epsilon(r.mechanism, per_use, classical_gaussian, linear=True) ** 2 for r in kept
+        )
+        return math.sqrt(2 * math.log(1 / half) * squares) + squares

@@ -1,0 +1,300 @@
+"""Renyi DP over all useful orders, with the improved conversion; and as published: Markov's, and integer moments.
+
+Not for privacy-loss distributions, which are tighter and slower (`accounting/accountants/pld.py`). The order is found
+by a search that uses the fact that the set of orders proving a given epsilon is an interval; every order is a valid
+bound by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dpsgd_cli.accounting import conversions, renyi
+from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, WithoutLeaks, without_leaks
+from dpsgd_cli.accounting.mechanism import (
+    ApproximateDP,
+    GaussianSum,
+    Mechanism,
+    PureDP,
+    Release,
+    ZeroConcentrated,
+    merge,
+)
+from dpsgd_cli.common.naming import named
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ORDERS: tuple[float, ...] = (
+    *(1.0001, 1.0002, 1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05),
+    *(1 + x / 10 for x in range(1, 100)),
+    *range(11, 64),
+    *(float(round(64 * 2 ** (x / 8))) for x in range(65)),
+)
+"""From epsilon in the tens of thousands down to noise multipliers in the thousands."""
+
+DIVERGENCES = ("gaussian", "correlated", "truncated", "pure", "approximate", "zcdp")
+"""Kinds of mechanisms whose Renyi divergences `mechanism_divergence` bounds."""
+_ONE_START = (16.0,)
+_MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
+"""Where a divergence is the least of several bounds, the best order need not be the only local one."""
+_ARRAYS_FROM = 8
+_MOMENTS = range(1, 33)
+
+
+class Rdp(WithoutLeaks):
+    """Sum of Renyi divergences order by order, then the best order."""
+
+    name = "rdp"
+    bound = "upper"
+    note = "best Renyi order"
+    mechanisms = DIVERGENCES
+    adjacencies = EVERY_NEIGHBOUR
+
+    def __init__(self, orders: Sequence[float] = ORDERS) -> None:
+        self.orders = tuple(sorted(orders))
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, GaussianSum) and mechanism.sampled and mechanism.batches.divergence is None:
+            return f"{mechanism.batching} batches: no Renyi divergence of theirs is built in; use pld"
+        return None
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        profile = Profile(kept)
+        return self._best_epsilon(profile.total, delta, profile.starts) if kept else 0.0
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        profile = Profile(kept)
+        log_delta = self._least(lambda order: self.log_delta_at(order, profile.total(order), epsilon), profile.starts)
+        by_kl = math.sqrt(-math.expm1(-profile.total(self.orders[0])))
+        return min(by_kl, math.exp(min(log_delta, 0.0)))
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        import numpy as np
+
+        flat = [release for releases in epochs for release in releases]
+        self.check(flat)
+        profile = Profile(flat)
+        if any(math.isinf(cost) for cost in profile.divergences(self.orders[0])):
+            return super().curve(epochs, delta)
+        columns = {mechanism: i for i, mechanism in enumerate(profile.mechanisms)}
+        counts = np.zeros((len(epochs), len(columns)))
+        for row, releases in enumerate(epochs):
+            for release in releases:
+                if release.count:
+                    counts[row, columns[release.mechanism]] += release.count
+        counts = counts.cumsum(axis=0)
+        spent: dict[float, list[float]] = {}
+
+        def total(order: float, epoch: int) -> float:
+            if order not in spent:
+                spent[order] = (counts @ profile.divergences(order)).tolist() if columns else [0.0] * len(epochs)
+            return spent[order][epoch]
+
+        return [
+            self._best_epsilon(lambda order, epoch=epoch: total(order, epoch), delta, profile.starts)  # type: ignore[misc]
+            if counts[epoch].any()
+            else 0.0
+            for epoch in range(len(epochs))
+        ]
+
+    def best_order_for_delta(self, releases: Sequence[Release], delta: float) -> float:
+        """The order at which epsilon at `delta` is least (leaks left out)."""
+        profile = Profile(without_leaks(releases)[0])
+        return self._argmin(lambda order: self.epsilon_at(order, profile.total(order), delta))
+
+    def best_order_for_epsilon(self, releases: Sequence[Release], epsilon: float) -> float:
+        """The order at which delta at `epsilon` is least (leaks left out)."""
+        profile = Profile(without_leaks(releases)[0])
+        return self._argmin(lambda order: self.log_delta_at(order, profile.total(order), epsilon))
+
+    def _best_epsilon(self, total: Callable[[float], float], delta: float, starts: Sequence[float]) -> float:
+        # Bretagnolle and Huber 1979: delta <= sqrt(1 - e^-KL), and KL is below every Renyi divergence.
+        if -math.expm1(-total(self.orders[0])) <= delta * delta:
+            return 0.0
+        return max(0.0, self._least(lambda order: self.epsilon_at(order, total(order), delta), starts))
+
+    epsilon_at = staticmethod(conversions.renyi_epsilon)
+    log_delta_at = staticmethod(conversions.renyi_log_delta)
+
+    def _least(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
+        return objective(self._argmin(objective, starts))
+
+    def _argmin(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
+        """The order where a quasi-convex objective is least: gallop from `starts`, then bisect."""
+        values: dict[int, float] = {}
+
+        def at(index: int) -> float:
+            if index not in values:
+                values[index] = objective(self.orders[index])
+            return values[index]
+
+        last = len(self.orders) - 1
+        for start in starts:
+            low, high = _bracket(at, min(range(last + 1), key=lambda i: abs(self.orders[i] - start)), last)
+            while low < high:
+                middle = (low + high) // 2
+                if at(middle) <= at(middle + 1):
+                    high = middle
+                else:
+                    low = middle + 1
+            at(low)
+        return self.orders[min(values, key=values.__getitem__)]
+
+
+class MarkovRdp(Rdp):
+    """The first conversion, by Markov's inequality: D + log(1/delta) / (alpha - 1) (Mironov 2017, Proposition 3).
+
+    With fractional orders it is what TensorFlow Privacy's tutorials print as the moments accountant.
+    """
+
+    name = "rdp-markov"
+    bound = "upper"
+    note = "Markov conversion, fractional orders"
+    mechanisms = DIVERGENCES
+    adjacencies = EVERY_NEIGHBOUR
+
+    @staticmethod
+    def epsilon_at(order: float, divergence: float, delta: float) -> float:
+        return divergence - math.log(delta) / (order - 1)
+
+    @staticmethod
+    def log_delta_at(order: float, divergence: float, epsilon: float) -> float:
+        return (order - 1) * (divergence - epsilon)
+
+
+class Moments(WithoutLeaks):
+    """The moments accountant as published, for Poisson and full batches: not the best use of the same moments.
+
+    epsilon = min over lambda of (alpha(lambda) + log(1/delta)) / lambda, lambda = 1, ..., 32.
+
+    alpha(lambda) = lambda D_{lambda+1} is the log moment of the privacy loss, the larger of both directions, and
+    adds up.
+    Source: Abadi et al. 2016, Theorem 2; the direction by Mironov, Talwar and Zhang 2019, Theorem 5.
+    """
+
+    name = "moments"
+    bound = "upper"
+    note = "integer moments to 32, Markov conversion"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    adjacencies = EVERY_NEIGHBOUR
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if not isinstance(mechanism, GaussianSum):
+            return None
+        if mechanism.batching == "shuffle":
+            return (
+                "shuffled batches: its moments are those of Poisson sampling, and shuffling is not Poisson sampling"
+                " (its epsilon can be several times larger: Chua et al. 2024); use zcdp, gaussian, rdp or pld, which"
+                " charge an epoch as one Gaussian"
+            )
+        if mechanism.sampled and not mechanism.comes_and_goes:
+            return (
+                f"{mechanism.batching} batches under {mechanism.adjacency} adjacency: its moments are those of Poisson"
+                " batches with a record more or less; use pld"
+            )
+        return None
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        profile, log_budget = Profile(kept), math.log(1 / delta)
+        return min(profile.total(moment + 1.0) + log_budget / moment for moment in _MOMENTS) if kept else 0.0
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        profile = Profile(kept)
+        best = min(moment * (profile.total(moment + 1.0) - epsilon) for moment in _MOMENTS)
+        return math.exp(min(best, 0.0))
+
+
+def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, int]:
+    """Indices between which a quasi-convex sequence has its minimum, by doubling steps from `start`."""
+    step, low, high = 4, max(start - 4, 0), min(start + 4, last)
+    if at(high) < at(start):
+        while high < last and at(high) < at(start):
+            low, start, step = start, high, 2 * step
+            high = min(high + step, last)
+        return low, high
+    while low > 0 and at(low) <= at(start):
+        high, start, step = start, low, 2 * step
+        low = max(low - step, 0)
+    return low, high
+
+
+class Profile:
+    """The distinct mechanisms of some releases, and what each costs at an order."""
+
+    def __init__(self, releases: Sequence[Release]) -> None:
+        merged = merge(list(releases))
+        self.mechanisms = [release.mechanism for release in merged]
+        self.counts = [release.count for release in merged]
+        self._sampled = [i for i, mechanism in enumerate(self.mechanisms) if _is_sampled(mechanism)]
+        self._totals: dict[float, float] = {}
+
+    @property
+    def starts(self) -> Sequence[float]:
+        """Orders from which to look for the best one."""
+        return _MANY_STARTS if any(map(_is_least_of_several, self.mechanisms)) else _ONE_START
+
+    def total(self, order: float) -> float:
+        """Renyi divergence of everything together."""
+        if order not in self._totals:
+            costs = self.divergences(order)
+            self._totals[order] = math.fsum(n * cost for n, cost in zip(self.counts, costs, strict=True))
+        return self._totals[order]
+
+    def divergences(self, order: float) -> list[float] | NDArray:
+        """One use of each distinct mechanism; the Poisson-sampled ones together when there are many."""
+        if len(self._sampled) < _ARRAYS_FROM:
+            return [mechanism_divergence(mechanism, order) for mechanism in self.mechanisms]
+        import numpy as np
+
+        from dpsgd_cli.accounting.renyi_arrays import poisson_gaussian_divergences
+
+        costs = np.zeros(len(self.mechanisms))
+        rest = set(range(len(costs))) - set(self._sampled)
+        for i in rest:
+            costs[i] = mechanism_divergence(self.mechanisms[i], order)
+        sampled = [m for i in self._sampled if isinstance(m := self.mechanisms[i], GaussianSum)]
+        rates = np.array([m.sampling_rate for m in sampled])
+        noises = np.array([m.noise_multiplier for m in sampled])
+        costs[self._sampled] = poisson_gaussian_divergences(rates, noises, order)
+        return costs
+
+
+def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
+    """Renyi divergence of one use at `order` > 1, in the worse of the two directions.
+
+    Gaussian (full, and an epoch of shuffled batches) alpha/(2 z^2); sampled batches:
+    `accounting/sampled_divergences.py`; pure: randomised response, Laplace noise by itself, exponential mechanism also
+    alpha eps^2/8.
+    """
+    if isinstance(mechanism, PureDP) and mechanism.source == "laplace":
+        return renyi.laplace_divergence(mechanism.epsilon, order)
+    if isinstance(mechanism, PureDP):
+        return renyi.pure_divergence(mechanism.epsilon, order, mechanism.source == "exponential")
+    if isinstance(mechanism, ApproximateDP):
+        return math.inf
+    if isinstance(mechanism, ZeroConcentrated):
+        return order * mechanism.rho
+    if not mechanism.sampled:
+        return renyi.gaussian_divergence(mechanism.noise_multiplier, order)
+    if mechanism.batches.divergence is None:
+        return math.inf
+    found: float = named(mechanism.batches.divergence)(mechanism, order)
+    return found
+
+
+def _is_least_of_several(mechanism: Mechanism) -> bool:
+    if isinstance(mechanism, GaussianSum):
+        return mechanism.sampled and not mechanism.comes_and_goes
+    return isinstance(mechanism, PureDP) and mechanism.source == "exponential"
+
+
+def _is_sampled(mechanism: Mechanism) -> bool:
+    return (
+        isinstance(mechanism, GaussianSum)
+        and mechanism.comes_and_goes
+        and 0 < mechanism.sampling_rate < 1
+        and mechanism.noise_multiplier > 0
+    )

@@ -1,0 +1,175 @@
+"""Zero-concentrated DP: rho adds up. Full and shuffled batches, and whatever a filter in rho lets through.
+
+Not for sampled batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2). `zcdp` states epsilon by the
+published conversion of Bun and Steinke, `zcdp-tight` by the best Renyi order; both are theorems.
+
+zCDP(RS) is Yu et al.'s closed-form ESTIMATE for Poisson batches, inside the region where they conjecture it. The bound
+alpha q^2 / z^2 on the Renyi divergence is a conjecture that is false in places (`python -m benchmarks.sampled_bound`
+shows where), so `zcdp-rs` guarantees nothing. For a guarantee, use `rdp` or `pld`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dpsgd_cli.accounting import conversions
+from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, Additive, WithoutLeaks
+from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, PureDP, Release, ZeroConcentrated
+
+
+def mechanism_rho(mechanism: Mechanism) -> float:
+    """rho of one use.
+
+    Gaussian 1/(2 z^2), also for one epoch of shuffled batches (Yu et al. 2019, Theorem 2); exponential mechanism
+    eps^2/8 (Cesar and Rogers 2021, Lemma 3.2); any other pure release eps^2/2 (Bun and Steinke 2016, Proposition 1.4);
+    inf where zCDP says nothing.
+    """
+    if isinstance(mechanism, GaussianSum):
+        if mechanism.sampled:
+            return math.inf
+        variance = mechanism.noise_multiplier**2
+        return 1 / (2 * variance) if variance > 0 else math.inf
+    if isinstance(mechanism, PureDP):
+        return mechanism.epsilon**2 / (8 if mechanism.source == "exponential" else 2)
+    if isinstance(mechanism, ZeroConcentrated):
+        return mechanism.rho
+    return 0.0 if mechanism.epsilon == mechanism.delta == 0 else math.inf
+
+
+def total_rho(releases: Sequence[Release]) -> float:
+    """rho of all releases together, by addition.
+
+    Guarantee: the releases are rho-zCDP where their parameters were fixed beforehand (Bun and Steinke 2016, Lemma 1.7).
+    Where they are chosen after seeing earlier outputs, a budget that the sum never passes, on any way, is one: a filter
+    (Feldman and Zrnic 2021, Theorem 4.3); the sum that one run came to is not. Raises UnsupportedMechanism for what
+    `Zcdp` refuses and for (epsilon, delta)-DP releases, which have no rho.
+    """
+    zcdp = Zcdp()
+    zcdp.check(releases)
+    return zcdp.total(releases)
+
+
+def rho_of(releases: Sequence[Release]) -> float | None:
+    """`total_rho`, inf where nothing bounds it; None where there is no such thing (sampled batches)."""
+    if any(Zcdp().refusal(release.mechanism) for release in releases):
+        return None
+    return total_rho(releases)
+
+
+class Zcdp(Additive):
+    """rho + 2 sqrt(rho log(1/delta))."""
+
+    name = "zcdp"
+    bound = "upper"
+    note = "Bun-Steinke conversion"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "zcdp")
+    adjacencies = EVERY_NEIGHBOUR
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, GaussianSum) and mechanism.sampled:
+            estimate = ", or zcdp-rs for the published estimate" if mechanism.comes_and_goes else ""
+            return (
+                f"{mechanism.batching} batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2);"
+                f" use {'rdp or pld' if mechanism.batches.divergence else 'pld'}{estimate}"
+            )
+        return None
+
+    def cost(self, mechanism: Mechanism) -> float:
+        return mechanism_rho(mechanism)
+
+    def epsilon_of(self, total: float, delta: float) -> float:
+        return conversions.bun_steinke_epsilon(total, delta)
+
+    def delta_of(self, total: float, epsilon: float) -> float:
+        return conversions.bun_steinke_delta(total, epsilon)
+
+
+class TightZcdp(Zcdp):
+    """The least epsilon over all Renyi orders."""
+
+    name = "zcdp-tight"
+    bound = "upper"
+    note = "best Renyi order"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate", "zcdp")
+    adjacencies = EVERY_NEIGHBOUR
+
+    def epsilon_of(self, total: float, delta: float) -> float:
+        return conversions.tight_zcdp_epsilon(total, delta)
+
+    def delta_of(self, total: float, epsilon: float) -> float:
+        return conversions.tight_zcdp_delta(total, epsilon)
+
+
+def sampled_rho(mechanism: Mechanism) -> float:
+    """P(q, z) = q^2 / z^2 of a Poisson batch (Yu et al. 2019, section IV-B2); `mechanism_rho` of all others."""
+    if isinstance(mechanism, GaussianSum) and mechanism.batching == "poisson" and mechanism.sampling_rate < 1:
+        return (mechanism.sampling_rate / mechanism.noise_multiplier) ** 2 if mechanism.sampling_rate else 0.0
+    return mechanism_rho(mechanism)
+
+
+def largest_order(mechanism: Mechanism) -> float:
+    """U_alpha(q, z) = z^2 log(1 / (q z)) + 1, the largest Renyi order covered; inf for what is not sampled."""
+    if not isinstance(mechanism, GaussianSum) or mechanism.batching != "poisson" or mechanism.sampling_rate in (0, 1):
+        return math.inf
+    return mechanism.noise_multiplier**2 * math.log(1 / (mechanism.sampling_rate * mechanism.noise_multiplier)) + 1
+
+
+class ZcdpRs(WithoutLeaks):
+    """Theorem 3: rho_hat = sum P_i for orders up to the smallest U_alpha, and the best of these orders."""
+
+    name = "zcdp-rs"
+    bound = "estimate"
+    note = "conjectured divergence bound q^2/z^2"
+    mechanisms = ("gaussian", "correlated", "pure", "approximate")
+    adjacencies = EVERY_NEIGHBOUR
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if not isinstance(mechanism, GaussianSum):
+            return None
+        rate, noise = mechanism.sampling_rate, mechanism.noise_multiplier
+        if mechanism.batching == "shuffle":
+            return (
+                "shuffled batches: its estimate is for Poisson sampling, and shuffling is not Poisson sampling (its"
+                " epsilon can be several times larger: Chua et al. 2024); use zcdp, which charges an epoch as one"
+                " Gaussian"
+            )
+        if mechanism.sampled and not mechanism.comes_and_goes:
+            return (
+                f"{mechanism.batching} batches under {mechanism.adjacency} adjacency: its estimate is for Poisson"
+                " batches with a record more or less; use pld"
+            )
+        if mechanism.sampled and 0 < rate < 1:
+            if noise < 1:
+                return f"noise multiplier {noise:g}: the estimate is only stated from 1 on; use rdp or pld"
+            if rate > 1 / (16 * noise):
+                return (
+                    f"sampling rate {rate:g} at noise multiplier {noise:g}: the estimate is only stated for rates up to"
+                    f" 1 / (16 * noise multiplier) = {1 / (16 * noise):.4g}; use rdp or pld"
+                )
+        return None
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        rho, order = _rho_and_order(kept)
+        if rho == 0:
+            return 0.0
+        # Yu et al. 2019, Theorem 3: the unconstrained best order 1 + sqrt(log(1/delta) / rho) may lie beyond.
+        if delta >= math.exp(-rho * (order - 1) ** 2):
+            return conversions.bun_steinke_epsilon(rho, delta)
+        return rho * order - math.log(delta) / (order - 1)
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        rho, order = _rho_and_order(kept)
+        if rho == 0:
+            return 0.0
+        if epsilon <= rho:
+            return 1.0
+        if (epsilon + rho) / (2 * rho) <= order:
+            return conversions.bun_steinke_delta(rho, epsilon)
+        return math.exp(min(0.0, (order - 1) * (rho * order - epsilon)))
+
+
+def _rho_and_order(kept: list[Release]) -> tuple[float, float]:
+    """The estimated rho of all together, and the largest order that it is stated for."""
+    rho = math.fsum(r.count * sampled_rho(r.mechanism) for r in kept)
+    return rho, min((largest_order(r.mechanism) for r in kept), default=math.inf)

@@ -1,0 +1,256 @@
+"""What a trial may spend: whether releases fit a budget, the filter that enforces it, how much of a schedule it buys.
+
+Filters are asked BEFORE a release is made, each with its theorem. Not here: what anything costs (`accountants/`), what
+a schedule is (`schedules/settings.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import ClassVar, TypeVar
+
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
+from dpsgd_cli.accounting.accountants.zcdp import rho_of, total_rho
+from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.accounting.conversions import gaussian_epsilon
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.search import ExactSum, Span, gap_of, gap_of_sum, most_expensive
+from dpsgd_cli.common.text_format import count
+from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
+from dpsgd_cli.recipe.privacy import EpsilonBudget, RhoBudget
+from dpsgd_cli.schedules.settings import LEAST, Schedule
+
+Budget = RhoBudget | EpsilonBudget | None
+T = TypeVar("T")
+
+# Summing equal terms one by one or as a product rounds differently by a few units of 2^-53. An exact budget is
+# shrunk by far more than that, so that no order of summation can state an epsilon above it.
+_ROUNDING = 1e-11
+
+
+class Filter(ABC):
+    """Decides whether a release may still happen. It counts what it admitted, so each ledger has its own."""
+
+    @abstractmethod
+    def admit(self, release: Release) -> None:
+        """Count `release`. Raises BudgetExceeded, and counts nothing, when it would pass the budget."""
+
+    @property
+    def left(self) -> Sequence[Release]:
+        """What was planned and is not made yet; nothing where nothing is planned."""
+        return ()
+
+
+class TotalFilter(Filter):
+    """What releases cost adds up to at most `limit`.
+
+    The running total is held exactly, so that a release costs the same whether it is the first or the ten-thousandth,
+    and is rounded once, not once a release.
+    """
+
+    unit: ClassVar[str]
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._spent = ExactSum()
+
+    @abstractmethod
+    def cost(self, release: Release) -> float:
+        """In the unit of the limit; UnsupportedMechanism for what has no such cost."""
+
+    def admit(self, release: Release) -> None:
+        cost = self.cost(release)
+        if self._spent.passes(self.limit, cost):
+            total = self._spent.total(cost)
+            raise BudgetExceeded(
+                f"this release would bring {self.unit} to {total:.6g}, over the budget {self.limit:.6g}"
+            )
+        self._spent.add(cost)
+
+
+class RhoFilter(TotalFilter):
+    """A total of zCDP.
+
+    Sound when every release is chosen after seeing all earlier ones (fully adaptive composition of Renyi divergence
+    bounds: Feldman and Zrnic 2021, Theorem 4.3).
+    """
+
+    unit = "rho"
+
+    def cost(self, release: Release) -> float:
+        return total_rho([release])
+
+
+class GaussianRhoFilter(RhoFilter):
+    """A `RhoFilter` whose whole is sqrt(2 rho)-Gaussian-DP: what is no Gaussian counts mu^2 / 2 of its mu."""
+
+    def cost(self, release: Release) -> float:
+        gaussian = isinstance(release.mechanism, GaussianSum)
+        return super().cost(release) if gaussian else total_mu_squared([release]) / 2
+
+
+class GaussianFilter(TotalFilter):
+    """An exact (epsilon, delta), as a total of mu^2 (1 / z^2 of an unsampled Gaussian).
+
+    Every release is mu-Gaussian-DP for a mu of its own; the sum of mu^2 is capped at the one whose Gaussian trade-off
+    meets the budget; fully adaptive (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential
+    privacy").
+    """
+
+    unit = "mu^2"
+
+    def cost(self, release: Release) -> float:
+        return total_mu_squared([release])
+
+
+class PlannedFilter(Filter):
+    """Exactly these releases, in this order; `planned` was priced as a whole before training.
+
+    Needed for accountants without a fully adaptive filter (pld, rdp with a free order); sound because nothing is
+    adaptive.
+    """
+
+    def __init__(self, planned: Sequence[Release]) -> None:
+        self.planned = planned
+        self._done = 0
+
+    @property
+    def left(self) -> Sequence[Release]:
+        return self.planned[self._done :]
+
+    def admit(self, release: Release) -> None:
+        if self._done >= len(self.planned):
+            raise BudgetExceeded(f"all {self._done} releases that the plan priced were made; there is none left")
+        if release != self.planned[self._done]:
+            raise BudgetExceeded(f"release {self._done + 1} is {release}, which is not what the plan priced")
+        self._done += 1
+
+
+def describe(budget: Budget) -> str:
+    """A budget in words."""
+    if budget is None:
+        return "none"
+    if isinstance(budget, RhoBudget):
+        return f"rho {budget.rho:g}"
+    return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
+
+
+def excess(budget: Budget, accountant: Accountant, releases: Sequence[Release]) -> float:
+    """log(spent / budget) of all `releases` together, for `accounting/search.py`; <= 0 exactly where they fit.
+
+    Raises PrivacyError for a rho budget on releases that have no rho.
+    """
+    if budget is None:
+        return -math.inf
+    if isinstance(budget, RhoBudget):
+        costs = _each(lambda release: rho_of([release]), releases)
+        known = [cost for cost in costs if cost is not None]
+        if len(known) < len(costs):
+            raise PrivacyError(
+                "a budget in rho does not fit sampled batches (zCDP is not amplified by sampling);"
+                " give privacy.budget as {epsilon: ..., delta: ...}"
+            )
+        return gap_of_sum(known, budget.rho)
+    if accountant.name == "gaussian":
+        return gap_of_sum(_each(lambda release: total_mu_squared([release]), releases), _most_mu_squared(budget))
+    return gap_of(accountant.epsilon(releases, budget.delta), budget.epsilon)
+
+
+def _each(cost: Callable[[Release], T], releases: Sequence[Release]) -> list[T]:
+    """The cost of each; one that stands there many times is priced once."""
+    known = {id(release): release for release in releases}
+    costs = {name: cost(release) for name, release in known.items()}
+    return [costs[id(release)] for release in releases]
+
+
+def enforce(budget: Budget, accountant: Accountant, planned: Sequence[Release]) -> Filter:
+    """A filter of the budget: adaptive where a theorem allows it, else exactly the `planned` releases."""
+    if isinstance(budget, RhoBudget):
+        return RhoFilter(budget.rho)
+    if budget is not None and accountant.name == "gaussian":
+        return GaussianFilter(_most_mu_squared(budget))
+    return PlannedFilter(tuple(planned))
+
+
+def enforce_on_choices(budget: RhoBudget | EpsilonBudget) -> Filter:
+    """The filter of a budget that `one_gaussian` states: all that it admits is mu-Gaussian-DP together."""
+    if isinstance(budget, RhoBudget):
+        return GaussianRhoFilter(budget.rho)
+    return GaussianFilter(_most_mu_squared(budget))
+
+
+def one_gaussian(budget: Budget, accountant: str, adjacency: Adjacency) -> GaussianSum | None:
+    """The whole budget as one Gaussian mechanism; None where no filter of mu^2 polices it.
+
+    Guarantee: releases that `enforce_on_choices` admits are, together, mu-Gaussian-DP, whatever was chosen on the
+    way (Smith and Thakurta 2022): neighbours are at least as hard to tell apart as on this one mechanism. So every
+    accountant's bound on it is a bound on them.
+    """
+    if not isinstance(budget, RhoBudget) and (budget is None or accountant != "gaussian"):
+        return None
+    most = mu_squared_left(budget, ())
+    multiplier = most**-0.5
+    while 1 / multiplier**2 > most:
+        multiplier = math.nextafter(multiplier, math.inf)
+    return GaussianSum(multiplier, adjacency, label="budget")
+
+
+def mu_squared_left(budget: RhoBudget | EpsilonBudget, spent: Sequence[Release]) -> float:
+    """What `spent` leaves of the budget, as a sum of 1 / z^2 over full or shuffled Gaussians (twice their zCDP)."""
+    most = 2 * budget.rho if isinstance(budget, RhoBudget) else _most_mu_squared(budget)
+    return most - total_mu_squared(spent)
+
+
+@cache
+def _most_mu_squared(budget: EpsilonBudget) -> float:
+    """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget, from below."""
+    span = Span("mu", cheap=1e-150, expensive=1e150, start=1.0)
+    mu = most_expensive(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
+    return (mu or 0.0) ** 2 * (1 - _ROUNDING)
+
+
+Excess = Callable[[list[float]], float]
+"""How far beyond the budget these noise multipliers, by epoch, are (<= 0: within)."""
+
+
+def solve_schedule(schedule: Schedule, epochs: int, excess: Excess, precision: float = 0.0) -> Schedule:
+    """`schedule` with its free number set so that `epochs` epochs fit, and as little noise as that allows.
+
+    Guarantee: `excess` was asked about the answer, and said within. The number is found to the last bit, or to the
+    relative `precision`; where even its most expensive value fits (a polynomial's power), that value is the answer.
+    Raises PrivacyError for several free numbers, InfeasibleBudget when no value fits, UnsupportedMechanism as `excess`.
+    """
+    free = schedule.free_numbers()
+    if len(free) != 1:
+        raise PrivacyError(f"privacy.schedule: {' and '.join(free)} are auto, but only one number can be solved for")
+    path, number = free[0], schedule.numbers()[free[0]]
+    if number.refused:
+        raise PrivacyError(f"privacy.schedule.{path}: {number.refused}")
+
+    found = most_expensive(
+        lambda value: _gap(schedule.with_number(path, number.value(value)), epochs, excess),
+        number if number.whole else replace(number, precision=precision),
+    )
+    if found is None:
+        raise InfeasibleBudget(
+            f"no value of privacy.schedule.{path} lets {count(epochs, 'epoch')} fit the budget: raise the budget,"
+            " train fewer epochs, or start with more noise"
+        )
+    return schedule.with_number(path, number.value(found))
+
+
+def epochs_that_fit(schedule: Schedule, most: int, excess: Excess) -> int:
+    """Longest prefix of the schedule within the budget (spending only grows), no longer than `most` epochs."""
+    span = Span("epochs", cheap=1.0, expensive=float(most), start=1.0, whole=True)
+    return int(most_expensive(lambda epochs: _gap(schedule, int(epochs), excess), span) or 0)
+
+
+def _gap(schedule: Schedule, epochs: int, excess: Excess) -> float:
+    """A schedule that runs out of noise is more expensive than any budget."""
+    noise = [schedule.noise(epoch) for epoch in range(epochs)]
+    return excess(noise) if min(noise) >= LEAST else math.inf

@@ -1,0 +1,172 @@
+"""What releases cost somebody with k records, or k people who hang together: group privacy, for any ledger.
+
+Notation: of two data sets one has all k records of the group and the other none of them (add-remove), k that add
+nothing (zero-out) or any k others (replace-one): k steps from neighbour to neighbour. Epsilon and delta without a mark
+are those of one record.
+
+Two theorems, of which `ForGroup` states the lesser, by each accountant for itself.
+
+By mechanism (`of_group`). Each release is replaced by one whose pair of output distributions dominates what a group of
+k does to it, whatever was released before, and all of them are priced as if they were one record's:
+- unsampled Gaussian (full, shuffle; correlated sums of an epoch too): noise multiplier z / k. One of multiplier z is
+  (1/z)-GDP, and mu-GDP is k mu-GDP for groups of k (Dong, Roth and Su 2022, Theorem 2.14), which is that of
+  multiplier z / k: a sum that one record moves by S, k move by k S.
+- Poisson-sampled Gaussian of rate q, under add-remove and zero-out: noise multiplier z / k and rate 1 - (1 - q)^k.
+  Proof: fix which of the others are sampled, and let A be the set of the group's records that are, each with
+  probability q by itself. Given A the sum moves by a vector v_A with |v_A| <= |A| S <= k S, and by nothing where A is
+  empty, which has probability 1 - p, p = 1 - (1 - q)^k. So the output is the mixture, over non-empty A with weights
+  P(A) / p, of (1 - p) N(0, s^2) + p N(v_A, s^2), against N(0, s^2). Divergences (hockey-stick, Renyi) are jointly
+  convex, or quasi-convex, so no mixture is worse than its worst part, and that is at most (1 - p) N(0, s^2) +
+  p N(k S, s^2): scaling both by |v_A| / (k S) and adding noise is post-processing.
+- epsilon-DP: k epsilon-DP; epsilon-bounded range: k epsilon-bounded range, and a number's Laplace noise is that of k
+  times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).
+- none is proved here of batches of one size or one largest size, of random allocation, nor of replaced records of
+  Poisson batches; nor of correlated sums of Poisson batches: the cycles of k records begin at different steps, so
+  blocks of rows that one record moves overlap with those of another.
+
+By statement. What is (epsilon, delta)-DP is (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for groups of k
+(Vadhan 2017, Lemma 2.2, summed up exactly: each step costs a factor e^epsilon and another delta). It holds of every
+accountant's own (epsilon, delta), so of a PLD's whole curve; the best point of that curve is looked for. All k steps
+need it: where a price depends on the number of records (`TruncatedSum`), it is that of the largest data on the way.
+
+Where all noise is Gaussian and nothing is sampled, the first is exact.
+Not here: any accountant (`accountants/`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.accountants.base import Derived
+from dpsgd_cli.accounting.mechanism import (
+    ApproximateDP,
+    CorrelatedSums,
+    GaussianSum,
+    Mechanism,
+    PureDP,
+    Release,
+    TruncatedSum,
+    ZeroConcentrated,
+)
+from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
+
+_DEEPEST = 300.0
+"""How far below a group's delta, in logarithms, one record's is looked for."""
+_HALVINGS = 12
+
+
+def of_group(mechanism: Mechanism, size: int) -> Mechanism:
+    """What dominates a release for groups of `size` records. Raises UnsupportedMechanism where nothing is proved."""
+    if size == 1:
+        return mechanism
+    if isinstance(mechanism, GaussianSum):
+        if mechanism.sampled and not mechanism.comes_and_goes:
+            where = f"{mechanism.batching} batches under {mechanism.adjacency}"
+            raise UnsupportedMechanism(f"{where}: no pair of a group's sample is proved")
+        if isinstance(mechanism, CorrelatedSums) and mechanism.sampled:
+            raise UnsupportedMechanism("correlated noise on Poisson batches: a group's cycles overlap")
+        rate = mechanism.sampling_rate
+        return replace(
+            mechanism,
+            noise_multiplier=mechanism.noise_multiplier / size,
+            sampling_rate=-math.expm1(size * math.log1p(-rate)) if rate < 1 else 1.0,
+        )
+    if isinstance(mechanism, PureDP):
+        return replace(mechanism, epsilon=size * mechanism.epsilon)
+    if isinstance(mechanism, ZeroConcentrated):
+        return replace(mechanism, rho=size**2 * mechanism.rho)
+    assert isinstance(mechanism, ApproximateDP)
+    log_delta = math.log(mechanism.delta) + log_factor(mechanism.epsilon, size) if mechanism.delta else -math.inf
+    if log_delta >= 0:
+        raise UnsupportedMechanism(f"(epsilon, delta)-DP releases say nothing of groups of {size}: delta passes 1")
+    return replace(mechanism, epsilon=size * mechanism.epsilon, delta=math.exp(log_delta))
+
+
+def _on_the_way(releases: Sequence[Release], size: int) -> list[Release]:
+    """The releases on the larger of the last two of `size` + 1 data sets, each a neighbour of the next."""
+    found = []
+    for release in releases:
+        own = release.mechanism
+        if isinstance(own, TruncatedSum):
+            try:
+                release = replace(release, mechanism=replace(own, records=own.records + size - 1))
+            except PrivacyError as error:
+                raise UnsupportedMechanism(f"groups of {size}: {error}") from None
+        found.append(release)
+    return found
+
+
+def log_factor(epsilon: float, size: int) -> float:
+    """log of (e^(k epsilon) - 1) / (e^epsilon - 1) = 1 + e^epsilon + ... + e^((k - 1) epsilon).
+
+    >>> round(math.exp(log_factor(1.0, 3)), 6) == round(1 + math.e + math.e**2, 6)
+    True
+    """
+    if epsilon < 1e-9:
+        return math.log(size) + (size - 1) * epsilon
+    return (size - 1) * epsilon + math.log(-math.expm1(-size * epsilon)) - math.log(-math.expm1(-epsilon))
+
+
+class ForGroup(Derived, stated=False):
+    """What `accountant` proves of groups of `size` records."""
+
+    def __init__(self, accountant: Accountant, size: int) -> None:
+        super().__init__(accountant)
+        self.size = size
+        self.note = f"{accountant.note}; groups of {size}"  # type: ignore[misc]
+
+    def epsilon(self, releases: Sequence[Release], delta: float) -> float:
+        return self._least(
+            lambda own: self.accountant.epsilon(own, delta), lambda: self._by_statement(releases, delta), releases
+        )
+
+    def delta(self, releases: Sequence[Release], epsilon: float) -> float:
+        def stated() -> float:
+            one = self.accountant.delta(_on_the_way(releases, self.size), epsilon / self.size)
+            return (
+                min(1.0, math.exp(min(0.0, math.log(one) + log_factor(epsilon / self.size, self.size)))) if one else 0.0
+            )
+
+        return self._least(lambda own: self.accountant.delta(own, epsilon), stated, releases)
+
+    def _least(
+        self, price: Callable[[list[Release]], float], stated: Callable[[], float], releases: Sequence[Release]
+    ) -> float:
+        """Of both theorems; what one refuses, the other may state. Where both do, the accountant's own reason."""
+        found, refused = [], None
+        try:
+            found.append(price([Release(of_group(r.mechanism, self.size), r.count) for r in releases]))
+        except UnsupportedMechanism as error:
+            refused = error
+        if self.size > 1 and self.bound == "upper":
+            try:
+                found.append(stated())
+            except UnsupportedMechanism as error:
+                refused = refused or error
+        if not found:
+            assert refused is not None
+            raise refused
+        return min(found)
+
+    def _by_statement(self, releases: Sequence[Release], delta: float) -> float:
+        """k epsilon at a delta of one record that is small enough; every one that is tried is proved."""
+        releases = _on_the_way(releases, self.size)
+        known: dict[float, float] = {}
+
+        def fits(below: float) -> bool:
+            """Whether epsilon at delta e^-below, of one record, gives a group no more than delta."""
+            known[below] = self.accountant.epsilon(releases, delta * math.exp(-below))
+            return known[below] < math.inf and log_factor(known[below], self.size) <= below
+
+        low = high = math.log(self.size)
+        while not fits(high):
+            if high > _DEEPEST:
+                return math.inf
+            low, high = high, 2 * high
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return self.size * known[high]

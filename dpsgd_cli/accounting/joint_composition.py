@@ -1,0 +1,131 @@
+"""May the ledgers of several trials be added? The one rule, for `account`, `result.json`, `compare` and sweeps.
+
+Who publishes several trials publishes all that each of them tells of the records, with noise and without: its weights,
+and what was measured on records that its statement does not protect (test records, folds held out, validation records
+that are declared public). The price of the merged ledgers bounds that where
+
+noise       every trial drew its own. Trials of equal seed draw the same numbers: of two sums with one noise at the
+            scales 4 and 8, twice the first less the second is the exact sum.
+records     no trial measured, without noise, what another trained on: all leave out the same records. With folds every
+            record is left out by some trial, whatever the others were charged for it.
+data        all are of the same data. Of others it is not known whether a record of the one is a test record of the
+            other.
+adjacency   all are stated for the same.
+
+Guarantee: then, given what is left out, neighbouring data sets differ in one record of the part that all trials train
+on, each trial is bounded by its own ledger (`ledger.to_price`), their noise is independent, and the whole is their
+sequential composition. What a trial releases may depend on earlier trials; how many trials there are and how much
+noise each adds may not, because a sum that was chosen on the way is no bound (`accounting/ledger.py`).
+Where something of this does not hold, or is not known, nothing is stated. Parts of one trial (the candidates of
+`private-selection`) are that method's own proof, and one trial here.
+
+Not here: prices (`accountants/`), which records a recipe leaves out (`results/evaluated.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+FIXED = "added up for trials whose number and settings were fixed beforehand, not chosen by what other trials found"
+ASSUMED = "added up as if each had noise of its own and none measured, without noise, records that another trained on"
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a run: `data` is equal for the same data, `left_out` says in words what of it nobody protects."""
+
+    data: Hashable
+    left_out: str
+    folds: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Trials of one recipe: what their ledgers, by themselves, do not say of them.
+
+    `seeds` has one entry a trial, None for noise of the operating system. `adjacency` is None without privacy. `seeds`
+    or `records` is None where it is not known.
+    """
+
+    name: str
+    seeds: Sequence[int | None] | None
+    adjacency: str | None
+    records: Records | None
+
+
+def why_apart(runs: Sequence[Run], trials: int | None = None) -> str | None:
+    """Why nothing is stated of all trials of these runs together; None where their ledgers add up, or for one trial.
+
+    `trials` counts them where seeds may not be known; left out, a run without seeds may have any number.
+    """
+    if trials is None:
+        trials = sum(2 if run.seeds is None else len(run.seeds) for run in runs)
+    if trials < 2:
+        return None
+    return _noise(runs) or why_records_apart(runs) or _adjacency(runs)
+
+
+def why_records_apart(runs: Sequence[Run]) -> str | None:
+    """The same of the records alone, for whoever sees to the noise; also of a single run, whose trials may be many."""
+    unknown = next((run.name for run in runs if run.records is None), None)
+    if unknown is not None:
+        return (
+            f"{unknown} does not say which records its trials left out, and on which data they ran: that is told by the"
+            " recipe.yaml and the result.json that came with the ledger"
+        )
+    found = [run.records for run in runs if run.records is not None]
+    folds = next((one.folds for one in found if one.folds is not None), None)
+    if folds is not None:
+        return (
+            f"with folds: {folds} each record is tested, without noise, in one fold and trained on in the others; each"
+            " trial's own statement does not cover its test records (leave folds out)"
+        )
+    if len({one.data for one in found}) > 1:
+        return "they are of different data, and a record of the one may be a test record of the other"
+    ways = list(dict.fromkeys(one.left_out for one in found))
+    if len(ways) > 1:
+        return (
+            f"they leave out different records ({'; '.join(ways[:2])}), so what one measured without noise another"
+            " trained on"
+        )
+    return None
+
+
+def _noise(runs: Sequence[Run]) -> str | None:
+    owners: dict[int, str] = {}
+    for run in runs:
+        if run.seeds is None:
+            return f"{run.name} does not say the seeds of its trials, so they may share noise"
+        for seed in run.seeds:
+            if seed is None:
+                continue
+            if seed in owners:
+                both = run.name if owners[seed] == run.name else f"{owners[seed]} and {run.name}"
+                return (
+                    f"trials share seed {seed}, and thus noise ({both}): sums with the same noise at two scales give"
+                    " the exact sum away; give every run seeds of its own, or none"
+                )
+            owners[seed] = run.name
+    return None
+
+
+def _adjacency(runs: Sequence[Run]) -> str | None:
+    without = next((run.name for run in runs if run.adjacency is None), None)
+    if without is not None:
+        return f"{without} has no privacy"
+    stated = sorted({run.adjacency for run in runs if run.adjacency is not None})
+    return f"they are stated for different adjacencies ({', '.join(stated)})" if len(stated) > 1 else None
+
+
+def scope(run: Run) -> str:
+    """What the epsilon of a result is about, in words."""
+    if run.seeds is not None and len(run.seeds) == 1:
+        return "its one trial; with trials of other results it adds up only where `dpsgd account --trials all` says so"
+    reason = why_apart([run])
+    if reason is not None:
+        return f"each trial on its own; no statement about several of them, published together or as a mean: {reason}"
+    return (
+        "each trial on its own; all trials of this result together, and means over them, cost the sum of their ledgers"
+        " (`dpsgd account --trials all`)"
+    )

@@ -1,0 +1,272 @@
+"""The append-only list of what one trial released, which asks a filter first, and its file.
+
+A ledger records mechanisms, never epsilons; the accountant is chosen afterwards. `spend` is called BEFORE the release
+that it records.
+
+What a filter (`accounting/budget.py`) proves is its budget, fixed in advance, and nothing less: where amounts, or the
+end, were chosen from what had been released, the sum of what was spent is itself a random output. It is no bound on the
+privacy of the method that led to it (that would take a valid odometer, which costs more than the sum: Rogers et al.
+2016; Whitehouse et al. 2023). So each entry of such a trial says what the filter that admitted it never lets pass
+(`budget_cap`, the key `within` of a line), and `to_price` names that instead. Where everything was fixed beforehand,
+the releases are the bound.
+
+Not here: any price (`accountants/`), what to release (`accounting/plan.py`, `methods/`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
+from dpsgd_cli.accounting.accountants.zcdp import total_rho
+from dpsgd_cli.accounting.budget import Filter
+from dpsgd_cli.accounting.mechanism import (
+    GaussianSum,
+    Mechanism,
+    Release,
+    ZeroConcentrated,
+    from_record,
+    mechanism_record,
+    merge,
+    to_record,
+    whole_number,
+)
+from dpsgd_cli.common.package_files import irregularity
+from dpsgd_cli.common.text_format import quoted, shortened
+from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, UnsupportedMechanism
+
+Phase = Literal["before", "train"]
+
+# Of two ways to add up the same charges.
+_ROUNDING = 1e-9
+CHOSEN = "it may choose what to release by what it released, so its budget is the bound, and what a run spent is not"
+EXPERIMENT = "an experiment: who knows the seed can take the noise away"
+_TWO_RUNS = "the lines are not those of one run; give every ledger a file of its own"
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One line of a ledger: a release, and when it happened.
+
+    `budget_cap`: all entries that say the same are, together, at most this mechanism, whatever was chosen on the way;
+    None for a release that was fixed beforehand. `unit`: whose rows neighbouring data differ in, all of them; None for
+    single records.
+    """
+
+    release: Release
+    phase: Phase = "train"
+    epoch: int | None = None
+    budget_cap: Mechanism | None = None
+    unit: str | None = None
+
+
+def to_price(entries: Iterable[LedgerEntry]) -> list[Release]:
+    """Releases whose price bounds that of the trial which made `entries`, equal mechanisms merged.
+
+    Guarantee: a release that was fixed beforehand stands for itself; releases that were chosen as the trial went are
+    bounded by the budget of the filter that admitted them (Feldman and Zrnic 2021, Theorem 4.3, in zCDP; Smith and
+    Thakurta 2022 in Gaussian DP), whatever was spent of it.
+    """
+    entries = list(entries)
+    caps = dict.fromkeys(entry.budget_cap for entry in entries if entry.budget_cap is not None)
+    return merge([*(e.release for e in entries if e.budget_cap is None), *map(Release, caps)])
+
+
+def charged_by_epoch(entries: Iterable[LedgerEntry]) -> dict[int | None, list[Release]]:
+    """What was released in each epoch, equal mechanisms merged; None stands for what names no epoch."""
+    found: dict[int | None, list[Release]] = {}
+    for entry in entries:
+        found.setdefault(entry.epoch, []).append(entry.release)
+    return {epoch: merge(releases) for epoch, releases in found.items()}
+
+
+@dataclass
+class Ledger:
+    """What one trial released, in order. `covers_before`: whether the filter counts private preprocessing.
+
+    `budget_cap` is what the filter never lets pass, where what it admits is chosen from what was released; else None.
+    `unit` is that of every entry.
+    """
+
+    filter: Filter | None = None
+    covers_before: bool = True
+    entries: list[LedgerEntry] = field(default_factory=list)
+    budget_cap: Mechanism | None = None
+    unit: str | None = None
+
+    def spend(self, release: Release, epoch: int | None = None, phase: Phase = "train") -> None:
+        """Record `release`, which the caller makes next.
+
+        Raises BudgetExceeded when the filter refuses it, and PrivacyError when its adjacency is not that of the
+        releases before it (there would be nothing to state about both); then nothing is recorded.
+        """
+        stated = self.entries[0].release.mechanism.adjacency if self.entries else release.mechanism.adjacency
+        if release.mechanism.adjacency != stated:
+            raise PrivacyError(f"a release stated for {release.mechanism.adjacency} cannot follow one for {stated}")
+        counted = phase == "train" or self.covers_before
+        if self.filter is not None and counted:
+            self.filter.admit(release)
+        self.entries.append(LedgerEntry(release, phase, epoch, self.budget_cap if counted else None, self.unit))
+
+    def close(self) -> None:
+        """Charge what a plan priced and the method did not make: that it stopped may have been chosen from outputs.
+
+        So may have been that nothing was released within `budget_cap` after private preprocessing that it does not
+        count: a release that was made 0 times says so.
+        """
+        if self.budget_cap is not None and self.entries and all(entry.budget_cap is None for entry in self.entries):
+            self.entries.append(LedgerEntry(Release(self.budget_cap, 0), "train", 0, self.budget_cap, self.unit))
+        last = max((entry.epoch or 0 for entry in self.entries), default=0)
+        for release in self.filter.left if self.filter is not None else ():
+            self.spend(release, last)
+
+    def admits(self, releases: Sequence[Release]) -> bool:
+        """Whether `spend` would accept all of `releases`, one after the other. Counts nothing."""
+        trial = copy.deepcopy(self.filter)
+        try:
+            for release in releases:
+                if trial is not None:
+                    trial.admit(release)
+        except BudgetExceeded:
+            return False
+        return True
+
+    @property
+    def releases(self) -> list[Release]:
+        """Everything released, equal mechanisms merged."""
+        return merge([entry.release for entry in self.entries])
+
+    @property
+    def to_price(self) -> list[Release]:
+        """What to price for a statement about the trial: see `to_price`."""
+        return to_price(self.entries)
+
+
+def to_lines(entries: Iterable[LedgerEntry], trial: int, seed: int | None) -> list[str]:
+    """The entries of one trial's ledger as JSON lines."""
+    lines = []
+    for entry in entries:
+        record = {"trial": trial, "seed": seed, "phase": entry.phase, "epoch": entry.epoch, **to_record(entry.release)}
+        if entry.budget_cap is not None:
+            record["within"] = mechanism_record(entry.budget_cap)
+        if entry.unit is not None:
+            record["unit"] = entry.unit
+        lines.append(json.dumps(record))
+    return lines
+
+
+def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[LedgerEntry]]:
+    """Inverse of `to_lines` for all trials of a file; DataError names the damaged line."""
+    found: dict[int, list[LedgerEntry]] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            entry = _entry(record)
+            found.setdefault(whole_number("trial", record.get("trial", 0)), []).append(entry)
+        except (ValueError, RecursionError, PrivacyError) as error:
+            raise DataError(f"{source}:{number}: not a ledger line: {shortened(str(error), 200)}") from None
+    return found
+
+
+def read_seeds(path: Path) -> list[int | None] | None:
+    """The seed of each trial of a ledger, in the order of `read_entries`; None where a line does not say it.
+
+    Raises DataError where lines of one trial differ in it: they are of several runs.
+    """
+    found: dict[int, int | None] = {}
+    for record in [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]:
+        seed, trial = record.get("seed", "unsaid"), whole_number("trial", record.get("trial", 0))
+        if seed == "unsaid":
+            return None
+        if seed is not None and not (isinstance(seed, int) and seed >= 0):
+            raise DataError(f"{path}: seed is {seed!r}, but must be a whole number >= 0 or null")
+        if found.setdefault(trial, seed) != seed:
+            raise DataError(f"{path}: trial {trial} has several seeds: {_TWO_RUNS}")
+    return [found[trial] for trial in sorted(found)]
+
+
+def _entry(record: dict[str, Any]) -> LedgerEntry:
+    release = from_record(record)
+    phase, epoch = record.get("phase", "train"), record.get("epoch")
+    if phase not in get_args(Phase):
+        raise PrivacyError(f"phase is {quoted(phase)}, but must be one of {', '.join(get_args(Phase))}")
+    within, unit = record.get("within"), record.get("unit")
+    if unit is not None and not isinstance(unit, str):
+        raise PrivacyError(f"unit is {quoted(unit)}, but must be text")
+    cap = None if within is None else from_record(within, counted=False).mechanism
+    stated = release.mechanism.adjacency
+    if cap is not None and cap.adjacency != stated:
+        raise PrivacyError(f"within is stated for {cap.adjacency}, but must be for {stated}, as its release is")
+    return LedgerEntry(release, phase, None if epoch is None else whole_number("epoch", epoch), cap, unit)
+
+
+def _check_order(entries: Iterable[LedgerEntry], source: str) -> None:
+    """DataError where entries go back in time, as those of two runs in one file do, which may share noise."""
+    times = [-1 if entry.phase == "before" else entry.epoch or 0 for entry in entries]
+    if times != sorted(times):
+        raise DataError(f"{source}: its epochs go back: {_TWO_RUNS}")
+
+
+def _check_caps(entries: Iterable[LedgerEntry], source: str) -> None:
+    """DataError where entries passed what they say to be within: no one filter admitted them all.
+
+    Two runs in one file, as `cat` makes it, would else be stated as one.
+    """
+    spent: dict[Mechanism, list[LedgerEntry]] = {}
+    for entry in entries:
+        if entry.budget_cap is not None:
+            spent.setdefault(entry.budget_cap, []).append(entry)
+    for cap, within in spent.items():
+        releases = [entry.release for entry in within]
+        try:
+            cost, most = _cost_in(cap, merge(releases)), _cost_in(cap, [Release(cap)])
+        except UnsupportedMechanism as error:
+            raise DataError(f"{source}: no filter admits these releases within {cap}: {error}") from None
+        if cost > most * (1 + _ROUNDING):
+            raise DataError(f"{source}: releases of {cost:.6g} in all say to be within {most:.6g} ({cap}): {_TWO_RUNS}")
+
+
+def _cost_in(cap: Mechanism, releases: Sequence[Release]) -> float:
+    """Of `releases`, by what polices `cap`: mu^2, or rho."""
+    if isinstance(cap, GaussianSum):
+        return total_mu_squared(releases)
+    if isinstance(cap, ZeroConcentrated):
+        return total_rho(releases)
+    raise UnsupportedMechanism("a budget is one Gaussian on full batches, or zero-concentrated")
+
+
+def read_ledgers(path: Path) -> dict[int, list[Release]]:
+    """What bounds each trial of a `ledger.jsonl` (see `to_price`).
+
+    Raises DataError for a missing, empty or damaged file.
+    """
+    return {trial: to_price(entries) for trial, entries in read_entries(path).items()}
+
+
+def read_entries(path: Path) -> dict[int, list[LedgerEntry]]:
+    """The entries of each trial of a `ledger.jsonl`, in order.
+
+    Raises DataError for a missing, empty or damaged file.
+    """
+    if (why := irregularity(path)) is not None:
+        raise DataError(f"{path}: {why}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read the ledger: {error}") from None
+    trials = entries_from_lines(text.splitlines(), str(path))
+    if not trials:
+        raise DataError(f"{path}: the ledger is empty")
+    if len({entry.unit for entries in trials.values() for entry in entries}) > 1:
+        raise DataError(f"{path}: some lines are about single records, others about users: {_TWO_RUNS}")
+    for trial, entries in trials.items():
+        _check_order(entries, f"{path}: trial {trial}")
+        _check_caps(entries, f"{path}: trial {trial}")
+    return trials

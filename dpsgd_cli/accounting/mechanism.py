@@ -1,0 +1,360 @@
+"""What was released: frozen records of mechanisms, and nothing about what they cost.
+
+A mechanism names the noise, relative to which sensitivity, on which sample of the data, under which
+adjacency. Ledgers list mechanisms with counts; accountants (`privacy/accountants/`) price them.
+
+Batching decides what ONE count of a `GaussianSum` means:
+
+============  =========================================================================================
+full          one noisy sum over all records
+poisson       one noisy sum over a batch that holds each record independently with `sampling_rate`
+truncated-    the same, but of a batch of more than `largest_batch` records that many are kept, drawn
+poisson       uniformly: see `TruncatedSum`
+fixed         one noisy sum over a batch of fixed size drawn uniformly without replacement
+shuffle       one EPOCH: noisy sums over all the disjoint batches of a random partition whose choice
+              does not depend on the data; by parallel composition it costs one Gaussian
+              (Yu et al. 2019, Theorem 2 and Corollary 1)
+random-       one EPOCH of T = 1 / `sampling_rate` steps: each record is in one of them, drawn uniformly and
+allocation    independently of all other records (`accounting/allocation.py`)
+============  =========================================================================================
+
+Where noise is correlated across steps, one count is all the steps that a record may take part in once: see
+`CorrelatedSums`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, BatchingKind, moves_of_a_sum
+from dpsgd_cli.common.text_format import quoted
+from dpsgd_cli.errors import PrivacyError
+
+PureSource = Literal["laplace", "exponential", "pure"]
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class GaussianSum:
+    """Gaussian noise on a sum of per-record vectors, each of bounded L2 norm.
+
+    `noise_multiplier` is the standard deviation of the noise over the L2 sensitivity OF THE SUM under
+    `adjacency` (>= 0; 0 means no privacy). `sensitivity` (> 0) is that L2 sensitivity; it is recorded so
+    that the released noise can be re-derived (`noise_multiplier * sensitivity`), and costs nothing.
+    `sampling_rate` is in [0, 1]: the inclusion probability (poisson), the batch over the data size (fixed), 1 over the
+    steps of an epoch (random-allocation), and 1 for full and shuffle.
+    """
+
+    kind: ClassVar[str] = "gaussian"
+    noise_multiplier: float
+    adjacency: Adjacency
+    batching: Batching = "full"
+    sampling_rate: float = 1.0
+    sensitivity: float = 1.0
+    label: str = "gradient"
+
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for a class without a kind of its own, which accountants would take for its parent's."""
+        super().__init_subclass__()
+        if "kind" not in vars(cls):
+            raise TypeError(f"mechanism {cls.__name__} must state its kind")
+
+    def __post_init__(self) -> None:
+        _require(self.noise_multiplier >= 0, "noise_multiplier", self.noise_multiplier, "at least 0")
+        _require(0 <= self.sampling_rate <= 1, "sampling_rate", self.sampling_rate, "in [0, 1]")
+        _require(0 < self.sensitivity < math.inf, "sensitivity", self.sensitivity, "positive and finite")
+        _require_one_of(Adjacency, "adjacency", self.adjacency)
+        _require_one_of(Batching, "batching", self.batching)
+        if not self.sampled:
+            _require(self.sampling_rate == 1, "sampling_rate", self.sampling_rate, f"1 for {self.batching} batching")
+        elif self.by_allocation:
+            whole = self.sampling_rate > 0 and abs(1 / self.sampling_rate / self.steps - 1) < _ROUNDING
+            _require(whole, "sampling_rate", self.sampling_rate, "1 over the number of steps of an epoch")
+        recorded = KINDS[self.batches.recorded]
+        known = isinstance(self, recorded) and (isinstance(self, TruncatedSum) == (recorded is TruncatedSum))
+        _require(known, "batching", self.batching, f"recorded as {self.batches.recorded}, not as {self.kind}")
+
+    @property
+    def batches(self) -> BatchingKind:
+        """What depends on the batching."""
+        return BATCHINGS[self.batching]
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the batch is a sample, whose rate amplifies the guarantee."""
+        return self.batches.sampled
+
+    @property
+    def by_allocation(self) -> bool:
+        """Whether one use is an epoch of which a record is in one secret step."""
+        return self.batches.by_epoch and self.sampled
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch of which a record is in one, drawn uniformly."""
+        return round(1 / self.sampling_rate)
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether a use is the Poisson-subsampled Gaussian of the literature: a record is there, or nothing is."""
+        return self.batching == "poisson" and not NEIGHBOURS[self.adjacency].replaced
+
+    @property
+    def unsampled_noise(self) -> float:
+        """The noise multiplier of an unsampled Gaussian that dominates a use (hockey-stick divergences are convex)."""
+        return self.noise_multiplier
+
+
+@dataclass(frozen=True)
+class CorrelatedSums(GaussianSum):
+    """Noisy sums of several steps whose noise is correlated: together, what one `GaussianSum` of the same numbers is.
+
+    What one count is. Batching poisson: a cycle of `bands` steps, of which a record is in one, with `sampling_rate`.
+    Batching shuffle: an epoch of `bands` steps, of which a record is in one. Sums of single steps are no releases of
+    their own, and have no price. `correlation` is the kind of `privacy.noise`, for the reader.
+
+    Notation: steps t = 0, 1, ...; g_t the sum of clipped vectors of the step's batch, moved by one record by at most
+    S = `sensitivity`; y_t independent normals of standard deviation z S in every coordinate, z = `noise_multiplier`;
+    C lower triangular, its columns of L2 norm at most 1; released is g + C^-1 y.
+
+    Guarantee (poisson): b = `bands`, C has no entries b or more below the diagonal. Before training each record is put
+    into one of b groups by a draw of its own, which looks at no record; step t holds each record of group t mod b
+    independently with probability q = `sampling_rate`, and no other. Then the first n steps are at most ceil(n / b)
+    Poisson-subsampled Gaussians of noise multiplier z and rate q, adaptively composed, under add-remove and zero-out.
+
+    Proof (Choquette-Choo et al. 2023, arXiv 2306.08153, section 4 and appendix: amplification for banded matrices; its
+    adaptive streams by Denisov et al. 2022). Multiplied by C, which is public and can be inverted, step by step since C
+    is lower triangular, the release is C g + y. Fix the record in question, all other records' groups and coins, and
+    the record's group j; all these have one law in both data sets, so that by joint convexity a bound for each bounds
+    the whole. (A record that is not there has a group, too, which nobody uses: groups are drawn record by record, so
+    that those of the others do not tell.) The record's step j + r b moves rows j + r b, ..., j + (r + 1) b - 1 of C g
+    and no others, by v_k = C[s + k, s] u with s = j + r b, where u, |u| <= S, is its clipped vector at the weights of
+    step s: fixed when the rows before s are. These blocks of rows are disjoint and in order. Within one, given all
+    that was released before it, the rows less what the other records add are B v + y, B being 1 with probability q;
+    what the others add to a row is a function of earlier rows and of their own coins, in both data sets the same one.
+    So the block is computed from B v + y, where |v| <= S max_s |C[:, s]| <= S: rotated, a number N(B |v|, z^2 S^2) and
+    noise that says nothing, which is the Poisson-subsampled Gaussian. There are at most ceil((n - j) / b) blocks,
+    so at most ceil(n / b). Under zero-out u is swapped for nothing, which is the same pair.
+    Where y_t has a standard deviation z_t S of its own, fixed beforehand, z is the least z_t of the rows of a block; a
+    use that is charged for the cycle r of steps r b, ..., (r + 1) b - 1 takes the least of steps r b to (r + 2) b - 2,
+    for whatever its group, a record that this cycle samples moves none but those. Noise z_t C_l on layer l instead of
+    z_t S is charged as that of one step is (`ClippingKind.charged`): sum |u_l|^2 / (z_t C_l)^2 is at most M / z_t^2.
+    Nothing here depends on how many records a group holds: q is each record's own, whatever its group.
+
+    Stopping. The rows of the first n steps are released by the first ceil(n / b) cycles, so what is charged as cycles
+    begin covers a training that is stopped, by whatever rule that sees only releases, after any step.
+
+    Guarantee (shuffle): the partition of an epoch into batches is drawn without looking at the data, a record's
+    value is in one step s of it, and y is drawn anew for every epoch. So an epoch moves C g by C[:, s] u, whose
+    norm is at most S, and is one Gaussian of noise multiplier z, under zero-out and, S being twice the bound,
+    replace-one (adaptive streams: Denisov et al. 2022). Epochs compose adaptively, each with a multiplier that may be
+    chosen when it begins. Nothing is amplified. For the tree, the rows of C are nodes, each the sum of its leaves over
+    sqrt(h), h nodes above one leaf at most (`noise/price.py`): what is released is a function of those.
+    """
+
+    kind: ClassVar[str] = "correlated"
+    correlation: str = "banded"
+    bands: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.bands >= 1, "bands", self.bands, "at least 1")
+        _require(self.batching in ("poisson", "shuffle"), "batching", self.batching, "poisson or shuffle")
+
+
+@dataclass(frozen=True)
+class TruncatedSum(GaussianSum):
+    """One noisy sum over a Poisson batch, of which at most B = `largest_batch` records are kept.
+
+    Every record is drawn independently with probability q = `sampling_rate`; of more than B, a uniform set of B is
+    kept. `records` is the public number N of records, which the price depends on: how often batches overflow does.
+
+    Guarantee: the price is that of a pair which says whether the others drawn, K, were B or more. Fix the others'
+    coins. K < B (of this pair: probability 1 - w): the record is drawn with probability q and nobody is dropped, so
+    this is a Poisson step, priced as one. K >= B (w): let U be B of the others, u one of U, both uniform. Without the
+    record in the batch, U is in it; with it, it has taken the place of u. The record is drawn and kept with probability
+    p <= q. So, with R = U - u, N(f(R + u)) has weight 1 - p in both outputs, and N(f(R + x)) against N(f(R + y))
+    weight p, where x and y are the record's two values; under add-remove and zero-out y is u or nothing. These three
+    points lie in a ball of radius C, which is the step of a fixed batch (`sampled_pairs.fixed`), of rate p, at the
+    distance 2 C. Joint convexity over coins, U and u gives the mixture of both, by w.
+
+    w. The larger of two neighbours has N or N + 1 records, so K is Binomial(N - 1, q) or (N, q); the latter overflows
+    more often: w = Pr[Binomial(N, q) >= B]. The price only grows in w and in p, since the second pair with p = q
+    dominates the first (a Poisson step is one of three points of the same ball, `sampled_pairs`).
+
+    dp-accounting's TruncatedSubsampledGaussianDpEvent is the same with exact p, for N - 1 others. What it is at most,
+    delta + T (1 + e^eps) w: Chua et al. 2024, "Scalable DP-SGD" (arXiv 2411.04205).
+    """
+
+    kind: ClassVar[str] = "truncated"
+    records: int = field(kw_only=True)
+    largest_batch: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.batching == "truncated-poisson", "batching", self.batching, "truncated-poisson")
+        _require(self.records >= 1, "records", self.records, "at least 1")
+        expected = self.sampling_rate * self.records * (1 - _ROUNDING)
+        bound = f"at least the expected size {expected:g} of a batch"
+        _require(self.largest_batch >= max(expected, 1), "largest_batch", self.largest_batch, bound)
+
+    @property
+    def overflowing_noise(self) -> float:
+        """Noise over the 2 C that a full batch moves by when a record takes the place of another one."""
+        return self.noise_multiplier * moves_of_a_sum(self.adjacency) / 2
+
+    @property
+    def unsampled_noise(self) -> float:
+        return self.overflowing_noise
+
+
+@dataclass(frozen=True)
+class PureDP:
+    """A release that is epsilon-DP; `source` says by what, so that accountants which know more of it can use that.
+
+    `laplace`: ONE number plus Laplace noise of scale (its sensitivity)/epsilon. `exponential`: the exponential
+    mechanism, or whatever else is epsilon-bounded-range. `pure`: anything else, report-noisy-min included.
+    """
+
+    kind: ClassVar[str] = "pure"
+    epsilon: float
+    adjacency: Adjacency
+    source: PureSource = "pure"
+    label: str = "selection"
+
+    def __post_init__(self) -> None:
+        _require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
+        _require_one_of(Adjacency, "adjacency", self.adjacency)
+        _require_one_of(PureSource, "source", self.source)
+
+
+@dataclass(frozen=True)
+class ApproximateDP:
+    """A release that is known to be (epsilon, delta)-DP and nothing more (objective perturbation, ...)."""
+
+    kind: ClassVar[str] = "approximate"
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    label: str = "solution"
+
+    def __post_init__(self) -> None:
+        _require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
+        _require(0 <= self.delta < 1, "delta", self.delta, "in [0, 1)")
+        _require_one_of(Adjacency, "adjacency", self.adjacency)
+
+
+@dataclass(frozen=True)
+class ZeroConcentrated:
+    """Releases that are rho-zCDP together and of which nothing more is known: what a filter in rho lets through.
+
+    Their Renyi divergence is at most alpha rho at every order alpha (Bun and Steinke 2016, Definition 1.1).
+    """
+
+    kind: ClassVar[str] = "zcdp"
+    rho: float
+    adjacency: Adjacency
+    label: str = "budget"
+
+    def __post_init__(self) -> None:
+        _require(self.rho >= 0, "rho", self.rho, "at least 0")
+        _require_one_of(Adjacency, "adjacency", self.adjacency)
+
+
+Mechanism = GaussianSum | PureDP | ApproximateDP | ZeroConcentrated
+KINDS: dict[str, type[Mechanism]] = {
+    cls.kind: cls for cls in (GaussianSum, CorrelatedSums, TruncatedSum, PureDP, ApproximateDP, ZeroConcentrated)
+}
+
+
+@dataclass(frozen=True)
+class Release:
+    """A mechanism used `count` times on the same data (adaptively)."""
+
+    mechanism: Mechanism
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _require(self.count >= 0 and int(self.count) == self.count, "count", self.count, "a whole number >= 0")
+
+
+def to_record(release: Release) -> dict[str, Any]:
+    """The JSON object of one ledger line; `from_record` inverts it exactly."""
+    return {**mechanism_record(release.mechanism), "count": release.count}
+
+
+def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
+    """The JSON object of a mechanism; `from_record` reads it as used once."""
+    return {"mechanism": mechanism.kind, **vars(mechanism)}
+
+
+def from_record(record: dict[str, Any], counted: bool = True) -> Release:
+    """Read one ledger line, or where not `counted` a mechanism; keys of the ledger (trial, epoch, ...) are ignored.
+
+    Raises PrivacyError for an unknown mechanism, a missing or an impossible value.
+    """
+    if not isinstance(record, dict):
+        raise PrivacyError(f"a JSON object was expected, not {quoted(record)}")
+    kind = record.get("mechanism")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise PrivacyError(f"unknown mechanism {quoted(kind)}; known: {', '.join(KINDS)}")
+    fields = {field.name: field.type for field in dataclasses.fields(KINDS[kind]) if field.name != "label"}
+    missing = [name for name in (*fields, *(("count",) if counted else ())) if name not in record]
+    if missing:
+        raise PrivacyError(f"damaged {kind} record: {', '.join(missing)} missing; nothing is taken for granted")
+    fields |= {"label": "str"} if "label" in record else {}
+    try:
+        values = {name: _typed(name, record[name], _READ.get(f, "text")) for name, f in fields.items()}
+        return Release(KINDS[kind](**values), whole_number("count", record["count"] if counted else 1))
+    except (TypeError, PrivacyError) as error:
+        raise PrivacyError(f"damaged {kind} record: {error}") from None
+
+
+_LARGEST = 2**53
+"""Counts beyond this are no longer exact as floating-point numbers, which is how accountants multiply by them."""
+
+
+def whole_number(name: str, value: object) -> int:
+    """`value`, a whole number from 0 that a float holds exactly; PrivacyError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+        raise PrivacyError(f"{name} is {quoted(value)}, but must be a whole number from 0 to 2^53")
+    return value
+
+
+_READ: dict[Any, str] = {"float": "number", "int": "whole number"}
+"""How fields are read, by the name of their type; all others are text."""
+
+
+def _typed(name: str, value: object, wanted: str) -> Any:
+    """A float, a whole number, or text; PrivacyError for what is no such thing in JSON, or too large for it."""
+    if wanted == "whole number":
+        return whole_number(name, value)
+    if wanted == "text" and isinstance(value, str):
+        return value
+    if wanted == "number" and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise PrivacyError(f"{name} is {quoted(value)}, but must be a {wanted}")
+
+
+def merge(releases: list[Release]) -> list[Release]:
+    """Add up the counts of equal mechanisms, keeping the order of first use."""
+    counts: dict[Mechanism, int] = {}
+    for release in releases:
+        counts[release.mechanism] = counts.get(release.mechanism, 0) + release.count
+    return [Release(mechanism, count) for mechanism, count in counts.items() if count]
+
+
+def _require(condition: bool, name: str, value: object, bound: str) -> None:
+    if not condition or (isinstance(value, float) and math.isnan(value)):
+        raise PrivacyError(f"{name} is {quoted(value)}, but must be {bound}")
+
+
+def _require_one_of(names: Any, name: str, value: object) -> None:
+    known = get_args(names)
+    _require(value in known, name, value, f"one of {', '.join(known)}")

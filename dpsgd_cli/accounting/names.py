@@ -1,0 +1,44 @@
+"""Every accountant by name. Adding one is a file in `privacy/accountants/` and a line here; nothing else lists them.
+
+Not here: what an accountant offers (`accounting/accountants/base.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """How an accountant is found, and what it may be asked for. No field has a default.
+
+    `runs` is `module:class` in `privacy/accountants/`, imported when it is needed; the class states the direction of
+    its bound, and which mechanisms and adjacencies it is proved for.
+    `usual`: whether it answers a query that names none; the others are variants and looser noise levels.
+    `in_recipes`: whether a recipe may name it. Only an upper bound may; looser variants state nothing of a training.
+    """
+
+    runs: str
+    usual: bool
+    in_recipes: bool
+
+
+ACCOUNTANTS: dict[str, Listed] = {
+    "basic-composition": Listed(runs="composition:BasicComposition", usual=True, in_recipes=True),
+    "advanced-composition": Listed(runs="composition:AdvancedComposition", usual=True, in_recipes=True),
+    "strong-composition": Listed(runs="composition:StrongComposition", usual=True, in_recipes=True),
+    "zcdp": Listed(runs="zcdp:Zcdp", usual=True, in_recipes=True),
+    "zcdp-rs": Listed(runs="zcdp:ZcdpRs", usual=True, in_recipes=False),
+    "moments": Listed(runs="rdp:Moments", usual=True, in_recipes=True),
+    "rdp": Listed(runs="rdp:Rdp", usual=True, in_recipes=True),
+    "pld": Listed(runs="pld:Pld", usual=True, in_recipes=True),
+    "gaussian": Listed(runs="gaussian:Gaussian", usual=True, in_recipes=True),
+    "zcdp-tight": Listed(runs="zcdp:TightZcdp", usual=False, in_recipes=True),
+    "rdp-markov": Listed(runs="rdp:MarkovRdp", usual=False, in_recipes=False),
+    "strong-composition-published": Listed(
+        runs="composition:PublishedStrongComposition", usual=False, in_recipes=False
+    ),
+    "lemma-15.1": Listed(runs="lecture_noise:Lemma151", usual=False, in_recipes=True),
+    "lemma-15.5": Listed(runs="lecture_noise:Lemma155", usual=False, in_recipes=True),
+    "nikolov": Listed(runs="lecture_noise:Nikolov", usual=False, in_recipes=True),
+}

@@ -1,0 +1,219 @@
+"""Renyi divergences of single releases, order by order, in plain floats.
+
+For queries about a few mechanisms, which must answer before NumPy would be loaded; `accounting/renyi_arrays.py`
+computes the same for many mechanisms at once. Not here: composition and conversion (`accountants/rdp.py`).
+
+Notation: alpha the order (> 1), z the noise multiplier, q the sampling rate, p0 = N(0, z^2), p1 = N(1, z^2).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+TAIL = 9.0
+"""Standard deviations beyond the extreme peaks of an integrand where integration stops (relative loss below 1e-17)."""
+
+
+LEAST_NOISE = 0.1
+
+
+def gaussian_divergence(noise_multiplier: float, order: float) -> float:
+    """D_alpha(p1 || p0) = alpha / (2 z^2). Source: Mironov 2017, Proposition 7."""
+    variance = noise_multiplier * noise_multiplier
+    return order / (2 * variance) if variance > 0 else math.inf
+
+
+def poisson_gaussian_divergence(sampling_rate: float, noise_multiplier: float, order: float) -> float:
+    """D_alpha((1-q) p0 + q p1 || p0), in which Poisson sampling attains the larger of its two directions.
+
+    Guarantee: the exact Renyi divergence of a Poisson-sampled Gaussian sum, to 1e-11 relative; below z = 0.1, where
+    sampling hardly helps, that of the unsampled one, which is never smaller (divergences are quasi-convex).
+    Source: Mironov, Talwar and Zhang 2019, Theorem 5 (direction), section 3.3 (integer orders).
+    """
+    if sampling_rate == 0:
+        return 0.0
+    if sampling_rate == 1 or noise_multiplier < LEAST_NOISE:
+        return gaussian_divergence(noise_multiplier, order)
+    terms_are_fewer = order == int(order) and order <= integration_points(noise_multiplier, order)
+    moment = _integer_log_moment if terms_are_fewer else _integrated_log_moment
+    return moment(sampling_rate, noise_multiplier, order) / (order - 1)
+
+
+def pure_divergence(epsilon: float, order: float, bounded_range: bool = False) -> float:
+    """Largest Renyi divergence of an epsilon-DP release: that of randomised response.
+
+    With `bounded_range` (exponential mechanism) also at most alpha epsilon^2 / 8. Sources: Mironov 2017, Proposition 5;
+    Kairouz, Oh and Viswanath 2017 (randomised response dominates); Cesar and Rogers 2021, Lemma 3.2.
+    """
+    if epsilon == 0:
+        return 0.0
+    log_large = -math.log1p(math.exp(-epsilon))
+    # p e^x + (1-p) e^-x - 1 with x = (alpha-1) eps and (1-p) / p = e^-eps, as a product: nothing cancels
+    excess = order - 1
+    if excess * epsilon < 30:
+        surplus = math.exp(log_large) * math.expm1(excess * epsilon) * -math.expm1(-order * epsilon)
+        divergence = math.log1p(surplus) / excess
+    else:
+        divergence = min(
+            epsilon, epsilon + (log_large + math.log1p(math.exp(-epsilon - 2 * excess * epsilon))) / excess
+        )
+    return min(divergence, order * epsilon**2 / 8) if bounded_range else divergence
+
+
+def laplace_divergence(epsilon: float, order: float) -> float:
+    """Renyi divergence of one number plus Laplace noise of scale sensitivity / `epsilon`.
+
+    log(alpha/(2 alpha - 1) e^((alpha-1) eps) + (alpha-1)/(2 alpha - 1) e^(-alpha eps)) / (alpha - 1): Mironov 2017,
+    Proposition 6.
+
+    >>> laplace_divergence(2.0, 2.0) < pure_divergence(2.0, 2.0)
+    True
+    """
+    excess, share = order - 1, order / (2 * order - 1)
+    if excess * epsilon < 30:
+        # minus 1 and without the terms linear in epsilon, which cancel each other
+        surplus = share * _expm1_less(excess * epsilon) + excess / (2 * order - 1) * _expm1_less(-order * epsilon)
+        return math.log1p(surplus) / excess
+    rest = (1 - share) / share * math.exp(-(2 * order - 1) * epsilon)
+    return min(epsilon, epsilon + (math.log(share) + math.log1p(rest)) / excess)
+
+
+def _expm1_less(x: float) -> float:
+    """e^x - 1 - x >= 0, to 1e-13 relative."""
+    if abs(x) > 0.01:
+        return math.expm1(x) - x
+    return x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7)))))
+
+
+def log_binomial(n: float, k: float) -> float:
+    """log of n choose k, for 0 <= k <= n."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def _integer_log_moment(sampling_rate: float, noise_multiplier: float, order: float) -> float:
+    """log E_{p0} (1 - q + q p1/p0)^alpha for integer alpha.
+
+    The binomial weights add up to 1, so the moment minus 1 is a sum of positive terms, and nothing cancels.
+    """
+    alpha = int(order)
+    log_q, log_rest = math.log(sampling_rate), math.log1p(-sampling_rate)
+    half_precision = 1 / (2 * noise_multiplier**2)
+    logs = []
+    for k in range(2, alpha + 1):
+        exponent = k * (k - 1) * half_precision
+        gain = math.log(math.expm1(exponent)) if exponent < 30 else exponent
+        logs.append(log_binomial(alpha, k) + k * log_q + (alpha - k) * log_rest + gain)
+    return log1p_of_sum(logs)
+
+
+def _integrated_log_moment(sampling_rate: float, noise_multiplier: float, order: float) -> float:
+    """The same for any alpha > 1, by the trapezoidal rule in units of z.
+
+    With u = q (p1/p0 - 1), E_{p0} u = 0, so the moment minus 1 is the expectation of (1+u)^alpha - 1 - alpha u >= 0:
+    again nothing cancels. The integrand is analytic up to the zeros of 1 + u at height pi z, so that the rule
+    converges geometrically in 1/step (Trefethen and Weideman 2014, Theorem 5.1).
+    """
+    step = trapezoid_step(noise_multiplier)
+    points = integration_points(noise_multiplier, order)
+    scale = math.log(step / math.sqrt(2 * math.pi))
+    logs = []
+    for i in range(points + 1):
+        x = i * step - TAIL
+        log_ratio = x / noise_multiplier - 1 / (2 * noise_multiplier**2)
+        log_value = log_convex_excess(sampling_rate, log_ratio, order)
+        logs.append(log_value - x * x / 2 + scale)
+    return log1p_of_sum(logs)
+
+
+def trapezoid_step(noise_multiplier: float) -> float:
+    """A step with error below e^-60 of the integral.
+
+    Moving the path up by y < pi z, the half-width of the strip of analyticity, multiplies the Gaussian by e^(y^2/2) and
+    the error by e^(-2 pi y / step); wider strips than sqrt(120) gain nothing.
+    """
+    height = min(math.pi * noise_multiplier, math.sqrt(120))
+    return min(0.5, 2 * math.pi * height / (60 + height**2 / 2))
+
+
+def integration_points(noise_multiplier: float, order: float) -> int:
+    """How many steps cover the Gaussian and the farthest peak, at alpha / z."""
+    return int((2 * TAIL + order / noise_multiplier) / trapezoid_step(noise_multiplier)) + 1
+
+
+def log_convex_excess(sampling_rate: float, log_ratio: float, order: float) -> float:
+    """log of (1+u)^alpha - 1 - alpha u for u = q (e^log_ratio - 1); -inf where it underflows."""
+    if log_ratio > 300:
+        log_one_plus_u = log_ratio + math.log(sampling_rate + (1 - sampling_rate) * math.exp(-log_ratio))
+    else:
+        log_one_plus_u = math.log1p(sampling_rate * math.expm1(log_ratio))
+    if order * log_one_plus_u > 40:
+        linear = math.log(order) + math.log(sampling_rate) + log_ratio
+        return order * log_one_plus_u + math.log1p(-math.exp(linear - order * log_one_plus_u))
+    u = math.exp(math.log(sampling_rate) + log_ratio) if log_ratio > 300 else sampling_rate * math.expm1(log_ratio)
+    if abs(u) * (order + 1) < 1e-3:
+        series = 1 + u * (order - 2) / 3 * (1 + u * (order - 3) / 4 * (1 + u * (order - 4) / 5))
+        value = order * (order - 1) / 2 * u * u * series
+    else:
+        value = math.expm1(order * log_one_plus_u) - order * u
+    return math.log(value) if value > 0 else -math.inf
+
+
+def log1p_of_sum(logs: list[float]) -> float:
+    """log(1 + sum of exp(logs)) without overflow."""
+    top = max(logs)
+    if top < 600:
+        return math.log1p(math.fsum(map(math.exp, logs)))
+    return top + math.log(math.exp(-top) + math.fsum(math.exp(value - top) for value in logs))
+
+
+def fixed_size_gaussian_divergence(sampling_rate: float, noise_multiplier: float, order: float) -> float:
+    """Bound on the Renyi divergence of a Gaussian sum over a batch of fixed size, under replace-one.
+
+    `noise_multiplier` is relative to the replace-one sensitivity. Fractional orders interpolate the cumulant, which is
+    convex. Source: Wang, Balle and Kasiviswanathan 2019, Theorem 9, Corollary 10 and Theorem 27 of the long version.
+    """
+    if sampling_rate == 0:
+        return 0.0
+    unsampled = gaussian_divergence(noise_multiplier, order)
+    if sampling_rate == 1 or noise_multiplier == 0:
+        return unsampled
+    floor = math.floor(order)
+    share = order - floor
+    lower = _fixed_size_log_moment(sampling_rate, noise_multiplier, floor)
+    upper = _fixed_size_log_moment(sampling_rate, noise_multiplier, floor + 1) if share else 0.0
+    # Sampling never adds to the divergence (it is jointly quasi-convex), which the bound does not know.
+    return min(unsampled, ((1 - share) * lower + share * upper) / (order - 1))
+
+
+def _fixed_size_log_moment(sampling_rate: float, noise_multiplier: float, alpha: int) -> float:
+    """log(1 + sum over j >= 2 of q^j binom(alpha, j) times the bound on the j-th ternary divergence)."""
+    if alpha == 1:
+        return 0.0
+    half_precision = 1 / (2 * noise_multiplier**2)
+    even = [ratio_log_moment(noise_multiplier, 2 * j) for j in range(1, min(alpha, 64) // 2 + 2)]
+    logs = []
+    for j in range(2, alpha + 1):
+        log_ternary = math.log(2) + j * (j - 1) * half_precision
+        if j <= 64:
+            log_ternary = min(log_ternary, math.log(4) + (even[j // 2 - 1] + even[(j + 1) // 2 - 1]) / 2)
+        logs.append(log_binomial(alpha, j) + j * math.log(sampling_rate) + log_ternary)
+    return log1p_of_sum(logs)
+
+
+@lru_cache(maxsize=4096)
+def ratio_log_moment(noise_multiplier: float, power: int) -> float:
+    """log E_{p0} (p1/p0 - 1)^power for an even power, by the trapezoidal rule (an entire integrand: step 1/4)."""
+    step = 0.25
+    points = int((2 * TAIL + power / noise_multiplier) / step) + 1
+    logs = []
+    for i in range(points + 1):
+        x = i * step - TAIL
+        log_ratio = x / noise_multiplier - 1 / (2 * noise_multiplier**2)
+        gap = abs(math.expm1(log_ratio)) if log_ratio < 300 else math.inf
+        if gap:
+            log_gap = math.log(gap) if gap < math.inf else log_ratio
+            logs.append(power * log_gap - x * x / 2)
+    top = max(logs)
+    total = math.fsum(math.exp(value - top) for value in logs)
+    return top + math.log(total * step / math.sqrt(2 * math.pi))

@@ -1,0 +1,123 @@
+"""The cost of publishing only the best of a random number of trials. Renyi divergences, or pure epsilons.
+
+The number of trials must itself be random, drawn without looking at the data. Not for publishing every trial (their
+releases simply compose), nor for a best of a FIXED number, for which nothing better than composition is proved here.
+
+Notation: K the number of trials, gamma the stopping probability, eta the shape of the truncated negative binomial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from dpsgd_cli.accounting import conversions
+from dpsgd_cli.accounting.accountants.base import EVERY_NEIGHBOUR, Accountant
+from dpsgd_cli.accounting.accountants.rdp import DIVERGENCES, Profile, Rdp
+from dpsgd_cli.accounting.mechanism import ApproximateDP, Mechanism, PureDP, Release
+from dpsgd_cli.accounting.search import smallest
+from dpsgd_cli.errors import PrivacyError
+
+LAWS: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+"""Shape eta of each law; the Poisson law is the limit of large shapes."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best of K trials, E[K] = `mean` >= 1, by one of `LAWS` (a Poisson K may be 0: nothing is published)."""
+
+    mean: float
+    law: str = "geometric"
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.mean < math.inf):
+            raise PrivacyError(f"the expected number of trials is {self.mean!r}, but must be at least 1 and finite")
+        if self.law not in LAWS:
+            raise PrivacyError(f"unknown law {self.law!r} of the number of trials; known: {', '.join(LAWS)}")
+
+    @cached_property
+    def log_inverse_gamma(self) -> float:
+        """log(1/gamma) at which the truncated negative binomial has this mean, rounded up."""
+        if self.law == "geometric":
+            return math.log(self.mean)
+        if self.mean == 1:
+            return 0.0
+        if self.law != "logarithmic":
+            raise PrivacyError(f"the {self.law} law of the number of trials has no stopping probability")
+        # Logarithmic law: E[K] = (1/gamma - 1) / log(1/gamma), increasing in 1/gamma.
+        return smallest(lambda log: math.expm1(log) / log >= self.mean, 0.0, 2 * math.log(self.mean) + 2)
+
+
+class BestOfTrials(Rdp):
+    """Renyi accountant of the published best trial; the releases given are those of ONE trial.
+
+    Guarantee: D'(lambda) = D(lambda) + (1 + eta)((1 - 1/lambda^) D(lambda^) + log(1/gamma)/lambda^) + log E[K] /
+    (lambda - 1) for any lambda^ (Papernot and Steinke 2022, Theorem 2); Poisson: D(lambda) + E[K] delta^ +
+    log E[K] / (lambda - 1) for a trial that is (log(1 + 1/(lambda - 1)), delta^)-DP (Theorem 6). With eta = 1 and
+    pure trials that is the 3 epsilon of Liu and Talwar 2019; in general (2 + eta) epsilon (Corollary 3).
+    """
+
+    name = "rdp"
+    bound = "upper"
+    note = "best of a random number of trials"
+    mechanisms = DIVERGENCES
+    adjacencies = EVERY_NEIGHBOUR
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__()
+        self.choice = choice
+
+    def uncovered(self, mechanism: Mechanism) -> str | None:
+        if isinstance(mechanism, ApproximateDP):
+            return "a choice among trials with (epsilon, delta)-DP releases, which have no Renyi divergence"
+        return super().uncovered(mechanism)
+
+    def _epsilon(self, kept: list[Release], delta: float) -> float:
+        if not kept:
+            return 0.0
+        divergence = self.divergence(Profile(kept))
+        by_order = self._least(lambda order: conversions.renyi_epsilon(order, divergence(order), delta))
+        return max(0.0, min(by_order, self._pure(kept)))
+
+    def _delta(self, kept: list[Release], epsilon: float) -> float:
+        if self._pure(kept) <= epsilon:
+            return 0.0
+        divergence = self.divergence(Profile(kept))
+        log_delta = self._least(lambda order: conversions.renyi_log_delta(order, divergence(order), epsilon))
+        return math.exp(min(log_delta, 0.0))
+
+    def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
+        return Accountant.curve(self, epochs, delta)
+
+    def divergence(self, profile: Profile) -> Callable[[float], float]:
+        """D' of the published best, order by order, where `profile` is that of one trial."""
+        constant = self.stopping_cost(profile) if self.choice.law != "poisson" else 0.0
+
+        def at(order: float) -> float:
+            extra = constant
+            if self.choice.law == "poisson":
+                extra = self.choice.mean * self.trial_delta(profile, -math.log1p(-1 / order))
+            return profile.total(order) + extra + math.log(self.choice.mean) / (order - 1)
+
+        return at
+
+    def _pure(self, releases: Sequence[Release]) -> float:
+        """(2 + eta) epsilon for pure trials under a truncated negative binomial law; inf otherwise."""
+        pure = [(r.count, m) for r in releases if isinstance(m := r.mechanism, PureDP)]
+        if len(pure) < len(releases) or self.choice.law == "poisson":
+            return math.inf
+        return (2 + LAWS[self.choice.law]) * math.fsum(n * mechanism.epsilon for n, mechanism in pure)
+
+    def trial_delta(self, profile: Profile, epsilon: float) -> float:
+        """delta of one trial at `epsilon`, over all orders."""
+        best = self._least(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
+        return math.exp(min(best, 0.0))
+
+    def stopping_cost(self, profile: Profile) -> float:
+        """min over lambda^ of (1 + eta)((1 - 1/lambda^) D(lambda^) + log(1/gamma) / lambda^)."""
+        log = self.choice.log_inverse_gamma
+        return (1 + LAWS[self.choice.law]) * self._least(
+            lambda order: (1 - 1 / order) * profile.total(order) + log / order
+        )

@@ -1,0 +1,162 @@
+"""Dominating losses of one noisy sum over a sample, by kind of batching: from a mechanism and the width of a cell.
+
+Notation, C apart: P and Q are the outputs on two neighbours, q the sampling rate, z the noise multiplier, H_a(P, Q) the
+hockey-stick divergence, sup over events of P - a Q. A pair dominates if its H_a is no smaller, for every a >= 0 and
+both ways round; then so do compositions, adaptive ones included (Zhu, Dong and Wang 2022, Theorem 10).
+
+Three points. Let P = (1 - q) N(u) + q N(x) and Q = (1 - q) N(u) + q N(y), all of covariance s^2 I, in any dimension.
+
+    a >= 1:  H_a(P, Q) = q E_x (1 - a L_y - b L_u)_+, where b = (1 - q) (a - 1) / q
+    a < 1:   H_a(P, Q) = E_y (q L_x + (1 - q) (1 - a) L_u - q a)_+
+
+with E_x the mean under N(x) and L_y the density of N(y) over that of N(x) (in the second line over that of N(y)). Each
+is the mean of a convex function of a sum, with weights that are no less than 0, of exponentials of Gaussians, each of
+mean 1, whose logarithms have the covariances (y - x).(u - x) / s^2 and so on. Such a mean only grows with each of these
+covariances (Kahane's inequality for convex functions: Kahane 1985, "Sur le chaos multiplicatif"). So whatever bounds
+all of them bounds H_a, in any dimension. (Mixtures against one Gaussian: Choquette-Choo et al. 2024, arXiv 2310.15526.)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import ndtr
+
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
+from dpsgd_cli.accounting.dominating_pairs import (
+    TAIL,
+    Floats,
+    LossMasses,
+    LossPair,
+    cell_masses,
+    connect_dots,
+    dots_around,
+    gaussian_cells,
+    gaussian_pair,
+)
+from dpsgd_cli.accounting.mechanism import GaussianSum, TruncatedSum
+from dpsgd_cli.accounting.sampled_divergences import overflow_probability
+
+
+def poisson(mechanism: GaussianSum, width: float) -> LossPair:
+    """A record that is there with probability q, or another in its place.
+
+    Guarantee: given all that the others add, which both outputs share. Of a record that comes or goes: N(1, z^2) mixed
+    with N(0, z^2), against N(0, z^2) (Zhu, Dong and Wang 2022, Theorem 11). Of a replaced one: `_replaced`.
+    """
+    return _poisson(mechanism.adjacency, mechanism.sampling_rate, mechanism.noise_multiplier, width)
+
+
+def fixed(mechanism: GaussianSum, width: float) -> LossPair:
+    """A batch of fixed size, drawn without replacement, of which a record is replaced: `_without_replacement`.
+
+    Guarantee: let U be a batch of the others and u one of it, uniform. Without the record the batch is U; with it, it
+    has taken the place of u. So, given U and u, outputs are those of three points of a ball of radius C, R being what
+    U without u adds: (1 - q) N(R + u) + q N(R + x), and with y for x. Their covariances are at most (2 C)^2 / s^2 each.
+    """
+    masses = _without_replacement(mechanism.sampling_rate, mechanism.noise_multiplier, width)
+    return LossPair(masses, masses)
+
+
+def truncated(mechanism: GaussianSum, width: float) -> LossPair:
+    """A Poisson step, or with the probability of an overflow one of a fixed batch; `TruncatedSum` has the proof."""
+    assert isinstance(mechanism, TruncatedSum)
+    overflow, rate = overflow_probability(mechanism), mechanism.sampling_rate
+    usual = _poisson(mechanism.adjacency, rate, mechanism.noise_multiplier, width)
+    if overflow == 0:
+        return usual
+    rare = _without_replacement(rate, mechanism.overflowing_noise, width)
+    return LossPair(_mixed(usual.remove, rare, overflow), _mixed(usual.add, rare, overflow))
+
+
+def _poisson(adjacency: Adjacency, rate: float, noise: float, width: float) -> LossPair:
+    if not NEIGHBOURS[adjacency].replaced:
+        return gaussian_pair(rate, noise, width)
+    masses = _replaced(rate, noise, width)
+    return LossPair(masses, masses)
+
+
+def _without_replacement(rate: float, noise: float, width: float) -> LossMasses:
+    """The losses whose H_a is that of the worst three points of a ball, one for each a.
+
+    With all covariances 1 / z^2 (z in units of the ball's diameter): for a >= 1 those of u = y, H_a((1 - q) N(0) + q
+    N(1), N(0)), and for a < 1 those of u = x, H_a(N(1), (1 - q) N(1) + q N(0)). They are what Zhu, Dong and Wang 2022
+    state for subset sampling; no one data set attains both, and neither alone dominates (Lebeda et al. 2024, "Avoiding
+    pitfalls"). So losses above 0 are those of the one, below 0 of the other, and what lacks at 0 is the step that the
+    slope of H_a takes at a = 1, (1 - q) (2 Phi(1 / 2z) - 1).
+    """
+    cells = gaussian_cells(rate, noise, width, least=0)
+    remove = connect_dots(cells.mixed, cells.lows - cells.log_ratio, cells.gaps)
+    add = connect_dots(cells.without[::-1], (cells.log_ratio - cells.highs)[::-1], cells.gaps[::-1])
+    add[0] += cells.above_without
+    at_none = (1 - rate) * math.erf(1 / (2 * noise) / math.sqrt(2))
+    masses = np.concatenate([add[:-1], [add[-1] + at_none + remove[0]], remove[1:]])
+    return LossMasses(np.concatenate([-cells.ends[:0:-1], cells.ends]), masses, cells.above_mixed)
+
+
+def _replaced(rate: float, noise: float, width: float) -> LossMasses:
+    """(1 - q) N(0) + q N(1/2) against (1 - q) N(0) + q N(-1/2), of variance z^2: u = 0, and x and y at most C from it.
+
+    Guarantee: |x - y|^2, |x|^2 and (x - y).x are at most 4 C^2, C^2 and 2 C^2, all of which x = -y of length C attains,
+    both ways round; in units of 2 C those are 1/2 and -1/2. The pair is its own mirror image, and so are its losses.
+    """
+    half = 0.5 + TAIL * noise
+    highest = math.ceil(float(_replaced_loss(np.array([half]), rate, noise)[0]) / width)
+    points = np.linspace(-half, half, 1001)
+    density = _replaced_density(points, rate, noise)
+    loss = _replaced_loss(points, rate, noise)
+    mean = float((density * loss).sum() / density.sum())
+    centre = round(mean / width)
+    ends = dots_around({centre, -centre}, -highest, highest)
+    ends = np.unique(np.concatenate([ends, -ends]))
+    x = _replaced_point(ends * width, rate, noise)
+    middle, upper, lower = (cell_masses((x - place) / noise) for place in (0.0, 0.5, -0.5))
+    p, base = (1 - rate) * middle + rate * upper, (1 - rate) * middle + rate * lower
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_ratio = np.where(base > 0, np.log1p(rate * (upper - lower) / base), (ends[1:] + ends[:-1]) * width / 2)
+    masses = connect_dots(p, ends[:-1] * width - log_ratio, np.expm1(-np.diff(ends) * width))
+    above, below = ((1 - rate) * ndtr(-x[-1] / noise) + rate * ndtr((s - x[-1]) / noise) for s in (0.5, -0.5))
+    masses[0] += below
+    return LossMasses(ends, masses, float(above))
+
+
+def _replaced_density(x: Floats, rate: float, noise: float) -> Floats:
+    found: Floats = (1 - rate) * np.exp(-((x / noise) ** 2) / 2) + rate * np.exp(-(((x - 0.5) / noise) ** 2) / 2)
+    return found
+
+
+def _replaced_loss(x: Floats, rate: float, noise: float) -> Floats:
+    """log of the density with 1/2 over that with -1/2; odd, and growing with x."""
+    logs = [_log_mixture((sign * x / 2 - 1 / 8) / noise**2, rate) for sign in (1, -1)]
+    return logs[0] - logs[1]
+
+
+def _log_mixture(log_ratio: Floats, rate: float) -> Floats:
+    if rate == 1:
+        return log_ratio
+    near: Floats = np.log1p(rate * np.expm1(np.minimum(log_ratio, 30.0)))
+    far = np.logaddexp(math.log1p(-rate), math.log(rate) + log_ratio)
+    return np.where(log_ratio < 30, near, far)
+
+
+def _replaced_point(loss: Floats, rate: float, noise: float) -> Floats:
+    """Where `_replaced_loss` takes each value, by a quadratic equation in u = e^(x / 2z^2); odd.
+
+    w u^2 - gain u - w e^loss = 0, w being q e^(-1 / 8z^2) and gain (1 - q) (e^loss - 1), without cancellation in u - 1.
+    """
+    size, weight = np.abs(loss), rate * math.exp(-1 / (8 * noise**2))
+    rise = np.expm1(size)
+    gain = (1 - rate) * rise
+    far = np.hypot(gain, 2 * weight * np.exp(size / 2)) + 2 * weight
+    beyond_one = (gain + gain * (gain / far) + 4 * weight**2 * (rise / far)) / (2 * weight)
+    found: Floats = np.sign(loss) * 2 * noise**2 * np.log1p(beyond_one)
+    return found
+
+
+def _mixed(usual: LossMasses, rare: LossMasses, share: float) -> LossMasses:
+    """The losses of a pair that says which of two it is, the second with probability `share`."""
+    cells, places = np.unique(np.concatenate([usual.cells, rare.cells]), return_inverse=True)
+    weights = np.concatenate([(1 - share) * usual.masses, share * rare.masses])
+    masses: Floats = np.bincount(places, weights=weights, minlength=len(cells)).astype(np.float64)
+    return LossMasses(cells, masses, (1 - share) * usual.infinite + share * rare.infinite)

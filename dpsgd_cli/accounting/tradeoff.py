@@ -1,0 +1,167 @@
+"""What an attacker can do at best: how often a true guess comes out right, given how often a false alarm may be raised.
+
+The attacker knows every record but one, sees all that was released, and says whether the one was there (or which of its
+two values it had). A false-positive rate alpha is how often "it was there" is said of data without it; the
+true-positive rate beta is how often it is said of data with it.
+
+Derivation. Releases that are (epsilon, delta(epsilon))-DP for every epsilon >= 0, in both directions, have for any test
+(a set S of outputs, randomised or not)
+
+    beta = P(S) <= e^epsilon Q(S) + delta(epsilon) = e^epsilon alpha + delta(epsilon)
+    1 - alpha = Q(not S) <= e^epsilon P(not S) + delta(epsilon), so beta <= 1 - e^-epsilon (1 - alpha - delta(epsilon))
+
+Each epsilon gives a true bound, and the least of them is the trade-off curve itself where delta(epsilon) is the exact
+privacy profile (Dong, Roth and Su 2022, Proposition 2.12: the curve is the convex conjugate of the profile). So a
+search that stops early can only overstate the attacker. Neither bound has more than one valley, since delta is convex
+in e^epsilon.
+
+For compositions of Gaussians the profile is that of mu-Gaussian DP, and beta = Phi(Phi^-1(alpha) + mu) exactly (their
+Theorem 2.7 and Corollary 3.3). Not here: any profile (`accountants/`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
+
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
+from dpsgd_cli.accounting.conversions import minimise
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.common.rounding import epsilon_text
+from dpsgd_cli.errors import UnsupportedMechanism
+
+RATES = (0.01, 0.001)
+"""The false-positive rates that are spoken of."""
+_MOST_EPSILON = 60.0
+_GRID = 24
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """The best attacker's true-positive rates by false-positive rate, and how often it is right.
+
+    `right`: where both cases are as likely. `mu`: the Gaussian-DP parameter where the trade-off curve is exactly that
+    of one Gaussian; None elsewhere. `proved_by`: the accountant whose profile this is.
+    """
+
+    true_positives: dict[float, float]
+    right: float
+    proved_by: str
+    mu: float | None = None
+
+
+def best_attacker(releases: Sequence[Release], rates: Sequence[float] = RATES) -> Attacker:
+    """What nobody who sees `releases` can surpass, at these false-positive rates.
+
+    Guarantee: no test of any power has a larger true-positive rate at these false-positive rates, under the adjacency
+    of the releases, nor guesses right more often when both cases are as likely. Equality for unsampled Gaussians.
+    Raises UnsupportedMechanism, with the reasons, where no accountant has a profile of the releases.
+
+    >>> found = best_attacker([Release(GaussianSum(noise_multiplier=2, adjacency="add-remove"), count=4)])
+    >>> found.mu, round(found.true_positives[0.01], 4), round(found.right, 4)
+    (1.0, 0.0924, 0.6915)
+    """
+    found = curve_of(releases, min(rates))
+    right = _gaussian_right(found.mu) if found.mu is not None else (1 + found.gap) / 2
+    return Attacker({rate: found.power(rate) for rate in rates}, right, found.proved_by, found.mu)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The largest true-positive rate by false-positive rate; `gap` is delta at epsilon 0, their largest difference."""
+
+    power: Callable[[float], float]
+    gap: float
+    proved_by: str
+    mu: float | None = None
+
+
+def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> Curve:
+    """The trade-off curve that is proved of `releases`: exact for unsampled Gaussians, else that of a profile.
+
+    `least` is the smallest false-positive rate that will be asked about. Raises as `best_attacker`.
+    """
+    used = [release for release in releases if release.count]
+    if all(isinstance(r.mechanism, GaussianSum) and not r.mechanism.sampled for r in used):
+        mu = math.sqrt(total_mu_squared(used))
+        return Curve(partial(gaussian_power, mu), 2 * _gaussian_right(mu) - 1, "gaussian", mu)
+    reasons = []
+    for name in ("pld", "rdp"):  # in the order of tightness
+        try:
+            profile = accountants.get(name).profile(used, least)
+            return Curve(partial(power, profile), profile(0.0), name)
+        except UnsupportedMechanism as refusal:
+            reasons.append(str(refusal))
+    raise UnsupportedMechanism("\n".join(dict.fromkeys(reasons)))
+
+
+def strongest(attackers: Sequence[Attacker]) -> Attacker:
+    """What nobody surpasses of any of several; exact only where all are alike."""
+    if all(one == attackers[0] for one in attackers):
+        return attackers[0]
+    rates = attackers[0].true_positives
+    found = {rate: max(one.true_positives[rate] for one in attackers) for rate in rates}
+    names = ", ".join(dict.fromkeys(one.proved_by for one in attackers))
+    return Attacker(found, max(one.right for one in attackers), names)
+
+
+def attacker_text(mu: float | None, true_positives: Mapping[float, float], proved_by: str) -> str:
+    """What the best attacker achieves, in words; shares of a bound are rounded up.
+
+    >>> attacker_text(1.0, {0.01: 0.09236, 0.001: 0.0183}, "gaussian")
+    'finds 9.24% at 1% false alarms, 1.83% at 0.1%; exactly mu-Gaussian-DP with mu 1.0000'
+    """
+    most = "" if mu is not None else "at most "
+    rates = [f"{percent(found)} at {rate * 100:g}%" for rate, found in true_positives.items()]
+    shown = ", ".join([f"{rates[0]} false alarms", *rates[1:]])
+    whose = f"by {proved_by}" if mu is None else f"exactly mu-Gaussian-DP with mu {epsilon_text(mu)}"
+    return f"finds {most}{shown}; {whose}"
+
+
+def percent(share: float) -> str:
+    """Rounded up, as is proper for a bound on an attacker: `3.42%`."""
+    return f"{min(100.0, math.ceil(share * 1e4 - 1e-9) / 100):.2f}%"
+
+
+def power(profile: Callable[[float], float], false_positive_rate: float) -> float:
+    """The largest true-positive rate that a privacy profile, epsilon >= 0 to delta, allows; see the derivation above.
+
+    Guarantee: a true bound whenever `profile` is, at most 1 and no less than the false-positive rate.
+    """
+    alpha = false_positive_rate
+
+    def of_true(epsilon: float) -> float:
+        return math.exp(epsilon) * alpha + profile(epsilon)
+
+    def of_false(epsilon: float) -> float:
+        return 1 - math.exp(-epsilon) * (1 - alpha - profile(epsilon))
+
+    least = min(_least(of_true), _least(of_false))
+    return max(alpha, min(1.0, least))
+
+
+def gaussian_power(mu: float, false_positive_rate: float) -> float:
+    """Phi(Phi^-1(alpha) + mu): the exact trade-off curve of a mu-Gaussian-DP release.
+
+    >>> round(gaussian_power(1.0, 0.05), 4)
+    0.2595
+    """
+    normal = NormalDist()
+    return normal.cdf(normal.inv_cdf(false_positive_rate) + mu) if mu < math.inf else 1.0
+
+
+def _gaussian_right(mu: float) -> float:
+    """(1 + total variation) / 2 of N(0, 1) and N(mu, 1)."""
+    return NormalDist().cdf(mu / 2)
+
+
+def _least(of: Callable[[float], float]) -> float:
+    """The least value over epsilon of [0, `_MOST_EPSILON`] that was found: a grid, which grows, then its best cell."""
+    grid = [_MOST_EPSILON * (i / _GRID) ** 3 for i in range(_GRID + 1)]
+    best = min(range(len(grid)), key=lambda i: of(grid[i]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID)]
+    return min(of(grid[best]), of(minimise(of, low, high)))

@@ -1,0 +1,1 @@
+"""Batches of private training: samplers, rows on disk and memory."""

@@ -1,0 +1,501 @@
+"""Which records a step sees, by kind of batching (`accounting/adjacency.py`), for every trial of a pack at once.
+
+The number of records, the expected batch size and the steps of an epoch are public. Which records are drawn, and where
+that is chance how many, must stay unsaid: guarantees count on that.
+
+Not here: what a batching costs or is proved for (`accounting/mechanism.py`, README's table).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpsgd_cli.engine.streams import Streams
+from dpsgd_cli.engine.tensors import Batch, sent
+
+BITS = 512
+_SCALE = 192
+_MOST_RECORDS = 1 << 40
+_SINGLE_BLOCK = 4096
+_NUMBERS_AT_ONCE = 1 << 21
+
+
+class Sampler(ABC):
+    """Batches by step number, each trial from its own streams."""
+
+    steps_per_epoch: int
+    varies: bool = False
+    """Whether batches differ in size by chance."""
+
+    @abstractmethod
+    def batch(self, step: int) -> Batch:
+        """The batch of `step`, counted from 0 over the whole training."""
+
+
+class FullSampler(Sampler):
+    """Every record in every step.
+
+    >>> FullSampler().batch(3)
+    Batch(rows=None, mask=None, span=None)
+    """
+
+    steps_per_epoch = 1
+
+    def batch(self, step: int) -> Batch:
+        del step
+        return Batch(rows=None)
+
+
+class OwnSampler(Sampler):
+    """Every record of a trial's own in every step, where those are few of the table's: one number for each place.
+
+    >>> OwnSampler(trials=2, records=3).batch(0).rows.tolist()
+    [[0, 1, 2], [0, 1, 2]]
+    """
+
+    steps_per_epoch = 1
+
+    def __init__(self, trials: int, records: int) -> None:
+        self._rows = np.tile(np.arange(records), (trials, 1))
+
+    def batch(self, step: int) -> Batch:
+        del step
+        return Batch(rows=self._rows)
+
+
+class BatchSizes:
+    """The law Binomial(N, B / N) as a table of whole numbers; made once, then a draw is one search in it.
+
+    Notation: N records, B the expected size, q = B / N as a fraction, u_k = 2^192 p_k / p_m with p_k the probability
+    of size k and m the most likely size.
+
+    Guarantee: the law of `draw` of 512 uniform bits is within 2^-100 of Binomial(N, q) in total variation, for
+    N <= 2^40. Proof. The table holds w_m = 2^192 and, outwards from m, w_(k+1) = floor(w_k r_k) with the ratio
+    r_k = (N - k) B / ((k + 1) (N - B)) <= 1 of whole numbers (downwards its inverse), until w is 0. So
+    0 <= u_k - w_k <= |k - m| <= N, and where the table ends u is at most N and grows no more. Hence
+    sum |u_k - w_k| <= N (N + 1), while sum u_k >= 2^192: the normalised laws differ by at most
+    2 N (N + 1) / 2^192 < 2^-110. `draw` maps 2^512 equally likely numbers onto the W <= (N + 1) 2^192 units of the
+    table, which gives each unit its share to 1 / 2^512, so all of them to less than 2^-270.
+
+    What that means for a guarantee. A batch of this size, filled with a uniform set of records, is within 2^-100 of
+    independent inclusions with probability q: given their number, those are a uniform set. T steps are within T 2^-100,
+    on either of two neighbouring data sets, so (epsilon, delta) of exact Poisson sampling becomes
+    (epsilon, delta + (1 + e^epsilon) T 2^-100). Sampling record by record, or by geometric gaps, with uniforms of 53
+    bits has no such bound: a gap's law is off by 2^-53 at each of its millions of likely values.
+
+    >>> BatchSizes(4, 2).draw(2**511)
+    2
+    """
+
+    def __init__(self, records: int, expected: int) -> None:
+        if not 0 < expected <= records <= _MOST_RECORDS:
+            raise ValueError(f"expected size {expected} of {records} records; give 0 < size <= records <= 2^40")
+        most_likely = min((records + 1) * expected // records, records)
+        odds, against = expected, records - expected
+        below: list[int] = []
+        above: list[int] = []
+        weight, size = 1 << _SCALE, most_likely
+        while size > 0 and (weight := weight * size * against // ((records - size + 1) * odds)):
+            below.append(weight)
+            size -= 1
+        self._least = size
+        weight, size = 1 << _SCALE, most_likely
+        while size < records and (weight := weight * (records - size) * odds // ((size + 1) * against)):
+            above.append(weight)
+            size += 1
+        self._cumulative = list(accumulate([*reversed(below), 1 << _SCALE, *above]))
+
+    def draw(self, bits: int) -> int:
+        """The size that `bits`, uniform on 0..2^512 - 1, stand for."""
+        return self._least + bisect_right(self._cumulative, bits * self._cumulative[-1] >> BITS)
+
+    def probability(self, size: int) -> float:
+        """Of `size` under `draw`, rounded to a float only here."""
+        place = size - self._least
+        if not 0 <= place < len(self._cumulative):
+            return 0.0
+        weight = self._cumulative[place] - (self._cumulative[place - 1] if place else 0)
+        return weight / self._cumulative[-1]
+
+
+batch_sizes = lru_cache(maxsize=8)(BatchSizes)
+"""The table of (records, expected), which all trials of a pack share."""
+
+
+class PoissonSampler(Sampler):
+    """Each record independently with probability `rate` = expected batch size / records, anew at each step.
+
+    Guarantee: a size drawn from Binomial(records, rate) and then a uniform set of that size have the law of
+    independent inclusions. The size is drawn to 2^-100 of that law (`BatchSizes`, which says what that does to epsilon
+    and delta), the set exactly, by whole numbers and rejection; `rate` is the fraction batch_size / records itself.
+    Both cost time in proportion to the batch, whatever the number of records. Batches may be empty. An epoch
+    is ceil(1 / rate) steps by convention.
+
+    Each trial has a batch of its own; the shorter ones are padded with rows that a mask leaves out.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> sampler = PoissonSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3)
+    >>> sampler.rate, sampler.steps_per_epoch
+    (0.3, 4)
+    >>> drawn = sampler.batch(2)
+    >>> drawn.rows.tolist(), drawn.mask.sum(axis=1).tolist()
+    ([[6, 0, 3, 2], [3, 0, 0, 0]], [4, 1])
+    """
+
+    varies = True
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+        self._streams = streams
+        self._records = records
+        self.rate = batch_size / records
+        self._sizes = batch_sizes(records, batch_size)
+        self.steps_per_epoch = -(-records // batch_size)
+
+    def batch(self, step: int) -> Batch:
+        drawn = []
+        for stream in self._streams:
+            size = self._kept(self._sizes.draw(stream.bits("poisson", step)))
+            drawn.append(stream.distinct("poisson", step, self._records, size))
+        return _padded(drawn)
+
+    def _kept(self, size: int) -> int:
+        """How many of so many drawn records are kept."""
+        return size
+
+
+class TruncatedSampler(PoissonSampler):
+    """A Poisson batch, of which at most `largest_batch` records are kept, drawn uniformly; batches of a trial are as
+    those of `PoissonSampler` where those are no larger.
+
+    Guarantee: a uniform set of a uniform set is uniform, so a set of the lesser size has the law of what is kept; sizes
+    are within 2^-100 of theirs, as those of Poisson batches.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> sampler = TruncatedSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3, largest_batch=3)
+    >>> drawn = sampler.batch(2)
+    >>> drawn.rows.tolist(), drawn.mask.sum(axis=1).tolist()
+    ([[6, 1, 3], [3, 0, 0]], [3, 1])
+    """
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int, largest_batch: int) -> None:
+        super().__init__(streams, records, batch_size)
+        self._largest = largest_batch
+
+    def _kept(self, size: int) -> int:
+        return min(size, self._largest)
+
+
+class CyclicSampler(Sampler):
+    """Step t holds each record of group t mod `groups` independently with rate groups x batch size / records.
+
+    Guarantee: a record is in one of the groups, 0 to groups - 1, by a draw of its own from `lasting` that looks at no
+    record; which others are there, and what they say, changes nothing in its law. It is in the batches of its group's
+    steps only, in each with that rate, whatever the group holds (a batch is a `PoissonSampler`'s of all records, of
+    which those of other groups are left out). Groups differ in size by chance, batches with them; neither changes the
+    rate. Each trial has groups, and a number of them, of its own; with 1, batches are those of `PoissonSampler`.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> sampler = CyclicSampler([SeededStreams(0)], [SeededStreams(0)], records=10, batch_size=3, groups=[3])
+    >>> [sampler.batch(step).rows[0].tolist() for step in range(4)]
+    [[4, 5, 6, 7, 9], [0, 1, 2, 3, 8], [], [5, 6, 7, 9]]
+    """
+
+    varies = True
+
+    def __init__(
+        self,
+        streams: Sequence[Streams],
+        lasting: Sequence[Streams],
+        records: int,
+        batch_size: int,
+        groups: Sequence[int],
+    ) -> None:
+        self._groups = groups
+        self._whole = [
+            PoissonSampler([stream], records, own * batch_size) for stream, own in zip(streams, groups, strict=True)
+        ]
+        self._of = [_groups_of(stream, records, own) for stream, own in zip(lasting, groups, strict=True)]
+        self.steps_per_epoch = -(-records // batch_size)
+
+    def batch(self, step: int) -> Batch:
+        drawn = []
+        for whole, of, groups in zip(self._whole, self._of, self._groups, strict=True):
+            rows = np.asarray(whole.batch(step).rows)[0]
+            drawn.append(rows[of[rows] == step % groups])
+        return _padded(drawn)
+
+
+def _groups_of(stream: Streams, records: int, groups: int) -> np.ndarray:
+    """The group of each record: independent, and as likely to be any."""
+    drawn = stream.normal("groups", 0, torch.empty(records, dtype=torch.float64))
+    uniform = torch.special.ndtr(drawn).numpy()
+    return np.minimum((uniform * groups).astype(np.int32), groups - 1)
+
+
+class SingleSampler(Sampler):
+    """One record a step, uniform over all of them, independent of other steps (Lecture 15, Algorithm 3).
+
+    With a seed indices come from normals through their distribution function, in blocks; an epoch is as many steps as
+    records.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> sampler = SingleSampler([SeededStreams(0)], records=7)
+    >>> [int(sampler.batch(step).rows[0, 0]) for step in range(5)]
+    [5, 5, 6, 6, 2]
+    """
+
+    def __init__(self, streams: Sequence[Streams], records: int) -> None:
+        self._streams = streams
+        self._records = records
+        self.steps_per_epoch = records
+        self._block = -1
+        self._rows = np.empty((0, 0), dtype=np.int64)
+
+    def batch(self, step: int) -> Batch:
+        number, place = divmod(step, _SINGLE_BLOCK)
+        if number != self._block:
+            self._rows = np.stack([self._drawn(stream, number) for stream in self._streams])
+            self._block = number
+        return Batch(rows=self._rows[:, place : place + 1])
+
+    def _drawn(self, stream: Streams, number: int) -> np.ndarray:
+        if not stream.reproducible:
+            return stream.integers("single", number, self._records, _SINGLE_BLOCK)
+        uniform = torch.special.ndtr(stream.normal("single", number, torch.empty(_SINGLE_BLOCK, dtype=torch.float64)))
+        return np.minimum((uniform.numpy() * self._records).astype(np.int64), self._records - 1)
+
+
+class FixedSampler(Sampler):
+    """A uniform set of `batch_size` records a step, drawn anew at each.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> FixedSampler([SeededStreams(0)], records=7, batch_size=3).batch(1).rows.tolist()
+    [[1, 3, 5]]
+    """
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+        self._streams = streams
+        self._records = records
+        self._batch_size = batch_size
+        self.steps_per_epoch = -(-records // batch_size)
+
+    def batch(self, step: int) -> Batch:
+        drawn = [s.distinct("fixed", step, self._records, self._batch_size) for s in self._streams]
+        return Batch(rows=np.stack(drawn))
+
+
+def fixed_sampler(streams: Sequence[Streams], records: int, batch_size: int) -> Sampler:
+    """Batches of fixed size; those of one record are drawn many at a time."""
+    return SingleSampler(streams, records) if batch_size == 1 else FixedSampler(streams, records, batch_size)
+
+
+class AllocationSampler(Sampler):
+    """Each record in one step of each epoch, drawn uniformly and independently of all others ("balls and bins").
+
+    Guarantee: which step a record is in depends on no record, not even on which others there are. An epoch has
+    ceil(records / batch_size) steps, whose batches differ in size by chance and may be empty. Holds a number and a
+    place for every record and trial.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> sampler = AllocationSampler([SeededStreams(0)], records=7, batch_size=3)
+    >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
+    [[2], [1, 4, 5, 6], [0, 3]]
+    """
+
+    varies = True
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+        self._streams = streams
+        self._records = records
+        self.steps_per_epoch = -(-records // batch_size)
+        self._epoch = -1
+        self._batches: list[list[np.ndarray]] = []
+
+    def batch(self, step: int) -> Batch:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._batches = [self._allocated(stream, epoch) for stream in self._streams]
+            self._epoch = epoch
+        return _padded([batches[place] for batches in self._batches])
+
+    def _allocated(self, stream: Streams, epoch: int) -> list[np.ndarray]:
+        steps = stream.integers("allocation", epoch, self.steps_per_epoch, self._records)
+        sizes = np.bincount(steps, minlength=self.steps_per_epoch)
+        return np.split(np.argsort(steps, kind="stable"), np.cumsum(sizes)[:-1])
+
+
+class ShuffleSampler(Sampler):
+    """Disjoint batches of `batch_size` of a fresh uniform permutation each epoch; the last one may be smaller.
+
+    Guarantee: within an epoch every record is in exactly one batch, and which one does not depend on any
+    record's value. Holds the permutation: 8 bytes a record and trial, the only sampler that takes memory by the
+    number of records.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> sampler = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
+    >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
+    [[5, 1, 3], [4, 2, 6], [0]]
+    """
+
+    def __init__(self, streams: Sequence[Streams], records: int, batch_size: int) -> None:
+        self._streams = streams
+        self._records = records
+        self._batch_size = batch_size
+        self.steps_per_epoch = -(-records // batch_size)
+        self._epoch = -1
+        self._order = np.empty((0, 0), dtype=np.int64)
+
+    def batch(self, step: int) -> Batch:
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._order = np.stack([s.permutation("shuffle", epoch, self._records) for s in self._streams])
+            self._epoch = epoch
+        start = position * self._batch_size
+        return Batch(rows=self._order[:, start : start + self._batch_size])
+
+
+class SteadySampler(Sampler):
+    """The batches of `whole`, padded to a multiple of `unit` rows, for steps that take `unit` rows at a time.
+
+    Every piece of every batch then has the same shape, so what is computed of a row cannot depend on how many others
+    there are (`engine/precision.py` says where that matters).
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> last = SteadySampler(ShuffleSampler([SeededStreams(0)], records=7, batch_size=3), unit=4).batch(2)
+    >>> last.rows.tolist(), last.mask.tolist()
+    ([[0, 0, 0, 0]], [[True, False, False, False]])
+    """
+
+    def __init__(self, whole: Sampler, unit: int) -> None:
+        self._whole = whole
+        self._unit = unit
+        self.steps_per_epoch = whole.steps_per_epoch
+
+    def batch(self, step: int) -> Batch:
+        whole = self._whole.batch(step)
+        if whole.rows is None:
+            return whole
+        drawn = np.asarray(whole.rows)
+        missing = -drawn.shape[1] % self._unit if drawn.shape[1] else self._unit
+        mask = np.ones(drawn.shape, dtype=bool) if whole.mask is None else np.asarray(whole.mask)
+        rows, own = (np.pad(x, ((0, 0), (0, missing))) for x in (drawn, mask))
+        return Batch(rows, own)
+
+
+class PartSampler(Sampler):
+    """One process's part of every batch: `part` of so many places in a row gives the places that are its own.
+
+    Guarantee: where the parts of all processes are disjoint and cover all places, and all draw the same whole batches,
+    each record of a batch is in the part of exactly one process.
+
+    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> whole = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
+    >>> first = PartSampler(whole, lambda count: slice(0, count // 2), rows=7)
+    >>> second = PartSampler(whole, lambda count: slice(count // 2, count), rows=7)
+    >>> first.batch(0).rows.tolist(), second.batch(0).rows.tolist()
+    ([[5]], [[1, 3]])
+    """
+
+    def __init__(self, whole: Sampler, part: Callable[[int], slice], rows: int) -> None:
+        self._whole = whole
+        self._part = part
+        self._rows = rows
+        self.steps_per_epoch = whole.steps_per_epoch
+        self.varies = whole.varies
+
+    def batch(self, step: int) -> Batch:
+        whole = self._whole.batch(step)
+        if whole.rows is None:
+            own = self._part(self._rows)
+            return Batch(rows=None, span=(own.start, own.stop))
+        own = self._part(whole.rows.shape[1])
+        return Batch(whole.rows[:, own], None if whole.mask is None else whole.mask[:, own])
+
+
+class WatchedSampler(Sampler):
+    """The batches of `whole`, each of which `told` sees once it is drawn."""
+
+    def __init__(self, whole: Sampler, told: Callable[[int, Batch], None]) -> None:
+        self._whole = whole
+        self._told = told
+        self.steps_per_epoch = whole.steps_per_epoch
+        self.varies = whole.varies
+
+    def batch(self, step: int) -> Batch:
+        drawn = self._whole.batch(step)
+        self._told(step, drawn)
+        return drawn
+
+
+class AheadSampler(Sampler):
+    """The batches of `whole`, on `device`, in blocks of steps.
+
+    Guarantee: the rows of a step, padding aside, are those of `whole`. Sizes that vary by chance are padded
+    to one of few widths, so that a program compiled for a width serves many steps.
+    """
+
+    def __init__(self, whole: Sampler, device: torch.device) -> None:
+        self._whole = whole
+        self._device = device
+        self.steps_per_epoch = whole.steps_per_epoch
+        self.varies = whole.varies
+        self._first = 0
+        self._widths: list[int] = []
+        self._rows = torch.empty(0)
+        self._mask: Tensor | None = None
+
+    def batch(self, step: int) -> Batch:
+        if not self._first <= step < self._first + len(self._widths):
+            first = self._whole.batch(step)
+            if first.rows is None:
+                return first
+            self._fill(step, first)
+        place = step - self._first
+        width = self._widths[place]
+        return Batch(self._rows[place, :, :width], None if self._mask is None else self._mask[place, :, :width])
+
+    def _fill(self, step: int, first: Batch) -> None:
+        """Draw batches until there is no more room for one as large as those so far."""
+        drawn, most = [first], 1
+        while len(drawn) < self.steps_per_epoch and (len(drawn) + 1) * most <= _NUMBERS_AT_ONCE:
+            drawn.append(self._whole.batch(step + len(drawn)))
+            most = max(most, np.asarray(drawn[-1].rows).size)
+        sets = [np.asarray(batch.rows) for batch in drawn]
+        longest = max(rows.shape[1] for rows in sets)
+        width = _rounded_up(longest) if self.varies else longest
+        block = np.zeros((len(sets), len(sets[0]), width), dtype=np.int64)
+        mask = np.zeros(block.shape, dtype=bool)
+        for place, (batch, rows) in enumerate(zip(drawn, sets, strict=True)):
+            block[place, :, : rows.shape[1]] = rows
+            mask[place, :, : rows.shape[1]] = True if batch.mask is None else batch.mask
+        padded = self.varies or any(batch.mask is not None for batch in drawn)
+        self._first = step
+        self._widths = [width if padded else rows.shape[1] for rows in sets]
+        self._rows = sent(torch.from_numpy(block), self._device)
+        self._mask = sent(torch.from_numpy(mask), self._device) if padded else None
+
+
+def _rounded_up(width: int) -> int:
+    """At least 1, and at most a sixteenth more than asked: up to 16 widths between a power of 2 and the next."""
+    unit = max(1, (1 << width.bit_length()) // 32)
+    return max(1, -(-width // unit) * unit)
+
+
+def _padded(drawn: list[np.ndarray]) -> Batch:
+    longest = max(len(rows) for rows in drawn)
+    if all(len(rows) == longest for rows in drawn):
+        return Batch(rows=np.stack(drawn))
+    rows = np.zeros((len(drawn), longest), dtype=np.int64)
+    mask = np.zeros((len(drawn), longest), dtype=bool)
+    for trial, own in enumerate(drawn):
+        rows[trial, : len(own)] = own
+        mask[trial, : len(own)] = True
+    return Batch(rows=rows, mask=mask)

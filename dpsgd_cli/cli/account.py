@@ -1,0 +1,134 @@
+"""Command `dpsgd account`: the privacy cost of a training, or what a budget affords. Needs no torch and no data.
+
+Flags are interpreted in `account/question.py`; tables are in `account/report.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dpsgd_cli.account import report
+from dpsgd_cli.account.answers import check_gate
+from dpsgd_cli.account.question import Asked, cases_of, demands_of, rows_of, series_of
+from dpsgd_cli.accounting.adjacency import BATCHINGS
+from dpsgd_cli.cli.trust import TRUST_CODE
+
+
+class Rate(click.ParamType):
+    """Option type for a sampling rate: a number, or batch size over number of records, as in 0.01 or 600/60000."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        size, over, records = str(value).partition("/")
+        try:
+            return float(size) / (float(records) if over else 1.0)
+        except (ValueError, ZeroDivisionError):
+            self.fail(f"{value!r} is neither a number nor a batch size over records, such as 600/60000", param, ctx)
+
+
+@click.command("account", short_help="State what flags, a recipe, a result or a ledger cost in privacy.")
+@click.argument("arguments", nargs=-1, metavar="[RECIPE | RESULT_DIR | LEDGER]... [KEY=VALUE]...")
+@TRUST_CODE
+@click.option("--noise-multiplier", type=float, metavar="Z", help="Noise over sensitivity, the same in every step.")
+@click.option("--sampling-rate", type=Rate(), metavar="Q", help="Expected batch size over records: 0.01, 600/60000.")
+@click.option("--batch-size", type=int, metavar="B", help="Expected records of a batch; with --records, instead of Q.")
+@click.option("--records", type=int, metavar="N", help="Of the training data; what a batch size is a share of.")
+@click.option("--largest-batch", type=int, metavar="M", help="Records that a truncated batch keeps at most.")
+@click.option("--steps", type=int, metavar="T", help="Number of steps.")
+@click.option("--epochs", type=int, metavar="E", help="Number of epochs of 1/Q steps (instead of --steps).")
+@click.option(
+    "--batching",
+    type=click.Choice(list(BATCHINGS)),
+    multiple=True,
+    help="How records reach a step; poisson when --sampling-rate is given. Repeat it to compare.",
+)
+@click.option(
+    "--adjacency",
+    type=click.Choice(["add-remove", "replace-one", "zero-out"]),
+    help="Which data sets are neighbours; left out, the batching's own.",
+)
+@click.option(
+    "--delta", type=float, metavar="D", help="Where epsilon is stated; 1e-5, or the recipe's or result's own."
+)
+@click.option(
+    "--accountant",
+    multiple=True,
+    metavar="NAME[@BATCHING]",
+    help="Repeatable; `all` adds variants to the usual ones; @BATCHING asks it about that batching only.",
+)
+@click.option("--target-epsilon", type=float, metavar="E", help="Solve for what this epsilon affords.")
+@click.option("--target-rho", type=float, metavar="R", help="The same for a budget in zCDP.")
+@click.option(
+    "--solve",
+    metavar="NAME",
+    help="The free parameter: noise-multiplier, epochs, steps, batch-size; of a recipe: initial, decay, final, epochs,"
+    " batch-size.",
+)
+@click.option("--at-epsilon", type=float, metavar="E", help="State delta at this epsilon instead.")
+@click.option("--max-epsilon", type=float, metavar="E", help="Exit with 1 unless some bound proves at most this.")
+@click.option(
+    "--excess-risk", type=float, metavar="A", help="Of a convex recipe: the T and n that Lecture 9 asks for at error A."
+)
+@click.option("--attacker", is_flag=True, help="Also what the best attacker finds at 1% and 0.1% false alarms.")
+@click.option("--group", type=int, default=1, metavar="K", help="Of K records (or users) together, by group privacy.")
+@click.option("--trials", default="1", metavar="N|all", help="Price N trials (all: the source's) as one.")
+@click.option("--best-of", type=float, metavar="K", help="Publish only the best of K trials, K random.")
+@click.option(
+    "--law", type=click.Choice(["geometric", "logarithmic", "poisson"]), help="Of K; geometric where left out."
+)
+@click.option("--curve", is_flag=True, help="Epsilon epoch by epoch, as CSV.")
+@click.option(
+    "--over",
+    metavar="NAME=FROM:TO:STEP",
+    help="Epsilon over a parameter; `order` shows Renyi divergences, `false-positives` the trade-off curve.",
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False), help="Also draw it: the accountants asked for, else the least bound."
+)
+@click.option("--format", type=click.Choice(["table", "json", "csv"]), help="Of the result on stdout.")
+def command(**given: Any) -> None:
+    """State what a training costs in privacy, or what a budget affords, before anyone trains.
+
+    Give numbers, recipes (with KEY=VALUE overrides), result directories (of a run or a whole sweep), ledgers or
+    checkpoints. Every accountant answers or says why it cannot; `upper` is a proof, `estimate` is not.
+
+    \b
+    What does it cost?
+      dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 10000
+      dpsgd account --batching shuffle --noise-multiplier 6 --epochs 400 --accountant zcdp
+      dpsgd account yu2019/mnist-time
+      dpsgd account results/ --trials all
+      dpsgd account --noise-multiplier 4 --sampling-rate 0.01 --steps 1000 --group 3
+    What can I afford?
+      dpsgd account --target-epsilon 3 --sampling-rate 0.01 --epochs 60
+      dpsgd account --target-epsilon 3 --sampling-rate 0.01 --noise-multiplier 1
+      dpsgd account --target-epsilon 3 --records 60000 --epochs 60 --noise-multiplier 1
+      dpsgd account yu2019/mnist-exponential --solve decay --epochs 60
+      dpsgd account lectures/adult-dp-gd --excess-risk 0.1
+    Curves and gates
+      dpsgd account yu2019/mnist-uniform yu2019/mnist-time --accountant zcdp --curve --plot curve.png
+      dpsgd account --sampling-rate 0.01 --noise-multiplier 4 --over order=2:256:1
+      dpsgd account --sampling-rate 0.01 --noise-multiplier 1 --steps 1000 --over false-positives=0.01:0.99:0.01
+      dpsgd account recipe.yaml --max-epsilon 3
+    """
+    asked = Asked(**given)
+    if asked.excess_risk is not None:
+        click.echo(report.demands(demands_of(asked, asked.excess_risk), asked.format))
+        return
+    cases = cases_of(asked)
+    if asked.curve or asked.over is not None:
+        series = series_of(asked, cases)
+        if asked.plot is not None:
+            from dpsgd_cli.account.picture import draw  # matplotlib
+
+            draw(series, asked.plot)
+            click.echo(f"drawn to {asked.plot}", err=True)
+        click.echo(report.series_json(series) if asked.format == "json" else report.series_csv(series))
+        return
+    rows = rows_of(asked, cases)
+    click.echo(report.prices(cases, rows, asked.format))
+    if asked.max_epsilon is not None:
+        check_gate(cases, rows, asked.max_epsilon)

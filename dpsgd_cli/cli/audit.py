@@ -1,0 +1,64 @@
+"""Command `dpsgd audit`: options only, without slow imports until a recipe was read. `auditing.py` runs the audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+TIERS = "A,B,C,D"
+
+
+def _tiers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    del context, parameter
+    asked = [name.strip().upper() for name in value.split(",") if name.strip()]
+    unknown = [name for name in asked if name not in TIERS.split(",")]
+    if unknown or not asked:
+        raise click.BadParameter(f"{', '.join(unknown) or 'none'} is no tier; give some of {TIERS}")
+    return tuple(name for name in TIERS.split(",") if name in asked)
+
+
+@click.command("audit")
+@click.argument("target", metavar="RECIPE|RESULT_DIR")
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--trials", type=click.IntRange(min=2), help="Trained together; 100, with --quick 20.")
+@click.option("--canaries", type=click.IntRange(min=1), help="In each trial; 100, a third of the records at most.")
+@click.option("--confidence", type=click.FloatRange(0.5, 0.9999), default=0.95, show_default=True,
+              help="Of each bound, and of the verdict.")  # fmt: skip
+@click.option("--tier", "tiers", default=TIERS, show_default=True, callback=_tiers, help="Which attacks to make.")
+@click.option("--quick", is_flag=True, help="In seconds, for CI: fewer rows and trials.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where the audit goes; beside results.")
+def command(
+    target: str,
+    overrides: tuple[str, ...],
+    trials: int | None,
+    canaries: int | None,
+    confidence: float,
+    tiers: tuple[str, ...],
+    quick: bool,
+    out: Path | None,
+) -> None:
+    """Attack the claim of a recipe, or of a result, and say what was found.
+
+    The recipe is trained as it is, on rows of chance with canaries. Tier A bounds epsilon from below without
+    assumptions, B within the family of the claim; C looks at noise and batches, D at neighbouring data. Exit code 1
+    where a claim is refuted. A bound far below the claim is no failure: it says how far one could get.
+
+    \b
+    Examples:
+      dpsgd audit quickstart
+      dpsgd audit patients.yaml --quick
+      dpsgd audit results/quickstart-* --tier B --trials 500
+    """
+    from dpsgd_cli.recipe.loading import load_recipe  # pydantic
+
+    result = Path(target) if (Path(target) / "recipe.yaml").is_file() else None
+    loaded = load_recipe(target if result is None else str(result / "recipe.yaml"), overrides)
+
+    from dpsgd_cli.audit.options import Options  # torch
+    from dpsgd_cli.cli.auditing import audit
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    audit(loaded, out, result, Options(tiers, confidence, trials, canaries, quick, say=say))

@@ -1,0 +1,156 @@
+"""Command `dpsgd data`: list, fetch and verify the data sets that have a card. The work is in `dpsgd_cli/data/`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from dpsgd_cli.common.text_format import suggested
+from dpsgd_cli.data import catalog, download, readers, synthetic_export
+from dpsgd_cli.data import synthetic as drawing
+from dpsgd_cli.data.card import Card, read_card
+from dpsgd_cli.errors import DataError, UsageError
+
+_CARDS = click.option(
+    "--cards", type=click.Path(path_type=Path, exists=True, file_okay=False), help="A folder of cards of your own."
+)
+
+
+def _cards(names: tuple[str, ...], folder: Path | None) -> list[Card]:
+    """Return the named cards, or all cards without names: shipped ones, or those in `folder`.
+
+    Raises UsageError for a name that `folder` does not have.
+    """
+    if folder is None:
+        return [catalog.load_card(name) for name in names or catalog.names()]
+    known = catalog.own_cards(folder)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"no card {unknown[0]!r} in {folder}{suggested(unknown[0], known)}")
+    return [read_card(known[name]) for name in names or known]
+
+
+@click.group(name="data", short_help="List, fetch and verify data sets.")
+def command() -> None:
+    """List, fetch and verify data sets.
+
+    Files lie in $DPSGD_DATA/<data set>/, or in the user's cache directory when DPSGD_DATA is not set. Cards of your own
+    (`--cards`, in a recipe `data.cards`) follow the same rules as the shipped ones.
+
+    Example: dpsgd data fetch mnist
+    """
+
+
+@command.command(name="list")
+@_CARDS
+def list_command(cards: Path | None) -> None:
+    """Show every data set, and whether its files are here.
+
+    Example: dpsgd data list
+    """
+    rows = [("NAME", "RECORDS", "FEATURES", "CLASSES", "FILES", "WHAT")]
+    for card in _cards((), cards):
+        count = sum(card.records(file) for file in card.files if file.holds != "labels")
+        layout = card.layout
+        rows.append(
+            (card.name, f"{count:,}", str(layout.features), str(len(card.labels)), _state(card), card.description)
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    click.echo(f"files lie in {catalog.folder()}", err=True)
+
+
+@command.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@_CARDS
+def fetch(names: tuple[str, ...], cards: Path | None) -> None:
+    """Download a data set, going on where an earlier download was cut off.
+
+    Files that are already there with the right content are kept; every file is checked against its card's SHA-256.
+
+    Example: dpsgd data fetch mnist
+    """
+    for card in _cards(names, cards):
+        written = download.fetch(card, download.Manner())
+        for path in written:
+            click.echo(f"{card.name}: fetched {path}")
+        if not written:
+            where = "comes with scikit-learn" if card.reader.kind == "bundled" else "is complete"
+            click.echo(f"{card.name}: {where}, nothing to fetch")
+
+
+@command.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@_CARDS
+def verify(names: tuple[str, ...], cards: Path | None) -> None:
+    """Read a data set's files and check them against the card's SHA-256 sums.
+
+    Example: dpsgd data verify mnist
+    """
+    problems: list[str] = []
+    for card in _cards(names, cards):
+        checks = _checks(card)
+        if not any(catalog.locate(card, file) for file in card.files) and card.reader.kind != "bundled":
+            problems.append(f"data set {card.name} is not in {catalog.folder()}; run `dpsgd data fetch {card.name}`")
+            checks = {}
+        for name, check in checks.items():
+            problem = _problem(check)
+            click.echo(f"{card.name}: {name}: {'ok' if problem is None else 'NOT ok'}")
+            problems += [] if problem is None else [problem]
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+@command.command()
+@click.argument("kind", type=click.Choice(list(drawing.KINDS)))
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--count", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="How many images.")
+@click.option("--side", type=click.IntRange(8, 512), help="Pixels a side.  [default: 28 strokes, 32 dead leaves]")
+@click.option("--channels", type=click.IntRange(1, 4), help="Colours.  [default: 1 strokes, 3 dead leaves]")
+@click.option("--hands", type=click.IntRange(2, 100), help="Draw variants: each of the strokes by so many hands.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Public seed.")
+def synthetic(
+    kind: str, directory: Path, count: int, side: int | None, channels: int | None, hands: int | None, seed: int
+) -> None:
+    """Write the images that shape features: DIR/KIND.npy, and the first hundred as DIR/KIND.png to look at.
+
+    They are those of `data.features` (patches) and `preprocess: rotate` of the same seed. No data set is read.
+
+    Example: dpsgd data synthetic dead-leaves drawn/ --count 200
+    """
+    own_channels, own_side = drawing.USUAL[kind]
+    shape = (channels or own_channels, side or own_side, side or own_side)
+    if hands is not None and kind != "strokes":
+        raise click.UsageError(f"--hands: variants are drawn of strokes, not of {kind}")
+    if hands is None:
+        images = drawing.draw(kind, count, shape, seed)
+    else:
+        images = drawing.draw_variants(count, hands, shape, seed).reshape(-1, *shape)
+    for path in synthetic_export.write(kind, images, directory):
+        click.echo(f"wrote {path}")
+
+
+def _checks(card: Card) -> dict[str, Callable[[], object]]:
+    """Return, per file name, a function that reads the file and raises DataError if its content is wrong."""
+    if card.reader.kind == "bundled":
+        return {card.files[0].name: functools.partial(readers.read, card)}
+    return {file.name: functools.partial(catalog.read_content, card, file) for file in card.files}
+
+
+def _problem(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _state(card: Card) -> str:
+    if card.reader.kind == "bundled":
+        return "bundled"
+    found = sum(catalog.locate(card, file) is not None for file in card.files)
+    return "here" if found == len(card.files) else "not fetched" if found == 0 else f"{found} of {len(card.files)}"

@@ -1,0 +1,50 @@
+"""Command `dpsgd evaluate`: metrics of trained models on labelled records. The work is in `training/inference.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from dpsgd_cli.cli.trust import TRUST_CODE
+
+_WITHOUT_NOISE = (
+    "measured without noise: the statement protects nobody in these records; publish it only where they are public"
+)
+_OF_PUBLIC = "measured without noise, on records that the result declares public"
+
+
+@click.command("evaluate")
+@TRUST_CODE
+@click.argument("result", metavar="RESULT_DIR", type=click.Path(path_type=Path))
+@click.argument("labelled", type=click.Path(path_type=Path), required=False)
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Of the metrics.")
+def command(result: Path, labelled: Path | None, form: str) -> None:
+    """Measure the models of a result on the records in LABELLED.
+
+    LABELLED is laid out as the training data, labels too. Left out, the records that the result itself was tested on
+    are read again, which must give its own metrics. A measurement without noise: it costs the training data nothing,
+    and does not protect whoever is in the measured records.
+
+    \b
+    Examples:
+      dpsgd evaluate results/patients-1a2b3c4d newer.csv
+      dpsgd evaluate results/patients-1a2b3c4d
+    """
+    from dpsgd_cli.engine.metrics import METRICS
+    from dpsgd_cli.results.result import summarise_columns
+    from dpsgd_cli.results.summary import metric_over_trials
+    from dpsgd_cli.training.inference import Trained  # torch
+
+    trained = Trained.load(result)
+    found = trained.own_metrics() if labelled is None else trained.evaluate(trained.labelled(labelled))
+    told = summarise_columns(found)
+    note = _OF_PUBLIC if labelled is None else _WITHOUT_NOISE
+    if form == "json":
+        click.echo(json.dumps({"metrics": told, "trials": found, "note": note}, indent=2))
+        return
+    click.echo(f"{result.name} on {labelled or 'its own test records'}")
+    for name in sorted(told, key=list(METRICS).index):
+        click.echo(f"  {METRICS[name].words:<34}{metric_over_trials(told[name])}")
+    click.echo(f"  {note}")

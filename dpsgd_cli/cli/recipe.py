@@ -1,0 +1,240 @@
+"""Command `dpsgd recipe`: list, show, validate and draft recipes; print their schema.
+
+Reading and checking recipes is in `recipe/loading.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
+from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.text_format import count
+from dpsgd_cli.common.yaml_tree import CoreDumper
+from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
+from dpsgd_cli.errors import RecipeError, UsageError
+from dpsgd_cli.recipe.expected import recipe_schema
+from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, plain, question, shipped_recipes
+from dpsgd_cli.recipe.privacy import noise_source
+from dpsgd_cli.recipe.schema import Recipe
+
+
+@click.group()
+def command() -> None:
+    """List, show, validate and draft recipes; print their schema for editors.
+
+    A recipe is a YAML file, or the name of one that ships with dpsgd.
+
+    \b
+    Examples:
+      dpsgd recipe list
+      dpsgd recipe show quickstart privacy.budget.epsilon=1
+    """
+
+
+@command.command("list")
+def list_() -> None:
+    """List the shipped recipes and their questions.
+
+    \b
+    Example:
+      dpsgd recipe list
+    """
+    recipes = shipped_recipes()
+    width = max(map(len, recipes), default=0)
+    for name, file in recipes.items():
+        click.echo(f"{name:<{width}}  {question(file)}")
+
+
+@command.command()
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def show(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Print RECIPE with its defaults filled in.
+
+    What is printed is the same recipe again. Comments at its end say what it leaves to the data card or to the
+    operating system.
+
+    \b
+    Examples:
+      dpsgd recipe show quickstart
+      dpsgd recipe show yu2019/mnist-step repeats=3 > mine.yaml
+    """
+    loaded = load_recipe(recipe, overrides)
+    click.echo("\n".join([dump_recipe(loaded.recipe).rstrip("\n"), *unsaid(loaded.recipe, loaded.base)]))
+
+
+@command.command()
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...")
+def validate(recipes: tuple[str, ...]) -> None:
+    """Check recipes and report every problem.
+
+    The exit code is 2 if there is any.
+
+    \b
+    Example:
+      dpsgd recipe validate mine.yaml yu2019/mnist-time
+    """
+    problems: list[str] = []
+    for source in recipes:
+        try:
+            load_recipe(source)
+        except RecipeError as error:
+            problems += error.problems
+        else:
+            click.echo(f"{source}: valid")
+    if problems:
+        raise RecipeError(problems)
+
+
+@command.command()
+@click.argument("data", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--target", required=True, help="The column (or array of an npz file) to be learnt.")
+@click.option("--task", type=click.Choice(["classification", "regression"]), help="Left out: by what the target holds.")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; else to stdout.")
+def new(data: Path, target: str, task: Any, out: Path | None) -> None:
+    """Write a recipe for DATA: csv, tsv, json lines, parquet or npz.
+
+    It names the columns, their kinds, categories and the task. What was read from the file says so, and is for you to
+    confirm as public knowledge; bounds are for you to fill in.
+
+    \b
+    Example:
+      dpsgd recipe new patients.csv --target malignant -o patients.yaml
+    """
+    from dpsgd_cli.data.recipe_template import draft  # pandas
+
+    if out is not None and out.exists():
+        raise UsageError(f"{out} exists; it is not overwritten, so choose another name")
+    base = (out.parent if out is not None else Path()).resolve()
+    text = draft(data, target, task, Path(os.path.relpath(data.resolve(), base)).as_posix())
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+    click.echo(f"{out}: fill in what only you know, then `dpsgd train {out}`")
+
+
+@command.command()
+def schema() -> None:
+    """Print the JSON Schema of a recipe.
+
+    Editors complete and check YAML with it.
+
+    \b
+    Example:
+      dpsgd recipe schema > recipe.schema.json
+    """
+    click.echo(json.dumps(recipe_schema(), indent=2))
+
+
+@command.command("check-model")
+@TRUST_CODE
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def check_model(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Say layer by layer how the model of RECIPE is clipped, at what cost, and what is refused.
+
+    Of the data only the shape of a record is used. The exit code is 2 where something is refused.
+
+    \b
+    Examples:
+      dpsgd recipe check-model quickstart
+      dpsgd recipe check-model mine.yaml model.file=net.py
+    """
+    loaded = load_recipe(recipe, overrides)
+
+    from dpsgd_cli.cli.checking import told  # torch
+
+    for line in told(loaded):
+        click.echo(line)
+
+
+@command.command("batching")
+@click.option("--records", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many records.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Expected, where sizes vary."
+)
+@click.option("--largest-batch", type=click.IntRange(min=1), help="For truncated-poisson; left out, the batch size.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
+def show_batching(records: int, batch_size: int, largest_batch: int | None, seed: int) -> None:
+    """Show the batches of one epoch, by kind, and what each is charged.
+
+    Shuffled batches hold every record exactly once. In Poisson batches a record may be missing or appear several
+    times, and batches differ in size and may be empty: that is the randomness which amplification by sampling is
+    proved for, and which shuffled batches do not have (Yu et al. 2019, Table I). Truncated ones are the same, but for
+    what is beyond the largest batch. Batches of fixed size are drawn anew at each step. Random allocation puts every
+    record into one step, by itself, so that batches differ in size.
+
+    \b
+    Examples:
+      dpsgd recipe batching
+      dpsgd recipe batching --records 12 --batch-size 3 --seed 1
+    """
+    if batch_size > records:
+        raise click.UsageError(f"--batch-size is {batch_size}, more than the {records} records")
+    if largest_batch is not None and largest_batch < batch_size:
+        raise click.UsageError(f"--largest-batch is {largest_batch}, less than --batch-size {batch_size}")
+    for kind, batches in draw(records, batch_size, seed, largest_batch).items():
+        shown = " ".join(f"[{' '.join(map(str, sorted(batch)))}]" for batch in batches)
+        seen = [number for batch in batches for number in batch]
+        missing, several = records - len(set(seen)), len({n for n in seen if seen.count(n) > 1})
+        width = max(map(len, BATCHINGS))
+        click.echo(f"{kind:<{width}} {shown}")
+        click.echo(
+            f"{'':<{width}} {count(missing, 'record')} in no batch, {several} in several; {BATCHINGS[kind].claim}"
+        )
+
+
+def draw(records: int, batch_size: int, seed: int, largest_batch: int | None = None) -> dict[Batching, list[list[int]]]:
+    """Return the batches of the first epoch by kind of batching, each as record numbers from 0."""
+    from dpsgd_cli.engine.streams import SeededStreams
+
+    streams = SeededStreams(seed)
+    found: dict[Batching, list[list[int]]] = {}
+    for name, kind in BATCHINGS.items():
+        if kind.sampler is None:
+            continue
+        truncation = {"largest_batch": largest_batch or batch_size} if kind.recorded == "truncated" else {}
+        sampler = named(kind.sampler)([streams], records, batch_size, **truncation)
+        batches = [sampler.batch(step) for step in range(-(-records // batch_size))]
+        found[name] = [batch.rows[0].tolist() for batch in batches]
+    return found
+
+
+def unsaid(recipe: Recipe, base: Path = Path()) -> list[str]:
+    """Return comment lines `# key: value (why)` for keys without a value or default in the recipe.
+
+    Such keys stay out of a resolved recipe: their values come from the data card or the operating system, and writing
+    them down would make a different recipe.
+    """
+    said = []
+    if recipe.data.preprocess is None:
+        whose = "a file of your own" if recipe.data.name is None else f"the card of {recipe.data.name}"
+        steps = yaml.dump(_steps(recipe, base), Dumper=CoreDumper, default_flow_style=True, width=10_000).strip()
+        said.append(f"data.preprocess: {steps} ({whose})")
+    if recipe.seed is None:
+        said.append("seed: none (the operating system's entropy; no run can be repeated)")
+    if recipe.privacy is not None and recipe.privacy.noise_source is None:
+        source = noise_source(recipe.seed)
+        said.append(f"privacy.noise_source: {source} ({'no seed' if recipe.seed is None else 'there is a seed'})")
+    return [f"# {line}" for line in said]
+
+
+def _steps(recipe: Recipe, base: Path) -> list[object]:
+    if recipe.data.name is None:
+        return [plain(step) for step in OWN_FILE_STEPS]
+    from dpsgd_cli.data import catalog  # NumPy, which listing recipes does without
+
+    return [plain(step) for step in catalog.plain_card(recipe.data, base).preprocess]

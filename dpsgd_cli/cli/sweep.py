@@ -1,0 +1,178 @@
+"""Command `dpsgd sweep`: options and progress. Cells, packs and prices are in `sweep/`."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpsgd_cli.cli.trust import TRUST_CODE
+from dpsgd_cli.common.interrupts import kill_is_interrupt
+from dpsgd_cli.common.text_format import count
+from dpsgd_cli.errors import RecipeError, RunError
+from dpsgd_cli.sweep import launchers
+
+if TYPE_CHECKING:
+    from dpsgd_cli.sweep.session import SweepSession
+
+
+class _RunByDefault(click.Group):
+    """Group that runs `dpsgd sweep FILE ...` as `dpsgd sweep run FILE ...`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            meant = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.75)
+            if meant and not Path(args[0]).exists():
+                ctx.fail(f"no sweep and no command {args[0]!r}; did you mean {meant[0]}?")
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+class _Launcher(click.ParamType):
+    """Option type for a launcher that is registered when the command is called."""
+
+    name = "launcher"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(launchers.LAUNCHERS)}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in launchers.LAUNCHERS:
+            self.fail(f"{value!r} is not one of {', '.join(launchers.LAUNCHERS)}", param, ctx)
+        return str(value)
+
+
+@click.group(cls=_RunByDefault)
+def command() -> None:
+    """Train every cell of a sweep: grids, lists and random samples over recipe keys.
+
+    `dpsgd sweep SWEEP.yaml` is short for `dpsgd sweep run SWEEP.yaml`; see `dpsgd sweep run --help`.
+
+    \b
+    Examples:
+      dpsgd sweep sweeps/ci --dry-run
+      dpsgd sweep sweeps/ci --out results/ci
+      dpsgd sweep status results/ci
+    """
+
+
+@command.command()
+@TRUST_CODE
+@click.argument("sweep")
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("results"), show_default=True,
+              help="Folder of results, failures and tables.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Check and price every cell; train nothing.")
+@click.option("--shard", metavar="I/N", help="Run only every N-th cell, beginning with the I-th.")
+@click.option("--launcher", type=_Launcher(), default="local", show_default=True,
+              help="Where packs run.")  # fmt: skip
+@click.option("--fail-fast", is_flag=True, help="Stop at the first cell that fails.")
+@click.option("--retry-failed", is_flag=True, help="Run cells again that failed before.")
+def run(sweep: str, overrides: tuple[str, ...], out: Path, shard: str | None, dry_run: bool, **how: Any) -> None:
+    """Train every cell of SWEEP that has no result yet.
+
+    SWEEP is a YAML file or the name of a shipped sweep; KEY=VALUE replaces a recipe key in every cell, or, below
+    grid, zip, list, random or select, a part of the sweep. Running the same command again continues where it
+    stopped.
+
+    \b
+    Examples:
+      dpsgd sweep sweeps/ci --dry-run
+      dpsgd sweep sweeps/ci repeats=2 --out results/ci --shard 1/4
+    """
+    from dpsgd_cli.common.plugins import trusting
+    from dpsgd_cli.sweep.session import SweepSession  # torch
+
+    with trusting(really=not dry_run):
+        _open_and_run(SweepSession.open(sweep, overrides, out, shard), dry_run, how)
+
+
+def _open_and_run(session: SweepSession, dry_run: bool, how: dict[str, Any]) -> None:
+    if dry_run:
+        lines, problems = session.dry_run()
+        click.echo("\n".join(lines))
+        if problems:
+            raise RecipeError(problems)
+        return
+    with kill_is_interrupt():
+        failed = _run(session, **how)
+    if failed and session.secret:
+        raise RunError(
+            f"a run failed, so nothing is published; {session.place.path} says why, which is for your eyes only;"
+            " --retry-failed tries again"
+        )
+    if failed:
+        raise RunError(f"{failed} of {count(len(session.cells), 'cell')} failed; --retry-failed tries them again")
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="DIR")
+def status(folder: Path) -> None:
+    """Say how far the sweeps in DIR are, and what failed.
+
+    \b
+    Example:
+      dpsgd sweep status results/ci
+    """
+    from dpsgd_cli.sweep.folder import statuses
+
+    for found in statuses(folder):
+        if found.secret:
+            over = (folder / f"{found.sweep}.result.json").exists()
+            click.echo(f"{found.sweep}: {'published' if over else 'begun; how far it is stays secret'}")
+            continue
+        click.echo(
+            f"{found.sweep}: {found.done} of {count(found.cells, 'cell')} done ({found.done_trials} of"
+            f" {count(found.trials, 'trial')}), {len(found.failed)} failed, {found.missing} missing"
+        )
+        for failure in found.failed:
+            click.echo(f"  failed  {failure['directory']}: {failure['error'].splitlines()[0]}")
+
+
+def _run(session: SweepSession, launcher: str, fail_fast: bool, retry_failed: bool) -> int:
+    """Run the sweep, printing a line per pack to stderr; return the number of this shard's failed cells."""
+    launch = launchers.get(launcher)
+    session.begin()
+    jobs = session.jobs(retry_failed, fail_fast)
+    progress = None if session.secret else _Progress(len(jobs), sum(job.trials for job in jobs))
+    finished = len(session.cells) - sum(len(job.cells) for job in jobs)
+    if finished and not session.secret:
+        click.echo(f"{finished} of {len(session.cells)} cells were run before and are left as they are", err=True)
+    try:
+        for outcome in launch(jobs, session.sweep.resources):
+            if progress is not None:
+                progress.note(outcome)
+    except RunError as error:
+        raise RunError(str(error).replace(" with --resume", "")) from error
+    result = session.finish()
+    if result is None:
+        click.echo("not all runs are over, so nothing is published yet", err=True)
+        return session.failed()
+    click.echo("\n".join(session.told(result)))
+    return 0 if session.secret else session.failed()
+
+
+class _Progress:
+    """Progress of a sweep: packs and trials done, speed, and time left."""
+
+    def __init__(self, packs: int, trials: int) -> None:
+        self._packs, self._trials = packs, trials
+        self._done = self._done_trials = self._failed = 0
+        self._begun = time.perf_counter()
+
+    def note(self, outcome: Any) -> None:
+        self._done += 1
+        self._done_trials += outcome.trials
+        self._failed += len(outcome.failed)
+        spent = time.perf_counter() - self._begun
+        rate = self._done_trials / spent if spent > 0 else 0.0
+        left = spent / self._done * (self._packs - self._done)
+        click.echo(
+            f"pack {self._done}/{self._packs}: {count(len(outcome.done), 'cell')}, {count(outcome.trials, 'trial')}"
+            f" in {outcome.seconds:.1f} s; {self._done_trials} of {count(self._trials, 'trial')} done,"
+            f" {count(self._failed, 'cell')} failed, {rate:.3g} trials/s, about {left:.0f} s left",
+            err=True,
+        )

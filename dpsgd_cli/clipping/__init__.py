@@ -1,0 +1,1 @@
+"""Clipping of per-example gradients: settings, price, and the clipped sums."""

@@ -1,0 +1,51 @@
+"""A histogram of gradient norms, released before training: how far one record moves it, its share of a budget.
+
+Not here: the counts and their noise (`clipping/bounds.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
+from dpsgd_cli.accounting.budget import describe, mu_squared_left
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.plan import Plan, adjacency_of, privacy_of
+from dpsgd_cli.errors import InfeasibleBudget
+from dpsgd_cli.recipe.schema import Recipe
+
+LABEL = "norm-histogram"
+"""Of the release that a clip bound is read off."""
+
+
+def sensitivity(adjacency: Adjacency) -> float:
+    """L2 bound on how far one record moves the counts: 1, or sqrt(2) where it is replaced. Both are reached.
+
+    - add-remove, zero-out: one record adds 1 to one count, or takes it away (a null record is counted nowhere).
+    - replace-one: one count loses 1 and another one gains it, or nothing changes.
+    """
+    return math.sqrt(2) if NEIGHBOURS[adjacency].replaced else 1.0
+
+
+def with_histogram(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
+    """`before`, and after it the histogram of a recipe that asks for one: a Gaussian of its share of what is left.
+
+    The share is one of mu^2 = 1 / z^2, so that z = 1 / sqrt(share mu^2), as of a preconditioner
+    (`second_moments.py`); the noise of the steps is solved for with the whole list.
+    """
+    privacy = privacy_of(recipe)
+    share, budget = privacy.clipping.share_before, privacy.budget
+    if share is None or budget is None:
+        return tuple(before)
+    left = mu_squared_left(budget, before)
+    if not left > 0:
+        raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)}); raise it")
+    adjacency = adjacency_of(recipe)
+    multiplier = (share * left) ** -0.5
+    return (*before, Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity(adjacency), label=LABEL)))
+
+
+def released_histogram(plan: Plan) -> GaussianSum:
+    """The mechanism that the plan has for the histogram."""
+    return next(m for m in (one.mechanism for one in plan.before) if isinstance(m, GaussianSum) and m.label == LABEL)

@@ -1,0 +1,243 @@
+"""Clipped sums of per-example gradients, for every trial of a pack, without per-example gradients.
+
+Always sums, never means: the method divides by a public constant. Not here: noise and its price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.engine.losses import Loss
+from dpsgd_cli.engine.packing import Pack
+from dpsgd_cli.engine.precision import MOST_ROWS, rounded_products
+from dpsgd_cli.users.run import losses_of_users
+
+
+def at_most(bounds: Tensor, norms: Tensor) -> Tensor:
+    """min(1, C / |g|): a gradient within its bound stays as it is (Abadi et al. 2016)."""
+    return (bounds / norms).clamp_(max=1.0)
+
+
+def automatic(bounds: Tensor, norms: Tensor, stability: float) -> Tensor:
+    """C / (|g| + gamma): a gradient's norm becomes C |g| / (|g| + gamma), below C (Bu et al. 2022, AUTO-S)."""
+    return bounds / (norms + stability)
+
+
+SHORTEST = 1e-10
+"""The least norm that a gradient is divided by. Squares of numbers much smaller vanish in float32, which would make a
+computed norm less than the true one, and a gradient divided by it longer than its bound."""
+
+
+def normalised(bounds: Tensor, norms: Tensor) -> Tensor:
+    """C / |g|, or C / `SHORTEST` for gradients shorter than that; 0 stays 0."""
+    return bounds / norms.clamp(min=SHORTEST)
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """L2 bounds on one example's gradient, by trial: `flat` has one, over all parameters; otherwise one a layer.
+
+    `norms` is (1, R) when flat, (M, R) for a pack of M layers; every bound is positive and finite. `factors` says what
+    a gradient is multiplied by, from the bounds and the gradients' norms; no factor leaves a norm above its bound.
+    `told`, where given, is told the squared norms (M, R, B) of all gradients that are clipped, layer by layer (M may be
+    1 where `flat`), and which of the rows are there, (R, B) or None.
+    """
+
+    norms: Tensor
+    flat: bool = True
+    factors: Callable[[Tensor, Tensor], Tensor] = at_most
+    told: Callable[[Tensor, Tensor | None], None] | None = None
+
+    @property
+    def sensitivities(self) -> list[float]:
+        """Per trial, the L2 norm that one example's clipped gradient cannot exceed: C, or sqrt(sum C_l^2)."""
+        return [float(s) for s in self.norms.double().square().sum(dim=0).sqrt()]
+
+
+class Diagnostics:
+    """NON-PRIVATE sums over the examples seen, each float64 (R,): for `nonprivate_` columns only.
+
+    Steps hand in what they have anyway. It is copied into room made once, and summed up when that is full: a few
+    numbers an example should not cost a dozen small operations a step, and small tensors that outlive their
+    step keep the memory around them from being used again.
+    """
+
+    _ROOM = 1 << 20
+
+    def __init__(self, trials: int, device: torch.device) -> None:
+        self._totals = {
+            name: torch.zeros(trials, device=device, dtype=torch.float64)
+            for name in ("loss", "examples", "norm", "clipped", "nonfinite")
+        }
+        self._room: Tensor | None = None  # (2 + M, R, rows): losses, presence, squared norms
+        self._clipping: Clipping | None = None
+        self._filled = 0
+
+    @classmethod
+    def of(cls, totals: dict[str, Tensor]) -> Diagnostics:
+        """Diagnostics that hold these sums, (R,) each."""
+        made = cls(len(totals["loss"]), totals["loss"].device)
+        made._totals = totals
+        return made
+
+    def add(self, losses: Tensor, squares: Tensor | None, mask: Tensor | None, clipping: Clipping | None) -> None:
+        """Losses (R, B), squared norms (M, R, B) or None when nothing is clipped, mask (R, B) or None."""
+        lines, (trials, rows) = 2 + (0 if squares is None else len(squares)), losses.shape
+        if losses.numel() * lines > self._ROOM:
+            present = torch.ones_like(losses, dtype=torch.bool) if mask is None else mask
+            self._sum(losses, present, squares, clipping)
+            return
+        fits = self._room is not None and len(self._room) == lines and self._room.dtype == losses.dtype
+        if not fits or self._clipping is not clipping or self._filled + rows > self._ROOM // (lines * trials):
+            self._sum_up()
+            self._clipping = clipping
+        if self._room is None or not fits:
+            self._room = losses.new_empty(lines, trials, self._ROOM // (lines * trials))
+        place = self._room[:, :, self._filled : self._filled + rows]
+        place[0].copy_(losses)
+        if mask is None:
+            place[1].fill_(1.0)
+        else:
+            place[1].copy_(mask)
+        if squares is not None:
+            place[2:].copy_(squares)
+        self._filled += rows
+
+    def sums(self) -> dict[str, list[float]]:
+        """`loss`, `examples`, `norm` (of whole gradients), `clipped` and `nonfinite` counts: one number a trial."""
+        self._sum_up()
+        return dict(zip(self._totals, torch.stack(list(self._totals.values())).tolist(), strict=True))
+
+    def _sum_up(self) -> None:
+        if self._room is not None and self._filled:
+            held = self._room[:, :, : self._filled]
+            self._sum(held[0], held[1] > 0, held[2:] if len(held) > 2 else None, self._clipping)
+        self._filled = 0
+
+    def _sum(self, losses: Tensor, present: Tensor, squares: Tensor | None, clipping: Clipping | None) -> None:
+        self._count("loss", losses, present)
+        self._count("examples", present, present)
+        if squares is None or clipping is None:
+            return
+        total = squares.sum(dim=0)
+        finite = torch.isfinite(total)
+        groups = total.unsqueeze(0) if clipping.flat else squares
+        over = (groups.sqrt() > clipping.norms.unsqueeze(-1)).any(dim=0)
+        self._count("norm", total.sqrt(), present & finite)
+        self._count("clipped", over, present & finite)
+        self._count("nonfinite", ~finite, present)
+
+    def _count(self, name: str, values: Tensor, where: Tensor) -> None:
+        self._totals[name] += torch.where(where, values.double(), 0.0).sum(dim=1)
+
+
+Found = tuple[Tensor, Tensor | None]
+SumClipped = Callable[[Pack, tuple[Tensor, Tensor, Tensor | None], Loss, Clipping | None], Found]
+"""`sum_clipped`, or what does the same in another way (`clipping/compiling.py`)."""
+
+
+@torch.no_grad()
+def add_clipped_sums(
+    pack: Pack,
+    batch: tuple[Tensor, Tensor, Tensor | None],
+    loss: Loss,
+    clipping: Clipping | None,
+    seen: Diagnostics,
+    function: SumClipped | None = None,
+) -> None:
+    """Add every example's clipped gradient to `pack.sums`, of at most `MOST_ROWS` examples at once.
+
+    Guarantee: what one example adds has L2 norm at most the trial's entry of `clipping.sensitivities` (to rounding;
+    what that makes of the sum: `engine/precision.py`), whatever the other examples are; an example whose gradient is
+    not finite adds zero; a masked row adds zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients
+    (no guarantee).
+
+    `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands
+    for rows that all trials share. With K > 1 copies of every example (`data/augmentation.py`), first all first copies,
+    an example's loss is the mean over its copies, so what is clipped is the mean of their gradients. An example may be
+    a user with several rows (`units.py`): labels are (R or 1, B, m) then, and what is clipped is the mean over the
+    user's rows. Diagnostics go to `seen`. `function` takes the place of `sum_clipped`.
+    """
+    if batch[1].shape[1] > MOST_ROWS:
+        raise ValueError(f"{batch[1].shape[1]} rows in one piece of a sum; at most {MOST_ROWS} are added up at once")
+    if batch[1].shape[1]:
+        losses, squares = (function or sum_clipped)(pack, batch, loss, clipping)
+        seen.add(losses, squares, batch[2], clipping)
+        if clipping is not None and clipping.told is not None and squares is not None:
+            clipping.told(squares, batch[2])
+
+
+@torch.no_grad()
+def sum_clipped(
+    pack: Pack, batch: tuple[Tensor, Tensor, Tensor | None], loss: Loss, clipping: Clipping | None
+) -> Found:
+    """`add_clipped_sums` without diagnostics, of a batch that is not empty.
+
+    Returns losses (R, B), and squared norms (M, R, B) of each layer's gradients where something is clipped.
+    """
+    x, y, mask = batch
+    y = y.expand(pack.trials, *y.shape[1:])
+    losses = _record(pack, x, y, loss)
+    if clipping is None:
+        squares = None
+        weights = torch.ones_like(losses) if mask is None else mask.to(losses.dtype)
+        if mask is not None and not _surely_finite(pack, losses):
+            for layer in pack.layers:
+                layer.erase(~mask)
+        factors = [weights] * len(pack.layers)
+    else:
+        none = torch.zeros_like(losses)
+        squares = torch.stack([layer.square_norms() if layer.used else none for layer in pack.layers])
+        factors = _factors(pack, squares, clipping, mask)
+    with pack.in_products() as precision:
+        for layer, own in zip(pack.layers, factors, strict=True):
+            if layer.used:
+                layer.add_clipped_sums(own.to(precision))
+            layer.forget()
+    return losses, squares
+
+
+def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """One recorded forward pass and one backward pass to the layers' outputs; returns the losses (R, B)."""
+    pack.session.begin()
+    try:
+        with torch.enable_grad(), rounded_products(pack.rounded_products):
+            losses = _losses(pack(x), y, loss)
+            losses.sum().backward()
+    finally:
+        pack.session.recording = False
+    pack.session.rows = y.shape[1]
+    return losses.detach()
+
+
+def _losses(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """One loss an example (R, B): of its copies the mean, of a user the mean over their rows."""
+    if y.dim() == 3:
+        return losses_of_users(outputs, y, loss)
+    copies = outputs.shape[1] // y.shape[1]
+    losses = loss(outputs, y if copies == 1 else y.repeat(1, copies))
+    return losses if copies == 1 else losses.view(len(y), copies, -1).mean(dim=1)
+
+
+def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | None) -> list[Tensor]:
+    """Clip factors (R, B) of each layer from squared norms (M, R, B); erases what is not finite."""
+    groups = squares.sum(dim=0, keepdim=True) if clipping.flat else squares
+    factors = clipping.factors(clipping.norms.unsqueeze(-1), groups.sqrt())
+    if not _surely_finite(pack, squares):
+        bad = ~torch.isfinite(squares.sum(dim=0))
+        factors.masked_fill_(bad, 0.0)
+        for layer in pack.layers:
+            layer.erase(bad)
+    if mask is not None:
+        factors = factors * mask
+    return list(factors.expand(len(pack.layers), -1, -1))
+
+
+def _surely_finite(pack: Pack, x: Tensor) -> bool:
+    """Whether no number is infinite or undefined; False where a GPU, or a program being written, cannot be asked."""
+    return not (x.is_cuda or pack.session.tracing) and math.isfinite(x.sum())

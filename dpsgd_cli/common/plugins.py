@@ -1,0 +1,125 @@
+"""The one hook for a user's own code: an attribute of a Python file that the recipe names.
+
+A Python file runs with all rights of the user, so a file that came with somebody's recipe or result does not run before
+this user trusts it. Trust belongs to a content, by its SHA-256. Training is the act of trust: whatever `train`,
+`sweep`, `compare` and `audit` run is remembered in the user's cache folder. Everything else runs remembered files only,
+or all of them inside `trusting()` (`--trust-code`, `trust_code=True`), and remembers those too. What a file imports is
+not covered.
+
+Not here: what the attribute must be (each caller checks).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dpsgd_cli.common.text_format import similar
+from dpsgd_cli.errors import RecipeError, UsageError
+
+Say = Callable[[str], None]
+_trusting: list[Say | None] = []
+_FOLDER = "trusted-code"
+
+
+@contextlib.contextmanager
+def trusting(say: Say | None = None, really: bool = True) -> Iterator[None]:
+    """Run any Python file that a recipe names until the block ends, and remember each as trusted.
+
+    `say` is told of each that was not trusted before. Nothing changes where not `really`.
+    """
+    if not really:
+        yield
+        return
+    _trusting.append(say)
+    try:
+        yield
+    finally:
+        _trusting.pop()
+
+
+def _place(digest: str) -> Path:
+    import pooch  # takes a while to import
+
+    return Path(pooch.os_cache("dpsgd")) / _FOLDER / digest
+
+
+def _check_trusted(path: Path, code: bytes) -> None:
+    """Raise UsageError unless this content of a file is trusted; remember it where all code is."""
+    digest = hashlib.sha256(code).hexdigest()
+    mark = _place(digest)
+    if mark.is_file():
+        return
+    if not _trusting:
+        raise UsageError(
+            f"{path}: this Python file would run with all your rights, and you have not trained with this content of"
+            f" it before\nSHA-256 {digest}\nread it; if you trust it, give --trust-code (in Python: trust_code=True),"
+            " which is remembered, so once is enough"
+        )
+    say = _trusting[-1]
+    if say is not None:
+        say(f"{path}: trusted from now on (SHA-256 {digest})")
+    with contextlib.suppress(OSError):
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.touch(mode=0o600)
+
+
+def load_attribute(path: Path, name: str) -> Any:
+    """Execute the Python file at `path` and return its attribute `name`.
+
+    What runs is the content whose hash was looked at, never a compiled file beside it. Raises UsageError when it is not
+    trusted, RecipeError when it is missing, fails to run, or has no such attribute.
+    """
+    if not path.is_file():
+        raise RecipeError(f"{path}: no such Python file; `file:` is relative to the recipe")
+    module_name = f"dpsgd_recipe_{path.stem}_{abs(hash(str(path.resolve()))):x}"
+    if path.suffix != ".py":
+        raise RecipeError(f"{path}: not a Python file (it must end in .py)")
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
+    _check_trusted(path, code)
+    module = types.ModuleType(module_name)
+    module.__file__ = str(path)
+    sys.modules[module_name] = module
+    try:
+        exec(compile(code, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise RecipeError(f"{path}: running the file failed: {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        near = similar(name, dir(module))
+        hint = f"; did you mean {near}?" if near else ""
+        raise RecipeError(f"{path}: has no attribute {name!r}{hint}")
+    return getattr(module, name)
+
+
+def refusal_of_call(
+    function: Callable[..., Any], name: str, given: dict[str, Any], further: dict[str, Any]
+) -> str | None:
+    """Why `function`, which the user calls `name`, cannot be called with the values of `given` in order and `further`
+    as keywords; None where it can, or says nothing of what it takes.
+    """
+    if not callable(function):
+        return f"{name} is {type(function).__name__}, not a function"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*given.values(), **further)
+    except TypeError as error:
+        takes = signature.parameters
+        unknown = [key for key in further if key not in takes]
+        named = name + str(signature.replace(return_annotation=inspect.Signature.empty))
+        if not unknown or any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+            return f"{named} is called with {', '.join([*given, *further])}: {error}"
+        near = similar(unknown[0], [key for key in takes if key not in further])
+        return f"{named} does not take {' and '.join(unknown)}{f'; did you mean {near}?' if near else ''}"
+    return None

@@ -1,0 +1,73 @@
+"""What every section of a recipe is built from: strictness and the types that appear everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from dpsgd_cli.common.text_format import quoted
+
+_MOST = 1_000_000_000
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Auto = Literal["auto"]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Delta = Fraction
+
+DrawSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+"""Of what NumPy draws."""
+
+
+TO_FILL_IN = ("LOW", "HIGH")
+"""What `dpsgd recipe new` writes for bounds that only a person knows."""
+
+
+def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    if not pair[0] < pair[1]:
+        raise ValueError(f"is {list(pair)}, but must be [low, high] with low < high")
+    return pair
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    twice = next((value for index, value in enumerate(values) if str(value) in map(str, values[:index])), None)
+    if twice is not None or not values:
+        raise ValueError(f"lists {twice!r} twice" if values else "is empty")
+    return values
+
+
+def _countable(number: int) -> int:
+    if number > _MOST:
+        raise ValueError(f"is {quoted(number)}, but must be at most {_MOST}")
+    return number
+
+
+Count = Annotated[int, Field(ge=1), AfterValidator(_countable)]
+Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
+Values = Annotated[list[Any], AfterValidator(_distinct)]
+
+
+class Section(BaseModel):
+    """Unknown keys are errors; a resolved recipe never changes.
+
+    A validator's message is one line per problem; a line that begins with `key.path: ` is reported at that key.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    must_state: ClassVar[tuple[str, ...]] = ()
+    """Class attributes that each kind below this class states in its own body: a guarantee rests on them."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
+        """Raise TypeError for a kind that leaves out what it must state, though a class that it derives from states it.
+
+        A kind is a class whose field `kind` has a value.
+        """
+        super().__pydantic_init_subclass__(**arguments)
+        left_out = [name for name in cls.must_state if name not in vars(cls)]
+        if left_out and "kind" in cls.model_fields and not cls.model_fields["kind"].is_required():
+            raise TypeError(
+                f"kind {cls.model_fields['kind'].default!r} must state {', '.join(left_out)}: none has a default"
+            )

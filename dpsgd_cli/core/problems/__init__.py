@@ -1,4 +1,0 @@
-"""Convex empirical risk on linear models: losses of a margin, public constants, and fast sums for many trials.
-
-Not here: privacy (what is clipped, noised and charged is the method's business), general models (`core/packing.py`).
-"""

@@ -1,0 +1,92 @@
+"""Random crops and flips of training images, K copies of each, whose gradients are averaged before clipping.
+
+De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale", section 3.1
+(augmentation multiplicity; Hoffer et al. 2019 without privacy).
+
+Guarantee: the price of a step does not change. Fix all crops and flips. Example i then adds clip((1/K) sum_k g_ik),
+g_ik being the gradient on its copy k: a vector of L2 norm at most the bound, which depends on example i alone. So
+the sum's sensitivity is that of plain clipping, whatever the crops are, and each bound on the divergence of two
+neighbouring data sets' releases holds given the crops. The crops are drawn without looking at any record, so they
+have one law under both neighbours, and revealing them with the release would cost no more than the worst case over
+them; hiding them is post-processing. (K copies clipped one by one would have K times the sensitivity.)
+
+Draws: crop and flip of a copy are a hash of (the trial's key, step, record, copy) and nothing else. So a trial sees
+the same images alone or in a pack, in one process or several, in batches of any size and after a resume. The hash need
+not be cryptographic: the guarantee holds for every choice of crops.
+
+Not here: how K copies become one gradient (`clipping.py`, `layers/base.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpsgd_cli.data.settings import Augment
+from dpsgd_cli.engine.streams import Streams
+from dpsgd_cli.errors import ModelError
+
+_BITS = 20
+
+
+class Augmentation:
+    """Makes copies of images (C, H, W) for every trial of a pack."""
+
+    def __init__(self, settings: Augment, streams: Sequence[Streams], shape: tuple[int, ...]) -> None:
+        if len(shape) != 3:
+            raise ModelError(f"data.augment needs images (channels, height, width), but one input is {shape}")
+        if settings.padding == "reflect" and settings.crop >= min(shape[1:]):
+            raise ModelError(
+                f"data.augment.crop: {settings.crop} pixels cannot be reflected at images of {shape[1]} x {shape[2]};"
+                " make it smaller"
+            )
+        self.settings, self.copies = settings, settings.copies
+        self.shape = shape
+        self.keys = torch.tensor([stream.integer("augment") for stream in streams])
+
+    def __call__(self, x: Tensor, records: Tensor, step: int) -> Tensor:
+        """(R, K B, C, H, W): K augmented copies of images `x` (R or 1, B, C, H, W), first all first copies.
+
+        `records` are the images' row numbers in the table, int64 (R or 1, B).
+        """
+        trials, (channels, height, width) = len(self.keys), self.shape
+        down, right, mirrored = self._draw(records.to(x.device).expand(trials, -1), step)
+        rows = down.unsqueeze(-1) + torch.arange(height, device=x.device)
+        columns = torch.arange(width, device=x.device).expand(*mirrored.shape, -1)
+        columns = right.unsqueeze(-1) + torch.where(mirrored.unsqueeze(-1), width - 1 - columns, columns)
+        margin = self.settings.crop
+        mode = "reflect" if self.settings.padding == "reflect" else "constant"
+        wide = F.pad(x.flatten(0, 1), (margin,) * 4, mode=mode) if margin else x.flatten(0, 1)
+        wide = wide.flatten(2).view(x.shape[0], 1, x.shape[1], channels, -1)
+        places = (rows.unsqueeze(-1) * (width + 2 * margin) + columns.unsqueeze(-2)).flatten(3)
+        copies = self.copies
+        found = wide.expand(trials, copies, -1, -1, -1).gather(4, places.unsqueeze(3).expand(-1, -1, -1, channels, -1))
+        return found.view(trials, copies * x.shape[1], channels, height, width)
+
+    def _draw(self, records: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Offsets 0..2 crop downwards and to the right, and whether to mirror: (R, K, B) each."""
+        if self.keys.device != records.device:
+            self.keys = self.keys.to(records.device)
+        keys = _mixed(self.keys + int(_mixed(torch.tensor(step))))
+        copy = torch.arange(self.copies, device=records.device).view(1, -1, 1)
+        bits = _mixed(keys.view(-1, 1, 1) + _mixed(records.unsqueeze(1) * self.copies + copy))
+        low = (1 << _BITS) - 1
+        offsets = 2 * self.settings.crop + 1
+        down, right = (((bits >> by & low) * offsets) >> _BITS for by in (0, _BITS))
+        return down, right, (bits >> 2 * _BITS & 1).bool() & self.settings.flip
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A bijection of 64-bit words that spreads every bit over all (Steele, Lea and Flood 2014, SplitMix64)."""
+    x = x + -7046029254386353131
+    x = (x ^ _shifted(x, 30)) * -4658895280553007687
+    x = (x ^ _shifted(x, 27)) * -7723592293110705685
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """The word moved right, filled with zeros."""
+    return (x >> by) & ((1 << (64 - by)) - 1)

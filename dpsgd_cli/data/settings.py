@@ -1,0 +1,356 @@
+"""The `data:` section: a card or a file of the user's own, how it is cut, and what features are made of it.
+
+Not here: the steps that features then go through (`data/step_settings.py`), what extractors do (`data/features.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+
+from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
+from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
+from dpsgd_cli.users.settings import Unit
+
+
+class Split(Section):
+    purpose: ClassVar[str] = "test"
+    key: ClassVar[str] = "split.test"
+    test: Annotated[float, Field(gt=0, lt=1)] | Count = Field(
+        0.2,
+        description="Test rows: a fraction (about that many) or a count. A coin decides for each record.",
+    )
+    seed: DrawSeed = Field(0, description="Seed of the split; the same for every trial.")
+
+    @property
+    def asked(self) -> float | int:
+        """The share of the rows that is cut, or how many."""
+        return self.test
+
+
+class ValidationSet(Section):
+    """Rows cut from the training part, to judge the training by. Public, or charged for each look at them."""
+
+    purpose: ClassVar[str] = "validation"
+    key: ClassVar[str] = "validation"
+    records: Count | None = Field(None, description="How many rows; or `fraction`.")
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, description="Share of the rows; or `records`.")
+    public: bool = Field(False, description="Declare these records public: whoever is in them is not protected.")
+    noise_multiplier: Positive | None = Field(
+        None, description="Gaussian noise on every count of right predictions, charged to the ledger."
+    )
+    seed: DrawSeed = Field(0, description="Seed of the cut; the same for every trial.")
+
+    @property
+    def asked(self) -> float | int:
+        """The share of the rows that is cut, or how many."""
+        return self.records or self.fraction or 0
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ValidationSet:
+        if (self.records is None) == (self.fraction is None):
+            raise ValueError("give either records or fraction")
+        if (self.noise_multiplier is None) == (not self.public):
+            raise ValueError(
+                "validation records are cut from private training data: declare them with public: true, or give"
+                " noise_multiplier, which charges every look at them (not both)"
+            )
+        return self
+
+
+class PublicSet(Section):
+    """Records that are public without their labels: what PATE labels, and whatever else may look at them."""
+
+    purpose: ClassVar[str] = "public"
+    key: ClassVar[str] = "public.records"
+    source: Literal["test", "train"] | None = Field(
+        None,
+        alias="from",
+        description="Cut from the test records (the default; the others judge), or from the training records, declared"
+        " public.",
+    )
+    path: str | None = Field(
+        None, description="All records of a file instead, relative to the recipe, with the training records' columns."
+    )
+    records: Count | None = Field(None, description="How many are cut. A coin decides for each record.")
+    seed: DrawSeed = Field(0, description="Seed of the cut; the same for every trial.")
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PublicSet:
+        if (self.path is None) == (self.records is None):
+            raise ValueError("give either records (how many are cut) or path (a file, of which all records are taken)")
+        if self.path is not None and self.source is not None:
+            raise ValueError(f"from: is where records are cut from, and those of {self.path} are not cut; leave it out")
+        return self
+
+    @property
+    def asked(self) -> int:
+        """How many rows are cut."""
+        return self.records or 0
+
+    @property
+    def cut_from(self) -> Literal["test", "train"] | None:
+        """Which of the other records they are cut from, if they are."""
+        return None if self.path is not None else self.source or "test"
+
+
+Cut = Split | ValidationSet | PublicSet
+
+
+class Augment(Section):
+    """Copies of every training image, cropped and mirrored at random; their gradients are averaged before clipping."""
+
+    copies: Count = Field(16, description="K: copies of an image in a step, which costs K times the time.")
+    crop: Annotated[int, Field(ge=0)] = Field(4, description="Crop after padding by this many pixels a side; 0: none.")
+    padding: Literal["reflect", "zero"] = Field("reflect", description="What is around an image.")
+    flip: bool = Field(True, description="Mirror half of the copies, left to right.")
+
+
+class Extractor(Section):
+    """A frozen extractor, before any preprocessing; it acts on each record alone."""
+
+    pool: Count | None = Field(None, description="Average the maps to this many places a side; left out, keep them.")
+    groups: Count | None = Field(
+        None, description="Cut each record's channels into this many groups and give each mean 0 and variance 1."
+    )
+    mirror: bool = Field(False, description="Average the features of an image and of its mirror image.")
+
+
+class ScatteringFeatures(Extractor):
+    """A wavelet scattering transform to order 2: no weights, no data."""
+
+    kind: Literal["scattering"] = "scattering"
+    scales: Annotated[int, Field(ge=1, le=4)] = Field(2, description="J: the grid has side / 2^J places a side.")
+    orientations: Annotated[int, Field(ge=1, le=16)] = Field(8, description="L: directions of the wavelets.")
+    grey: bool = Field(False, description="Of the mean of the colours alone.")
+    unit_orders: bool = Field(
+        False, alias="unit-orders", description="Each order at unit norm, of square roots in orders 1 and 2."
+    )
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+
+class PatchFeatures(Extractor):
+    """How like an image's places are to random patches of synthetic images. An image's mirror image has the same."""
+
+    kind: Literal["patches"] = "patches"
+    patches: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] = Field(
+        2048, description="How many, mirror images included."
+    )
+    size: Annotated[int, Field(ge=2)] = Field(6, description="Pixels a side of a patch.")
+    stride: Count = Field(1, description="Pixels from a place to the next.")
+    shrink: Count = Field(1, description="Images are shrunk to one pixel of so many a side first.")
+    pool: Count = Field(2, description="Likenesses are averaged to this many places a side.")
+    images: Drawn = Field("dead-leaves", description="What the patches are cut from.")
+    seed: DrawSeed = Field(0, description="Public seed of the images and the patches.")
+
+
+class HogFeatures(Extractor):
+    """Histograms of oriented gradients (Dalal and Triggs 2005), of the strongest colour at each pixel."""
+
+    kind: Literal["hog"] = "hog"
+    cell: Annotated[int, Field(ge=2)] = Field(4, description="Pixels a side of a histogram.")
+    orientations: Annotated[int, Field(ge=2, le=36)] = Field(9, description="Bins of the unsigned direction.")
+
+
+class ColourFeatures(Extractor):
+    """Mean of each colour over a grid, at unit norm."""
+
+    kind: Literal["colour-means"] = "colour-means"
+    pool: Count = Field(4, description="Places a side.")
+
+
+class TorchvisionFeatures(Extractor):
+    """A torchvision network with ImageNet weights, up to one of its parts."""
+
+    kind: Literal["torchvision"] = "torchvision"
+    network: str = Field("vgg16", description="Its name in torchvision.models.")
+    weights: str | None = Field(
+        None, description="File of weights, relative to the recipe; left out, torch's own cache. Nothing is downloaded."
+    )
+    part: str = Field("features", description="The submodule whose output is taken.")
+    side: Count | None = Field(None, description="Images are resized to this side first; left out, kept.")
+
+
+class PretrainedFeatures(Extractor):
+    """A network that another recipe trained on public data, without its last layer."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    result: str = Field(description="Its result directory (save_model: true), relative to the recipe.")
+    public: bool = Field(False, description="true declares that the data it was trained on are public.")
+
+    @model_validator(mode="after")
+    def _public(self) -> PretrainedFeatures:
+        if not self.public:
+            raise ValueError(
+                f"a network trained on private data is no free extractor; public: true declares that those of"
+                f" {self.result} are public"
+            )
+        return self
+
+
+Features = Annotated[
+    ScatteringFeatures | PatchFeatures | HogFeatures | ColourFeatures | TorchvisionFeatures | PretrainedFeatures,
+    Field(discriminator="kind"),
+]
+
+
+class Missing(Section):
+    """What a cell without a value means; the rule is public and fills each record by itself, so it costs nothing."""
+
+    value: float | str | None = Field(
+        None, description="Stands in its place; left out, the middle of the column's bounds, or the category ''."
+    )
+    indicator: bool = Field(False, description="Add a column that is 1 where the value was missing (numeric columns).")
+
+
+class Data(Section):
+    """A card by `name`, or a file of the user's own by `path`.
+
+    `unit` is the recipe's `privacy.unit`, which the recipe puts here: whoever reads, cuts or counts records does so by
+    user then, and cannot forget to.
+    """
+
+    _unit: Unit | None = PrivateAttr(None)
+    _folds: int | None = PrivateAttr(None)
+    _by_place: bool = PrivateAttr(False)
+
+    name: str | None = Field(
+        None, description="A data set card: `dpsgd data list` shows them; or the path of a card of your own (.yaml)."
+    )
+    cards: str | None = Field(None, description="A folder of cards of your own, relative to the recipe, to look in.")
+    path: str | None = Field(
+        None,
+        description="Your own .csv, .tsv, .jsonl, .parquet or .npz file, relative to the recipe; or a .npy file of"
+        " features, which stays on disk and may be larger than memory.",
+    )
+    test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
+    target: str | None = Field(None, description="Label column (of a table), array (npz: default `y`) or file (npy).")
+    test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
+    task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
+    classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
+    categorical: dict[str, Values] | list[str] | None = Field(
+        None, description="Categorical columns, with their public values; a bare list reads and declares the values."
+    )
+    bounds: dict[str, Interval] | Interval | None = Field(
+        None,
+        description="Public [low, high] of numeric columns by name, or (own files) one pair for all. With a card"
+        " they take the place of its own; values outside are clamped.",
+    )
+    target_bounds: Interval | None = Field(
+        None,
+        description="Regression: public [low, high] of the target. Training sees it scaled to [-1, 1] (values outside"
+        " are clamped); metrics are in its own unit.",
+    )
+    missing: dict[str, float | str | Missing] | None = Field(
+        None, description="By column, what a missing value means: a number or category, or {value, indicator}."
+    )
+    drop: list[str] = Field(default_factory=list, description="Columns to leave out.")
+    split: Split | None = Field(None, description="Cut a test set from the file; the card's own split otherwise.")
+    features: Features | Annotated[list[Features], Field(min_length=1)] | None = Field(
+        None, description="A frozen extractor, or several that are joined record by record, before any preprocessing."
+    )
+    coins: Literal["content", "place"] | None = Field(
+        None,
+        description="Without privacy only: what decides a record's part, to be tested on the records of a recipe for"
+        " add-remove (content) or for replace-one and zero-out (place). With privacy the adjacency decides.",
+    )
+    validation: ValidationSet | None = Field(None, description="Rows of the training part to validate on.")
+    public: PublicSet | None = Field(None, description="Public records without labels, which PATE labels.")
+    augment: Augment | None = Field(None, description="Random crops and flips of training images, in every step.")
+    preprocess: list[PreprocessStep] | None = Field(
+        None, description="Steps in order; left out, the card's own default (a file: scale by bounds, then one-hot)."
+    )
+
+    @model_validator(mode="after")
+    def _card_or_file(self) -> Data:
+        if (self.name is None) == (self.path is None):
+            raise ValueError("give either name (a card) or path (your own file)")
+        if self.path is None:
+            own = ("test_path", "target", "test_target", "categorical", "classes", "drop", "target_bounds", "missing")
+            extra = [key for key in own if getattr(self, key)]
+            if self.bounds is not None and not isinstance(self.bounds, dict):
+                extra.append("one pair of bounds")
+            if self.task != "classification":
+                extra.append("task")
+            if extra:
+                raise ValueError(f"{', '.join(extra)}: only for a file of your own (path); the card says it already")
+        elif self.cards is not None:
+            raise ValueError("cards: is where a card is looked for by its name; a file of your own (path) has none")
+        elif self.target_bounds is not None and self.task != "regression":
+            raise ValueError("target_bounds: is for task: regression; classes have none")
+        elif self.target is None and not self.path.endswith(".npz"):
+            what = "npy file needs target, the .npy file of its labels"
+            named = "table needs target, the name of the label column"
+            raise ValueError(f"a {what if self.path.endswith('.npy') else named}")
+        npy = self.test_path is not None and self.test_path.endswith(".npy")
+        if npy != (self.test_target is not None):
+            raise ValueError("test_target goes with a test_path that is a .npy file, whose labels it holds")
+        return self
+
+    @property
+    def unit(self) -> Unit | None:
+        """Whom the recipe protects, where that is a user with several rows; None: single records."""
+        return self._unit
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the rows of all files are cut anew, by the recipe's split or its folds."""
+        return self.split is not None or self._folds is not None
+
+    @property
+    def by_place(self) -> bool:
+        """Whether a record's place decides its part (replace-one, zero-out), or its content (add-remove)."""
+        return self._by_place
+
+    @property
+    def folds(self) -> int | None:
+        """The recipe's number of folds."""
+        return self._folds
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the section or the recipe's folds divide records by coins, beside a card's or file's usual split."""
+        return self._folds is not None or any(own is not None for own in (self.split, self.validation, self.public))
+
+    def protect(self, unit: Unit | None, folds: int | None = None, by_place: bool = False) -> None:
+        """Take over the recipe's unit, its folds, and what decides a record's part.
+
+        Only the recipe calls this, when it is made.
+        """
+        self._unit, self._folds, self._by_place = unit, folds, by_place
+
+    @property
+    def card_file(self) -> str | None:
+        """The file of a card of the user's own, as the recipe says where it is."""
+        if self.name is None or (self.cards is None and not self.name.endswith((".yaml", ".yml"))):
+            return None
+        return self.name if self.cards is None else f"{self.cards.rstrip('/')}/{self.name}.yaml"
+
+    @property
+    def by_column(self) -> bool:
+        """Whether the last step makes features of single columns, whose cells are public."""
+        last = self.preprocess[-1].bin if self.preprocess else None
+        return last is not None and last.pairs is None
+
+    @property
+    def extractors(self) -> list[Features]:
+        """All of `features`."""
+        return self.features if isinstance(self.features, list) else [self.features] if self.features else []
+
+    @property
+    def fillings(self) -> dict[str, Missing]:
+        """What a missing value means, by column."""
+        told = self.missing or {}
+        return {name: one if isinstance(one, Missing) else Missing(value=one) for name, one in told.items()}
+
+    @property
+    def files(self) -> list[str]:
+        """The files of a user's own that hold records, labels and whose each row is, as the recipe names them."""
+        npy = self.path is not None and self.path.endswith(".npy")
+        given = (self.path, self.test_path, *((self.target, self.test_target) if npy else ()))
+        owners = [self.unit.column] if self.unit is not None and self.unit.in_a_file else []
+        return [*(name for name in given if name is not None), *owners]

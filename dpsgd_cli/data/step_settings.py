@@ -1,0 +1,199 @@
+"""The steps of `data.preprocess`: what is done to features after they are read.
+
+Not here: what steps do (`data/preprocess.py`, `data/bins.py`, `data/rotation.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section
+
+
+class OneHot(Section):
+    columns: list[str] | None = Field(None, description="Categorical columns to expand; all of them when left out.")
+
+
+class Scale(Section):
+    by: Literal["bounds", "standard", "min-max"] = Field(
+        "bounds",
+        description="`bounds` maps each numeric column from its public [low, high] to [0, 1] (values outside are"
+        " clamped); `standard` and `min-max` are fitted on the training rows, which is NOT private and is recorded.",
+    )
+    to: Interval = Field((0.0, 1.0), description="Target interval of `bounds` and `min-max`.")
+
+
+class UnitNorm(Section):
+    at_most: bool = Field(False, description="Only shrink rows longer than 1 instead of normalising every row.")
+
+
+class Bias(Section):
+    value: float = Field(1.0, description="Constant of the appended column.")
+
+
+class Pca(Section):
+    components: Count = Field(description="Number of principal directions kept.")
+    noise_multiplier: Positive | None = Field(
+        None, description="Gaussian noise on the covariance of unit-norm rows, charged to the ledger."
+    )
+    whiten: bool | Annotated[float, Field(gt=0, lt=1)] = Field(
+        False,
+        description="Scale the projections to equal second moments, taken from the released covariance: free. A number"
+        " p goes part of the way: moments to the power 1 - p.",
+    )
+    public: bool = Field(False, description="Declare the covariance public: no noise, recorded as a declaration.")
+    of: Literal["training", "public"] = Field(
+        "training", description="Whose covariance: the training records', or that of data.public, which costs nothing."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Pca:
+        if self.of == "public" and (self.noise_multiplier is not None or self.public):
+            raise ValueError("of: public takes the covariance of public records; leave noise_multiplier and public out")
+        if self.of == "training" and (self.noise_multiplier is None) == (not self.public):
+            raise ValueError("give either noise_multiplier (private) or public: true")
+        return self
+
+
+Drawn = Literal["strokes", "dead-leaves"]
+"""Kinds of images that a seed draws (`data/synthetic.py`)."""
+
+
+class Variants(Section):
+    """Drawings by several hands: directions in which those of one drawing differ are shrunk."""
+
+    images: Annotated[int, Field(ge=1, le=50_000)] = Field(1200, description="How many drawings.")
+    each: Annotated[int, Field(ge=2, le=100)] = Field(8, description="By how many hands each.")
+    among: Count = Field(description="Principal directions within which variants are compared: `components` or more.")
+
+
+DIRECTIONS = 8192
+"""What `auto` is where no rule knows better and there are as many."""
+
+
+class Rotate(Section):
+    """Principal directions of synthetic images, taken through the features and steps before this one."""
+
+    components: Literal["auto"] | Count = Field("auto", description="How many directions are kept.")
+    images: Drawn = Field(description="What is drawn: strokes for what is written, dead-leaves for photographs.")
+    records: Annotated[int, Field(ge=2, le=50_000)] = Field(8000, description="How many images.")
+    seed: DrawSeed = Field(0, description="Public seed of the images.")
+    power: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.25, description="Projections are divided by this power of their variance; 0.5 makes all equal."
+    )
+    floor: Positive = Field(0.02, description="Added to each variance, in mean variances.")
+    variants: Variants | None = Field(
+        None,
+        description="Shrink what tells a drawing from the same in another hand, then take the directions; of strokes.",
+    )
+
+    @model_validator(mode="after")
+    def _of_strokes(self) -> Rotate:
+        if self.variants is not None and self.images != "strokes":
+            raise ValueError(f"variants: are drawn of strokes, not of {self.images}")
+        if self.variants is not None and self.components != "auto" and self.variants.among < self.components:
+            raise ValueError(f"variants.among: {self.variants.among} directions, of which {self.components} are kept")
+        return self
+
+
+Bins = Annotated[int, Field(ge=2, le=1000)]
+
+
+BINS = (4, 16)
+"""Beside pairs, where nothing is said."""
+WAVES_UNTOLD = 16
+"""What `auto` is where no rule knows better."""
+
+
+class Bin(Section):
+    """Every column as cosines, or one-hots, over its public bounds or values; rows of length 1. Looks at no record."""
+
+    waves: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
+        "auto",
+        description="Of a numeric column so many cosines, twice: over its bounds, and over asinh of them. Fast ones are"
+        " small, so that smooth shapes are learnt from little. Few whole numbers are one-hots if `integers` says so.",
+    )
+    bins: Bins | Annotated[list[Bins], Field(min_length=1)] | None = Field(
+        None,
+        description="One-hots in place of cosines: of a numeric column so many bins, twice: over equal steps, and over"
+        " equal steps of asinh; a list: for each. Whole numbers have edges between them, and one bin each where they"
+        " are no more than this.",
+    )
+    pairs: Bins | None = Field(
+        None,
+        description="One-hots of every two columns, numeric ones in this many coarse bins, beside bins of each alone (4"
+        " and 16 where bins are left out).",
+    )
+    integers: list[str] | Literal["all"] | None = Field(
+        None,
+        description="Columns of whole numbers; left out, those with whole bounds (but [0, 1] and [-1, 1], which"
+        " fractions have as well), though of cosines none is a one-hot then.",
+    )
+
+    @model_validator(mode="after")
+    def _bins_or_waves(self) -> Bin:
+        if self.waves != "auto" and self.cosines is None:
+            raise ValueError("bins and pairs stand in place of waves; leave them out, or waves")
+        return self
+
+    @property
+    def cosines(self) -> int | None:
+        """Of a numeric column over its bounds; None where bins stand in their place."""
+        if self.bins is not None or self.pairs is not None:
+            return None
+        return WAVES_UNTOLD if self.waves == "auto" else self.waves
+
+    @property
+    def widths(self) -> list[int]:
+        """Numbers of bins, each of which a column is cut into, where it is."""
+        if self.bins is None:
+            return list(BINS)
+        return self.bins if isinstance(self.bins, list) else [self.bins]
+
+
+PREPROCESS: dict[str, type[Section]] = {
+    "one-hot": OneHot,
+    "bin": Bin,
+    "scale": Scale,
+    "unit-norm": UnitNorm,
+    "bias": Bias,
+    "pca": Pca,
+    "rotate": Rotate,
+}
+
+
+class PreprocessStep(Section):
+    """One step of the pipeline: a mapping with exactly one of these keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    one_hot: OneHot | None = Field(None, alias="one-hot", description="Expand categorical columns.")
+    bin: Bin | None = Field(None, description="Cosines or one-hots of every column, over public bounds.")
+    scale: Scale | None = Field(None, description="Scale numeric columns.")
+    unit_norm: UnitNorm | None = Field(None, alias="unit-norm", description="Divide each row by its L2 norm.")
+    bias: Bias | None = Field(None, description="Append a constant column.")
+    pca: Pca | None = Field(None, description="Project onto principal directions.")
+    rotate: Rotate | None = Field(None, description="Project onto principal directions of synthetic images.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> PreprocessStep:
+        if len(self.model_fields_set) != 1 or self.step is None:
+            raise ValueError(f"each step needs exactly one of {', '.join(PREPROCESS)} ({{}} for its defaults)")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The YAML key of the step that is set."""
+        field = next(iter(self.model_fields_set))
+        return str(type(self).model_fields[field].alias or field)
+
+    @property
+    def step(self) -> Section | None:
+        """The settings of the step that is set."""
+        return next((getattr(self, name) for name in self.model_fields_set), None)
+
+
+OWN_FILE_STEPS = (PreprocessStep(scale=Scale()), PreprocessStep(one_hot=OneHot()))
+"""What is done to a file of the user's own where the recipe does not say."""

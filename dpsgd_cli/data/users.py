@@ -1,0 +1,236 @@
+"""Users: which rows belong to whom where `privacy.unit` protects all rows of a user together.
+
+Neighbouring data sets differ in all rows of one user, however many: the user and their rows are there or not
+(add-remove), are others (replace-one, of any number from 1), or are null rows, which add nothing (zero-out). A user's
+key (`splits.py`) is a hash of their name under add-remove, and their rank by name, from 0, otherwise. These follow from
+it and from the user's own rows:
+
+- the part of a cut, and the fold, which follow from the key alone, so all rows of a user go together;
+- which rows are used where a user has more than `most_rows`: those with the smallest coins. A row's key is a hash of
+  the user's name, of its own content and of its number among the user's identical rows.
+
+A row that is added or removed therefore changes which rows of its own user are used, and nobody else's. The number of
+users is public, as the number of records is elsewhere. The number of rows of a user is not.
+
+Not here: what a user adds to a sum (`users/run.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import numbers
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpsgd_cli.common.text_format import count, quoted, shortened
+from dpsgd_cli.data import table
+from dpsgd_cli.data.dataset import Dataset, Part, Source
+from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.splits import SECOND_FILE, Keys, coin, content_keys
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.users.settings import Unit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ROWS_OF_A_USER = 4
+_NAMES = (str, bytes, numbers.Number, np.bool_, datetime.date, datetime.time, np.datetime64, type(None))
+NOBODYS = "leave those rows out, or give each a user of its own"
+
+
+def owners_of(cells: pd.Series, where: str) -> np.ndarray:
+    """Names (N,) of the users whose rows these are: the text of each cell, exactly as it was written.
+
+    Text stays as it is (blanks and leading zeros too), integers are exact, floats have their shortest digits.
+
+    Raises DataError for a gap, for a cell that is no text, number or date, for text that is no valid Unicode or holds a
+    NUL, and for two cells of different types that have the same name (1 and "1"): whether they are one user is unknown.
+
+    Guarantee: cells of different text never become one user, who would then be protected less than their rows need.
+    """
+    import pandas as pd
+
+    if isinstance(cells.dtype, pd.CategoricalDtype):
+        values, codes = [*cells.cat.categories, None], cells.cat.codes.to_numpy()
+    else:
+        values, codes = list(cells.to_numpy()), np.arange(len(cells))
+    column = f"{where}: privacy.unit.column {quoted(cells.name)}"
+    odd = np.array([pd.api.types.is_list_like(value) or not isinstance(value, _NAMES) for value in values])[codes]
+    if odd.any():
+        raise DataError(
+            f"{column} holds a {type(values[codes[int(odd.argmax())]]).__name__} in data row {int(odd.argmax()) + 1},"
+            " which is no name; write text or numbers"
+        )
+    missing = np.array([_is_gap(value) for value in values], dtype=bool)[codes]
+    if missing.any():
+        raise DataError(
+            f"{column} has {count(int(missing.sum()), 'gap')}, first in data"
+            f" row {int(missing.argmax()) + 1}; a row of nobody's is protected with nobody's: {NOBODYS}"
+        )
+    names = [_name(value) for value in values]
+    broken = np.array([_is_broken(name) for name in names], dtype=bool)[codes]
+    if broken.any():
+        raise DataError(
+            f"{column} is no valid text in data row {int(broken.argmax()) + 1} (half of a surrogate pair, or a NUL);"
+            " rename that user"
+        )
+    kinds: dict[str, type] = {}
+    for row, name in enumerate(names):
+        if kinds.setdefault(name, type(values[row])) is not type(values[row]) and values[row] is not None:
+            first = int((codes == row).argmax()) + 1
+            raise DataError(
+                f"{column} has one name both as text and as a number, the second in data row {first}; write all names"
+                " of users as text"
+            )
+    return np.array(names, dtype=str)[codes]
+
+
+def _name(value: object) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _is_gap(value: object) -> bool:
+    """Whether a cell says nobody: empty, or a usual word for a missing value."""
+    import pandas as pd
+
+    return value.strip() in table.MISSING if isinstance(value, str) else bool(pd.isna(value))
+
+
+def _is_broken(name: str) -> bool:
+    """Whether text has no UTF-8, or a NUL, which arrays of text lose at its end."""
+    try:
+        return b"\0" in name.encode()
+    except UnicodeEncodeError:
+        return True
+
+
+def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
+    """Names (N,) of the users of an array with an entry for each of `rows`; DataError as for `owners_of`."""
+    import pandas as pd
+
+    if given.shape != (rows,) or given.dtype.kind not in "biufUS":
+        raise DataError(
+            f"{where} has shape {given.shape} of {given.dtype}, but must be ({rows},), a number or text for each row"
+        )
+    if given.dtype.kind == "S":
+        try:
+            given = np.char.decode(given, "utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"{where} holds bytes that are no UTF-8 text; store the names as text") from None
+    return owners_of(pd.Series(given.astype(object) if given.dtype.kind == "U" else given, name=where), where)
+
+
+def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
+    """Names of the users of a .npy file, for parts of so many rows, one after the other."""
+    try:
+        given = np.load(path, allow_pickle=False)
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read as a npy array: {shortened(str(error), 200)}") from None
+    return np.split(owners_in_array(given, sum(rows), f"{path}"), np.cumsum(rows)[:-1])
+
+
+def by_user(source: Source, data: Data) -> Source:
+    """Return the source with its rows in memory, grouped by user, with the keys of their users.
+
+    Files that are pooled (data.split, folds) are one part. Raises DataError where there is one user only, and where a
+    user of the training file has rows in the test file, which are public.
+    """
+    assert data.unit is not None
+    parts = [part for part in (source.train, source.test) if isinstance(part, Part)]
+    if data.pooled and len(parts) > 1:
+        parts = [_joined(parts)]
+    found = [np.unique(_owners(part), return_inverse=True) for part in parts]
+    if len(parts) > 1:
+        _refuse_shared(found[0][0], found[1][0], source.name, data.unit)
+    if len(found[0][0]) < 2:
+        raise DataError(
+            f"{source.name}: all {count(len(parts[0]), 'row')} are one user's by privacy.unit.column"
+            f" {quoted(data.unit.column)}: their data are all there is, and a model of them protects nobody; name a"
+            " column that tells users apart"
+        )
+    if data.by_place:
+        first = (0, SECOND_FILE)
+        keys = [Keys(place + user, True, of_users=True) for place, (_, user) in zip(first, found, strict=False)]
+    else:
+        keys = [Keys.of_names(names)[user] for names, user in found]
+    grouped = [_by_user(part, own) for part, own in zip(parts, keys, strict=True)]
+    told = (
+        f"Whose a row is (privacy.unit.column {data.unit.column}) is taken as the data say it; whoever has rows under"
+        f" several names is protected under each by itself. At most {data.unit.most_rows} rows of a user are used,"
+        " chosen by a hash of their content.",
+    )
+    return dataclasses.replace(
+        source, train=grouped[0], test=grouped[1] if grouped[1:] else None, declarations=(*source.declarations, *told)
+    )
+
+
+def in_memory(part: Part | DiskPart) -> Part:
+    """All rows of a part that stays on disk, read at once."""
+    if isinstance(part, Part):
+        return part
+    x, y = (np.asarray(rows[0 : len(part)]) for rows in (part.x, part.y))
+    return Part(x, y)
+
+
+def members_of(keys: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the keys (U,) of the users of rows with `keys` (N,), and their rows' numbers (U, M), -1 for none.
+
+    A user's rows are taken in the order in which they stand, the first `most_rows` of them.
+
+    >>> members_of(np.array([0, 0, 0, 4]), most_rows=2)
+    (array([0, 4]), array([[ 0,  1],
+           [ 3, -1]]))
+    """
+    users, user, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    order = np.argsort(user, kind="stable")
+    in_turn = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    taken = in_turn < most_rows
+    members = np.full((len(users), most_rows), -1, np.int64)
+    members[user[order][taken], in_turn[taken]] = order[taken]
+    return users, members
+
+
+def as_users(dataset: Dataset, unit: Unit | None) -> Dataset:
+    """Made-up training rows, each as a user who has it several times, where users are the unit.
+
+    What is clipped row by row, and not user by user, then adds up to that many clip bounds.
+    """
+    if unit is None:
+        return dataset
+    times = min(unit.most_rows, _ROWS_OF_A_USER)
+    x, y = (np.repeat(rows, times, axis=0) for rows in (dataset.train_x, dataset.train_y))
+    users, test = len(dataset.train_y), SECOND_FILE + np.arange(len(dataset.test_y))
+    keys = Keys(np.concatenate([np.repeat(np.arange(users), times), test]), True, of_users=True)
+    return dataclasses.replace(dataset, train_x=x, train_y=y, keys=keys)
+
+
+def _owners(part: Part) -> np.ndarray:
+    assert part.owners is not None
+    return part.owners
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
+    return Part(x, y, None, np.concatenate([_owners(part) for part in parts]))
+
+
+def _by_user(part: Part, keys: Keys) -> Part:
+    """Group the rows by user, those of a user in the order of their coins."""
+    rows = content_keys(part.x, part.y, keys.values)
+    order = np.lexsort((coin(rows.values, 0, "rows of a user"), keys.values))
+    return Part(part.x[order], part.y[order], keys[order], _owners(part)[order])
+
+
+def _refuse_shared(train: np.ndarray, test: np.ndarray, name: str, unit: Unit) -> None:
+    shared = len(np.intersect1d(train, test, assume_unique=True))
+    if shared:
+        raise DataError(
+            f"{name}: {count(shared, 'user')} of the training rows (privacy.unit.column {quoted(unit.column)}) have"
+            " test rows too, and those are public; give data.split, which keeps all rows of a user in one part, or test"
+            " rows of others"
+        )

@@ -1,0 +1,109 @@
+"""The file of trained models, `model.safetensors`: weights by trial, what preprocessing kept, and what both are.
+
+Its metadata say, as JSON, what must be known to use them: architecture, shapes, classes, layout of a record,
+preprocessing. Arrays that tell of training rows without noise bear `nonprivate_` in their names.
+
+Not here: what the metadata mean (`training/inference.py`), how a model is built (`engine/models.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from dpsgd_cli.common.package_files import MODEL as NAME
+from dpsgd_cli.errors import DataError
+
+__all__ = ["NAME", "Bundle", "read"]
+
+_ABOUT = "dpsgd"
+_KEPT = "preprocess/"
+_UNRELEASED = "nonprivate_preprocess/"
+_CUTS = "preconditioner/"
+_UNTRAINED = "untrained/"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """`weights` of each trial by name; `kept` by "step" or "trial/step"; `unreleased` likewise, without any noise.
+
+    `untrained` are buffers and frozen parameters by name, the same in all trials; those that `model.weights.file` loads
+    are not among them. `cuts` are those of a preconditioner, one a trial (`preconditioning.py`); empty without one.
+    """
+
+    weights: Sequence[dict[str, Tensor]]
+    about: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, np.ndarray] = field(default_factory=dict)
+    unreleased: dict[str, np.ndarray] = field(default_factory=dict)
+    cuts: Sequence[Tensor] = ()
+    untrained: dict[str, Tensor] = field(default_factory=dict)
+
+    def of_trials(self, span: slice) -> Bundle:
+        """The same of some of the trials, counted from 0."""
+        kept, unreleased = _of(self.kept, span), _of(self.unreleased, span)
+        return Bundle(self.weights[span], self.about, kept, unreleased, self.cuts[span], self.untrained)
+
+    def to_bytes(self) -> bytes:
+        """The content of the file; the tensors of an only trial have no `trial-0/` before their names."""
+        several = len(self.weights) > 1
+        tensors = {
+            f"trial-{trial}/{name}" if several else name: value.contiguous()
+            for trial, own in enumerate(self.weights)
+            for name, value in own.items()
+        }
+        for prefix, arrays in ((_KEPT, self.kept), (_UNRELEASED, self.unreleased)):
+            tensors |= {f"{prefix}{key}": torch.from_numpy(np.array(held, order="C")) for key, held in arrays.items()}
+        tensors |= {f"{_CUTS}{trial}": cut.cpu().contiguous() for trial, cut in enumerate(self.cuts)}
+        tensors |= {f"{_UNTRAINED}{name}": value.contiguous() for name, value in self.untrained.items()}
+        # one entry, since safetensors writes several in an order of its own
+        return save(tensors, {_ABOUT: json.dumps(self.about)})
+
+
+def _of(arrays: dict[str, np.ndarray], span: slice) -> dict[str, np.ndarray]:
+    found = {}
+    for key, held in arrays.items():
+        trial, _, step = key.rpartition("/")
+        if not trial:
+            found[key] = held
+        elif span.start <= int(trial) < span.stop:
+            found[f"{int(trial) - span.start}/{step}"] = held
+    return found
+
+
+def read(path: Path) -> Bundle:
+    """The content of such a file; DataError when it is none."""
+    weights: dict[int, dict[str, Tensor]] = {}
+    kept: dict[str, np.ndarray] = {}
+    unreleased: dict[str, np.ndarray] = {}
+    cuts: dict[int, Tensor] = {}
+    untrained: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get(_ABOUT, "{}"))
+            if not isinstance(about, dict):
+                raise ValueError("what it says of itself is no object")
+            for name in file.keys():  # noqa: SIM118, which is no dict
+                if name.startswith(_KEPT):
+                    kept[name.removeprefix(_KEPT)] = file.get_tensor(name).numpy()
+                elif name.startswith(_UNRELEASED):
+                    unreleased[name.removeprefix(_UNRELEASED)] = file.get_tensor(name).numpy()
+                elif name.startswith(_CUTS):
+                    cuts[int(name.removeprefix(_CUTS))] = file.get_tensor(name)
+                elif name.startswith(_UNTRAINED):
+                    untrained[name.removeprefix(_UNTRAINED)] = file.get_tensor(name)
+                else:
+                    trial, _, own = name.partition("/") if name.startswith("trial-") else ("trial-0", "", name)
+                    weights.setdefault(int(trial.removeprefix("trial-")), {})[own] = file.get_tensor(name)
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise DataError(f"{path}: cannot be read as the file of a model: {error}") from None
+    listed = [cuts[trial] for trial in sorted(cuts)]
+    return Bundle([weights[trial] for trial in sorted(weights)], about, kept, unreleased, listed, untrained)

@@ -1,0 +1,361 @@
+"""Per-example independence: whether a model treats every example of a batch as if it were alone, tried on no records.
+
+Clipping bounds what one example adds to a sum only if row b of every layer's input, output and gradient belongs to
+example b and to no other. A model can break that between its layers: by statistics of the batch or of groups of
+its rows, by a recurrence over the wrong axis, by reordering rows around a layer (sorting by length), by their places
+or their number, by keeping what it saw, by an `if` on a number of the batch.
+
+Built-in models keep examples apart by what their layers are. Of a user's model nothing is proved; this was tried. In
+batches of the sizes that `sizes_tried` lists, the one that training works off among them, and on rows of zeros and
+ones, of fractions and of numbers of several sizes,
+
+- each row had the outputs, layer inputs and gradients that it has alone, to a thousandth, wherever it stood;
+- where other rows were replaced it kept them, to a ten-thousandth, in batches of at most 64;
+- the loss of some rows had a gradient of exactly zero in all others;
+- no buffer, attribute or global generator changed (`engine/state.py` says what is covered), and no number of the input
+  was asked for.
+
+The second and third separate every two places of a batch of at most 64 rows, either way; in larger batches, halves
+drawn by chance. So what passes may still mix below these tolerances, at other sizes or for other rows only, or by
+hiding: running a recipe's Python file trusts it.
+
+Not here: modules that are refused by name (`engine/packing.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dpsgd_cli.engine import state
+from dpsgd_cli.engine.packing import Pack
+from dpsgd_cli.errors import ModelError
+
+_ROWS = 4
+_SMALL = 64
+_ASKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
+_ARRAYS = (Tensor.numpy, Tensor.__array__)
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Outputs (R, B, ...); inputs (R or 1, B, ...) and gradients by the output (R, B, ...) of every layer's calls."""
+
+    outputs: Tensor
+    inputs: list[Tensor]
+    gradients: list[Tensor]
+
+    def rows(self, chosen: list[int]) -> _Run:
+        """The same of some examples of the batch only."""
+        return _Run(
+            self.outputs[:, chosen], [a[:, chosen] for a in self.inputs], [d[:, chosen] for d in self.gradients]
+        )
+
+
+def stand_in_rows(input_shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Four rows (4, *input_shape) of zeros and ones: valid pixels, scaled numbers and token ids alike.
+
+    Each row has more ones than the one before, in places of its own, so that rows differ and so do their sums.
+    """
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.empty(input_shape).numel()
+    rows = []
+    for row in range(_ROWS):
+        places = torch.randperm(numbers, generator=generator)
+        rows.append(places < round((row + 0.5) / _ROWS * numbers))
+    return torch.stack(rows).reshape(_ROWS, *input_shape).to(like)
+
+
+def spread_rows(input_shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
+    """Batches of four rows (4, *input_shape) of fractions; none where inputs are whole numbers.
+
+    Zeros and ones alone would hide much that a batch has in common: they have one largest and one smallest number.
+    First fractions of 1, as pixels and scaled numbers are, with another range in each row; then numbers of
+    several sizes; then both signs; then fractions of both signs beside one row far out, and fractions beside one in
+    which numbers are missing. A model may refuse some (`runs_on`): they need not be its inputs.
+    """
+    if not like.is_floating_point():
+        return []
+    generator = torch.Generator().manual_seed(1)
+    column = (_ROWS, *[1] * len(input_shape))
+    even = torch.rand(2, _ROWS, *input_shape, generator=generator)
+    both = torch.randn(_ROWS, *input_shape, generator=generator)
+    sizes = torch.tensor([[0.2, 0.5, 0.3, 0.6], [0.2, 1.0, 3.0, 300.0], [0.1, 0.7, 3.0, 300.0]]).view(3, *column)
+    shifts = torch.tensor([[0.0, 0.1, 0.6, 0.3], [0.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 2.0, 0.0]]).view(3, *column)
+    spread = [rows * size + shift for rows, size, shift in zip([*even, both], sizes, shifts, strict=True)]
+    outlying, missing = 2 * even[0] - 1, even[1].clone()
+    outlying[2] = 5000 * both[3]
+    missing[2][even[0, 2] >= even[0, 2].mean()] = torch.nan
+    return [rows.to(like) for rows in (*spread, outlying, missing)]
+
+
+def runs_on(pack: Pack, x: Tensor) -> bool:
+    """Whether the model takes rows `x` (B, ...) at all."""
+    try:
+        _run(pack, x)
+    except _DoesNotRunError:
+        return False
+    return True
+
+
+def check_outputs(pack: Pack, x: Tensor, outputs: int) -> None:
+    """Refuse a model that does not map rows `x` (B, ...) to (B, `outputs`)."""
+    shape = tuple(_run(pack, x).outputs.shape[2:])
+    if shape != (outputs,):
+        raise ModelError(f"the model gives outputs of shape {shape} for one example; the data needs ({outputs},)")
+
+
+def check_nothing_is_asked(pack: Pack, x: Tensor) -> None:
+    """Refuse a model that asks for a number of its input on rows `x` (B, ...)."""
+    rows = x[None]
+    unasked = _Unasked(rows)
+    with torch.no_grad(), _Calls(unasked), unasked:
+        pack(rows)
+
+
+def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
+    """Refuse a model in which one example can reach another's output, layer inputs or gradient.
+
+    `x` is (B, ...), B >= 2 different rows of plausible input; no private values are needed. Each example in turn
+    runs alone, and must give what it gave beside the others; is replaced, which may change no other row of any
+    layer, forwards or backwards; and has a loss of its own, whose gradient may reach no other row of any layer. Two
+    equal runs must agree, and no run may change what the model holds (`engine/state.py`). All weights are random
+    meanwhile, because a layer that starts at zero hides what comes before it.
+    """
+    with _random_weights(pack):
+        for rows in (x, x.flip(0)):
+            everybody = list(range(len(rows)))
+            first = _run(pack, rows, everybody)
+            for row in everybody:
+                _check_row(pack, rows, row, first)
+            _require_equal(first, _run(pack, rows, everybody))
+
+
+def sizes_tried(most: int) -> list[int]:
+    """Batches of which sizes a user's model is put to, `most` being the rows of a trial in one pass of training.
+
+    Groups of rows have round sizes, or sizes that divide the batch; 61 is nobody's multiple.
+
+    >>> sizes_tried(600)
+    [2, 3, 4, 8, 16, 32, 61, 64, 128, 256, 512, 599, 600]
+    """
+    powers = [1 << power for power in range(1, most.bit_length())]
+    return sorted({size for size in (*powers, 3, 61, most - 1, most) if 2 <= size <= max(2, most)})
+
+
+def check_batches(pack: Pack, x: Tensor, most: int) -> None:
+    """Refuse a model that treats an example of rows `x` (B, ...) otherwise in a batch of up to `most` than alone.
+
+    Rows stand in places drawn by chance, each as often as it comes. In one run after the other some of them are
+    replaced and have no part in the loss; every two places of a small batch are separated by one of these runs,
+    either way.
+    """
+    with _random_weights(pack):
+        alone = _stacked([_run(pack, row[None], [0]) for row in x])
+        generator = torch.Generator().manual_seed(most)
+        for size in sizes_tried(most):
+            places = torch.randint(len(x), (size,), generator=generator)
+            everybody = _compared(pack, x, places, torch.ones(size, dtype=torch.bool), alone)
+            for kept in _parts(size, generator):
+                found = _compared(pack, x, (places + (~kept).long()) % len(x), kept, alone)
+                if size <= _SMALL:
+                    rows = kept.nonzero().squeeze(1).tolist()
+                    _require_equal(everybody.rows(rows), found.rows(rows))
+
+
+def _parts(size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Which rows of a batch keep their example and their loss, (size,) bool: both sides of one cut or several."""
+    if size > _SMALL:
+        cuts = [torch.rand(size, generator=generator) < 0.5]
+    else:
+        cuts = [torch.arange(size) >> bit & 1 == 1 for bit in range((size - 1).bit_length())]
+    for cut in cuts:
+        yield from (cut, ~cut)
+
+
+def _compared(pack: Pack, x: Tensor, places: Tensor, counted: Tensor, alone: _Run) -> _Run:
+    """A run over rows x[places], of which those `counted` have a loss; each must be as it is in `alone`."""
+    chosen, others = (which.nonzero().squeeze(1).tolist() for which in (counted, ~counted))
+    found = _run(pack, x[places.to(x.device)], chosen)
+    theirs = alone.rows(places.tolist())
+    _require_equal(_Run(theirs.outputs, theirs.inputs, []), _Run(found.outputs, found.inputs, []), 1e-3)
+    none = found.outputs[:, :0]
+    ours, theirs = found.rows(chosen), theirs.rows(chosen)
+    _require_equal(_Run(none, [], theirs.gradients), _Run(none, [], ours.gradients), 1e-3)
+    _require_no_gradient(found.rows(others))
+    return found
+
+
+def _stacked(runs: Sequence[_Run]) -> _Run:
+    """Runs of single examples, side by side."""
+    if len({(len(run.inputs), len(run.gradients)) for run in runs}) > 1:
+        raise _mixes("layers are called differently from batch to batch")
+    inputs = [torch.cat(parts, dim=1) for parts in zip(*(run.inputs for run in runs), strict=True)]
+    gradients = [torch.cat(parts, dim=1) for parts in zip(*(run.gradients for run in runs), strict=True)]
+    return _Run(torch.cat([run.outputs for run in runs], dim=1), inputs, gradients)
+
+
+def _require_no_gradient(run: _Run) -> None:
+    if any(bool((torch.isfinite(d) & (d != 0)).any()) for d in run.gradients):
+        raise _mixes("the loss of one example has a gradient in the rows of others")
+
+
+def _check_row(pack: Pack, x: Tensor, row: int, first: _Run) -> None:
+    """Row `row` of `x`, whose ordinary run was `first`: alone, replaced, and alone in the loss."""
+    alone = _run(pack, x[row : row + 1])
+    _require_equal(_Run(first.outputs[:, [row]], [], []), _Run(alone.outputs, [], []), 1e-3)
+    changed = x.clone()
+    changed[row] = x[(row + 1) % len(x)]
+    others = [other for other in range(len(x)) if other != row]
+    _require_equal(first.rows(others), _run(pack, changed, list(range(len(x)))).rows(others))
+    own = _run(pack, changed, [row])
+    _require_no_gradient(own.rows(others))
+
+
+@contextmanager
+def _random_weights(pack: Pack) -> Iterator[None]:
+    """Adds normal numbers of the usual initial size to all weights, and takes them back."""
+    kept = pack.values.clone()
+    generator = torch.Generator().manual_seed(0)
+    for offset, shape in pack.spans.values():
+        added = torch.randn(shape.numel(), generator=generator) / max(1, shape[1:].numel()) ** 0.5
+        pack.values[:, offset : offset + shape.numel()] += added.to(pack.values)
+    try:
+        yield
+    finally:
+        pack.values.copy_(kept)
+
+
+def _run(pack: Pack, x: Tensor, losses: Sequence[int] = ()) -> _Run:
+    """A recorded pass over rows `x` (B, ...), and one backward from the outputs of the rows `losses`, if any."""
+    before = state.held(pack.template)
+    found = _recorded(pack, x, losses)
+    own = state.changed(before, state.held(pack.template))
+    if own is not None:
+        raise _mixes(f"{own} changed in a pass, which nothing clips and no noise hides")
+    return found
+
+
+def _recorded(pack: Pack, x: Tensor, losses: Sequence[int]) -> _Run:
+    pack.session.begin()
+    try:
+        with torch.enable_grad():
+            outputs = pack(x[None])
+            if losses:
+                own = outputs[:, list(losses)].flatten(2)
+                weights = torch.arange(1, own.shape[2] + 1).to(own).cos()
+                # with gradients that differ from row to row
+                (own * weights + torch.nn.functional.softplus(own)).sum().backward()
+        inputs = [a for layer in pack.layers for a in layer.inputs]
+        gradients = [d for layer in pack.layers for _, d in layer.recorded()]
+        return _Run(outputs.detach(), inputs, gradients)
+    except FAILURES as error:
+        said = f"the model does not run on {len(x)} inputs of shape {tuple(x.shape[1:])}: {error}"
+        raise _DoesNotRunError(said) from error
+    finally:
+        pack.session.recording = False
+        for layer in pack.layers:
+            layer.forget()
+
+
+class _DoesNotRunError(ModelError):
+    """A pass failed of itself."""
+
+
+class _Unasked(TorchDispatchMode):
+    """Refuses to tell Python a number that was computed from `x`, as an `if` would want it.
+
+    It may be of any example of the batch, and what is done by it is done to all.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        # held, so that no other tensor gets the same id
+        self.from_x = {id(x): x}
+        self.excused = False
+
+    def touched(self, given: Any) -> bool:
+        """Whether anything in `given` was computed from the input."""
+        return any(id(x) in self.from_x for x in tree_leaves(given))
+
+    def follow(self, found: Any) -> None:
+        """Take `found` for computed from the input."""
+        self.from_x.update((id(x), x) for x in tree_leaves(found) if isinstance(x, Tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        touched = self.touched((args, kwargs))
+        if touched and func in _ASKS and not self.excused:
+            raise _asks()
+        found = func(*args, **(kwargs or {}))
+        if touched:
+            self.follow(found)
+        return found
+
+
+class _Calls(TorchFunctionMode):
+    """What `_Unasked` does not see: arrays, `.data`, and `one_hot`, which asks only whether its classes are enough."""
+
+    def __init__(self, unasked: _Unasked) -> None:
+        super().__init__()
+        self.unasked = unasked
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, touched = kwargs or {}, self.unasked.touched((args, kwargs))
+        if touched and func in _ARRAYS:
+            raise _asks()
+        classes = (*args[1:2], kwargs.get("num_classes", -1))[0]
+        self.unasked.excused = func is torch.nn.functional.one_hot and classes != -1
+        try:
+            found = func(*args, **kwargs)
+        finally:
+            self.unasked.excused = False
+        if touched:
+            self.unasked.follow(found)
+        return found
+
+
+def _asks() -> ModelError:
+    return ModelError(
+        "the model asks for a number of its input (an `if`, float() or .item()): it may be of any example, and what"
+        " is done by it is done to all, so no record's influence can be bounded; use torch.where, or operations on"
+        " each example"
+    )
+
+
+def _require_equal(before: _Run, after: _Run, tolerance: float = 1e-4) -> None:
+    """Refuse a difference beyond rounding in outputs, layer inputs or gradients."""
+    ours, theirs = [*before.inputs, *before.gradients], [*after.inputs, *after.gradients]
+    pairs = [(before.outputs, after.outputs), *zip(ours, theirs, strict=False)]
+    if len(ours) != len(theirs) or any(one.shape != other.shape for one, other in pairs):
+        raise _mixes("layers are called differently from batch to batch")
+    for one, other in pairs:
+        gaps = (one.double() - other.double()).abs()
+        same = (one == other) | (one.isnan() & other.isnan())
+        if bool((~same & ~(gaps <= tolerance * (one.double().abs() + _sizes(one)))).any()):
+            gap = float(gaps[~same].max())
+            raise _mixes(f"an example's numbers changed by {gap:.3g} with the batch around it")
+
+
+def _sizes(x: Tensor) -> Tensor:
+    """The largest number of each example of (R or 1, B, ...), which rounding is in proportion to."""
+    if not x.numel():
+        return x.double()
+    largest = x.double().nan_to_num(0.0, 0.0, 0.0).abs().reshape(*x.shape[:2], -1).amax(dim=(0, 2))
+    largest = largest.clamp_min(1e-3 * float(largest.max()))
+    return largest.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def _mixes(how: str) -> ModelError:
+    return ModelError(
+        f"{how}: the model mixes examples (or keeps something of them, or draws random numbers), so no record's"
+        " influence can be bounded; look for operations over the batch axis"
+    )

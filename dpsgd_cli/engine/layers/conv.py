@@ -1,0 +1,160 @@
+"""Convolutions in one and two dimensions.
+
+With U the (K, L) matrix of input patches (K = channels x kernel, L = output positions) and d the (O, L) gradient
+by the output, one example's gradient is d U^T. Its squared norm comes from the Gram form <U^T U, d^T d> (L^2 (K + O)
+operations) or from the instantiated (O, K) matrix (L K O operations); the cheaper one is taken. The clipped sum
+is the framework's own weight gradient with rescaled d, or, where the matrices were instantiated anyway and
+are no larger than the patches, their weighted sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpsgd_cli.engine.layers.base import (
+    EITHER,
+    Layer,
+    Session,
+    aligned,
+    gram_is_cheaper,
+    gram_squares,
+    instantiated_margin,
+)
+
+# Patches are made for a few rows at a time. A copy that stays in a core's cache is several times cheaper than one that
+# does not; a GPU wants work for all of its processors, and 256 MiB are little of its memory.
+_PATCH_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
+
+
+class Conv(Layer):
+    """Rule for Conv1d and Conv2d with zero padding. Weight (R, O, C / groups, *kernel), bias (R, O)."""
+
+    kinds = (nn.Conv1d, nn.Conv2d)
+    clipped = EITHER
+    holds_gradients = True
+    rounds = True
+
+    def __init__(self, source: nn.Conv1d | nn.Conv2d, session: Session) -> None:
+        super().__init__(source, session)
+        self.has_bias = source.bias is not None
+        self.stride, self.dilation, self.groups = source.stride, source.dilation, source.groups
+        self.padding: tuple[int, ...] = tuple(source.padding)  # type: ignore[arg-type]
+        self.kernel: tuple[int, ...] = source.kernel_size
+        self.outputs = source.out_channels
+        self.kept: Tensor | None = None
+        self.shifts: Tensor | None = None
+
+    @classmethod
+    def accepts(cls, source: nn.Module) -> bool:
+        plain = getattr(source, "padding_mode", "") == "zeros" and not isinstance(getattr(source, "padding", ""), str)
+        return super().accepts(source) and plain
+
+    def forget(self) -> None:
+        super().forget()
+        self.kept = self.shifts = None
+
+    def compute(self, a: Tensor) -> Tensor:
+        convolve = F.conv2d if len(self.kernel) == 2 else F.conv1d
+        outputs = []
+        for r in range(self.session.trials):
+            bias = self.values["bias"][r] if self.has_bias else None
+            x, weight = a[min(r, a.shape[0] - 1)], self.values["weight"][r]
+            outputs.append(convolve(x, weight, bias, self.stride, self.padding, self.dilation, self.groups))
+        return outputs[0].unsqueeze(0) if len(outputs) == 1 else torch.stack(outputs)
+
+    def _backward(self, weight: Tensor, a: Tensor, d: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        none = [0] * len(self.kernel)
+        return torch.ops.aten.convolution_backward(
+            d, a, weight, [self.outputs] if self.has_bias else None, list(self.stride),
+            list(self.padding), list(self.dilation), False, none, self.groups, wanted,
+        )  # fmt: skip
+
+    def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
+        parts = [
+            self._backward(self.values["weight"][r], a[min(r, a.shape[0] - 1)], d[r], [True, False, False])[0]
+            for r in range(self.session.trials)
+        ]
+        return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
+
+    def _patches(self, a: Tensor) -> Tensor:
+        """(R or 1, B, C, *size) -> (R or 1, B, groups, C / groups * kernel, L): one copy of a strided view."""
+        rows = F.pad(a.flatten(0, 1), [p for padding in reversed(self.padding) for p in (padding, padding)])
+        spans = [dilation * (kernel - 1) + 1 for dilation, kernel in zip(self.dilation, self.kernel, strict=True)]
+        sides = [(n - span) // step + 1 for n, span, step in zip(rows.shape[2:], spans, self.stride, strict=True)]
+        jumps = [gap * stride for gap, stride in zip(self.dilation, rows.stride()[2:], strict=True)]
+        moves = [step * stride for step, stride in zip(self.stride, rows.stride()[2:], strict=True)]
+        view = rows.as_strided((*rows.shape[:2], *self.kernel, *sides), (*rows.stride()[:2], *jumps, *moves))
+        return view.reshape(a.shape[0], a.shape[1], self.groups, -1, math.prod(sides))
+
+    def square_norms(self) -> Tensor:
+        calls = self.recorded()
+        rows = self.session.rows
+        room = _PATCH_ELEMENTS.get(calls[0][1].device.type, 1 << 22)
+        most = max(1, room // max(1, self._patch_elements(calls)))
+        chunks = [self._norms_of(calls, start, min(start + most, rows)) for start in range(0, rows, most)]
+        self.kept = None
+        if all(kept is not None for _, kept in chunks):
+            self.kept = torch.cat([kept for _, kept in chunks if kept is not None], dim=1)
+        norms = torch.cat([norms for norms, _ in chunks], dim=1)
+        if self.has_bias:
+            self.shifts = self._shifts(calls)
+            norms += self.shifts.square().sum(dim=2)
+        return norms
+
+    @staticmethod
+    def _shifts(calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Each example's gradient by the bias, (R, B, O)."""
+        return torch.stack([d.flatten(3).sum(dim=3) for _, d in calls]).sum(dim=0)
+
+    def _margin(self, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Of instantiated squared norms (R, rows); a number of the input is in ceil(kernel / stride) patches a side."""
+        patches = math.prod(-(-kernel // step) for kernel, step in zip(self.kernel, self.stride, strict=True))
+        inputs = torch.stack([a.flatten(2).square().sum(dim=2).expand(len(d), -1) for a, d in calls]).sum(dim=0)
+        outputs = torch.stack([d.flatten(2).square().sum(dim=2) for _, d in calls]).sum(dim=0)
+        return instantiated_margin(patches * inputs, outputs)
+
+    def _patch_elements(self, calls: list[tuple[Tensor, Tensor]]) -> int:
+        """Numbers in all patches of one row of every trial."""
+        weight = self.values["weight"]
+        per_position = weight[0, 0].numel() * self.groups
+        return self.session.trials * per_position * sum(d[0, 0, 0].numel() for _, d in calls)
+
+    def _norms_of(self, calls: list[tuple[Tensor, Tensor]], start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+        """Squared norms (R, rows) of rows start..stop-1, and their gradients (R, rows, groups, O, K) if small."""
+        parts = [self._patches(a[:, start:stop]) for a, _ in calls]
+        widest = max(part.shape[0] for part in parts)
+        u = parts[0] if len(parts) == 1 else torch.cat([p.expand(widest, -1, -1, -1, -1) for p in parts], dim=-1)
+        split = (self.session.trials, stop - start, self.groups, self.outputs // self.groups, -1)
+        d = torch.cat([g[:, start:stop].reshape(split) for _, g in calls], dim=-1)
+        inputs, outputs, positions = u.shape[-2], d.shape[-2], d.shape[-1]
+
+        if gram_is_cheaper(positions, inputs, outputs):
+            width = max(inputs, outputs)
+            return gram_squares(u.transpose(-1, -2) @ u, d.transpose(-1, -2) @ d, width).sum(dim=-1), None
+        gradients = torch.matmul(d, u.transpose(-1, -2))
+        norms = torch.linalg.vector_norm(gradients.flatten(2), dim=2).square_()
+        norms += self._margin([(a[:, start:stop], g[:, start:stop]) for a, g in calls])
+        return norms, gradients if gradients.numel() <= u.numel() else None
+
+    def erase(self, bad: Tensor) -> None:
+        super().erase(bad)
+        if self.kept is not None:
+            self.kept = self.kept.masked_fill(bad[..., None, None, None], 0.0)
+        if self.shifts is not None:
+            self.shifts = self.shifts.masked_fill(bad.unsqueeze(-1), 0.0)
+
+    def add_clipped_sums(self, factors: Tensor) -> None:
+        if self.has_bias:
+            self.add("bias", factors, self._shifts(self.recorded()) if self.shifts is None else self.shifts)
+        if self.kept is not None:
+            self.add("weight", factors, self.kept)
+            return
+        for a, gradient in self.recorded():
+            d = gradient * aligned(factors, gradient)
+            for r in range(self.session.trials):
+                x, weight = a[min(r, a.shape[0] - 1)], self.values["weight"][r].to(d.dtype)
+                self.sums["weight"][r] += self._backward(weight, x, d[r], [False, True, False])[1]

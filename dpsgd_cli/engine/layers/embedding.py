@@ -1,0 +1,61 @@
+"""Embedding tables: y_t = W[token_t].
+
+One example's gradient adds d_t to row token_t, so its squared norm is the sum of <d_t, d_s> over pairs of
+positions that hold the same token. The clipped sum scatters rescaled rows of d; no table per example exists.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpsgd_cli.engine.layers.base import CLOSED_FORM, Layer, Session, gram_squares
+from dpsgd_cli.errors import ModelError
+
+
+class Embedding(Layer):
+    """Rule for `torch.nn.Embedding`. Weight (R, V, E); input integers (R or 1, B, ...)."""
+
+    kinds = (nn.Embedding,)
+    clipped = CLOSED_FORM
+    holds_gradients = False
+    rounds = False
+
+    def __init__(self, source: nn.Embedding, session: Session) -> None:
+        super().__init__(source, session)
+        if source.max_norm is not None or source.scale_grad_by_freq or source.sparse:
+            raise ModelError("Embedding with max_norm, scale_grad_by_freq or sparse has no private rule; leave all off")
+        self.padding = source.padding_idx
+        self.width = source.embedding_dim
+
+    def compute(self, a: Tensor) -> Tensor:
+        weight = self.values["weight"]
+        return torch.stack([F.embedding(a[min(r, a.shape[0] - 1)], weight[r]) for r in range(self.session.trials)])
+
+    def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
+        raise ModelError("the input of an Embedding must be integers that no layer computed")
+
+    def _flat(self) -> tuple[Tensor, Tensor]:
+        """All calls side by side: tokens (R, B, T) and gradients (R, B, T, E), padding rows zeroed."""
+        trials, rows = self.session.trials, self.session.rows
+        tokens, gradients = [], []
+        for a, d in self.recorded():
+            tokens.append(a.reshape(a.shape[0], rows, a.shape[2:].numel()).expand(trials, -1, -1))
+            gradients.append(d.reshape(trials, rows, a.shape[2:].numel(), self.width))
+        token, gradient = torch.cat(tokens, 2), torch.cat(gradients, 2)
+        if self.padding is not None:
+            gradient = gradient.masked_fill((token == self.padding).unsqueeze(-1), 0.0)
+        return token, gradient
+
+    def square_norms(self) -> Tensor:
+        tokens, d = self._flat()
+        same = tokens.unsqueeze(-1) == tokens.unsqueeze(-2)
+        return gram_squares(same.to(d.dtype), torch.matmul(d, d.transpose(-1, -2)), self.width)
+
+    def add_clipped_sums(self, factors: Tensor) -> None:
+        tokens, d = self._flat()
+        scaled = d * factors[..., None, None]
+        for r in range(self.session.trials):
+            own = self.sums["weight"][r]
+            own.index_add_(0, tokens[r].reshape(-1), scaled[r].reshape(-1, self.width).to(own.dtype))

@@ -1,0 +1,129 @@
+"""Dense layers: y = x W^T + b on the last axis, with or without sequence axes before it.
+
+One row a and its output gradient d give the gradient d a^T, so its squared norm is |d|^2 |a|^2 (Goodfellow,
+2015, "Efficient per-example gradient computations"). A sequence of T rows gives sum_t d_t a_t^T: its squared
+norm is either the sum over pairs of positions <a_t, a_s><d_t, d_s> (Gram form, T^2 (I + O) operations) or that of the
+instantiated (O, I) matrix (T I O operations); the cheaper one is taken.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpsgd_cli.engine.layers.base import CLOSED_FORM, Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin
+
+# A CPU multiplies matrices of few columns and not too many terms faster when they are transposed (`_product`).
+_LONG, _SHALLOW = 16, 64
+_SHORT = 16
+
+
+class Linear(Layer):
+    """Rule for `torch.nn.Linear`. Weight (R, O, I), bias (R, O)."""
+
+    kinds = (nn.Linear,)
+    clipped = CLOSED_FORM
+    holds_gradients = False
+    rounds = True
+
+    def __init__(self, source: nn.Linear, session: Session) -> None:
+        super().__init__(source, session)
+        self.has_bias = source.bias is not None
+        self.outputs = source.out_features
+
+    def compute(self, a: Tensor) -> Tensor:
+        weight = self.values["weight"]
+        rows = a.reshape(a.shape[0], -1, a.shape[-1])
+        if self.session.trials == 1:
+            # two dimensions: the batched product of one matrix takes longer
+            y = F.linear(rows[0], weight[0], self.values["bias"][0] if self.has_bias else None)
+        elif a.shape[0] == 1:
+            y = (rows[0] @ weight.reshape(-1, a.shape[-1]).T).view(-1, self.session.trials, self.outputs)
+            y = y.transpose(0, 1)
+            y = y + self.values["bias"].unsqueeze(1) if self.has_bias else y
+        else:
+            y = _product(rows, weight.mT, self.values["bias"] if self.has_bias else None, self.session.rounds)
+        return y.reshape(self.session.trials, *a.shape[1:-1], self.outputs)
+
+    def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
+        weight, rows = self.values["weight"], d.reshape(d.shape[0], -1, self.outputs)
+        rows = rows[0] @ weight[0] if len(weight) == 1 else _product(rows, weight, steady=self.session.rounds)
+        return rows.reshape(d.shape[0], *a.shape[1:])
+
+    def square_norms(self) -> Tensor:
+        pairs = self.recorded()
+        if len(pairs) == 1 and pairs[0][0].dim() == 3:
+            a, d = pairs[0]
+            return (_square(a) + float(self.has_bias)) * _square(d)
+        a, d = self._sequence(pairs)
+        positions, inputs = a.shape[-2:]
+
+        if gram_is_cheaper(positions, inputs, self.outputs):
+            products = torch.matmul(a, a.transpose(-1, -2)) + float(self.has_bias)
+            return gram_squares(products, torch.matmul(d, d.transpose(-1, -2)), max(inputs + 1, self.outputs))
+        norms = torch.matmul(d.transpose(-1, -2), a).square_().sum(dim=(-1, -2))
+        norms = norms + _square(d.sum(dim=-2)) if self.has_bias else norms
+        ones = positions * float(self.has_bias)
+        return norms + instantiated_margin(a.square().sum(dim=(-1, -2)) + ones, d.square().sum(dim=(-1, -2)))
+
+    def _sequence(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """All calls side by side as (R or 1, B, T, I) and (R, B, T, O): the same weights saw them all."""
+        if not pairs:
+            raise RuntimeError("a layer without a recorded gradient was asked for one")
+        inputs = [a.reshape(a.shape[0], a.shape[1], -1, a.shape[-1]) for a, _ in pairs]
+        widest = max(a.shape[0] for a in inputs)
+        stretched = [a.expand(widest, *a.shape[1:]) for a in inputs]
+        return torch.cat(stretched, dim=2), torch.cat(
+            [d.flatten(2, -2) if d.dim() > 3 else d.unsqueeze(2) for _, d in pairs], 2
+        )
+
+    def add_clipped_sums(self, factors: Tensor) -> None:
+        for a, d in self.recorded():
+            between = d.shape[2:-1].numel()
+            rows = factors if between == 1 else factors.repeat_interleave(between, dim=1)
+            self._add_rows(a.flatten(1, -2), d.flatten(1, -2), rows)
+
+    def _add_rows(self, a: Tensor, d: Tensor, factors: Tensor) -> None:
+        if a.shape[0] == 1 and self.session.trials > 1:
+            scaled = (d * factors.unsqueeze(-1)).transpose(1, 2)
+            product = scaled.reshape(-1, a.shape[1]) @ a[0]
+            self.sums["weight"] += product.view(self.session.trials, self.outputs, -1)
+        elif self.session.trials == 1:
+            total, column = self.sums["weight"][0], factors[0].unsqueeze(-1)
+            narrow = a.shape[-1] < d.shape[-1]
+            total += (d[0] if narrow else d[0] * column).T @ (a[0] * column if narrow else a[0])
+        elif a.shape[-1] < d.shape[-1]:
+            # not in place: into the rows of `sums`, which do not lie side by side, trials would be added one by one
+            self.sums["weight"].mT.add_(torch.bmm((a * factors.unsqueeze(-1)).mT, d))
+        else:
+            self.sums["weight"].add_(torch.bmm((d * factors.unsqueeze(-1)).mT, a))
+        if self.has_bias:
+            self.sums["bias"].add_(torch.bmm(factors.unsqueeze(1), d).squeeze(1))
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, steady: bool = False) -> Tensor:
+    """(R, m, k) times (R, k, n), plus (R, n) -> (R, m, n).
+
+    A CPU writes long rows some times faster than short ones. `steady` does without: in rounded passes a row's
+    rounding must not depend on how many rows there are (`engine/precision.py`).
+    """
+    rows, inner, columns = a.shape[1], a.shape[2], b.shape[2]
+    if not a.is_cuda and not steady and columns < _LONG <= rows and inner <= _SHALLOW:
+        y = torch.bmm(b.mT, a.mT).mT.contiguous()
+        return y if bias is None else y.add_(bias.unsqueeze(1))
+    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
+
+
+def _square(x: Tensor) -> Tensor:
+    """Squared L2 norm over the last axis, no less than the true one: tiny numbers whose squares vanish are counted.
+
+    They matter because norms are multiplied: a huge input times a vanishing gradient is no small product.
+    """
+    if x.shape[-1] < _SHORT and not x.is_cuda:
+        # a CPU sums up many short rows faster as one product
+        squares = x.square() @ x.new_ones(x.shape[-1])
+    else:
+        squares = torch.linalg.vector_norm(x, dim=-1).square_()
+    # one least number a term is what underflow can have hidden
+    return squares.add_(x.shape[-1] * torch.finfo(x.dtype).tiny)

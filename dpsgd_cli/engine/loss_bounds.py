@@ -1,0 +1,89 @@
+"""Losses of a convex model, by name, with the bounds that prices rest on.
+
+To add a loss: its name in `Loss`, its record in `LOSSES`, and a class of `dpsgd_cli.methods.convex.losses.MarginLoss`.
+No field has a default. `tests/engine/test_loss_bounds.py` compares each record with the numbers of its class.
+
+Not here: values and derivatives (`methods/convex/losses.py`), constants of a whole problem (`methods/convex/price.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Loss = Literal["logistic", "hinge", "huber-svm", "squared"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Public numbers that a bound may depend on.
+
+    `reach`: bound on |t|, inf where nothing bounds the weights. `width`: `model.huber_width`.
+    """
+
+    reach: float
+    width: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossKind:
+    """What prices, plans and metrics rest on, for a convex loss phi of one number t.
+
+    `runs`: `module:class` of the loss, imported when it is needed.
+    `residual`: t is the residual w.x - y of a regression, whose targets are clamped; otherwise the margin y w.x of one
+    of two classes.
+    `slope`: a bound on |phi'(t)| for |t| <= reach; inf where there is none.
+    `curvature`: a bound on phi''(t), in the same region; None states that phi is not smooth.
+    `probabilities`: sigmoid(output) estimates the probability of the second class.
+    """
+
+    runs: str
+    residual: bool
+    slope: Callable[[Region], float]
+    curvature: Callable[[Region], float] | None
+    probabilities: bool
+
+    def bounds(self, region: Region) -> tuple[float, float]:
+        """Bounds on |phi'| and on phi'' in `region`; inf where there is none.
+
+        Raises ValueError for a bound that is negative or not a number.
+        """
+        slope = self.slope(region)
+        curvature = math.inf if self.curvature is None else self.curvature(region)
+        if not (slope >= 0 and curvature >= 0):
+            raise ValueError(f"{self.runs}: bounds {slope:g} and {curvature:g} must be at least 0")
+        return slope, curvature
+
+
+LOSSES: dict[Loss, LossKind] = {
+    "logistic": LossKind(
+        runs="dpsgd_cli.methods.convex.losses:Logistic",
+        residual=False,
+        slope=lambda region: 1.0,
+        curvature=lambda region: 0.25,
+        probabilities=True,
+    ),
+    "hinge": LossKind(
+        runs="dpsgd_cli.methods.convex.losses:Hinge",
+        residual=False,
+        slope=lambda region: 1.0,
+        curvature=None,
+        probabilities=False,
+    ),
+    "huber-svm": LossKind(
+        runs="dpsgd_cli.methods.convex.losses:HuberHinge",
+        residual=False,
+        slope=lambda region: 1.0,
+        curvature=lambda region: 1 / (2 * region.width),
+        probabilities=False,
+    ),
+    "squared": LossKind(
+        runs="dpsgd_cli.methods.convex.losses:Squared",
+        residual=True,
+        slope=lambda region: region.reach,
+        curvature=lambda region: 1.0,
+        probabilities=False,
+    ),
+}

@@ -1,0 +1,120 @@
+"""How wrong outputs are: losses of single examples, and the metrics of every trial's weights on a table.
+
+A loss is a function of one example's output and label alone. Whether a table is private is for the caller to say, who
+names the columns. Not here: regularisation (it reads no data and is part of the update).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpsgd_cli.engine.metrics import metrics_of
+from dpsgd_cli.engine.packing import Pack
+from dpsgd_cli.engine.tensors import Batch, Examples, Table
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of class indices: outputs (R, B, K), labels int64 (R, B) -> (R, B)."""
+    if not outputs.is_cuda and outputs.dtype in (torch.float32, torch.float64):
+        found: Tensor = _CrossEntropy.apply(outputs, labels)
+        return found
+    flat = F.cross_entropy(outputs.flatten(0, 1), labels.reshape(-1), reduction="none")
+    return flat.view(outputs.shape[:2])
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The same by operations on whole tensors, which a CPU does several times faster than row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, labels: Tensor) -> Tensor:
+        below = outputs - outputs.amax(dim=-1, keepdim=True)
+        own = below.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        shares = below.exp_()
+        total = shares.sum(dim=-1, keepdim=True)
+        ctx.save_for_backward(shares, total, labels)
+        return total.squeeze(-1).log() - own
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        shares, total, labels = ctx.saved_tensors
+        found = shares * (gradient.unsqueeze(-1) / total)
+        found.scatter_add_(-1, labels.unsqueeze(-1), -gradient.unsqueeze(-1))
+        return found, None
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Half the squared error: outputs (R, B, 1), targets (R, B) -> (R, B)."""
+    return (outputs.squeeze(-1) - targets).square() / 2
+
+
+def bounded_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The same of targets that were scaled by public bounds: those outside are clamped to [-1, 1]."""
+    return squared_error(outputs, targets.clamp(-1, 1))
+
+
+LOSSES: dict[str, Loss] = {"classification": cross_entropy, "regression": squared_error}
+# On a CPU more rows at once only push activations out of the cache.
+_ROWS_IN_CACHE = 2048
+
+
+@torch.no_grad()
+def evaluate(
+    pack: Pack, values: Tensor, table: Table, task: str, most: int, loss: Loss | None = None
+) -> dict[str, Tensor]:
+    """The task's metrics (R,), float64, of weights `values` (R, P) over all rows of `table`, `most` rows at a time.
+
+    An empty table gives no metrics. `loss` stands in for the task's own (mean cross-entropy; mean of half the squared
+    error). With folds, each trial's rows are those it trains on.
+    """
+    if table.rows == 0:
+        return {}
+    metrics = {name: metric for name, metric in metrics_of(task).items() if metric.at_every_look}
+    loss_of = loss or LOSSES[task]
+    totals = {name: torch.zeros(pack.trials, device=pack.values.device, dtype=torch.float64) for name in metrics}
+    for outputs, y, mask in _passes(pack, values, table, most):
+        labels = y.expand(pack.trials, -1)
+        for name, metric in metrics.items():
+            counts = (metric.of_records or loss_of)(outputs, labels)
+            counts = counts if mask is None else torch.where(mask, counts, 0)
+            totals[name] += counts.sum(dim=1, dtype=torch.float64)
+    return {name: total / table.counts for name, total in totals.items()}
+
+
+@torch.no_grad()
+def outputs_on(pack: Pack, values: Tensor, table: Table, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """What weights `values` (R, P) give for all rows of a `table` that has any: outputs (R, N, K), labels (N,), and
+    with folds a mask (R, N) of the rows that count for a trial."""
+    found = [
+        (outputs.float().cpu(), y[0].cpu(), None if mask is None else mask.cpu())
+        for outputs, y, mask in _passes(pack, values, table, most)
+    ]
+    outputs, labels = torch.cat([one[0] for one in found], dim=1), torch.cat([one[1] for one in found])
+    masks = [one[2] for one in found if one[2] is not None]
+    return (
+        outputs.numpy(),
+        labels.float().numpy() if labels.dtype == torch.bfloat16 else labels.numpy(),
+        (torch.cat(masks, dim=1).numpy() if masks else None),
+    )
+
+
+def _passes(pack: Pack, values: Tensor, table: Table, most: int) -> Iterator[Examples]:
+    """All rows of `table` in pieces: outputs (R, B, K) in the place of inputs."""
+    kept = pack.values.clone() if values is not pack.values else None
+    if kept is not None:
+        pack.values.copy_(values)
+    if not pack.values.is_cuda:
+        most = min(most, max(1, _ROWS_IN_CACHE // pack.trials))
+    try:
+        for x, y, mask in table.chunks(Batch(rows=None), most):
+            yield pack(x), y, mask
+    finally:
+        if kept is not None:
+            pack.values.copy_(kept)

@@ -1,0 +1,261 @@
+"""Metrics by name, each with its tasks, its wording, its direction and its function.
+
+To add a metric, add an entry to METRICS. In results a prefix says where a metric was measured: `test_accuracy`,
+`validation_accuracy`, `nonprivate_train_accuracy`; `constant_accuracy` is the majority-class (or mean) baseline on the
+test records.
+
+A metric that is a mean over records is measured at every evaluation. A metric that needs a table of all answers follows
+scikit-learn's definition and is measured once, for the published weights on the test records.
+
+Not here: passing a table through a model (`engine/losses.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PLACES = ("nonprivate_train_", "validation_", "test_", "constant_")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    `of_records` maps outputs (R, B, K) and labels (R, B) to values per record (R, B); the metric is their mean. It is
+    None for the training loss and for metrics that are not means. `of_table` maps one trial's answers on all records to
+    the metric, or to NaN if the records do not define it. `in_units`: the metric is in the target's unit.
+    """
+
+    tasks: tuple[str, ...]
+    words: str
+    less_is_better: bool
+    of_records: Callable[[Tensor, Tensor], Tensor] | None = None
+    of_table: Callable[[Answers], float] | None = None
+    in_units: bool = False
+
+    @property
+    def at_every_look(self) -> bool:
+        """True for a mean over records, which every evaluation measures."""
+        return self.of_records is not None or self.of_table is None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One trial's answers on N records: `truth` (N,) class indices or targets, `told` (N,) the predictions.
+
+    For classes, `scores` order the records: (N,) for the second of two classes, or (N, K). `probabilities` have the
+    same shape, or are None for a model without probabilities.
+    """
+
+    truth: np.ndarray
+    told: np.ndarray
+    scores: np.ndarray | None = None
+    probabilities: np.ndarray | None = None
+
+
+def answers_of_classes(truth: np.ndarray, outputs: np.ndarray, clipped: float | None) -> Answers:
+    """Return the answers of one trial, given its outputs (N, K): logits of K classes, or for K = 1 the second's margin.
+
+    `clipped` is as in `probabilities_by`, or None if the loss has no probabilities.
+    """
+    outputs = outputs.astype(np.float64)
+    shares = None if clipped is None else probabilities_by(outputs, clipped)
+    if outputs.shape[1] > 2:
+        return Answers(truth, outputs.argmax(axis=1), shares, shares)
+    margin = outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0.0)
+    return Answers(truth, (margin > 0).astype(np.int64), margin, None if shares is None else shares[:, 1])
+
+
+def probabilities_by(outputs: np.ndarray, clipped: float) -> np.ndarray:
+    """Return probabilities, float64 (N, classes), of outputs (N, K): logits, or for K = 1 that of the second class.
+
+    `clipped` is the bound at which training clipped a residual p - y of two classes; infinite without clipping and for
+    more classes. With clipping, training does not converge to the share s of positives among records with equal
+    features. It converges to the p at which their clipped residuals cancel:
+    (1 - s) min(p, clipped) = s min(1 - p, clipped). This function solves the equation for s.
+
+    >>> probabilities_by(np.array([[-math.log(9)]]), 0.5).round(6).tolist()
+    [[0.833333, 0.166667]]
+    """
+    from scipy.special import softmax
+
+    outputs = outputs.astype(np.float64)
+    shares = softmax(np.hstack([np.zeros_like(outputs), outputs]) if outputs.shape[1] == 1 else outputs, axis=1)
+    seen = np.minimum(shares, clipped)
+    return np.asarray(seen / seen.sum(axis=1, keepdims=True))
+
+
+def constant_answers(truth: np.ndarray, classes: int | None) -> Answers:
+    """Return the answers of the baseline without features: the most frequent class with the class shares, or the mean.
+
+    It equals scikit-learn's DummyClassifier (strategy prior) and DummyRegressor.
+    """
+    if classes is None:
+        return Answers(truth, np.full(len(truth), truth.mean()))
+    shares = np.bincount(truth, minlength=classes) / len(truth)
+    scores = np.tile(shares, (len(truth), 1))
+    own = scores[:, 1] if classes == 2 else scores
+    return Answers(truth, np.full(len(truth), shares.argmax()), own, own)
+
+
+def right_answers(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return for each record whether the predicted class is correct; a single output predicts by its sign."""
+    if outputs.shape[-1] == 1:
+        return (outputs.squeeze(-1) > 0) == (labels > 0)
+    return outputs.argmax(dim=-1) == labels
+
+
+def absolute_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the absolute error of each record's output."""
+    return (outputs.squeeze(-1) - targets).abs()
+
+
+def _accuracy(answers: Answers) -> float:
+    return float((answers.truth == answers.told).mean())
+
+
+def _balanced_accuracy(answers: Answers) -> float:
+    """Return the mean recall of the classes that occur."""
+    from sklearn.metrics import recall_score
+
+    there = np.unique(answers.truth)
+    return float(recall_score(answers.truth, answers.told, labels=there, average="macro", zero_division=0))
+
+
+def _f1(answers: Answers) -> float:
+    """Return the F1 score of the second of two classes; for more classes, the mean over classes."""
+    from sklearn.metrics import f1_score
+
+    several = answers.scores is not None and answers.scores.ndim == 2
+    return float(f1_score(answers.truth, answers.told, average="macro" if several else "binary", zero_division=0))
+
+
+def _auc(answers: Answers) -> float:
+    """Return the area under the ROC curve; for more than two classes, the mean of one class against the rest.
+
+    It is NaN if a class has no record.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    classes = 2 if answers.scores is None or answers.scores.ndim == 1 else answers.scores.shape[1]
+    if len(np.unique(answers.truth)) < classes:
+        return math.nan
+    several = {"multi_class": "ovr", "labels": np.arange(classes)} if classes > 2 else {}
+    return float(roc_auc_score(answers.truth, answers.scores, **several))
+
+
+def _log_loss(answers: Answers) -> float:
+    """Return the log loss, with probabilities clipped at the machine epsilon of float64."""
+    from sklearn.metrics import log_loss
+
+    shares = answers.probabilities
+    if shares is None:
+        return math.nan
+    return float(log_loss(answers.truth, shares, labels=np.arange(2 if shares.ndim == 1 else shares.shape[1])))
+
+
+def _calibration_error(answers: Answers) -> float:
+    """Return the expected calibration error (Guo et al. 2017, equation 5), with 15 bins of equal width.
+
+    It is the mean absolute difference of confidence and accuracy per bin, weighted by records. Confidence is the
+    probability of the predicted class.
+    """
+    shares = answers.probabilities
+    if shares is None:
+        return math.nan
+    confidence = np.maximum(shares, 1 - shares) if shares.ndim == 1 else shares.max(axis=1)
+    gaps = (answers.truth == answers.told) - confidence
+    bins = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(np.int64) - 1, 0, CALIBRATION_BINS - 1)
+    # rounding makes the error of the majority-class baseline, which is calibrated, exactly 0
+    return round(float(np.abs(np.bincount(bins, gaps, CALIBRATION_BINS)).sum() / len(gaps)), 12)
+
+
+def _mean_absolute_error(answers: Answers) -> float:
+    return float(np.abs(answers.truth - answers.told).mean())
+
+
+def _root_mean_square(answers: Answers) -> float:
+    from sklearn.metrics import root_mean_squared_error
+
+    return float(root_mean_squared_error(answers.truth, answers.told))
+
+
+def _r2(answers: Answers) -> float:
+    """Return 1 minus the squared error divided by that of the mean; NaN if all targets are equal."""
+    from sklearn.metrics import r2_score
+
+    return float(r2_score(answers.truth, answers.told)) if np.ptp(answers.truth) > 0 else math.nan
+
+
+CALIBRATION_BINS = 15
+CLASSES, NUMBERS = ("classification",), ("regression",)
+
+# The order decides which metric is the default.
+METRICS = {
+    "accuracy": Metric(CLASSES, "accuracy", False, right_answers, _accuracy),
+    "mae": Metric(NUMBERS, "mean absolute error", True, absolute_errors, _mean_absolute_error, in_units=True),
+    "balanced_accuracy": Metric(CLASSES, "balanced accuracy", False, of_table=_balanced_accuracy),
+    "f1": Metric(CLASSES, "F1", False, of_table=_f1),
+    "auc": Metric(CLASSES, "area under the ROC curve", False, of_table=_auc),
+    "log_loss": Metric(CLASSES, "log loss", True, of_table=_log_loss),
+    "ece": Metric(CLASSES, "expected calibration error", True, of_table=_calibration_error),
+    "rmse": Metric(NUMBERS, "root mean squared error", True, of_table=_root_mean_square, in_units=True),
+    "r2": Metric(NUMBERS, "share of variance explained (R2)", False, of_table=_r2),
+    "loss": Metric(("classification", "regression"), "loss", True),
+}
+
+
+def metrics_of(task: str) -> dict[str, Metric]:
+    """Return the metrics of a task, by name."""
+    return {name: metric for name, metric in METRICS.items() if task in metric.tasks}
+
+
+def of_table(task: str, answers: Answers) -> dict[str, float]:
+    """Return the task's metrics that need a table of answers, without those that are undefined for it.
+
+    All are NaN if an answer or a score is not finite.
+    """
+    known = {name: metric.of_table for name, metric in metrics_of(task).items() if metric.of_table is not None}
+    sound = np.isfinite(answers.told).all() and (answers.scores is None or np.isfinite(answers.scores).all())
+    if not sound:
+        return dict.fromkeys(known, math.nan)
+    found = {name: function(answers) for name, function in known.items()}
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _of_column(column: str) -> Metric | None:
+    place = next((place for place in PLACES if column.startswith(place)), "")
+    return METRICS.get(column.removeprefix(place))
+
+
+def in_words(column: str) -> str:
+    """Return the words for a column of a result.
+
+    >>> in_words("test_mae"), in_words("epsilon")
+    ('test mean absolute error', 'epsilon')
+    """
+    metric = _of_column(column)
+    return column if metric is None else f"{column.partition('_')[0]} {metric.words}"
+
+
+def less_is_better(column: str) -> bool:
+    """Return True if lower values of a column are better; False for a column that is not a metric.
+
+    >>> less_is_better("test_loss"), less_is_better("test_accuracy")
+    (True, False)
+    """
+    metric = _of_column(column)
+    return metric is not None and metric.less_is_better
+
+
+def usual_metric(columns: list[str]) -> str | None:
+    """Return the default test metric among `columns`; None if there is none."""
+    return next((f"test_{name}" for name in METRICS if f"test_{name}" in columns), None)

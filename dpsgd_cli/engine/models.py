@@ -1,0 +1,300 @@
+"""Built-in models, those of published private image classifiers among them, and the hook for a user's own.
+
+All are ordinary modules without the trials axis (`engine/packing.py`), made from an input shape.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
+from dpsgd_cli.engine import packing, weights
+from dpsgd_cli.engine.layers import Shift, WeightStandardisedConv2d
+from dpsgd_cli.engine.settings import (
+    CnnModel,
+    ConvexModel,
+    LinearModel,
+    MlpModel,
+    Model,
+    PythonModel,
+    VitModel,
+    WrnModel,
+)
+from dpsgd_cli.errors import ModelError
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
+Builder = Callable[[], nn.Module]
+
+
+def linear(model: LinearModel | ConvexModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """One dense layer that starts at zero (the usual start of a convex problem)."""
+    layer = nn.Linear(math.prod(shape), outputs, bias=model.has_bias)
+    nn.init.zeros_(layer.weight)
+    if model.has_bias:
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def mlp(model: MlpModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Dense layers with an activation between them."""
+    widths = [math.prod(shape), *model.hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), ACTIVATIONS[model.activation]()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def cnn(model: CnnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A small convolutional network, by `layout`."""
+    return LAYOUTS[model.layout](shape, outputs, ACTIVATIONS[model.activation])
+
+
+def tanh_mnist(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
+    """The MNIST network of Papernot et al. (2021, "Tempered sigmoid activations", Table 1), for any image size.
+
+    Convolutions of 16 8x8 (stride 2, padding 3) and 32 4x4 (stride 2) filters, each followed by 2x2
+    max-pooling of stride 1, then 32 dense units.
+    """
+    channels, *sides = image_shape("cnn", shape, 14)
+    side = [_last_side(s) for s in sides]
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 8, stride=2, padding=3), act(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2), act(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(32 * side[0] * side[1], 32), act(), nn.Linear(32, outputs),
+    )  # fmt: skip
+
+
+def _last_side(side: int) -> int:
+    """Side of the feature map that reaches the dense layers."""
+    first = (side + 2 * 3 - 8) // 2 + 1
+    pooled = first - 1
+    return (pooled - 4) // 2 + 1 - 1
+
+
+def image_shape(kind: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
+    """`shape` as (channels, height, width); ModelError when it is none, or smaller than `least` a side."""
+    if len(shape) != 3:
+        raise ModelError(f"model {kind} needs images (channels, height, width), but one input is {shape}; use mlp")
+    channels, height, width = shape
+    if min(height, width) < least:
+        raise ModelError(f"model {kind} needs images of at least {least} x {least}, got {height} x {width}; use mlp")
+    return channels, height, width
+
+
+class Residual(nn.Module):
+    """Two times activation, normalisation and convolution, added to the input or to a 1 x 1 convolution of it."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        change = inputs != outputs or stride > 1
+        self.skip = _before(inputs, WeightStandardisedConv2d(inputs, outputs, 1, stride), groups) if change else None
+        self.path = nn.Sequential(
+            *_before(inputs, WeightStandardisedConv2d(inputs, outputs, 3, stride, 1), groups),
+            *_before(outputs, WeightStandardisedConv2d(outputs, outputs, 3, 1, 1), groups),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.path(x)
+        return y + (x if self.skip is None else self.skip(x))
+
+
+def _before(inputs: int, layer: nn.Module, groups: int) -> nn.Sequential:
+    return nn.Sequential(nn.ReLU(), nn.GroupNorm(groups, inputs), layer)
+
+
+def wrn(model: WrnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The wide residual network of De et al. (2022): group normalisation after ReLU, standardised convolutions.
+
+    A 3 x 3 convolution of 16 filters, three stages of (depth - 4) / 6 residual blocks with 16, 32 and 64 times `width`
+    filters (the second and third halve the image), and a dense layer on the mean over places. Where a stage
+    begins, the shortcut is a 1 x 1 convolution with a normalisation of its own.
+    """
+    channels, _, _ = image_shape("wrn", shape, 4)
+    stages: list[nn.Module] = []
+    before = 16
+    for stage in range(3):
+        filters = 16 * 2**stage * model.width
+        for block in range((model.depth - 4) // 6):
+            stages.append(Residual(before, filters, 2 if stage and not block else 1, model.groups))
+            before = filters
+    last = nn.Linear(before, outputs)
+    nn.init.normal_(last.weight, std=before**-0.5)
+    nn.init.zeros_(last.bias)
+    first = WeightStandardisedConv2d(channels, 16, 3, 1, 1)
+    head = [nn.ReLU(), nn.GroupNorm(model.groups, before), nn.AdaptiveAvgPool2d(1), nn.Flatten(), last]
+    return nn.Sequential(first, *stages, *head)
+
+
+def tanh_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
+    """Three pairs of 3 x 3 convolutions (32, 64, 128 filters), each halved by max-pooling, then 128 dense units.
+
+    550,570 parameters on CIFAR-10. Papernot et al. (2021), "Tempered sigmoid activations", as in Tramer and
+    Boneh (2021), appendix.
+    """
+    channels, height, width = image_shape("cnn", shape, 8)
+    layers: list[nn.Module] = []
+    for filters in (32, 64, 128):
+        layers += [nn.Conv2d(channels, filters, 3, padding=1), act(), nn.Conv2d(filters, filters, 3, padding=1), act()]
+        layers.append(nn.MaxPool2d(2))
+        channels = filters
+    places = (height // 8) * (width // 8)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * places, 128), act(), nn.Linear(128, outputs))
+
+
+def scattering_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
+    """On maps of scattering coefficients (Tramer and Boneh 2021): 3 x 3 convolutions of 64 filters, one dense layer.
+
+    Between the two convolutions is 2 x 2 max-pooling.
+    """
+    channels, height, width = image_shape("cnn", shape, 2)
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 3, padding=1), act(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 3, padding=1), act(),
+        nn.Flatten(), nn.Linear(64 * (height // 2) * (width // 2), outputs),
+    )  # fmt: skip
+
+
+def scattering_mnist(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
+    """On maps of scattering coefficients (Tramer and Boneh 2021): 3 x 3 convolutions of 16 and 32 filters, 32 units.
+
+    The first convolution has stride 2.
+    """
+    channels, height, width = image_shape("cnn", shape, 1)
+    places = math.ceil(height / 2) * math.ceil(width / 2)
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, stride=2, padding=1), act(), nn.Conv2d(16, 32, 3, padding=1), act(),
+        nn.Flatten(), nn.Linear(32 * places, 32), act(), nn.Linear(32, outputs),
+    )  # fmt: skip
+
+
+class Attention(nn.Module):
+    """Self-attention with `heads` heads; queries, keys and values from one dense layer."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inner = nn.Linear(dim, 3 * dim)
+        self.outer = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, places, dim = x.shape
+        split = self.inner(x).view(rows, places, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(split[0], split[1], split[2])
+        y: Tensor = self.outer(mixed.transpose(1, 2).reshape(rows, places, dim))
+        return y
+
+
+class Block(nn.Module):
+    """Attention, then a network of two dense layers on each place; each after a layer norm and added to its input."""
+
+    def __init__(self, dim: int, heads: int, wide: int) -> None:
+        super().__init__()
+        self.mix = nn.Sequential(nn.LayerNorm(dim), Attention(dim, heads))
+        self.think = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, wide), nn.GELU(), nn.Linear(wide, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mix(x)
+        y: Tensor = x + self.think(x)
+        return y
+
+
+class Tokens(nn.Module):
+    """Maps (B, D, h, w) to sequences (B, h w, D); with `first`, an empty place in front.
+
+    What the positions add there is the class token: a vector of its own would only be added to the first position.
+    """
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, maps: Tensor) -> Tensor:
+        sequence = maps.flatten(2).transpose(1, 2)
+        return F.pad(sequence, (0, 0, 1, 0)) if self.first else sequence
+
+
+class Pool(nn.Module):
+    """One vector of a sequence (B, T, D): its first place, or the mean over places."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0] if self.first else x.mean(dim=1)
+
+
+def vit(model: VitModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A vision transformer (Dosovitskiy et al. 2021) with layer norm before each part and learned positions."""
+    channels, height, width = image_shape("vit", shape, model.patch)
+    if height % model.patch or width % model.patch:
+        raise ModelError(f"model.patch: {model.patch} does not divide images of {height} x {width}")
+    first = model.pool == "token"
+    places = (height // model.patch) * (width // model.patch) + int(first)
+    return nn.Sequential(
+        nn.Conv2d(channels, model.dim, model.patch, stride=model.patch), Tokens(first), Shift(places, model.dim),
+        *[Block(model.dim, model.heads, model.expansion * model.dim) for _ in range(model.depth)],
+        nn.LayerNorm(model.dim), Pool(first), nn.Linear(model.dim, outputs),
+    )  # fmt: skip
+
+
+def python(model: PythonModel, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
+    """The user's own factory from a Python file named in the recipe.
+
+    `model.weights.file` is loaded into each module that it makes.
+    """
+    factory = load_attribute(base / model.file, model.factory)
+    given = {"input_shape": shape, "outputs": outputs}
+    refusal = refusal_of_call(factory, model.factory, given, model.arguments)
+    if refusal is not None:
+        raise ModelError(f"{model.file}: {refusal}")
+
+    file = None if model.weights is None else model.weights.file
+    tensors = {} if file is None else weights.read(base / file)
+
+    def build() -> nn.Module:
+        made = factory(shape, outputs, **model.arguments)
+        if not isinstance(made, nn.Module):
+            raise ModelError(
+                f"{model.file}: {model.factory}(...) returned {type(made).__name__}, not a torch.nn.Module"
+            )
+        if file is not None:
+            packing.refuse_unfinished(made)
+            weights.load(made, tensors, file)
+        return made
+
+    return build
+
+
+LAYOUTS: dict[str, Callable[[tuple[int, ...], int, type[nn.Module]], nn.Module]] = {
+    "mnist": tanh_mnist,
+    "cifar10": tanh_cifar10,
+    "scattering-mnist": scattering_mnist,
+    "scattering-cifar10": scattering_cifar10,
+}
+BUILT_IN: dict[str, Callable[..., nn.Module]] = {
+    "linear": linear,
+    "convex": linear,
+    "mlp": mlp,
+    "cnn": cnn,
+    "wrn": wrn,
+    "vit": vit,
+}
+
+
+def loaded_names(model: Model, base: Path) -> list[str]:
+    """Names of the tensors that `model.weights.file` loads into a model; empty without one."""
+    file = model.weights.file if isinstance(model, PythonModel) and model.weights is not None else None
+    return [] if file is None else list(weights.read(base / file))
+
+
+def builder(model: Model, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
+    """A function that makes one freshly initialised module for inputs (B, *shape) and `outputs` outputs."""
+    if isinstance(model, PythonModel):
+        return python(model, shape, outputs, base)
+    return lambda: BUILT_IN[model.kind](model, shape, outputs)

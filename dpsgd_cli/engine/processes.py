@@ -1,0 +1,191 @@
+"""Several processes that train one pack together, started by `torchrun`: who does what, and what is said between them.
+
+What is released, and why it is the release of one process. Let D be the data and b_t the batch of step t, a function
+of the trial's streams alone. Every process draws the same b_t: with a seed because streams are functions of the seed,
+without one because process 0 sends all of them one key (`SharedStreams`). Process r adds up the clipped gradients of
+the r-th part of b_t only; the parts are disjoint and together b_t, so the sum of their sums is
+
+    sum over b_t of clip(g_i),
+
+the same sum, of the same Poisson (or shuffled, or full) batch of the WHOLE data, as in one process, to the order of
+floating-point additions. It comes to be on process 0 only (`Team.add_up`). There the mechanism that the ledger was
+charged for adds its noise, once, from process 0's own stream, and process 0 sends the noisy sum to all others
+(`Team.share`): post-processing. No other process ever draws noise (with streams of the operating system it could not:
+`SharedStreams.normal` raises there), so noise is neither left out nor added once for each process; and no process draws
+a sample of the whole data for itself, which would let one record into a step twice. Ledgers are charged alike
+everywhere; process 0's is written.
+
+What goes between processes is not encrypted and holds sums without noise: the network between them is trusted
+as their memory is.
+
+Not here: how batches and noise are drawn (`batching/run.py`, `noise.py`), what a process trains (`training/start.py`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.clipping.run import Diagnostics
+from dpsgd_cli.common.interrupts import heed_no_more
+from dpsgd_cli.engine.streams import SharedStreams, Streams
+from dpsgd_cli.errors import DpsgdError, SaidElsewhere, UsageError
+
+Value = TypeVar("Value")
+
+PATIENCE = datetime.timedelta(seconds=3)
+"""How long a process that failed waits to hear whether process 0 says the same."""
+TIMEOUT = datetime.timedelta(minutes=30)
+"""How long a process waits for one that is alive but silent. One that ended is noticed at once, on CPUs; on GPUs, where
+sums travel while the host goes on, the launcher ends those that are left."""
+
+
+class Team:
+    """This process, `rank` of `size`, and the others that train the same pack: none by default.
+
+    `store` is where processes leave word for each other; one that is alone needs none.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
+        self.rank, self.size, self._store = rank, size, store
+        self.first = rank == 0
+        """Whether this is process 0, which adds noise, evaluates, speaks and writes."""
+
+    def part(self, count: int) -> slice:
+        """This process's part of `count` things in a row; the parts of all processes are disjoint and cover them."""
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def add_up(self, sums: Tensor) -> None:
+        """Add the `sums` of all processes up on process 0, in place; what the others hold is then of no use."""
+        if self.size > 1:
+            with self._in_touch():
+                torch.distributed.reduce(sums, dst=0)
+
+    def share(self, sums: Tensor) -> None:
+        """Send process 0's `sums`, which it has made private, to all others, in place."""
+        if self.size > 1:
+            with self._in_touch():
+                torch.distributed.broadcast(sums, src=0)
+
+    def total(self, seen: Diagnostics) -> Diagnostics:
+        """What all processes saw together, on process 0."""
+        if self.size == 1:
+            return seen
+        sums = seen.sums()
+        stacked = torch.tensor(list(sums.values()), dtype=torch.float64)
+        self.add_up(stacked)
+        return Diagnostics.of(dict(zip(sums, stacked, strict=True)))
+
+    def tell(self, make: Callable[[], Value]) -> Value:
+        """What `make` gives on process 0 (or the error that it raises there), everywhere; it runs nowhere else."""
+        if self.size == 1:
+            return make()
+        said: list[Any] = [None, None]
+        failed: DpsgdError | None = None
+        if self.first:
+            try:
+                said[0] = make()
+            except DpsgdError as error:
+                failed, said[1] = error, error.exit_code
+        with self._in_touch():
+            torch.distributed.broadcast_object_list(said, src=0)
+        if failed is not None:
+            raise failed
+        if said[1] is not None:
+            raise SaidElsewhere(said[1])
+        value: Value = said[0]
+        return value
+
+    def say_of(self, error: DpsgdError) -> DpsgdError:
+        """The error, with the process that it happened on. Where process 0 says it, that is enough: SaidElsewhere."""
+        if self.size == 1:
+            return error
+        with suppress(RuntimeError):
+            self._store.set(f"ended/{self.rank}", str(error))
+            if not self.first:
+                self._store.wait(["ended/0"], PATIENCE)
+                if isinstance(error.__cause__, ConnectionError) or self._store.get("ended/0").decode() == str(error):
+                    raise SaidElsewhere(error.exit_code)
+        if self.first:
+            return error
+        told = type(error)(f"process {self.rank} of {self.size}: {error}")
+        told.exit_code = error.exit_code
+        return told
+
+    @contextmanager
+    def _in_touch(self) -> Iterator[None]:
+        """Turn the failure of a collective, which is always that of another process, into an error that says so."""
+        try:
+            yield
+        except RuntimeError as error:
+            # the launcher is about to end this process too: leave it the time to write its checkpoint
+            heed_no_more()
+            raise ConnectionError(self._lost(str(error).strip().splitlines()[0][:200])) from error
+
+    def _lost(self, why: str) -> str:
+        with suppress(RuntimeError):
+            for rank in range(self.size):
+                if rank != self.rank and self._store.check([f"ended/{rank}"]):
+                    return f"process {rank} of {self.size} failed ({self._store.get(f'ended/{rank}').decode()})"
+        return f"another of the {self.size} processes ended, is out of reach, or said nothing for {TIMEOUT} ({why})"
+
+    def streams(self, own: Sequence[Streams]) -> tuple[Streams, ...]:
+        """Streams of every trial from which all processes draw the same batches."""
+        if self.size == 1:
+            return tuple(own)
+        key = self.tell(lambda: os.urandom(32))
+        return tuple(
+            stream if stream.reproducible else SharedStreams(key + trial.to_bytes(8, "little"), self.first)
+            for trial, stream in enumerate(own)
+        )
+
+    def device(self, asked: torch.device) -> torch.device:
+        """The device of this process."""
+        if self.size == 1 or asked.type != "cuda":
+            return asked
+        if asked.index is not None:
+            raise UsageError(
+                f"runtime.device {asked} is one GPU for {self.size} processes; give cuda or auto: each takes its own"
+            )
+        local, found = int(os.environ.get("LOCAL_RANK", self.rank)), torch.cuda.device_count()
+        if local >= found:
+            raise UsageError(
+                f"runtime.device {asked}: process {self.rank} is number {local} on this computer, which has"
+                f" {found} GPUs; start as many processes as there are GPUs, or give runtime.device=cpu"
+            )
+        own = torch.device("cuda", local)
+        torch.cuda.set_device(own)
+        return own
+
+
+def started_by_a_launcher() -> bool:
+    """Whether `torchrun` (or whatever sets the same variables) started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+@contextmanager
+def join() -> Iterator[Team]:
+    """Join the other processes that `torchrun` started, if it did; a `Team` of one otherwise."""
+    if not started_by_a_launcher():
+        yield Team()
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    distributed: Any = torch.distributed
+    try:
+        store, rank, size = next(iter(distributed.rendezvous("env://", timeout=TIMEOUT)))
+        group = distributed.PrefixStore("group", store)
+        distributed.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"the processes that WORLD_SIZE={os.environ['WORLD_SIZE']} announces did not come together"
+            f" ({str(error).splitlines()[0]}); start them with torchrun --nproc-per-node N -m dpsgd_cli train ..."
+        ) from error
+    yield Team(rank, size, distributed.PrefixStore("dpsgd", store))
+    # only after success: where a process was lost, the backend may wait for it here
+    distributed.destroy_process_group()

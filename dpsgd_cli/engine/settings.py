@@ -1,0 +1,177 @@
+"""The `model:` section. What each model is stands in `engine/models.py`."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from dpsgd_cli.common.sections import Auto, Count, NonNegative, Positive, Section
+from dpsgd_cli.engine.loss_bounds import LOSSES, Loss, LossKind
+
+
+class ModelKind(Section):
+    """What every kind of model says of itself before it is built.
+
+    `by_rule`: settings that are auto are chosen by the rule of `training/auto_rule.py`, which was tried on such models.
+    """
+
+    by_rule: ClassVar[bool] = False
+
+    @property
+    def layers(self) -> int | None:
+        """Layers with parameters, which per-layer clipping counts; None where only building the model would tell."""
+        return None
+
+
+class OneLayer(ModelKind):
+    """What linear models share."""
+
+    by_rule = True
+    kind: str
+    bias: bool | Auto = Field(
+        "auto", description="Whether there is a constant beside the features; auto: unless the last step is bin."
+    )
+
+    @property
+    def layers(self) -> int:
+        return 1
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether there is a constant beside the features; also where nobody settled that."""
+        return self.bias is not False
+
+    @staticmethod
+    def by_residual(outputs: int) -> float:
+        """How long the gradient of a record's loss by its outputs is at most, over its residual: 1, or sqrt(2) where
+        each class has an output of its own."""
+        return math.sqrt(2) if outputs > 1 else 1.0
+
+
+class LinearModel(OneLayer):
+    """One linear layer with an output for each class."""
+
+    kind: Literal["linear"] = "linear"
+
+
+class ConvexModel(OneLayer):
+    """A convex problem: one linear output, a loss of its margin (labels become -1 and 1) or residual, an L2 term.
+
+    The objective is mean loss + l2 / 2 |w|^2 over |w| <= radius, the constant column's weight included in w.
+    """
+
+    kind: Literal["convex"] = "convex"
+    loss: Loss = Field("logistic", description="logistic, hinge and huber-svm for two classes; squared for regression.")
+    l2: NonNegative = Field(0.0, description="Coefficient of |w|^2 / 2, which makes the objective strongly convex.")
+    radius: Positive | None = Field(None, description="Weights are projected to the ball of this radius.")
+    huber_width: Positive = Field(0.5, description="Half-width of huber-svm's parabola.")
+    target_bound: Positive = Field(1.0, description="squared: public bound on a target's size (larger are clamped).")
+
+    @property
+    def known(self) -> LossKind:
+        """What prices and metrics rest on for this loss."""
+        return LOSSES[self.loss]
+
+
+class MlpModel(ModelKind):
+    by_rule = True
+    kind: Literal["mlp"] = "mlp"
+    hidden: list[Count] = Field(default=[100], description="Widths of the hidden layers.")
+    activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("relu", description="Between the layers.")
+
+    @property
+    def layers(self) -> int:
+        return len(self.hidden) + 1
+
+
+class CnnModel(ModelKind):
+    """A small convolutional network of Papernot et al. (2021) or, on scattering features, Tramer and Boneh (2021)."""
+
+    kind: Literal["cnn"] = "cnn"
+    layout: Literal["mnist", "cifar10", "scattering-mnist", "scattering-cifar10"] = Field(
+        "mnist", description="Which one; scattering-*: for data.features of kind scattering."
+    )
+    activation: Literal["relu", "tanh", "sigmoid", "gelu"] = Field("tanh", description="Between the layers.")
+
+    @property
+    def layers(self) -> int:
+        return {"mnist": 4, "cifar10": 8, "scattering-mnist": 4, "scattering-cifar10": 3}[self.layout]
+
+
+class WrnModel(ModelKind):
+    """The wide residual network of De et al. (2022): WRN-16-4 by default."""
+
+    kind: Literal["wrn"] = "wrn"
+    depth: Annotated[int, Field(ge=10, multiple_of=2)] = Field(16, description="Layers: 4 more than a multiple of 6.")
+    width: Count = Field(4, description="Filters, in units of 16, 32 and 64 in the three stages.")
+    groups: Annotated[int, Field(ge=1, le=16)] = Field(16, description="Of channels that are normalised together.")
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> WrnModel:
+        if self.depth % 6 != 4:
+            near = 6 * round((self.depth - 4) / 6) + 4
+            raise ValueError(f"depth: {self.depth} is not 4 more than a multiple of 6; try {near}")
+        if 16 % self.groups:
+            raise ValueError(
+                f"groups: {self.groups} does not divide the first layer's 16 channels; use 1, 2, 4, 8 or 16"
+            )
+        return self
+
+
+class VitModel(ModelKind):
+    """A small vision transformer."""
+
+    kind: Literal["vit"] = "vit"
+    patch: Count = Field(4, description="Side of the square patches that become tokens, in pixels.")
+    dim: Count = Field(128, description="Width of a token.")
+    depth: Count = Field(4, description="Blocks of attention and two dense layers.")
+    heads: Count = Field(4, description="Attention heads; divides dim.")
+    expansion: Count = Field(2, description="Width of a block's hidden dense layer, in units of dim.")
+    pool: Literal["token", "mean"] = Field("token", description="What is classified: a class token or the mean token.")
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> VitModel:
+        if self.dim % self.heads:
+            raise ValueError(f"heads: {self.heads} does not divide dim {self.dim}")
+        return self
+
+
+class Weights(Section):
+    """What a user's model holds that is not drawn from the recipe's seed, declared public by whoever writes it here."""
+
+    file: str | None = Field(
+        None,
+        description="Tensors by the model's names (.safetensors, or .pt with a state dict), relative to the recipe.",
+    )
+    constant: list[str] = Field(
+        default_factory=list,
+        description="Parameters and buffers that code computes without any data: a table of positions, say.",
+    )
+    public: bool = Field(description="Must be written as true: no private record shaped these numbers.")
+
+    @model_validator(mode="after")
+    def _declared(self) -> Weights:
+        if not self.public:
+            raise ValueError(
+                "public: weights that private records shaped are outside of the statement; true declares that none did"
+            )
+        if self.file is None and not self.constant:
+            raise ValueError("file: name a file of weights, or list what code computes as constant")
+        return self
+
+
+class PythonModel(ModelKind):
+    kind: Literal["python"] = "python"
+    file: str = Field(description="A Python file, relative to the recipe.")
+    factory: str = Field("build", description="Function `(input_shape, outputs) -> torch.nn.Module` in that file.")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="Further keyword arguments of the factory.")
+    weights: Weights | None = Field(
+        None, description="What the model holds that is not drawn from the seed; loaded into it by name."
+    )
+
+
+Model = Annotated[
+    LinearModel | ConvexModel | MlpModel | CnnModel | WrnModel | VitModel | PythonModel, Field(discriminator="kind")
+]

@@ -1,0 +1,120 @@
+"""What a model holds beside its trained parameters, and whether a pass changed it.
+
+Covered: buffers of every dtype, frozen parameters, and the plain attributes of every submodule, looked through
+recursively (numbers, text, tensors, arrays, generators, lists, tuples, sets, dicts, and objects by their attributes).
+Also covered: the global generators of torch (CPU and the current GPU), NumPy and `random`.
+
+Not found: closures, globals and class attributes of the model's file, default arguments, files, sockets, threads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli.engine.layers import Fallback, Layer, Session
+
+State = dict[str, Any]
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_OWN = frozenset({"source", "session", "values", "sums", "inputs", "gradients", "found", "_told", "_kept"})
+"""Attributes of packed layers that passes change, or that are walked by themselves; not of a user's modules."""
+
+
+def held(model: nn.Module) -> State:
+    """Copies of everything covered, by name: `MODULE.ATTRIBUTE`, `MODULE.ATTRIBUTE[KEY]`, or a generator's name."""
+    found: State = {
+        "torch's global generator": torch.get_rng_state(),
+        "NumPy's global generator": str(np.random.get_state()),
+        "the generator of `random`": random.getstate(),
+    }
+    if torch.cuda.is_initialized():
+        found["torch's global generator of the GPU"] = torch.cuda.get_rng_state()
+    for name, module in _modules(model):
+        seen: set[int] = set()
+        for kind in ("_buffers", "_parameters"):
+            for own, tensor in vars(module)[kind].items():
+                found |= _leaves(f"{name}.{own}".strip("."), tensor, seen)
+        for own, value in vars(module).items():
+            if own not in ("_modules", "_buffers", "_parameters") and own not in _overwritten(module):
+                found |= _leaves(f"{name}.{own}".strip("."), value, seen)
+    return found
+
+
+def _overwritten(module: nn.Module) -> frozenset[str]:
+    """Attributes of the package's own modules that every pass sets before it reads them; none of a user's modules."""
+    ours = type(module).__module__.startswith(_PACKAGE)
+    named: frozenset[str] = getattr(type(module), "OVERWRITTEN", frozenset()) if ours else frozenset()
+    return named | _OWN if isinstance(module, Layer) else named
+
+
+def changed(before: State, after: State) -> str | None:
+    """The name of the first thing that differs between two states, None where nothing does."""
+    for name in (*before, *(name for name in after if name not in before)):
+        if name not in before or name not in after or not _same(before[name], after[name]):
+            return name
+    return None
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module with its name, those that a packed layer runs by itself included."""
+    for name, module in model.named_modules():
+        yield name, module
+        if isinstance(module, Fallback):
+            yield from ((f"{name}.{own}".strip("."), inner) for own, inner in module.source[0].named_modules())
+
+
+def _leaves(name: str, value: Any, seen: set[int]) -> State:
+    """Copies of the leaves of `value` by name; `seen` holds the ids of containers that were entered."""
+    if isinstance(value, Tensor):
+        return {name: value.detach().clone()}
+    if isinstance(value, np.ndarray):
+        return {name: value.copy()}
+    if isinstance(value, torch.Generator):
+        return {name: value.get_state()}
+    if isinstance(value, np.random.Generator):
+        return {name: str(value.bit_generator.state)}
+    if isinstance(value, np.random.RandomState):
+        return {name: str(value.get_state())}
+    if isinstance(value, random.Random):
+        return {name: value.getstate()}
+    if isinstance(value, (*_PLAIN, np.generic, torch.Size)):
+        return {name: value}
+    if id(value) in seen or isinstance(value, nn.Module | Session | type):
+        return {}
+    seen.add(id(value))
+    parts: dict[Any, Any] = {}
+    if isinstance(value, dict):
+        parts = {f"{name}[{key!r}]": part for key, part in value.items()}
+    elif isinstance(value, list | tuple | deque):
+        parts = {f"{name}[{index}]": part for index, part in enumerate(value)}
+    elif isinstance(value, set | frozenset):
+        return {name: sorted(map(repr, value))}
+    elif hasattr(value, "__dict__") and not callable(value):
+        parts = {f"{name}.{own}": part for own, part in vars(value).items()}
+    # the kind and the number of parts, so that an exchanged or emptied container is found
+    found: State = {name: (type(value).__name__, len(parts))}
+    for own, part in parts.items():
+        found |= _leaves(own, part, seen)
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        try:
+            alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+            return alike and torch.equal(one.nan_to_num(), other.nan_to_num())
+        except RuntimeError:  # a tensor of a transform that is over
+            return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
+    return bool(one == other or (one != one and other != other))

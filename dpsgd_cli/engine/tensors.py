@@ -1,0 +1,175 @@
+"""Data on the training device, and how a batch of row numbers becomes inputs and labels.
+
+Not here: reading or preprocessing (`data/`), which rows a step sees (`batching/run.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpsgd_cli.errors import RunError
+
+Examples = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs (R or 1, B, ...), labels (R or 1, B), and a mask (R, B) or None: a 1 stands for rows that all trials share.
+
+Of users (`units.py`) m B inputs, and labels (R or 1, B, m).
+"""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one step. `rows` is int64 (R, B); `mask` is bool (R, B), False where a row is padding.
+
+    `rows` None stands for every record, shared by all trials, or those of `span` (first, one past the last).
+    `mask` None stands for no padding.
+    """
+
+    rows: np.ndarray | torch.Tensor | None
+    mask: np.ndarray | torch.Tensor | None = None
+    span: tuple[int, int] | None = None
+
+
+def sent(here: Tensor, device: torch.device) -> Tensor:
+    """The host's `here` on `device`; where that is a GPU, the host goes on while it travels."""
+    # torch does not use pinned memory again before the copy from it is over
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Inputs (N, ...) shared by all trials, or (R, N, ...) when `per_trial`; labels (N,).
+
+    A table has a public number of places, at least its number of rows: what draws among places, and counts them, treats
+    each record as if all places were filled, and a place without a row adds nothing. `places` is that number where it
+    is not N. With folds, `held_out` (N, R) marks the rows that a trial does not train on, and `own` (R, M) lists those
+    it does, -1 for a place without one, M for every trial.
+    `factors` (R, N) is what each trial multiplies each row by.
+    """
+
+    x: Tensor
+    y: Tensor
+    per_trial: bool
+    held_out: Tensor | None = None
+    own: Tensor | None = None
+    places: int | None = None
+    filled: bool = True
+    factors: Tensor | None = None
+
+    @classmethod
+    def load(cls, x: np.ndarray, y: np.ndarray, per_trial: bool, device: torch.device, dtype: torch.dtype) -> Table:
+        labels = torch.from_numpy(np.ascontiguousarray(y)).to(device)
+        labels = labels.to(dtype) if labels.is_floating_point() else labels
+        return cls(torch.from_numpy(np.ascontiguousarray(x)).to(device, dtype), labels, per_trial)
+
+    def with_folds(self, held_out: Tensor, records: int | None = None) -> Table:
+        """The same rows, of which trial r trains on those where `held_out` (N, R) is False.
+
+        Each trial has places for `records`, or where that is left out for as many as the largest of them has. Raises
+        RunError where a trial has more rows than places.
+        """
+        held_out = held_out.to(self.y.device)
+        listed = [(~column).nonzero().squeeze(1) for column in held_out.T]
+        most = max(len(rows) for rows in listed)
+        records = most if records is None else records
+        if most > records:
+            raise RunError(
+                f"a trial has {most} training rows, more than the {records} places that were planned, which happens"
+                " once in a billion by chance; give another seed"
+            )
+        own = torch.stack([F.pad(rows, (0, records - len(rows)), value=-1) for rows in listed])
+        return replace(self, held_out=held_out, own=own, filled=all(len(rows) == records for rows in listed))
+
+    def with_places(self, places: int) -> Table:
+        """The same rows in a public number of places."""
+        if places < self.rows:
+            raise ValueError(f"{places} places cannot hold {self.rows} rows")
+        return replace(self, places=None if places == self.rows else places, filled=places == self.rows)
+
+    def __len__(self) -> int:
+        """Places for the records that a trial trains on; public."""
+        if self.own is not None:
+            return self.own.shape[1]
+        return self.rows if self.places is None else self.places
+
+    @property
+    def counts(self) -> Tensor:
+        """Rows of each trial (R,), or (1,) where all have the same; float64. Public for parts that are tested on."""
+        if self.held_out is None:
+            return torch.full((1,), float(self.rows), dtype=torch.float64, device=self.y.device)
+        return (~self.held_out).sum(dim=0, dtype=torch.float64)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix, held-out ones included. Private where there are more places."""
+        return self.y.shape[0]
+
+    @property
+    def summed(self) -> int:
+        """Public number of rows that a sum holds at most: the places, or with folds all rows of the files.
+
+        Grids that noise is released on are made for it, because `rows` is private where a fraction was cut.
+        """
+        return len(self) if self.own is None else self.rows
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example's input."""
+        return tuple(self.x.shape[2:] if self.per_trial else self.x.shape[1:])
+
+    def every(self, start: int, stop: int) -> Examples:
+        """Rows start..stop-1 for all trials: inputs (R or 1, B, ...), labels (1, B), a mask (R, B) with folds."""
+        x = self.x[:, start:stop] if self.per_trial else self.x[None, start:stop]
+        mask = None if self.held_out is None else ~self.held_out[start:stop].T
+        if self.factors is not None:
+            x = x * _beside(self.factors[:, start:stop], x)
+        return x, self.y[None, start:stop], mask
+
+    def chunks(self, batch: Batch, most: int) -> Iterator[Examples]:
+        """The batch in pieces of at most `most` rows a trial."""
+        if batch.rows is None:
+            first, last = batch.span or (0, self.rows)
+            for start in range(first, last, most):
+                yield self.every(start, min(start + most, last))
+            return
+        for start in range(0, batch.rows.shape[1], most):
+            rows = torch.as_tensor(batch.rows[:, start : start + most], device=self.y.device)
+            mask = None if batch.mask is None else batch.mask[:, start : start + most]
+            yield self._gather(rows, None if mask is None else torch.as_tensor(mask, device=self.y.device))
+
+    def numbers(self, batch: Batch, start: int, stop: int) -> Tensor:
+        """Row numbers (R or 1, B) of the piece start..stop-1 of a batch, on the training device."""
+        if batch.rows is None:
+            first = start + (batch.span or (0, 0))[0]
+            return torch.arange(first, first + stop - start, device=self.y.device)[None]
+        return torch.as_tensor(batch.rows[:, start:stop], device=self.y.device)
+
+    def _own(self, rows: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Rows of the table that stand in the places `rows`, and the mask without the places that have none."""
+        if self.own is not None:
+            rows = self.own.gather(1, rows)
+        if self.filled:
+            return rows, mask
+        there = (rows >= 0) & (rows < self.rows)
+        return torch.where(there, rows, 0), there if mask is None else mask & there
+
+    def _gather(self, rows: Tensor, mask: Tensor | None) -> Examples:
+        rows, mask = self._own(rows, mask)
+        flat = rows.reshape(-1)
+        y = self.y.index_select(0, flat).view(rows.shape)
+        x = self.x
+        if self.per_trial:
+            offsets = torch.arange(x.shape[0], device=rows.device).unsqueeze(1) * self.rows
+            x, flat = x.flatten(0, 1), (rows + offsets).reshape(-1)
+        x = x.index_select(0, flat).view(*rows.shape, *self.input_shape)
+        return x if self.factors is None else x * _beside(self.factors.gather(1, rows), x), y, mask
+
+
+def _beside(numbers: Tensor, rows: Tensor) -> Tensor:
+    """A number a row, (R, B), as it multiplies rows (R or 1, B, ...)."""
+    return numbers.view(*numbers.shape, *[1] * (rows.dim() - 2))

@@ -1,0 +1,147 @@
+"""What a user's model holds that was not drawn from the recipe's seed: loaded from a file, or declared by name.
+
+A tensor that private records shaped would break the statement without leaving a trace in any ledger. So a model is
+built twice with one seed and once with another. A tensor must be the same in both builds of one seed. A tensor that is
+the same for both seeds must be a constant (one value throughout), come from `model.weights.file`, or be named in
+`model.weights.constant`. Tensors and arrays in plain attributes have no name to declare and must be buffers.
+
+Not found: numbers in lists, closures, globals and files that the model reads in a pass; a tensor that mixes loaded
+numbers with ones drawn from the seed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dpsgd_cli.common.text_format import similar
+from dpsgd_cli.engine.settings import Weights
+from dpsgd_cli.errors import DataError, ModelError
+
+Builder = Callable[[], nn.Module]
+_SEED = 1
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Tensors by name from a `.safetensors` file, or from a `.pt` or `.pth` file that holds a dict of tensors only.
+
+    Raises DataError where the file is missing or holds anything else. No code in a file is run.
+    """
+    if not path.is_file():
+        raise DataError(f"model.weights.file: {path} does not exist; the path is relative to the recipe")
+    try:
+        if path.suffix == ".safetensors":
+            found = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"model.weights.file: {path} cannot be read as weights: {said}") from None
+    if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
+        raise DataError(f"model.weights.file: {path} is no dict of tensors; save `model.state_dict()`")
+    return found
+
+
+def load(module: nn.Module, tensors: dict[str, Tensor], file: str) -> None:
+    """Copy `tensors` into the parameters and buffers of the same names; the model may have more than those.
+
+    Raises ModelError for a name that the model lacks, or for another shape.
+    """
+    own = held(module)
+    for name, value in tensors.items():
+        if name not in own:
+            near = similar(name, list(own))
+            hint = f"; did you mean {near}?" if near else ""
+            raise ModelError(f"model.weights.file: {file} holds {name}, which the model does not have{hint}")
+        if own[name].shape != value.shape:
+            raise ModelError(
+                f"model.weights.file: {name} is {tuple(value.shape)} in {file} and {tuple(own[name].shape)} in the"
+                " model; leave it out of the file, or build the model to fit"
+            )
+        with torch.no_grad():
+            own[name].copy_(value)
+
+
+def held(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by name, those that a state dict leaves out included."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def seeded(build: Builder, seed: int) -> nn.Module:
+    """One module of a builder under a seed of torch; torch's own random numbers are left as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def check_declared(build: Builder, weights: Weights | None, loaded: Sequence[str], seed: int = _SEED) -> None:
+    """Refuse what was not drawn from a seed, is no constant, and is not declared.
+
+    `loaded` names the tensors that come from `weights.file`. Raises ModelError with every such tensor.
+    """
+    first, again, other = (seeded(build, one) for one in (seed, seed, seed + 1))
+    ours, twice, theirs = held(first), held(again), held(other)
+    constant = [] if weights is None else weights.constant
+    problems = []
+    for name in constant:
+        if name not in ours:
+            near = similar(name, list(ours))
+            hint = f"; did you mean {near}?" if near else ""
+            problems.append(f"model.weights.constant: the model has no parameter or buffer {name}{hint}")
+    for name, value in ours.items():
+        if not _equal(value, twice.get(name)):
+            problems.append(
+                f"{name} differs between two builds of one seed: it is not drawn from torch's generator, so nobody can"
+                " say what shaped it; draw it by torch.nn.init, or load it by model.weights.file"
+            )
+        elif name in loaded or name in constant or _one_value(value) or not _equal(value, theirs.get(name)):
+            continue
+        else:
+            problems.append(
+                f"{name} is the same for every seed and no constant: load it by model.weights {{file: ..., public:"
+                f" true}}, or, where code computes it, declare model.weights {{constant: [{name}], public: true}}"
+            )
+    problems += [
+        f"{name} is a tensor or array in a plain attribute, which nothing declares or keeps; use register_buffer"
+        for name in _hidden(first)
+    ]
+    if problems:
+        raise ModelError("\n".join(problems))
+
+
+def _equal(one: Tensor, other: Tensor | None) -> bool:
+    alike = other is not None and one.shape == other.shape and one.dtype == other.dtype
+    return alike and other is not None and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _one_value(x: Tensor) -> bool:
+    """Whether all numbers of a tensor are one and the same: nothing that records shaped fits in it but that one."""
+    return x.numel() < 2 or bool((x == x.reshape(-1)[0]).all())
+
+
+def _hidden(module: nn.Module) -> Iterator[str]:
+    """Names of plain attributes, or of their parts, that are tensors or arrays and neither parameters nor buffers."""
+    known = {id(x) for x in held(module).values()}
+    for name, part in module.named_modules():
+        for own, value in vars(part).items():
+            if not own.startswith(("_parameters", "_buffers", "_modules")):
+                yield from (f"{name}.{found}".strip(".") for found in _tensors(own, value, known))
+
+
+def _tensors(name: str, value: object, known: set[int]) -> Iterator[str]:
+    if isinstance(value, Tensor | np.ndarray):
+        if id(value) not in known and not _one_value(torch.as_tensor(value)):
+            yield name
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _tensors(f"{name}[{key!r}]", part, known)
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _tensors(f"{name}[{index}]", part, known)

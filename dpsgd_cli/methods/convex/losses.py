@@ -1,0 +1,96 @@
+"""Losses of one number t: the signed margin y w.x of a classifier, or the residual w.x - y of a regression.
+
+Labels become signs -1 and +1, so every classification loss is a decreasing function of t. Each loss is non-negative
+and convex. Not here: bounds on their derivatives (`engine/loss_bounds.py`), sums over records (`linear.py`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.engine.loss_bounds import LOSSES, Loss
+
+
+class MarginLoss(ABC):
+    """phi(t) with its derivatives. `width` is `model.huber_width`, which most losses ignore."""
+
+    def __init__(self, width: float = 0.5) -> None:
+        self.width = width
+
+    @abstractmethod
+    def value(self, t: Tensor) -> Tensor:
+        """phi(t), elementwise."""
+
+    @abstractmethod
+    def slope(self, t: Tensor) -> Tensor:
+        """phi'(t), elementwise; a subgradient where phi has a kink."""
+
+    def curvature(self, t: Tensor) -> Tensor:
+        """phi''(t) where it exists; only for smooth losses."""
+        raise ValueError(f"loss {type(self).__name__} has no second derivative")
+
+
+class Logistic(MarginLoss):
+    """log(1 + e^-t)."""
+
+    def value(self, t: Tensor) -> Tensor:
+        return F.softplus(-t)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return torch.sigmoid(-t).neg_()
+
+    def curvature(self, t: Tensor) -> Tensor:
+        half = torch.sigmoid(t)
+        return half * (1 - half)
+
+
+class Hinge(MarginLoss):
+    """max(0, 1 - t); not smooth. The subgradient at t = 1 is 0."""
+
+    def value(self, t: Tensor) -> Tensor:
+        return (1 - t).clamp_min_(0)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return (t < 1).to(t.dtype).neg_()
+
+
+class HuberHinge(MarginLoss):
+    """The hinge with a parabola of half-width `width` in place of its kink.
+
+    phi(t) = 0 for t > 1 + h, (1 + h - t)^2 / (4 h) for |1 - t| <= h, 1 - t below.
+    Source: Chaudhuri, Monteleoni and Sarwate 2011, equation 7.
+    """
+
+    def value(self, t: Tensor) -> Tensor:
+        inside = (1 + self.width - t).clamp_(0, 2 * self.width)
+        return inside.square() / (4 * self.width) + (1 - self.width - t).clamp_min_(0)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return ((t - 1 - self.width) / (2 * self.width)).clamp_(-1, 0)
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return ((1 - t).abs() <= self.width).to(t.dtype) / (2 * self.width)
+
+
+class Squared(MarginLoss):
+    """t^2 / 2 of a residual."""
+
+    def value(self, t: Tensor) -> Tensor:
+        return t.square() / 2
+
+    def slope(self, t: Tensor) -> Tensor:
+        return t.clone()
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return torch.ones_like(t)
+
+
+def margin_loss(name: Loss, huber_width: float = 0.5) -> MarginLoss:
+    """The loss called `name`."""
+    loss: MarginLoss = named(LOSSES[name].runs)(huber_width)
+    return loss

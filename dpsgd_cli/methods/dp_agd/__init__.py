@@ -1,0 +1,1 @@
+"""DP-AGD (Lee and Kifer 2018)."""

@@ -1,0 +1,1 @@
+"""Full-batch gradient descent (DP-GD)."""

@@ -1,0 +1,1 @@
+"""DP-SGD: settings, price and run."""

@@ -1,0 +1,99 @@
+"""Batches of a gradient method: the records of each step, in pieces that fit in memory, augmented on request.
+
+The distribution of batches is in `batching/run.py`, augmentation in `data/augmentation.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS
+from dpsgd_cli.accounting.plan import adjacency_of
+from dpsgd_cli.batching.run import (
+    AheadSampler,
+    CyclicSampler,
+    FullSampler,
+    OwnSampler,
+    PartSampler,
+    Sampler,
+    SteadySampler,
+    WatchedSampler,
+)
+from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.data.augmentation import Augmentation
+from dpsgd_cli.engine.tensors import Examples
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.base import Context
+from dpsgd_cli.methods.convex.problem import section_of
+from dpsgd_cli.users.run import UnitTable
+
+
+class Batches:
+    """Batches by step number; with several processes, this process's part of every batch."""
+
+    def __init__(self, context: Context) -> None:
+        augment, table = context.recipes[0].data.augment, context.table
+        self.table = table
+        self.augment = None if augment is None else Augmentation(augment, context.lasting, table.input_shape)
+        self.most_rows = _most_rows(context)
+        sampler = _sampler(context, self.most_rows)
+        self.sampler = sampler if context.watcher is None else WatchedSampler(sampler, context.watcher.drawn)
+
+    def pieces(self, step: int) -> Iterator[Examples]:
+        """Yield the step's batch in pieces of at most `most_rows` rows per trial: features, labels and mask."""
+        batch = self.sampler.batch(step)
+        for piece, (x, y, mask) in enumerate(self.table.chunks(batch, self.most_rows)):
+            if self.augment is not None:
+                start = piece * self.most_rows
+                x = self.augment(x, self.table.numbers(batch, start, start + y.shape[1]), step)
+            yield x, y, mask
+
+
+def _most_rows(context: Context) -> int:
+    """Return the examples of a piece: as many as fit in memory; in rounded passes at most a public number."""
+    settings, augment = section_of(context.recipes[0]), context.recipes[0].data.augment
+    beside = context.table.members.shape[1] if isinstance(context.table, UnitTable) else 1
+    most = max(1, context.most_rows // (beside if augment is None else augment.copies))
+    if not context.pack.session.rounds or settings.batch is None:
+        return most
+    # six standard deviations above the mean size, so that almost every batch is one piece
+    return min(most, settings.batch + 6 * math.isqrt(settings.batch) + 1)
+
+
+def _sampler(context: Context, most_rows: int) -> Sampler:
+    """Return the sampler of the recipe's batching, wrapped for processes, rounded passes, disks and GPUs."""
+    sampler = _whole_sampler(context)
+    if context.team.size > 1:
+        sampler = PartSampler(sampler, context.team.part, context.table.rows)
+    if context.pack.session.rounds and sampler.varies:
+        sampler = SteadySampler(sampler, most_rows)
+    if isinstance(context.table, StreamedTable):
+        return ReadAhead(sampler, context.table)
+    device = context.pack.values.device
+    # a compiled step needs few shapes, too
+    few = device.type == "cuda" or context.recipes[0].runtime.compile
+    return AheadSampler(sampler, device) if few else sampler
+
+
+def _whole_sampler(context: Context) -> Sampler:
+    recipe, records = context.recipes[0], len(context.table)
+    settings = section_of(recipe)
+    adds_records = recipe.privacy is not None and NEIGHBOURS[adjacency_of(recipe)].counted
+    if context.pack.session.rounds and settings.batching == "full" and adds_records:
+        raise RecipeError(
+            "runtime.dtype: rounded passes over all records are rounded anew when one comes or goes, which add-remove"
+            " does not allow; use float32, or batching poisson"
+        )
+    if settings.batching == "full" or settings.batch is None:
+        # a masked pass over all rows costs less than gathering each trial's own rows, unless these are few
+        few = context.table.own is not None and 2 * records < context.table.rows
+        return OwnSampler(context.trials, records) if few else FullSampler()
+    groups = [1 if plan is None else plan.sampling.groups for plan in context.plans]
+    if settings.batching == "poisson" and max(groups) > 1:
+        return CyclicSampler(context.streams, context.lasting, records, settings.batch, groups)
+    kind = BATCHINGS[settings.batching].sampler
+    assert kind is not None, "batches of all records have no size"
+    drawn: Sampler = named(kind)(context.streams, records, settings.batch, **settings.truncation)
+    return drawn

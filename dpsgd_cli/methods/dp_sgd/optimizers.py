@@ -1,0 +1,127 @@
+"""From a (noisy, mean-scaled) gradient to the weights that are published: update, ball, average.
+
+Post-processing: nothing here reads data. Everything is (R, P); hyper-parameters that may differ between trials are
+(R, 1).
+
+Not here: step lengths by epoch (`schedules/learning_rate.py`) and from theorems (`methods/`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.methods.dp_sgd.settings import (
+    AdamSettings,
+    AllIterates,
+    Averaging,
+    EmaSettings,
+    Optimizer,
+    SgdSettings,
+    TailIterates,
+)
+
+
+class Update(ABC):
+    """An optimizer on flat weights. `state` tensors are (R, P) and go into checkpoints."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def apply(self, values: Tensor, gradient: Tensor, learning_rate: Tensor, step: int) -> None:
+        """Change `values` in place; `step` counts from 0."""
+
+
+class SgdUpdate(Update):
+    """values -= lr * buffer, with buffer = momentum * buffer + gradient."""
+
+    def __init__(self, settings: SgdSettings, values: Tensor) -> None:
+        super().__init__()
+        self.momentum = settings.kept
+        if self.momentum:
+            self.state["buffer"] = torch.zeros_like(values)
+
+    def apply(self, values: Tensor, gradient: Tensor, learning_rate: Tensor, step: int) -> None:
+        del step
+        if self.momentum:
+            gradient = self.state["buffer"].mul_(self.momentum).add_(gradient)
+        values.addcmul_(gradient, learning_rate, value=-1.0)
+
+
+class AdamUpdate(Update):
+    """Kingma and Ba (2015), Algorithm 1, with bias correction."""
+
+    def __init__(self, settings: AdamSettings, values: Tensor) -> None:
+        super().__init__()
+        self.settings = settings
+        self.state = {"first": torch.zeros_like(values), "second": torch.zeros_like(values)}
+
+    def apply(self, values: Tensor, gradient: Tensor, learning_rate: Tensor, step: int) -> None:
+        one, two = self.settings.betas
+        first = self.state["first"].mul_(one).add_(gradient, alpha=1 - one)
+        second = self.state["second"].mul_(two).addcmul_(gradient, gradient, value=1 - two)
+        root = (second / (1 - two ** (step + 1))).sqrt_().add_(self.settings.stability)
+        values.addcmul_(first / root, learning_rate, value=-1.0 / (1 - one ** (step + 1)))
+
+
+def make_update(settings: Optimizer, values: Tensor) -> Update:
+    """The optimizer that a recipe names, with zeroed state."""
+    update: Update = named(settings.made)(settings, values)
+    return update
+
+
+def project_to_ball(values: Tensor, radii: Tensor) -> Tensor:
+    """Scale each row of `values` (R, P) in place to norm at most `radii` (R, 1) > 0, inf for no constraint.
+
+    Guarantee: the result is the nearest point of the ball, to rounding. Source: Lecture 9, section 4.
+    """
+    norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    return values.mul_((radii / norms).clamp_(max=1.0).nan_to_num_(nan=1.0))
+
+
+class Average:
+    """A running average (R, P) of iterates: starts as the initial weights, and sees each iterate once, in order.
+
+    `share` says how much of the average the iterate of a step is. With `starts`, the iterate of a step is what the step
+    started from, which is kept in `previous`.
+    """
+
+    def __init__(self, values: Tensor, share: Callable[[int], Any], starts: bool = False) -> None:
+        self.average = values.clone()
+        self.previous = values.clone() if starts else None
+        self._share = share
+
+    def add(self, values: Tensor, step: int) -> None:
+        """Take in the weights (R, P) after step `step` (0, 1, ...)."""
+        self.average.lerp_(values if self.previous is None else self.previous, self._share(step))
+        if self.previous is not None:
+            self.previous.copy_(values)
+
+
+def make_average(settings: Averaging | None, values: Tensor, steps: Sequence[int]) -> Average | None:
+    """The average that a recipe names, over a training of `steps` steps of each trial; None for the last iterate.
+
+    ema    Exponential moving average: average = d average + (1 - d) weights. The d of step t (from 0) is min(decay,
+           (1 + t) / (10 + t)), so that early weights are forgotten.
+    all    Mean of the weights that the steps started from, w_0 to w_(T-1): the lectures' output.
+    tail   Mean of the weights after the last `fraction` of a trial's steps; until these begin, the latest.
+    """
+    if settings is None:
+        return None
+    if isinstance(settings, EmaSettings):
+        decay = settings.decay
+        return Average(values, lambda step: 1 - min(decay, (1 + step) / (10 + step)))
+    if isinstance(settings, AllIterates):
+        return Average(values, lambda step: 1 / (step + 1), starts=True)
+    if not isinstance(settings, TailIterates):
+        raise TypeError(f"nothing here averages by {type(settings).__name__}")
+    listed = [max(0, own - max(1, math.ceil(settings.fraction * own))) for own in steps]
+    first = torch.tensor(listed, dtype=values.dtype, device=values.device).unsqueeze(1)
+    return Average(values, lambda step: 1 / (step - first + 1).clamp_min(1.0))

@@ -1,0 +1,366 @@
+"""The plan of a gradient method: schedule + batching + clipping + budget -> noise multipliers, epochs and price.
+
+Guarantee of every planned epoch (the release is the noisy clipped SUM of `clipping/run.py`, whose L2
+sensitivity is S = C for flat clipping, sqrt(sum C_l^2) for per-layer clipping, and twice that when a record
+may be replaced; the noise has standard deviation z S):
+
+- poisson: each step is a Poisson-subsampled Gaussian of noise multiplier z and rate q = batch_size / N. N is declared
+  public. Under zero-out a sampled record is swapped for one that adds zero, which moves the sum as its absence does;
+  under replace-one for another, which has a pair of its own (`accounting/sampled_pairs.py`).
+- truncated-poisson: the same, and what is dropped moves the others: `mechanism.TruncatedSum`.
+- random-allocation (add-remove, zero-out): an epoch of T = ceil(N / batch_size) steps, of which a record is in one,
+  drawn by itself: `accounting/allocation.py`.
+- shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
+  record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
+  partition itself would change: refused.
+- full (all three): one Gaussian a step.
+- fixed (replace-one): each step is a Gaussian on a batch of batch_size records, drawn without replacement.
+- `as-published` per-layer noise adds z C_l to layer l: M Gaussians of multiplier z on the parts of one vector, which
+  together are one Gaussian of multiplier z / sqrt(M), and are recorded as that.
+
+Not here: what depends on a kind of schedule, clipping or batching (`recipe/schema/`), how much of a schedule a budget
+buys (`accounting/budget.py`), prices (`accountants/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Batching, moves_of_a_sum
+from dpsgd_cli.accounting.budget import describe, epochs_that_fit, excess, solve_schedule
+from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, TruncatedSum
+from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling, adjacency_of, delta_of, privacy_of
+from dpsgd_cli.accounting.search import PRECISION
+from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.clipping.price import with_histogram
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.text_format import any_of, count
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.noise.settings import BandedNoise, CorrelatedNoise, numbers_of_bands
+from dpsgd_cli.preconditioning.price import with_preconditioner
+from dpsgd_cli.recipe.privacy import Privacy, RhoBudget
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.schedules.price import AdaptiveSchedulePlan
+from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
+
+if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
+    from dpsgd_cli.noise.price import Correlation
+
+MOST_EPOCHS = 100_000
+
+
+def gradient(recipe: Recipe, facts: Facts) -> Plan:
+    """A release a step or epoch, of the schedule's noise.
+
+    Raises PrivacyError for a combination without a guarantee and InfeasibleBudget when nothing fits the budget.
+    """
+    privacy, method = privacy_of(recipe), recipe.method
+    batch = method.batch or facts.records
+    if batch > facts.records:
+        raise PrivacyError(
+            f"method.batch_size is {batch}, more than the {facts.records} training records; make it smaller"
+        )
+    noise = privacy.correlated
+    _check_noise(privacy, method.batching, batch, facts.records)
+    groups = 1 if noise is None or _undecided(noise) else noise.groups
+    sampling = Sampling(
+        method.batching, facts.records, batch, adjacency_of(recipe), groups, getattr(method, "largest_batch", None)
+    )
+    if noise is not None and sampling.kind.sampled and NEIGHBOURS[sampling.adjacency].replaced:
+        raise PrivacyError(
+            f"no guarantee for privacy.noise {noise.kind} on {method.batching} batches under replace-one adjacency: its"
+            " theorem is about a record that comes or goes; state it for add-remove or zero-out, or leave privacy.noise"
+            " out"
+        )
+    unproved = sampling.kind.refusal(sampling.adjacency)
+    if unproved is not None:
+        others: list[str] = [name for name, kind in BATCHINGS.items() if sampling.adjacency in kind.proved]
+        raise PrivacyError(f"no guarantee for {unproved}, or use method.batching {any_of(others)}")
+    _check_sampler(sampling, privacy.accountant)
+    before = with_preconditioner(recipe, facts.before)
+    facts = replace(facts, before=with_histogram(recipe, before))
+    draft = _Draft(recipe, privacy, sampling, facts)
+    if privacy.schedule.adaptive:
+        return draft.adaptive(privacy.schedule)
+    return draft.with_fewest_errors() if _undecided(noise) else draft.plan()
+
+
+def by_moments(recipe: Recipe, facts: Facts) -> Plan:
+    """The least noise by the moments accountant.
+
+    At all orders: its 32 integers state no epsilon below log(1/delta)/32.
+    """
+    return _by_accountant("rdp-markov", recipe, facts)
+
+
+def by_advanced_composition(recipe: Recipe, facts: Facts) -> Plan:
+    """The least noise by advanced composition of amplified Gaussian mechanisms."""
+    return _by_accountant("strong-composition", recipe, facts)
+
+
+def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
+    """The gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
+    privacy = privacy_of(recipe)
+    if privacy.accountant == "auto":
+        recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update={"accountant": name})})
+    return gradient(recipe, facts)
+
+
+def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
+    """The gradient plan, for code that may choose what to release, and when to stop, as it likes."""
+    return replace(gradient(recipe, facts), chooses=True)
+
+
+def _undecided(noise: CorrelatedNoise | None) -> bool:
+    """Whether the number of bands is left to the plan."""
+    return isinstance(noise, BandedNoise) and noise.bands == "auto"
+
+
+def _check_noise(privacy: Privacy, batching: Batching, batch: int, records: int) -> None:
+    """Refuse correlated noise on batches, and of sensitivities, that its theorem is not about."""
+    noise, clipping = privacy.correlated, privacy.clipping
+    if noise is None:
+        return
+    if clipping.moves:
+        raise PrivacyError(
+            f"no guarantee for privacy.noise {noise.kind} with privacy.clipping {clipping.kind}: its theorem is about"
+            " sums of one sensitivity, and this bound moves from step to step; use clipping flat, or leave noise out"
+        )
+    if batching != noise.batching:
+        raise PrivacyError(
+            f"no guarantee for privacy.noise {noise.kind} on {batching} batches: its theorem is about"
+            f" {noise.batching} ones; use method.batching: {noise.batching}, or leave privacy.noise out"
+        )
+    most = records // batch
+    if not _undecided(noise) and noise.groups > most:
+        raise PrivacyError(
+            f"privacy.noise.bands is {noise.groups}: groups of {records} / {noise.groups} records hold no batches of"
+            f" {batch}; give at most {most} bands, or smaller batches"
+        )
+
+
+def _check_sampler(sampling: Sampling, accountant: str) -> None:
+    """Refuse shuffled batches where the accountant's theorem needs sampled ones."""
+    if sampling.batching != "shuffle" or accountant == "auto":
+        return
+    reason = accountants.get(accountant).refusal(GaussianSum(1.0, sampling.adjacency, "shuffle"))
+    if reason is not None:
+        raise PrivacyError(
+            f"privacy.accountant {accountant} does not cover {reason}. `dpsgd recipe batching` shows what shuffled and"
+            " Poisson batches look like; method.batching: poisson is the sampler that it needs"
+        )
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A plan in the making."""
+
+    recipe: Recipe
+    privacy: Privacy
+    sampling: Sampling
+    facts: Facts
+
+    def plan(self) -> Plan:
+        kind, multipliers = self._solve()
+        for multiplier in set(multipliers):
+            self.privacy.clipping.applied(multiplier)
+        plan = Plan(
+            noise_multipliers=tuple(multipliers),
+            epochs=self._epochs(multipliers),
+            schedule=kind,
+            correlated=self._correlated(multipliers),
+            chooses=False,
+            **self._settings,
+        )
+        if self.accountant.name == Least.name:
+            plan = replace(plan, accountant=Least().best(plan.releases, plan.delta)[1])
+        if self._excess(multipliers) > 0:
+            fitting = epochs_that_fit(kind, len(multipliers), self._excess)
+            raise InfeasibleBudget(
+                f"{count(len(multipliers), 'epoch')} of this schedule would pass the budget"
+                f" ({describe(self.privacy.budget)}); {fitting} fit: train fewer epochs, add noise, raise the"
+                " budget, or use epochs: until-budget"
+            )
+        return plan
+
+    def with_fewest_errors(self) -> Plan:
+        """The plan with the number of bands whose predicted error at the budget is least; of equal ones, the fewest.
+
+        Numbers are tried upwards until the error has grown twice in a row.
+        """
+        wanted, free = self.recipe.length, self.privacy.schedule.free_numbers()
+        if self.privacy.budget is None or not free or wanted == "until-budget":
+            raise PrivacyError(
+                "privacy.noise.bands: auto compares predicted errors at one budget and length; give privacy.budget,"
+                " epochs as a number and one number of privacy.schedule as auto, or give bands"
+            )
+        most = min(self.facts.records // self.sampling.batch_size, wanted * self.sampling.steps_per_epoch)
+        tried: list[tuple[float, Plan]] = []
+        for bands in numbers_of_bands(most):
+            plan = self._with_bands(bands).plan()
+            assert plan.correlated is not None and plan.correlated.error is not None
+            tried.append((plan.correlated.error, plan))
+            if len(tried) > 2 and tried[-3][0] < min(tried[-2][0], tried[-1][0]):
+                break
+        best = min(tried, key=itemgetter(0))[1]
+        assert best.correlated is not None
+        return replace(best, correlated=replace(best.correlated, independent=tried[0][0]))
+
+    def _with_bands(self, bands: int) -> _Draft:
+        assert isinstance(self.privacy.noise, BandedNoise)
+        noise = self.privacy.noise.model_copy(update={"bands": bands})
+        privacy, sampling = self.privacy.model_copy(update={"noise": noise}), replace(self.sampling, groups=bands)
+        return replace(self, privacy=privacy, sampling=sampling)
+
+    def _correlated(self, multipliers: Sequence[float]) -> PlannedNoise | None:
+        """What correlates the noise, and the error that it is predicted to leave."""
+        noise, steps = self.privacy.correlated, self.sampling.steps_per_epoch
+        if noise is None:
+            return None
+        correlation: Correlation = named(noise.made)(noise, len(multipliers), steps)
+        error = None if self.privacy.schedule.adaptive else correlation.error(multipliers, steps)
+        return PlannedNoise(noise.kind, correlation, error)
+
+    def adaptive(self, kind: Schedule) -> Plan:
+        """A plan that follows the validation accuracy, within a budget that a filter can police.
+
+        Raises PrivacyError for any other schedule whose noise is chosen while training runs: nothing here chooses it.
+        """
+        if not isinstance(kind, Validation):
+            raise PrivacyError(f"privacy.schedule {kind.kind} chooses its noise while it runs, and has no plan")
+        allowed, cut = self.privacy.budget, self.recipe.data.validation
+        if allowed is None:
+            raise PrivacyError("privacy.schedule validation stops when the budget is spent: give privacy.budget")
+        if cut is None:
+            raise PrivacyError("privacy.schedule validation needs data.validation: what accuracy is measured on")
+        if self.sampling.kind.sampled or not self._filtered:
+            raise PrivacyError(
+                "privacy.schedule validation chooses its noise while it runs, and only budgets in rho, or in epsilon by"
+                " the gaussian accountant, can be policed then; use method.batching shuffle or full, or a schedule that"
+                " is known beforehand"
+            )
+        self.privacy.clipping.applied(kind.initial)
+        look = None
+        if cut.noise_multiplier is not None:
+            look = Release(GaussianSum(cut.noise_multiplier, self.sampling.adjacency, label="validation"))
+        most = self._most_epochs(Uniform(initial=kind.initial))
+        wanted = self.recipe.length
+        return AdaptiveSchedulePlan(
+            noise_multipliers=(kind.initial,),
+            epochs=(),
+            schedule=kind,
+            release=self.release,
+            look=look,
+            most=most if wanted == "until-budget" else min(most, wanted),
+            correlated=self._correlated([kind.initial]),
+            **self._settings,
+        )
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What every kind of plan says alike."""
+        return {
+            "sampling": self.sampling,
+            "sensitivity": self.sensitivity,
+            "groups": self.facts.groups or 1,
+            "before": tuple(self.facts.before),
+            "accountant": self.accountant.name,
+            "delta": delta_of(self.privacy),
+            "budget": self.privacy.budget,
+            "covers_before": self.privacy.budget_covers == "total",
+        }
+
+    @property
+    def accountant(self) -> Accountant:
+        name = self.privacy.accountant
+        if self.facts.judge is not None:
+            return self.facts.judge
+        if name == "auto":
+            # nothing is below what is exact, and its filter lets a method choose
+            return Least() if self.sampling.kind.sampled else accountants.get("gaussian")
+        return accountants.get(name)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.privacy.clipping.norm_bound(self.facts.groups) * moves_of_a_sum(self.sampling.adjacency)
+
+    def release(self, multiplier: float) -> Release:
+        """What one epoch at schedule value `multiplier` releases, of independent noise."""
+        numbers: dict[str, Any] = {
+            "noise_multiplier": self.privacy.clipping.charged(multiplier, self.facts.groups),
+            "adjacency": self.sampling.adjacency,
+            "batching": self.sampling.batching,
+            "sampling_rate": self.sampling.rate,
+            "sensitivity": self.sensitivity,
+        }
+        if self.sampling.truncation:
+            numbers |= {"records": self.sampling.records, **self.sampling.truncation}
+            return Release(TruncatedSum(**numbers), self.sampling.releases_per_epoch)
+        noise = self.privacy.correlated
+        if noise is None:
+            return Release(GaussianSum(**numbers), self.sampling.releases_per_epoch)
+        bands = noise.span(self.sampling.steps_per_epoch)
+        return Release(CorrelatedSums(**numbers, correlation=noise.kind, bands=bands), self.sampling.releases_per_epoch)
+
+    def _epochs(self, multipliers: Sequence[float]) -> tuple[tuple[Release, ...], ...]:
+        """What each epoch releases; equal releases are one object."""
+        noise = self.privacy.correlated
+        made = {z: self.release(z) for z in set(multipliers)}
+        if noise is None:
+            return tuple((made[z],) for z in multipliers)
+        charged = noise.charges(multipliers, self.sampling.steps_per_epoch)
+        uses = {use: replace(made[use[0]], count=use[1]) for uses in charged for use in uses}
+        return tuple(tuple(uses[use] for use in epoch) for epoch in charged)
+
+    def _excess(self, multipliers: Sequence[float]) -> float:
+        released = [release for epoch in self._epochs(multipliers) for release in epoch]
+        before = self.facts.before if self.privacy.budget_covers == "total" else ()
+        return excess(self.privacy.budget, self.accountant, [*before, *released])
+
+    def _solve(self) -> tuple[Schedule, list[float]]:
+        """The schedule without free numbers, and its values by epoch."""
+        wanted, kind = self.recipe.length, self.privacy.schedule
+        free = kind.free_numbers()
+        lacking = ["privacy.budget"] * (self.privacy.budget is None)
+        lacking += ["epochs as a number, not until-budget"] * (wanted == "until-budget")
+        if free and lacking:
+            raise PrivacyError(f"privacy.schedule.{free[0]}: auto is solved for; give {' and '.join(lacking)}")
+        if wanted == "until-budget":
+            wanted = self._most_epochs(kind)
+        elif free:
+            kind = self._solved(kind, wanted)
+        return kind, [kind.noise_multiplier(epoch) for epoch in range(wanted)]
+
+    def _solved(self, kind: Schedule, epochs: int) -> Schedule:
+        try:
+            # where only an accountant can tell the price, each question takes long
+            return solve_schedule(kind, epochs, self._excess, 0.0 if self._filtered else PRECISION)
+        except InfeasibleBudget:
+            if self._excess([]) < 0:
+                raise
+            raise InfeasibleBudget(
+                f"private preprocessing alone spends the budget ({describe(self.privacy.budget)}); give it more noise,"
+                " or raise the budget"
+            ) from None
+
+    @property
+    def _filtered(self) -> bool:
+        return isinstance(self.privacy.budget, RhoBudget) or self.accountant.name == "gaussian"
+
+    def _most_epochs(self, kind: Schedule) -> int:
+        """How many epochs the budget allows; raises InfeasibleBudget for none, or too many to count."""
+        if self.privacy.budget is None:
+            raise PrivacyError("epochs: until-budget needs privacy.budget")
+        fitting = epochs_that_fit(kind, MOST_EPOCHS, self._excess)
+        if fitting == 0:
+            raise InfeasibleBudget(
+                f"not one epoch fits the budget ({describe(self.privacy.budget)}): add noise or raise the budget"
+            )
+        if fitting == MOST_EPOCHS:
+            raise InfeasibleBudget(f"the budget is not spent after {MOST_EPOCHS} epochs; give epochs as a number")
+        return fitting

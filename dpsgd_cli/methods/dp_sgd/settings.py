@@ -1,0 +1,207 @@
+"""What every gradient method shares: batching, step lengths, updates, averages.
+
+Not here: the methods (`methods/settings.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
+from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
+from dpsgd_cli.errors import RecipeError
+from dpsgd_cli.methods.descriptor import Descriptor
+from dpsgd_cli.schedules.learning_rate import Rate
+
+
+class OptimizerKind(Section):
+    """What every optimizer offers. `made`: `module:class` of the `Update` that these settings make."""
+
+    must_state = ("made",)
+    made: ClassVar[str]
+    kind: str
+
+
+class SgdSettings(OptimizerKind):
+    made = "dpsgd_cli.methods.dp_sgd.optimizers:SgdUpdate"
+    kind: Literal["sgd"] = "sgd"
+    momentum: Annotated[float, Field(ge=0, lt=1)] | Auto = Field(
+        "auto", description="Heavy-ball momentum; auto: with the learning rate, or none."
+    )
+
+    @property
+    def kept(self) -> float:
+        """The momentum; none where nobody chose it."""
+        return 0.0 if self.momentum == "auto" else self.momentum
+
+
+class AdamSettings(OptimizerKind):
+    made = "dpsgd_cli.methods.dp_sgd.optimizers:AdamUpdate"
+    kind: Literal["adam"] = "adam"
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Decay of the two moment averages.")
+    stability: Positive = Field(1e-8, description="Added to the root of the second moment.")
+
+
+Optimizer = Annotated[SgdSettings | AdamSettings, Field(discriminator="kind")]
+
+
+class EmaSettings(Section):
+    """An exponential moving average that forgets the start, as in De et al. (2022)."""
+
+    kind: Literal["ema"] = "ema"
+    decay: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.999, description="Weight of the past in step t = 0, 1, ...: this, or (1 + t) / (10 + t) while that is less."
+    )
+
+
+class AllIterates(Section):
+    """The mean of the weights that every step started from, as in the lectures."""
+
+    kind: Literal["all"] = "all"
+
+
+class TailIterates(Section):
+    """The mean of the weights after the last steps."""
+
+    kind: Literal["tail"] = "tail"
+    fraction: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="Share of the steps that is averaged.")
+
+
+Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discriminator="kind")]
+
+
+class PreconditionerKind(Section):
+    """What every preconditioner offers.
+
+    `sensitivity`: `module:name` of the function from an adjacency to the L2 norm of how far one record moves what is
+    released; its noise and its charge rest on it.
+    """
+
+    must_state = ("sensitivity",)
+    sensitivity: ClassVar[str]
+    kind: str
+
+
+class SecondMoments(PreconditionerKind):
+    """Rows on which all directions weigh alike, by a noised second-moment matrix of the training records."""
+
+    sensitivity = "dpsgd_cli.preconditioning.price:sensitivity"
+    kind: Literal["second-moment"] = "second-moment"
+    share: Fraction = Field(0.2, description="Share of the budget's mu^2 (or rho) that the matrix gets.")
+
+
+class Marginals(PreconditionerKind):
+    """Rows on which all directions weigh alike, as far as noised counts of each column's values tell; after bin."""
+
+    sensitivity = "dpsgd_cli.preconditioning.price:sensitivity"
+    kind: Literal["marginals"] = "marginals"
+    share: Fraction = Field(0.05, description="Share of the budget's mu^2 (or rho) that the counts get.")
+
+
+Preconditioner = Annotated[SecondMoments | Marginals, Field(discriminator="kind")]
+
+
+class Gradient(Section):
+    """What every gradient method shares."""
+
+    must_state: ClassVar[tuple[str, ...]] = ("descriptor",)
+
+    batching: Batching = Field(
+        "poisson",
+        description="How records reach a step; fixed: batches of one size, drawn anew (replace-one); random-allocation:"
+        " each record in one secret step of each epoch. `dpsgd recipe batching` shows each.",
+    )
+    batch_size: Count | Auto | None = Field(
+        "auto", description="Expected or exact (shuffle, fixed) size, none (full); auto: by a rule, 1 for fixed."
+    )
+    largest_batch: Count | None = Field(
+        None,
+        description="Records of a batch that are kept at most, the rest dropped at random; truncated-poisson alone, and"
+        " needed there.",
+    )
+    learning_rate: Positive | Rate | Literal["theorem", "auto"] = Field(
+        "auto",
+        description="Step length on the mean-scaled gradient, or how it changes with the epoch; theorem: the lectures'"
+        " (convex model with a radius); auto: by a rule, which then chooses what else of the method is auto.",
+    )
+    optimizer: Optimizer = Field(SgdSettings(), description="How a gradient becomes an update.")
+    weight_decay: NonNegative = Field(0.0, description="L2 coefficient; reads no data.")
+    descriptor: ClassVar[Descriptor]
+    _theorems: ClassVar[tuple[str, ...]] = ()
+    averaging: Averaging | Auto | None = Field(
+        "auto",
+        description="Release averaged weights instead of the last (null); auto: with the learning rate, or the last.",
+    )
+
+    @model_validator(mode="after")
+    def _batch_size_goes_with_batching(self) -> Gradient:
+        if self.learning_rate == "theorem" and self.batching not in self._theorems:
+            raise ValueError(
+                f"learning_rate: theorem is for batching: {' or '.join(self._theorems) or 'no such method'}"
+            )
+        if self.learning_rate == "theorem" and self.batching == "fixed" and not self.one_by_one:
+            raise ValueError("learning_rate: theorem is for one record a step; give batch_size: 1, or a number")
+        if self.batch_size != "auto" and (self.batching == "full") != (self.batch_size is None):
+            raise ValueError(f"batching: {self.batching} {'takes no' if self.batch_size else 'needs a'} batch_size")
+        truncated = BATCHINGS[self.batching].recorded == "truncated"
+        if truncated and self.largest_batch is None:
+            raise ValueError(f"batching: {self.batching} needs largest_batch: how many records of a batch are kept")
+        if not truncated and self.largest_batch is not None:
+            raise ValueError(f"largest_batch: is for batching truncated-poisson, not {self.batching}; leave it out")
+        if self.largest_batch is not None and isinstance(self.batch_size, int) and self.largest_batch < self.batch_size:
+            raise ValueError(
+                f"largest_batch: is {self.largest_batch}, below the expected size {self.batch_size} of a batch, so that"
+                " most batches would be cut; give more (batch_size plus five times its root is seldom passed)"
+            )
+        return self
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a step sees one record, as in Algorithm 3 of Lecture 15, which has a class of its own."""
+        return self.batching == "fixed" and self.batch_size in (1, "auto")
+
+    @property
+    def truncation(self) -> dict[str, int]:
+        """What the sampler and the record of a truncated batch are told besides."""
+        return {} if self.largest_batch is None else {"largest_batch": self.largest_batch}
+
+    @property
+    def batch(self) -> int | None:
+        """Expected or exact size of a batch; None for all records. Raises RecipeError where nobody chose it."""
+        if self.batching == "full" or self.batch_size is None:
+            return None
+        if self.batch_size == "auto":
+            raise RecipeError("method.batch_size: nobody chose it; give a number")
+        return self.batch_size
+
+    @property
+    def rate(self) -> float | Rate | Literal["theorem"]:
+        """The learning rate; what is no good for most where nobody chose it."""
+        return 0.1 if self.learning_rate == "auto" else self.learning_rate
+
+    @property
+    def average(self) -> Averaging | None:
+        """What is averaged; nothing where nobody chose it."""
+        return None if self.averaging == "auto" else self.averaging
+
+    @property
+    def described(self) -> Descriptor:
+        """What the rest of the program knows of this method, with these settings."""
+        return self.descriptor
+
+
+class Preconditioned(Gradient):
+    """What gradient methods share that can take a preconditioner."""
+
+    preconditioner: Preconditioner | Auto | None = Field(
+        "auto",
+        description="Make all directions of the rows weigh alike before training (model.kind linear or convex): by a"
+        " share of the budget; auto: with the learning rate, or none (null).",
+    )
+
+    @property
+    def conditioned(self) -> Preconditioner | None:
+        """The preconditioner; none where nobody chose it."""
+        return None if self.preconditioner == "auto" else self.preconditioner

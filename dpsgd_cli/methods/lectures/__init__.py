@@ -1,0 +1,1 @@
+"""Algorithms and bounds of the lectures."""

@@ -1,0 +1,1 @@
+"""PATE: teachers that vote for public records."""

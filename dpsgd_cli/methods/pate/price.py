@@ -1,0 +1,195 @@
+"""The plan of PATE: from a rule of aggregation and a number of queries to releases, noise and a price.
+
+Guarantee. What leaves a run is a function of the answers of at most `queries` queries and of public records, so its
+price is theirs. Where every query costs the same, their number is fixed beforehand and the releases are the bound.
+Where answers cost and queries may go without (`Aggregation.chooses`), a filter of mu^2 admits each charge before it is
+made, and what it never lets pass is the bound, whatever was answered (Smith and Thakurta 2022): the budget, or what
+all queries would cost if all were answered (at most `answers` of them), whichever is less.
+
+Not here: what a rule releases (`methods/pate/votes.py`), training (`methods/pate/run.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
+from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.accounting.budget import Filter, GaussianFilter, describe, excess, mu_squared_left
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.plan import Facts, Plan, Sampling, adjacency_of, delta_of, privacy_of
+from dpsgd_cli.accounting.search import Span, most_expensive
+from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.common.naming import named
+from dpsgd_cli.common.text_format import count
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.methods.pate.sensitivity import price
+from dpsgd_cli.methods.pate.settings import PateMethod
+from dpsgd_cli.methods.pate.votes import Aggregation
+from dpsgd_cli.recipe.privacy import Privacy
+from dpsgd_cli.recipe.schema import Recipe
+
+# The cap is above what all queries cost by more than the rounding of their sum.
+_ABOVE = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class VotingPlan(Plan):
+    """`most` is the mu^2 that the filter never lets pass, where the rule chooses; else None."""
+
+    aggregation: Aggregation | None = None
+    queries: int = 0
+    answers: int = 0
+    most: float | None = None
+
+    @property
+    def budget_cap(self) -> GaussianSum | None:
+        if self.most is None:
+            return None
+        multiplier = self.most**-0.5
+        while 1 / multiplier**2 < self.most:
+            multiplier = math.nextafter(multiplier, 0.0)
+        return GaussianSum(multiplier, self.sampling.adjacency, label="budget")
+
+    def _filter(self) -> Filter:
+        return super()._filter() if self.most is None else GaussianFilter(self.most)
+
+
+def pate(recipe: Recipe, facts: Facts) -> Plan:
+    """Raises PrivacyError for what has no guarantee, InfeasibleBudget where not all queries fit."""
+    method, privacy = recipe.method, privacy_of(recipe)
+    assert isinstance(method, PateMethod)
+    if method.teachers.count > facts.records:
+        raise PrivacyError(
+            f"method.teachers.count is {method.teachers.count}, more than the {count(facts.records, 'training record')}"
+        )
+    if (method.queries or 0) > facts.public_records:
+        raise PrivacyError(f"method.queries is {method.queries}, but {facts.public_records} records are public")
+    return _Draft(method, privacy, facts, adjacency_of(recipe)).plan()
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A plan in the making."""
+
+    method: PateMethod
+    privacy: Privacy
+    facts: Facts
+    adjacency: Adjacency
+
+    def plan(self) -> VotingPlan:
+        rule: Aggregation = named(self.method.aggregation.rule)(self._solved())
+        before, covers = self._before()
+        asked = self._worst(rule)
+        sampling = Sampling("full", self.facts.records, self.facts.records, self.adjacency)
+        draft = VotingPlan(
+            sampling,
+            (),
+            1.0,
+            1,
+            before,
+            (),
+            "pld",
+            delta_of(self.privacy),
+            self.privacy.budget,
+            covers,
+            chooses=rule.chooses,
+            silent=self.method.student.rounds * self.method.student.epochs,
+            aggregation=rule,
+            queries=self._queries,
+            answers=self._answers,
+        )
+        if rule.chooses:
+            draft = replace(draft, most=self._most(rule, before if covers else ()))
+        else:
+            self._check_fits(rule, [*(before if covers else ()), *asked])
+            draft = replace(draft, epochs=(tuple(asked),))
+        return replace(draft, accountant=self._named_accountant(draft))
+
+    @property
+    def _queries(self) -> int:
+        return self.method.queries or self.facts.public_records
+
+    @property
+    def _answers(self) -> int:
+        return min(self._queries, getattr(self.method.aggregation, "answers", None) or self._queries)
+
+    def _worst(self, rule: Aggregation) -> list[Release]:
+        """What all queries release, if as many are answered as may be."""
+        charges = ((rule.asked(self.adjacency), self._queries), (rule.answered(self.adjacency), self._answers))
+        return [Release(mechanism, times) for mechanism, times in charges if mechanism is not None]
+
+    def _before(self) -> tuple[tuple[Release, ...], bool]:
+        """What is released besides votes, and whether the budget counts it."""
+        covers = self.privacy.budget_covers == "total"
+        if self.method.sanitised is None:
+            return tuple(self.facts.before), covers
+        if self.privacy.budget is not None and covers:
+            raise PrivacyError(
+                "method.sanitised is charged beside the budget of the votes: give privacy.budget_covers: training"
+            )
+        return (*self.facts.before, Release(price(self.method.sanitised, self.adjacency))), False
+
+    def _solved(self) -> object:
+        """The rule's settings; the least noise that fits the budget where they say `auto`."""
+        settings, budget = self.method.aggregation, self.privacy.budget
+        if getattr(settings, "noise", None) != "auto":
+            return settings
+        if budget is None:
+            raise PrivacyError("method.aggregation.noise: auto is the least for a budget: give privacy.budget")
+        before, covers = self._before()
+
+        def gap(noise: float) -> float:
+            rule: Aggregation = named(settings.rule)(settings.model_copy(update={"noise": noise}))
+            return excess(budget, self._judge(rule), [*(before if covers else ()), *self._worst(rule)])
+
+        found = most_expensive(gap, Span("noise", cheap=1e9, expensive=1e-6, start=40.0))
+        if found is None:
+            raise InfeasibleBudget(
+                f"no noise brings {count(self._queries, 'query', 'queries')} within {describe(budget)}; ask fewer, or"
+                " raise the budget"
+            )
+        return settings.model_copy(update={"noise": found})
+
+    def _judge(self, rule: Aggregation) -> Accountant:
+        """Who polices a budget: the exact accountant of Gaussians where all releases are."""
+        if all(isinstance(release.mechanism, GaussianSum) for release in self._worst(rule)):
+            return accountants.get("gaussian")
+        return Least() if self.privacy.accountant == "auto" else accountants.get(self.privacy.accountant)
+
+    def _check_fits(self, rule: Aggregation, counted: Sequence[Release]) -> None:
+        budget = self.privacy.budget
+        if excess(budget, self._judge(rule), counted) > 0:
+            raise InfeasibleBudget(
+                f"{count(self._queries, 'query', 'queries')} cost more than {describe(budget)}; ask fewer"
+                " (method.queries), raise method.aggregation's noise (auto finds the least), or raise the budget"
+            )
+
+    def _most(self, rule: Aggregation, counted: Sequence[Release]) -> float:
+        """The mu^2 that is never passed: what all may cost, or the budget where that is less."""
+        if self.privacy.accountant not in ("auto", "gaussian"):
+            raise PrivacyError(
+                f"method pate with {self.method.aggregation.kind} chooses what to answer as it goes, which only the"
+                f" filter of accountant gaussian polices, not {self.privacy.accountant}; use auto"
+            )
+        worst = _ABOVE * (total_mu_squared(counted) + total_mu_squared(self._worst(rule)))
+        if self.privacy.budget is None:
+            return worst
+        budgeted = mu_squared_left(self.privacy.budget, ())
+        first = [Release(one) for one in (rule.asked(self.adjacency), rule.answered(self.adjacency)) if one is not None]
+        if total_mu_squared([*counted, *first]) > budgeted:
+            raise InfeasibleBudget(
+                f"one answered query costs more than {describe(self.privacy.budget)}; raise method.aggregation's noise"
+            )
+        return min(worst, budgeted)
+
+    def _named_accountant(self, plan: VotingPlan) -> str:
+        """Who states epsilon: whose bound is the least."""
+        if self.privacy.accountant != "auto" and not plan.chooses:
+            return self.privacy.accountant
+        exact = all(isinstance(release.mechanism, GaussianSum) for release in plan.to_price)
+        return "gaussian" if exact else Least().best(plan.to_price, plan.delta)[1]

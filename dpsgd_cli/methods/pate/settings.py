@@ -1,0 +1,168 @@
+"""Sections of PATE: teachers that nobody sees, how their votes are released, and the student that learns from those.
+
+Not here: what an aggregation costs (`methods/pate/votes.py`), training (`methods/pate/run.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from dpsgd_cli.common.sections import Count, Delta, Fraction, NonNegative, Positive, Section
+from dpsgd_cli.engine.settings import Model
+from dpsgd_cli.methods.convex.settings import FullBatch
+from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor
+from dpsgd_cli.methods.dp_sgd.settings import Averaging, Gradient
+from dpsgd_cli.schedules.learning_rate import Rate
+
+
+class AggregationKind(Section):
+    """What every rule offers. `rule`: `module:name` of the class that says what it releases and what that costs."""
+
+    must_state = ("rule",)
+    rule: ClassVar[str]
+    kind: str
+
+
+Noise = Positive | Literal["auto"]
+
+
+class LnMax(AggregationKind):
+    """Papernot et al. 2017: the largest of counts with Laplace noise."""
+
+    rule = "dpsgd_cli.methods.pate.votes:LaplaceMax"
+    kind: Literal["lnmax"] = "lnmax"
+    noise: Noise = Field(20.0, description="Scale of the Laplace noise on each count; auto: the least for the budget.")
+
+
+class GnMax(AggregationKind):
+    """Papernot et al. 2018: the largest of counts with Gaussian noise."""
+
+    rule = "dpsgd_cli.methods.pate.votes:GaussianMax"
+    kind: Literal["gnmax"] = "gnmax"
+    noise: Noise = Field(
+        40.0, description="Standard deviation of the noise on each count; auto: the least for the budget."
+    )
+
+
+class ConfidentGnMax(AggregationKind):
+    """Papernot et al. 2018: the same, for queries whose largest noisy count reaches a threshold."""
+
+    rule = "dpsgd_cli.methods.pate.votes:ConfidentMax"
+    kind: Literal["confident-gnmax"] = "confident-gnmax"
+    threshold: NonNegative = Field(200.0, description="T: votes that the leading class must have, noise included.")
+    threshold_noise: Positive = Field(150.0, description="sigma_1: standard deviation of that noise.")
+    noise: Noise = Field(
+        40.0,
+        description="sigma_2: standard deviation of the noise on each count of an answer; auto: the least with which"
+        " the budget allows `answers`.",
+    )
+    answers: Count | None = Field(None, description="Most queries that are answered; left out, as many as pass.")
+
+
+class ProposeTestRelease(AggregationKind):
+    """The mode as it is where a noisy test says that one vote could not change it."""
+
+    rule = "dpsgd_cli.methods.pate.votes:StableMode"
+    kind: Literal["propose-test-release"] = "propose-test-release"
+    epsilon: Positive = Field(description="Of each query's test.")
+    delta: Delta = Field(description="Of each query: that a mode is released which one vote could change.")
+
+
+Aggregation = Annotated[LnMax | GnMax | ConfidentGnMax | ProposeTestRelease, Field(discriminator="kind")]
+
+
+class Sanitised(Section):
+    """Publish what the votes say of the price, by smooth sensitivity; a release of its own, charged beside the votes.
+
+    All numbers are public: they may not be chosen by the votes.
+    """
+
+    order: Annotated[float, Field(gt=1)] = Field(20.0, description="lambda: the Renyi order of the bounds.")
+    smoothness: Annotated[float, Field(gt=0, lt=0.5)] = Field(0.02, description="beta of the smooth sensitivity.")
+    noise: Positive = Field(6.0, description="sigma: standard deviation of the noise over the smooth sensitivity.")
+    delta: Delta = Field(1e-6, description="Delta at which this release is priced.")
+
+
+class Training(Gradient):
+    """Descent without privacy, for models that are never published or learn from public records only."""
+
+    must_state = ()
+
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = Field(description="How long to train.")
+    batching: Literal["shuffle", "full", "poisson"] = Field("full", description="How records reach a step.")
+    batch_size: Count | None = Field(None, description="Expected (poisson) or exact (shuffle) size, none (full).")
+    learning_rate: Positive | Rate = Field(0.1, description="Step length, or how it changes with the epoch.")
+    averaging: Averaging | None = Field(None, description="Use averaged weights instead of the last.")
+
+
+class Teachers(Training):
+    """Descent of every teacher on its part."""
+
+    count: Annotated[int, Field(ge=2)] = Field(description="n: teachers, and parts of the training records.")
+    model: Model | None = Field(None, description="Left out, the student's (`model`).")
+
+
+class Supervised(Training):
+    """Learns from the answered queries."""
+
+    kind: Literal["supervised"] = "supervised"
+    rounds: ClassVar[int] = 1
+
+    def most_lessons(self, queries: int, public: int) -> int:
+        """Records that a student may learn from, at the most."""
+        del public
+        return queries
+
+
+class LabelSpreading(Training):
+    """Answers first spread to all public records, along a graph of nearest neighbours (Zhou et al. 2004).
+
+    Neighbours at distance d are joined with weight exp(-(d / (width m))^2), where m is the median distance of all that
+    are joined. Where teachers are less sure of some classes, those get fewer answers, and lose records to the others;
+    `balanced` mends that, for classes of about equal size (class mass normalisation; Zhu, Ghahramani and Lafferty
+    2003). In each further round what the student makes of all public records is spread in place of the answers, and a
+    new student learns from that: neighbours outvote what one student gets wrong.
+    By scikit-learn's LabelSpreading; reads public features and released labels only, so it costs nothing.
+    """
+
+    kind: Literal["label-spreading"] = "label-spreading"
+    neighbours: Count = Field(10, description="Of each record in the graph.")
+    width: Positive = Field(0.6, description="Of the weights, in median distances between neighbours.")
+    clamping: Fraction = Field(0.99, description="alpha: how much a record takes from its neighbours at a time.")
+    rounds: Count = Field(1, description="Students that learn one after the other, each for all `epochs`.")
+    later_clamping: Fraction = Field(0.9, description="alpha of later rounds, in which every record has a label.")
+    balanced: bool = Field(
+        False, description="Divide what reaches a record of each class by the number of the class's answers."
+    )
+
+    def most_lessons(self, queries: int, public: int) -> int:
+        """Records that a student may learn from, at the most."""
+        del queries
+        return public
+
+
+Student = Annotated[Supervised | LabelSpreading, Field(discriminator="kind")]
+
+
+PRIVATE_SCALE = "the scale of its noise is private, so no public grid holds it"
+
+
+class PateMethod(FullBatch):
+    """Private aggregation of teacher ensembles: teachers on disjoint parts vote, a student learns noisy outcomes."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.pate.run:Pate",
+        planner="dpsgd_cli.methods.pate.price:pate",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
+        may_differ=(*ITS_BUDGET, "method.aggregation"),
+    )
+    kind: Literal["pate"] = "pate"
+    teachers: Teachers = Field(description="Trained without privacy, never published.")
+    aggregation: Aggregation = Field(description="How a query's votes are released.")
+    queries: Count | None = Field(None, description="Public records that are asked about; left out, all of them.")
+    student: Student = Field(description="How the published model learns.")
+    sanitised: Sanitised | None = Field(None, description="Publish the price that the votes themselves show.")

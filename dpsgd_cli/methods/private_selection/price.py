@@ -1,0 +1,94 @@
+"""The plan of a private choice among schedules: one plan for each candidate's part, and what the whole is charged.
+
+Guarantee: `methods/private_selection/run.py` proves that training all candidates on disjoint parts and choosing one
+costs the larger of the most expensive training and the choice; the ledger is charged their sum. Not here: training,
+choosing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dpsgd_cli.accounting.accountants.zcdp import mechanism_rho, rho_of, total_rho
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS
+from dpsgd_cli.accounting.mechanism import PureDP, Release
+from dpsgd_cli.accounting.plan import Facts, Plan, adjacency_of, plan_for
+from dpsgd_cli.accounting.statement import Least
+from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.methods.settings import DpSgdMethod, PrivateSelectionMethod
+from dpsgd_cli.recipe.privacy import Privacy, RhoBudget
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.schedules.settings import Schedule
+
+
+@dataclass(frozen=True)
+class SelectionPlan(Plan):
+    """`candidates[i]` plans the training of recipe `recipes[i]` on its part; `epochs` are what the whole is charged."""
+
+    candidates: tuple[Plan, ...] = ()
+    recipes: tuple[Recipe, ...] = ()
+
+
+def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
+    """The plan of a `private-selection` recipe; a budget in rho, preprocessing included.
+
+    Raises PrivacyError under add-remove, where the partition depends on who is in the data, and InfeasibleBudget when
+    the choice leaves nothing for training.
+    """
+    method, privacy = recipe.method, recipe.privacy
+    assert isinstance(method, PrivateSelectionMethod) and privacy is not None
+    if not isinstance(privacy.budget, RhoBudget):
+        raise PrivacyError("method private-selection divides a budget between training and choice: give budget: {rho}")
+    adjacency = adjacency_of(recipe)
+    if NEIGHBOURS[adjacency].counted:
+        raise PrivacyError(
+            "method private-selection cuts the records into parts, which one record more or less would move; state"
+            " privacy.adjacency zero-out or replace-one"
+        )
+    choice = Release(PureDP(method.epsilon, adjacency, "exponential", "choice"))
+    counted = [*facts.before] if privacy.budget_covers == "total" else []
+    left = (privacy.budget.rho - mechanism_rho(choice.mechanism)) * (1 - 1e-12) - total_rho(counted)
+    if left <= 0:
+        raise InfeasibleBudget(
+            f"a choice at method.epsilon {method.epsilon:g} costs rho {method.epsilon**2 / 8:g}, which leaves nothing"
+            f" of the budget {privacy.budget.rho:g} for training; lower epsilon"
+        )
+    part = facts.records // (len(method.candidates) + 1)
+    recipes = tuple(_candidate(recipe, privacy, schedule, left) for schedule in method.candidates)
+    plans = tuple(plan_for(one, Facts(part, (), facts.groups)) for one in recipes)
+    costliest = max(plans, key=lambda plan: rho_of(plan.releases) or 0.0)
+    longest = max(len(plan.epochs) for plan in plans)
+    epochs = [*costliest.epochs, *[()] * (longest - len(costliest.epochs))]
+    epochs[-1] = (*epochs[-1], choice)
+    accountant: str = privacy.accountant
+    if accountant == "auto":
+        accountant = Least().best([*facts.before, *(r for epoch in epochs for r in epoch)], costliest.delta)[1]
+    return SelectionPlan(
+        sampling=replace(costliest.sampling, records=facts.records),
+        noise_multipliers=costliest.noise_multipliers,
+        sensitivity=costliest.sensitivity,
+        groups=costliest.groups,
+        before=tuple(facts.before),
+        epochs=tuple(epochs),
+        accountant=accountant,
+        delta=costliest.delta,
+        budget=privacy.budget,
+        covers_before=privacy.budget_covers == "total",
+        chooses=False,
+        candidates=plans,
+        recipes=recipes,
+    )
+
+
+def _candidate(recipe: Recipe, privacy: Privacy, schedule: Schedule, rho: float) -> Recipe:
+    """The recipe that trains one candidate alone."""
+    settings = recipe.method.model_dump(exclude={"kind", "candidates", "epsilon"})
+    own = privacy.model_copy(
+        update={
+            "schedule": schedule,
+            "budget": RhoBudget(rho=rho),
+            "accountant": "auto",
+            "budget_covers": "total",
+        }
+    )
+    return recipe.model_copy(update={"method": DpSgdMethod(**settings), "privacy": own})

@@ -1,0 +1,168 @@
+"""Private choice among schedules (Yu et al. 2019, IV-A3; Gupta et al. 2010): train k candidates, publish one.
+
+The training records are split into k + 1 parts of N // (k + 1); the last part also gets the remainder. The split is a
+permutation that depends only on the trial's streams and on N, and is equal after a resume. Candidate i is trained with
+DP-SGD on part i, and its wrong predictions z_i on the last part are counted. Index i is drawn with probability
+proportional to exp(-eps z_i / D), and its weights are published.
+D is 1 under zero-out (no candidate predicts a null record wrong, so all counts move one way) and 2 under replace-one;
+the paper's exponent, eps z_i / 2, is the second case.
+
+Proof. Under zero-out and replace-one, neighbouring data sets have the same N, hence the same partition, and differ in
+one part. (a) They differ in part i. All trainings except that of candidate i have the same distribution, and the last
+part is equal. The published weights are post-processing of candidate i's weights, other weights and the last part:
+rho_i-zCDP, where rho_i is the cost of training candidate i. (b) They differ in the last part. All weights have the same
+distribution. Given the weights, the choice is an exponential mechanism whose privacy loss has range eps: eps^2/8-zCDP
+(Cesar and Rogers 2021, Lemma 3.2; the paper says eps^2/2). So the whole is max(max_i rho_i, eps^2/8)-zCDP. The ledger
+records the costliest candidate's training AND the choice, whose sum exceeds that maximum. Add-remove is refused,
+because it would change the partition itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpsgd_cli.accounting.adjacency import moves_of_a_sum
+from dpsgd_cli.clipping.run import Diagnostics
+from dpsgd_cli.engine import models
+from dpsgd_cli.engine.packing import Pack, Placement
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods.base import Context, Findings, Method
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.private_selection.price import SelectionPlan
+from dpsgd_cli.methods.settings import PrivateSelectionMethod
+from dpsgd_cli.noise.selection import choice_draws, select_least
+
+
+class PrivateSelection(Method):
+    """Private selection for R trials of k candidates, which train as one pack of R k."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        settings = context.recipes[0].method
+        assert isinstance(settings, PrivateSelectionMethod)
+        self.settings = settings
+        self.plans = [_selection_plan(plan) for plan in context.plans]
+        self.candidates = len(settings.candidates)
+        self.parts = [self._part(trial) for trial in range(context.trials)]
+        self.inner = DpSgd(self._inner_context())
+        self.chosen: list[int] = []
+
+    def _part(self, trial: int) -> Tensor:
+        """Return the part (N,) of each record: 0 to k - 1 for the candidates, k for counting wrong predictions."""
+        rows = self.context.table.rows
+        size = rows // (self.candidates + 1)
+        order = torch.from_numpy(self.context.lasting[trial].permutation("parts", 0, rows))
+        part = torch.full((rows,), self.candidates)
+        for index in range(self.candidates):
+            part[order[index * size : (index + 1) * size]] = index
+        return part
+
+    def _inner_context(self) -> Context:
+        context, k = self.context, self.candidates
+        streams = tuple(own.under(f"candidate-{i}") for own in context.streams for i in range(k))
+        table = context.table
+        if table.own is not None:
+            raise PrivacyError("method private-selection cuts the records into parts of its own; leave folds out")
+        held_out = torch.stack([part != i for part in self.parts for i in range(k)], dim=1)
+        if table.per_trial:
+            table = replace(table, x=table.x.repeat_interleave(k, dim=0))
+        plans = tuple(one for plan in self.plans for one in plan.candidates)
+        return replace(
+            context,
+            recipes=tuple(one for plan in self.plans for one in plan.recipes),
+            plans=plans,
+            ledgers=tuple(plan.ledger() for plan in plans),
+            streams=streams,
+            pack=self._inner_pack(),
+            table=table.with_folds(held_out),
+        )
+
+    def _inner_pack(self) -> Pack:
+        context, pack = self.context, self.context.pack
+        shape = context.table.input_shape
+        with torch.no_grad():
+            outputs = pack(pack.values.new_zeros(1, 1, *shape)).shape[-1]
+        build = models.builder(context.recipes[0].model, shape, outputs, context.base)
+        place = Placement(pack.values.device, pack.values.dtype)
+        names = [f"candidate-{i}" for i in range(self.candidates)]
+        seeds = [own.under(name).integer("init") for own in context.lasting for name in names]
+        return Pack(build, seeds, place, pack.shares_input)
+
+    @property
+    def epochs(self) -> int:
+        return max(len(plan.epochs) for plan in self.plans)
+
+    @property
+    def steps(self) -> int:
+        return self.inner.steps
+
+    def unfinished(self, done: int) -> str | None:
+        return "it chooses among its candidates in its last epoch"
+
+    def run_epoch(self, epoch: int) -> Diagnostics:
+        for ledger, plan in zip(self.context.ledgers, self.plans, strict=True):
+            for release in plan.epochs[epoch] if epoch < len(plan.epochs) else ():
+                ledger.spend(release, epoch)
+        seen = self.inner.run_epoch(epoch)
+        if epoch + 1 == self.epochs:
+            self._choose()
+        return _by_trial(seen, self.context, self.candidates)
+
+    def _choose(self) -> None:
+        """Choose one candidate of each trial and publish its weights."""
+        trials, k = self.context.trials, self.candidates
+        wrong = self._wrong().view(trials, k)
+        draws = choice_draws(self.context.streams, "choice", 0, k, "exponential")
+        doubled = [moves_of_a_sum(plan.sampling.adjacency) for plan in self.plans]
+        epsilon = torch.full((trials,), self.settings.epsilon, dtype=torch.float64)
+        chosen = select_least(wrong, epsilon, torch.tensor(doubled, dtype=torch.float64), "exponential", draws)
+        self.chosen = chosen.tolist()
+        weights = self.inner.output.view(trials, k, -1)
+        self.context.pack.values.copy_(weights[torch.arange(trials), chosen])
+
+    def _wrong(self) -> Tensor:
+        """Return the wrong predictions (R k,) on the last part, float64. Non-finite outputs count as wrong. Private."""
+        pack, table, k = self.inner.context.pack, self.inner.context.table, self.candidates
+        judges = torch.stack([part == k for part in self.parts for _ in range(k)])
+        kept, total = pack.values.clone(), torch.zeros(pack.trials, dtype=torch.float64)
+        pack.values.copy_(self.inner.output)
+        with torch.no_grad():
+            for start in range(0, table.rows, self.context.most_rows):
+                stop = min(start + self.context.most_rows, table.rows)
+                x, y, _ = table.every(start, stop)
+                outputs = pack(x)
+                hit = (outputs.argmax(dim=-1) == y) & torch.isfinite(outputs).all(dim=-1)
+                total += (~hit.cpu() & judges[:, start:stop]).sum(dim=1)
+        pack.values.copy_(kept)
+        return total
+
+    def findings(self) -> Findings | None:
+        claimed = [{"chosen_candidate": index} for index in self.chosen]
+        return Findings(claimed, [{}] * len(claimed)) if claimed else None
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "inner": self.inner.state(), "chosen": list(self.chosen)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self.inner.load_state(state["inner"])
+        self.chosen = list(state["chosen"])
+
+
+def _selection_plan(plan: object) -> SelectionPlan:
+    if not isinstance(plan, SelectionPlan):
+        raise PrivacyError("private-selection was started without its plan")
+    return plan
+
+
+def _by_trial(seen: Diagnostics, context: Context, candidates: int) -> Diagnostics:
+    """Return the candidates' diagnostics, summed by trial."""
+    totals = {
+        name: torch.tensor(values, dtype=torch.float64).view(context.trials, candidates).sum(dim=1)
+        for name, values in seen.sums().items()
+    }
+    return Diagnostics.of(totals)

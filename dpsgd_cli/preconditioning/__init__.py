@@ -1,0 +1,1 @@
+"""Preconditioners released before training: settings, price, and their use."""

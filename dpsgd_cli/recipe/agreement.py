@@ -1,0 +1,309 @@
+"""What the sections of a recipe must agree on: every method's needs, as lines that begin with the key at fault.
+
+Not here: conditions of a guarantee, which the plan checks (`methods/dp_sgd/price.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpsgd_cli.accounting.adjacency import NEIGHBOURS
+from dpsgd_cli.clipping.settings import FlatClipping
+from dpsgd_cli.common.text_format import any_of, count
+from dpsgd_cli.data.step_settings import Pca, Scale
+from dpsgd_cli.engine.settings import ConvexModel
+from dpsgd_cli.methods.convex.settings import (
+    OFF_GRID,
+    DpAgdMethod,
+    FullBatch,
+    LeastSquaresMethod,
+    ObjectivePerturbationMethod,
+)
+from dpsgd_cli.methods.dp_sgd.settings import Gradient, Marginals
+from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
+from dpsgd_cli.methods.settings import METHODS
+from dpsgd_cli.schedules.settings import UNSAID
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
+
+
+def method_problems(recipe: Recipe) -> list[str]:
+    """Every disagreement of the recipe's method with its other sections."""
+    found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
+    found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
+    found += _off_grid(recipe)
+    return found if recipe.preconditioner is None else found + preconditioner_problems(recipe)
+
+
+def _off_grid(recipe: Recipe) -> list[str]:
+    """Without a seed everything is released on a public grid (`engine/digits.py`), which some releases cannot be."""
+    method, problems = recipe.method, []
+    if recipe.seed is not None:
+        return []
+    if isinstance(method, ObjectivePerturbationMethod):
+        problems.append(f"method.kind: objective-perturbation needs a seed, as an experiment: {OFF_GRID}")
+    if isinstance(method, PateMethod) and method.sanitised is not None:
+        problems.append(f"method.sanitised: needs a seed, as an experiment: {PRIVATE_SCALE}")
+    return problems
+
+
+def _by_steps(word: str = " and ") -> str:
+    """The methods that go step by step, in words."""
+    return word.join(sorted(kind for kind, one in METHODS.items() if one.descriptor.by_steps))
+
+
+def _rounding(recipe: Recipe) -> list[str]:
+    """`engine/precision.py` proves rounded passes for steps over batches of one public width, and for no other pass."""
+    dtype = recipe.runtime.dtype
+    if dtype not in ("bfloat16", "tf32") or recipe.method.described.by_steps:
+        return []
+    return [f"runtime.dtype: {dtype} is for {_by_steps()}, not {recipe.method.kind}; use float32"]
+
+
+def _compiling(recipe: Recipe) -> list[str]:
+    if not recipe.runtime.compile:
+        return []
+    problems = []
+    if not recipe.method.described.by_steps:
+        kind = recipe.method.kind
+        problems.append(
+            f"runtime.compile: the steps of {_by_steps()} are compiled, not those of {kind}; leave it false"
+        )
+    dtype = recipe.runtime.dtype
+    if dtype in ("bfloat16", "tf32"):
+        problems.append(
+            f"runtime.compile: a compiler may leave out roundings that the bound under {dtype} counts on; use float32"
+        )
+    return problems
+
+
+def _unit(recipe: Recipe) -> list[str]:
+    """What looks at records one by one has a sensitivity that is proved for one record, and not for all of a user's."""
+    unit = None if recipe.privacy is None else recipe.privacy.unit
+    if unit is None:
+        return []
+    problems = []
+    if not recipe.method.described.by_unit:
+        proved = any_of(sorted(kind for kind, one in METHODS.items() if one.descriptor.by_unit))
+        fixed = ", batching fixed" if recipe.method.batching == "fixed" else ""
+        problems.append(
+            f"privacy.unit: nothing is proved of method {recipe.method.kind}{fixed} where all rows of a user are"
+            f" protected together; use {proved}, or leave this out"
+        )
+    if unit.column == recipe.data.target:
+        problems.append("privacy.unit.column: is the target; name the column that says whose a row is")
+    cut = recipe.data.validation
+    if cut is not None and not cut.public:
+        problems.append(
+            "data.validation: a look at private records is charged for one record, and a user has many;"
+            " use public: true, or leave it out"
+        )
+    for step in recipe.data.preprocess or ():
+        if isinstance(step.step, Pca) and step.step.noise_multiplier is not None:
+            problems.append(
+                "data.preprocess: the noise of pca is charged for one record, and privacy.unit protects all rows of a"
+                " user; use of: public, or rotate"
+            )
+    if recipe.data.augment is not None:
+        problems.append("data.augment: is for single records; leave it out, or privacy.unit")
+    if recipe.runtime.dtype in ("bfloat16", "tf32"):
+        problems.append(f"runtime.dtype: {recipe.runtime.dtype} is proved for single records; use float32 or float64")
+    if recipe.runtime.compile:
+        problems.append("runtime.compile: is for single records; leave it false, or leave privacy.unit out")
+    return problems
+
+
+def _augment(recipe: Recipe) -> list[str]:
+    if recipe.data.augment is None:
+        return []
+    problems = []
+    if not recipe.method.described.by_steps:
+        problems.append(f"data.augment: method {recipe.method.kind} does not augment; use {_by_steps(' or ')}")
+    if recipe.data.features is not None:
+        problems.append("data.augment: data.features are made once, from images as they are; leave one of the two out")
+    if recipe.model.kind == "convex":
+        problems.append("data.augment: the convex problem is that of the records as they are; use model.kind: linear")
+    return problems
+
+
+def preconditioner_problems(recipe: Recipe) -> list[str]:
+    """What a preconditioner needs, and what nobody has proved or defined beside one."""
+    method, model, privacy, problems = recipe.method, recipe.model, recipe.privacy, []
+    where = "method.preconditioner"
+    if privacy is not None and privacy.budget is None:
+        problems.append(f"{where}: gets a share of privacy.budget, which is missing; give it, or leave this out")
+    if privacy is not None and privacy.budget_covers == "training":
+        problems.append(f"privacy.budget_covers: {where} is a share of the whole budget; use total")
+    if privacy is not None and privacy.schedule.adaptive:
+        problems.append(f"privacy.schedule: {where} goes with schedules that are known beforehand; use another")
+    if model.kind not in ("linear", "convex"):
+        problems.append(f"{where}: is for model.kind linear or convex, not {model.kind}; leave it out")
+    elif isinstance(model, ConvexModel) and (model.l2 or model.radius is not None):
+        problems.append(f"{where}: changes what l2 and radius mean; leave model.l2 and model.radius out")
+    if getattr(method, "learning_rate", None) == "theorem":
+        problems.append(f"method.learning_rate: theorem is for rows as they are, without {where}; give a number")
+    if privacy is not None and privacy.unit is not None:
+        problems.append(f"{where}: its sums are proved for single rows, not for all rows of a user; give null")
+    if isinstance(method, Gradient) and method.one_by_one:
+        problems.append(f"{where}: is for steps over many records, not one by one; leave it out, or draw more")
+    if isinstance(recipe.preconditioner, Marginals) and not recipe.data.by_column:
+        problems.append(
+            f"{where}: marginals are of columns, which preprocess: bin makes features of; put it last, without pairs,"
+            " or use second-moment"
+        )
+    if recipe.data.augment is not None:
+        problems.append(f"{where}: takes the rows as they are; leave data.augment out")
+    if recipe.runtime.dtype in ("bfloat16", "tf32"):
+        problems.append(f"runtime.dtype: {where} is proved for float32 and float64; use one of them")
+    return problems
+
+
+def _validation(recipe: Recipe) -> list[str]:
+    cut, privacy = recipe.data.validation, recipe.privacy
+    follows = privacy is not None and privacy.schedule.adaptive
+    problems = []
+    if recipe.method.kind == "private-selection":
+        if privacy is not None and privacy.schedule not in UNSAID:
+            problems.append("privacy.schedule: method private-selection has candidates instead; leave this out")
+        if recipe.data.task != "classification":
+            problems.append("method.kind: private-selection counts wrong predictions; it is for classification")
+    if follows and cut is None:
+        problems.append("privacy.schedule: validation needs data.validation, say {records: 1000, public: true}")
+    if follows and recipe.data.task != "classification":
+        problems.append("privacy.schedule: validation follows an accuracy; use another schedule for regression")
+    if cut is not None and not cut.public and not follows:
+        problems.append("data.validation: nothing looks at these private records; declare them public or leave it out")
+    if cut is not None and not cut.public and cut.fraction is not None and NEIGHBOURS[recipe.adjacency].counted:
+        problems.append(
+            f"data.validation.fraction: under {recipe.adjacency} the size of a fraction depends on the records, and a"
+            " private count is published as a share of it; give data.validation.records"
+        )
+    if cut is not None and recipe.folds is not None:
+        problems.append("folds: cross-validation uses all records; leave data.validation out")
+    return problems
+
+
+def _public(recipe: Recipe) -> list[str]:
+    method, problems = recipe.method, []
+    steps = [entry.step for entry in recipe.data.preprocess or ()]
+    asks = any(isinstance(step, Pca) and step.of == "public" for step in steps)
+    if asks and recipe.data.public is None:
+        problems.append("data.public: missing; pca of: public takes its covariance, say {from: test, records: 1000}")
+    if not isinstance(method, PateMethod):
+        return problems
+    if recipe.data.public is None:
+        problems.append("data.public: missing; method pate labels public records, say {from: test, records: 9000}")
+    if recipe.data.task != "classification":
+        problems.append("method.kind: pate counts votes for classes; it is for classification")
+    if recipe.folds is not None:
+        problems.append("folds: method pate cuts the records into parts of its own; leave folds out")
+    if method.teachers.model is not None and method.teachers.model.kind == "python":
+        problems.append("method.teachers.model: a model of your own is for teachers and student; give it as model")
+    if "convex" in (recipe.model.kind, getattr(method.teachers.model, "kind", None)):
+        problems.append("model.kind: method pate trains models with an output a class; use linear instead of convex")
+    return problems
+
+
+def _privacy(recipe: Recipe) -> list[str]:
+    kind, privacy = recipe.method.kind, recipe.privacy
+    wanted = recipe.method.described.privacy
+    if wanted == "refused" and privacy is not None:
+        private = "dp-gd" if kind == "gd" else "dp-sgd"
+        return [f"privacy: method {kind} has no privacy; leave this section out or use {private}"]
+    if privacy is None:
+        return [f"method: {kind} needs a privacy section"] if wanted == "needed" else []
+    length = privacy.schedule.length
+    if length is not None and isinstance(recipe.epochs, int) and recipe.epochs > length:
+        return [f"privacy.schedule: lists noise for {count(length, 'epoch')}, but epochs is {recipe.epochs}; list more"]
+    if not privacy.clipping.plain and (problems := _clipping(recipe)):
+        return problems
+    if privacy.correlated is not None and not recipe.method.described.correlates:
+        return [f"privacy.noise: method {kind} draws its noise step by step; leave this out, or use dp-sgd"]
+    if not isinstance(recipe.method, FullBatch):
+        return []
+    # a resolved recipe says what stands for a norm and noise that nobody chose
+    unused = [
+        key
+        for key, unsaid in (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", UNSAID))
+        if getattr(privacy, key) not in unsaid
+    ]
+    where = "method.gradient_clip and method.objective_clip" if isinstance(recipe.method, DpAgdMethod) else "the method"
+    return [f"privacy.{key}: method {kind} has its own; leave this out (see {where})" for key in unused]
+
+
+def _clipping(recipe: Recipe) -> list[str]:
+    """What is proved of gradients that are clipped at given bounds alone, and what clips by code of its own."""
+    assert recipe.privacy is not None
+    kind, problems = recipe.privacy.clipping.kind, []
+    if getattr(recipe.method, "learning_rate", None) == "theorem":
+        problems.append(f"method.learning_rate: theorem is for privacy.clipping flat, not {kind}; give a number")
+    if isinstance(recipe.method, Gradient) and recipe.method.one_by_one:
+        problems.append(f"privacy.clipping: {kind} is not for steps over single records; use kind: flat, or draw more")
+    if recipe.privacy.clipping.in_units and not recipe.method.described.finds_bounds:
+        problems.append(
+            f"privacy.clipping: method {recipe.method.kind} has no bound that {kind} could find; use flat, or dp-sgd"
+        )
+    if recipe.privacy.clipping.share_before is None:
+        return problems
+    where = "privacy.clipping.share"
+    if recipe.privacy.budget is None:
+        problems.append(f"{where}: is one of privacy.budget, which is missing; give it, or use another kind")
+    if recipe.privacy.budget_covers == "training":
+        problems.append(f"privacy.budget_covers: {where} is one of the whole budget; use total")
+    if recipe.runtime.dtype in ("bfloat16", "tf32"):
+        problems.append(f"runtime.dtype: the histogram of privacy.clipping {kind} needs float32 or float64")
+    return problems
+
+
+def _epochs(recipe: Recipe) -> list[str]:
+    kind = recipe.method.kind
+    endless = recipe.method.described.privacy == "refused" and not isinstance(recipe.epochs, int)
+    if isinstance(recipe.method, Gradient) and endless:
+        return [f"epochs: method {kind} has no budget to stop at; give a number"]
+    if isinstance(recipe.method, FullBatch) and isinstance(recipe.epochs, int):
+        return [f"epochs: method {kind} has its own length; leave this out"]
+    return []
+
+
+def _model(recipe: Recipe) -> list[str]:
+    method, model = recipe.method, recipe.model
+    if method.described.only_convex and model.kind != "convex":
+        return [f"model: method {method.kind} is for kind: convex, not {model.kind}"]
+    if isinstance(method, LeastSquaresMethod) and model.kind != "linear":
+        return [f"model: method {method.kind} solves for kind: linear, not {model.kind}"]
+    if model.kind != "convex":
+        if recipe.data.task == "regression" and recipe.privacy is not None and recipe.data.target_bounds is None:
+            return [
+                "data.target_bounds: missing; give [low, high] of the target, in its own unit and from public"
+                " knowledge: training scales it to [-1, 1], for steps of a bounded gradient do not reach far"
+            ]
+        theorem = getattr(method, "learning_rate", None) == "theorem"
+        return ["method.learning_rate: theorem is for model.kind: convex; give a number"] if theorem else []
+    if model.known.residual != (recipe.data.task == "regression"):
+        return [f"model.loss: {model.loss} does not go with data.task: {recipe.data.task}"]
+    if recipe.data.target_bounds is not None and model.target_bound != 1:
+        return ["model.target_bound: data.target_bounds scales targets to [-1, 1] already; leave this out"]
+    unbounded = recipe.data.target_bounds is None and "target_bound" not in model.model_fields_set
+    if model.known.residual and recipe.data.path is not None and unbounded:
+        return [
+            "data.target_bounds: missing; give [low, high] of the target, in its own unit and from public knowledge:"
+            " training scales it to [-1, 1] and clamps what is outside (or give model.target_bound, and scale it"
+            " yourself)"
+        ]
+    return []
+
+
+def _folds(recipe: Recipe) -> list[str]:
+    if recipe.folds is None:
+        return []
+    problems = []
+    if recipe.data.split is not None or recipe.data.test_path is not None:
+        problems.append("folds: cross-validation uses all records; leave data.split and data.test_path out")
+    for step in recipe.data.preprocess or ():
+        if isinstance(step.step, Pca) or (isinstance(step.step, Scale) and step.step.by != "bounds"):
+            problems.append(
+                f"folds: preprocess step {step.kind} would be fitted on rows that a fold holds out; use steps that"
+                " act on each record alone"
+            )
+    return problems

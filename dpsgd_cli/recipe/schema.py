@@ -1,0 +1,120 @@
+"""What a recipe may say: one pydantic model per section, every field described, every default here.
+
+Not here: reading YAML (`recipe/loading.py`), what a recipe costs (`accounting/plan.py`), how it runs
+(`training/loop.py`). `privacy:` holds everything that can change the guarantee; `runtime:` nothing that can.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency
+from dpsgd_cli.common.sections import Count, NonNegative, Section
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.engine.settings import Model
+from dpsgd_cli.methods.dp_sgd.settings import Preconditioned, Preconditioner
+from dpsgd_cli.methods.settings import Method
+from dpsgd_cli.recipe.agreement import method_problems
+from dpsgd_cli.recipe.privacy import Privacy
+
+
+class Runtime(Section):
+    """The `runtime:` section: nothing here can change the guarantee."""
+
+    device: (
+        Literal["auto", "cpu", "cuda"]
+        | Annotated[str, Field(pattern=r"^cuda:[0-9]{1,4}$", json_schema_extra={"x-form": "cuda:N"})]
+    ) = Field("auto", description="auto (a GPU where there is one), cpu, cuda or cuda:N.")
+    dtype: Literal["float32", "float64", "bfloat16", "tf32"] = Field(
+        "float32",
+        description="Of passes through a model. With bfloat16 and tf32 (a GPU's rounded products), parameters, norms,"
+        " sums and noise stay float32.",
+    )
+    compile: bool = Field(
+        False,
+        description="Run steps as programs that torch.compile makes (float32 and float64; needs a C++ compiler, and"
+        " some seconds a layer before the first step, so it pays in long trainings).",
+    )
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="CPU threads; torch's own choice when left out."
+    )
+    micro_batch: Count | None = Field(None, description="Most rows per trial held at once; memory only.")
+    checkpoint_seconds: NonNegative = Field(30.0, description="Least time between two checkpoints.")
+    evaluate_every: Count = Field(1, description="Epochs between two evaluations; the last one always is.")
+    tensorboard: bool = Field(
+        False, description="Write history.csv's columns as TensorBoard event files too, as far as checkpoints are."
+    )
+
+
+class Recipe(Section):
+    """One experiment."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)] = Field(
+        description="Names the result directory."
+    )
+    description: str = Field("", description="The question that the experiment answers.")
+    data: Data
+    model: Model
+    method: Method
+    privacy: Privacy | None = Field(None, description="Needed by every private method, refused by `sgd`.")
+    runtime: Runtime = Field(Runtime(), description="Where and how fast it runs; never what is guaranteed.")
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["until-budget", "auto"] = Field(
+        "auto", description="How long to train; auto: by a rule where noise is solved for, else until-budget."
+    )
+    seed: int | None = Field(None, ge=0, description="First trial's seed (trial i uses seed + i); none: secure.")
+    repeats: Annotated[int, Field(ge=1, le=100_000)] = Field(1, description="Trials, trained together.")
+    folds: Annotated[int, Field(ge=2, le=100)] | None = Field(
+        None, description="K-fold cross-validation of all records: K x repeats trials (trial t is fold t % K)."
+    )
+    save_model: bool | None = Field(
+        None, description="Write model.safetensors; left out, `train` does, sweeps and comparisons do not."
+    )
+
+    @model_validator(mode="after")
+    def _method_and_privacy_agree(self) -> Recipe:
+        problems = method_problems(self)
+        if self.privacy is not None:
+            if self.privacy.noise_source == "secure" and self.seed is not None:
+                problems.append("privacy.noise_source: secure cannot be seeded; leave seed out")
+            if self.privacy.noise_source == "seeded" and self.seed is None:
+                problems.append("privacy.noise_source: seeded needs a seed")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _data_know_the_unit(self) -> Recipe:
+        unit = None if self.privacy is None else self.privacy.unit
+        if self.privacy is not None and self.data.coins is not None:
+            raise ValueError("data.coins: is for recipes without privacy; with it, the adjacency decides: leave it out")
+        coins = self.data.coins or ("content" if NEIGHBOURS[self.adjacency].counted else "place")
+        self.data.protect(unit, self.folds, by_place=coins == "place")
+        return self
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The adjacency that the recipe's statement is for: the one it names, or its batching's own."""
+        stated = None if self.privacy is None else self.privacy.adjacency
+        return stated or BATCHINGS[self.method.batching].adjacency
+
+    @property
+    def length(self) -> int | Literal["until-budget"]:
+        """How long to train; until the budget is spent where nobody chose it."""
+        return "until-budget" if self.epochs == "auto" else self.epochs
+
+    @property
+    def preconditioner(self) -> Preconditioner | None:
+        """The preconditioner of a method that takes one and was given one."""
+        return self.method.conditioned if isinstance(self.method, Preconditioned) else None
+
+    @property
+    def trials(self) -> int:
+        """Trials of one pack: repeats, times folds."""
+        return self.repeats * (self.folds or 1)
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """The seed of each trial; None where its randomness comes from the operating system."""
+        return [None if self.seed is None else self.seed + trial for trial in range(self.trials)]

@@ -1,0 +1,169 @@
+"""Which records a recipe is tested on, as far as its `data:` section, its folds and the files' hashes tell.
+
+What is measured on other records is another quantity, and is not subtracted. Not here: cutting (`splits.py`), folds
+themselves (`engine/tensors.py`), verdicts (`results/differences.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import PurePath
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, of_whom
+from dpsgd_cli.accounting.joint_composition import Records, Run
+from dpsgd_cli.accounting.plan import adjacency_of
+from dpsgd_cli.data import catalog
+from dpsgd_cli.data.settings import Data, PublicSet, Split, ValidationSet
+from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
+
+OWN_FILES = ("path", "test_path", "target", "test_target")
+OWNER = "unit"
+COINS = "coins"
+"""Keys of `tested_section`: whose rows go together, and that places decide a record's part (`splits.py`)."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """`name` of the data for people; two are of the same data where `source` is equal, and of the same records of it
+    where `records`, which says in words which, is equal too."""
+
+    name: str
+    source: tuple[Any, ...]
+    records: str
+
+
+def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Evaluated:
+    """What the resolved `data` section (`tested_section`) is tested on.
+
+    `identities` says of each file that was read what tells its content from others (a SHA-256). Preprocessing,
+    features and validation records leave the test records those that they are. DataError for what is no such section.
+    """
+    files_of(data)  # refuses a section that is none
+    card = data.get("name")
+    if card is not None:
+        found = sorted(content for file, content in identities.items() if file != "features")
+        return Evaluated(str(card), ("card", card, *found), _records(data, folds))
+    # a column has no hash, and stands for itself
+    own = (identities.get(str(data.get(key)), data.get(key)) for key in OWN_FILES)
+    name = PurePath(str(data.get("path"))).name
+    return Evaluated(name, ("own", data.get("task", "classification"), *own), _records(data, folds))
+
+
+def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 of each file that a result says it read."""
+    kinds = ("data_sha256", "nonprivate_data_sha256")
+    return {file: found for kind in kinds for file, found in provenance.get(kind, {}).items()}
+
+
+def files_of(data: Mapping[str, Any]) -> list[str]:
+    """The files of a user's own that the resolved `data` section names, a card of theirs among them."""
+    try:
+        section = Data.model_validate({key: value for key, value in data.items() if key not in (OWNER, COINS)})
+    except ValidationError as error:
+        told = error.errors(include_url=False, include_input=False)[0]
+        raise DataError(f"{'.'.join(('data', *map(str, told['loc'])))}: {told['msg']}") from None
+    beside = [data[OWNER]] if str(data.get(OWNER, "")).endswith(".npy") else []
+    return [*(section.files if section.card_file is None else [section.card_file]), *beside]
+
+
+def tested_section(resolved_recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The `data` section of a resolved recipe, and what its rows are cut by: OWNER and COINS."""
+    privacy = resolved_recipe.get("privacy") or {}
+    unit, adjacency = privacy.get("unit"), privacy.get("adjacency")
+    return section_with(
+        resolved_recipe["data"], unit and unit["column"], adjacency, resolved_recipe["method"]["batching"]
+    )
+
+
+def section_with(
+    data: Mapping[str, Any], owner: str | None, adjacency: str | None, batching: Batching
+) -> dict[str, Any]:
+    """The resolved `data` section with OWNER and COINS, from the other settings of the recipe that decide them."""
+    added = {} if owner is None else {OWNER: owner}
+    counted = NEIGHBOURS[cast(Adjacency, adjacency) or BATCHINGS[batching].adjacency].counted
+    by_place = data.get(COINS, "content" if counted else "place") == "place"
+    rest = {key: value for key, value in data.items() if key != COINS}
+    return {**rest, **added, **({COINS: "place"} if by_place else {})}
+
+
+def public_validation(data: Mapping[str, Any]) -> str:
+    """Words for the validation records that are declared public, measured as test records are; else nothing."""
+    given = data.get("validation")
+    cut = None if given is None else ValidationSet.model_validate(given)
+    if cut is None or not cut.public:
+        return ""
+    size = cut.records if cut.records is not None else _percentage(cut.fraction or 0.0)
+    return f", validated on {size} of the others (seed {cut.seed})"
+
+
+def _records(data: Mapping[str, Any], folds: int | None) -> str:
+    public = data.get("public")
+    if public is None or PublicSet.model_validate(public).cut_from != "test":
+        return _judges(data, folds)
+    cut = PublicSet.model_validate(public)
+    return f"{_judges(data, folds)}, but for {cut.records} that are public (seed {cut.seed})"
+
+
+def _judges(data: Mapping[str, Any], folds: int | None) -> str:
+    if OWNER not in data:
+        return _cut(data, folds)
+    return f"{_cut(data, folds)}, all rows of a user ({data[OWNER]}) together"
+
+
+def _cut(data: Mapping[str, Any], folds: int | None) -> str:
+    if folds is not None:
+        return f"{folds} folds{' by place' if COINS in data else ''}"
+    split = data.get("split")
+    if split is None and data.get("name") is not None and files_of(data):
+        return "the test records of its card"
+    cut = _usual_cut(data) if split is None else Split.model_validate(split)
+    if cut is None:
+        return "its own test records"
+    size = str(cut.test) if isinstance(cut.test, int) else _percentage(cut.test)
+    return f"{size} of its records (split seed {cut.seed}{', by place' if COINS in data else ''})"
+
+
+def _percentage(share: float) -> str:
+    """All of its digits: of two cuts that differ in the last one, either may test what the other trains on.
+
+    >>> _percentage(0.2), _percentage(0.20004)
+    ('20%', '20.004%')
+    """
+    return f"{(Decimal(repr(share)) * 100).normalize():f}%"
+
+
+def _usual_cut(data: Mapping[str, Any]) -> Split | None:
+    """What is held out where the recipe does not say it; None where the files have test records of their own."""
+    if data.get("name") is None:
+        # an npz file may hold test records; a split that is written down then counts as another one than that
+        return None if data.get("test_path") or str(data["path"]).endswith(".npz") else Split()
+    try:
+        own = catalog.load_card(str(data["name"])).split
+        return Split() if own is not None and OWNER in data else own
+    except UsageError:
+        # the result of a version that had such a card
+        return None
+
+
+def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Records | None:
+    """Of a resolved recipe's `data:` and `folds:`; None where `identities` lacks the content of one of its files."""
+    if any(file not in identities for file in files_of(data)):
+        return None
+    tested = evaluated_on(data, folds, identities)
+    return Records(tested.source, f"tested on {tested.records}{public_validation(data)}", folds)
+
+
+def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:
+    """The trials of a recipe that is yet to run, or so many like them; files are told apart by where they lie."""
+    recipe = loaded.recipe
+    alike = recipe if trials is None else recipe.model_copy(update={"repeats": trials, "folds": None})
+    data = tested_section(resolved(recipe))
+    places = {file: str((loaded.base / file).resolve()) for file in files_of(data)}
+    adjacency = None if recipe.privacy is None else of_whom(adjacency_of(recipe), recipe.privacy.unit)
+    return Run(recipe.name, alike.seeds, adjacency, records_of(data, recipe.folds, places))

@@ -1,0 +1,1 @@
+"""Schedules of noise multipliers and learning rates: settings, price of adaptive ones, and their use."""

@@ -1,0 +1,72 @@
+"""`method.learning_rate` as a function of the epoch. Public, and decided before training.
+
+A kind of learning rate is one class here, and its name in the union `Rate`.
+Not here: what a step is (`methods/dp_sgd/optimizers.py`), step lengths from theorems (`methods/`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from dpsgd_cli.common.sections import Count, Fraction, NonNegative, Positive, Section
+
+
+class ConstantRate(Section):
+    kind: Literal["constant"] = "constant"
+    initial: Positive = Field(description="Step length in every epoch.")
+
+    def at(self, epoch: int, length: int) -> float:
+        """The same in every epoch."""
+        del epoch, length
+        return self.initial
+
+
+class LinearRate(Section):
+    kind: Literal["linear"] = "linear"
+    initial: Positive = Field(description="Step length in epoch 0.")
+    final: Positive = Field(description="Step length from epoch `epochs` on.")
+    epochs: Count = Field(description="How many epochs the way takes.")
+
+    def at(self, epoch: int, length: int) -> float:
+        """Straight from initial to final over `epochs`, then final (Yu et al. 2019, V-B2)."""
+        del length
+        return self.initial + (self.final - self.initial) * min(1.0, epoch / self.epochs)
+
+
+class StepRate(Section):
+    kind: Literal["step"] = "step"
+    initial: Positive = Field(description="Step length in epoch 0.")
+    decay: Fraction = Field(description="k in initial * k^floor(t / period).")
+    period: Count = Field(10, description="Epochs between two steps.")
+
+    def at(self, epoch: int, length: int) -> float:
+        """initial k^floor(t / period)."""
+        del length
+        return float(self.initial * self.decay ** (epoch // self.period))
+
+
+class CosineRate(Section):
+    kind: Literal["cosine"] = "cosine"
+    initial: Positive = Field(description="Step length in epoch 0.")
+    final: NonNegative = Field(0.0, description="Step length from epoch `epochs` on.")
+    epochs: Count | None = Field(None, description="How many epochs the way takes; left out, the whole training.")
+
+    def at(self, epoch: int, length: int) -> float:
+        """Half a wave from initial to final over `epochs`: Loshchilov and Hutter 2017, equation 5, without restarts."""
+        done = min(1.0, epoch / (self.epochs or length))
+        return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+Rate = Annotated[ConstantRate | LinearRate | StepRate | CosineRate, Field(discriminator="kind")]
+
+
+def rate_at(rate: Rate | float, epoch: int, length: int) -> float:
+    """Step length of `epoch` (0, 1, ...) in a training of `length` epochs.
+
+    >>> rate_at(LinearRate(initial=0.1, final=0.05, epochs=10), 5, 60)
+    0.07500000000000001
+    """
+    return rate.at(epoch, length) if isinstance(rate, Section) else float(rate)

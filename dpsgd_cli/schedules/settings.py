@@ -1,0 +1,472 @@
+"""`privacy.schedule`: the noise multiplier by epoch (Yu et al. 2019, IV-A2), and all that depends on its kind.
+
+A kind of schedule is one class here, and its name in the union `Schedule` (in `Decay`, where it can be a part of
+another one). The class owns its noise at epoch t (epochs count from 0), what becomes of it when all noise is scaled,
+and, in the type of each number that may be `auto`, where that is searched and in which direction it costs more.
+Not here: how much of a budget that spends (`accounting/budget.py`), what an epoch costs (`privacy/accountants/`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from dpsgd_cli.accounting.search import NOISE, Span
+from dpsgd_cli.common.plugins import load_attribute, refusal_of_call
+from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
+from dpsgd_cli.errors import PrivacyError
+
+LEAST = 1e-6
+"""Less noise than this protects nothing (rho is 5e11), and its square soon leaves the range of floats."""
+
+
+@dataclass(frozen=True)
+class Number(Span):
+    """A number of a schedule that may be `auto`: from where it makes most noise (`cheap`) to where it makes least.
+
+    `value` is the number that a value of the search stands for. `refused`: why it cannot be solved for.
+    """
+
+    value: Callable[[float], float] = float
+    refused: str = ""
+
+    @property
+    def increasing(self) -> bool:
+        """Whether more of it is more noise."""
+        return self.cheap > self.expensive
+
+
+_NOISE = Number(NOISE.name, NOISE.cheap, NOISE.expensive, NOISE.start)
+OnlyNoise = Annotated[Positive | Auto, _NOISE]
+Noise = Annotated[Positive | Auto, replace(_NOISE, start=64.0)]
+Rate = Annotated[Positive | Auto, Number("decay", cheap=1e-9, expensive=1e9, start=1e-4)]
+Factor = Annotated[
+    Fraction | Auto,
+    Number("decay / (1 - decay)", cheap=1e9, expensive=1e-9, start=1e4, value=lambda odds: odds / (1 + odds)),
+]
+Period = Annotated[
+    Count | Auto, Number("period", cheap=float(1 << 40), expensive=1.0, start=64.0, whole=True, value=int)
+]
+
+
+class NoiseSchedule(Section):
+    """What every kind offers. Each states the next two in its own body: none has a default.
+
+    `adaptive`: its noise is chosen while training runs, and `noise` is the most that an epoch may have; otherwise all
+    of it is known before training, and is priced as planned.
+    `follows_initial`: a factor of `initial` is a factor of all its noise.
+    """
+
+    must_state = ("adaptive", "follows_initial")
+    adaptive: ClassVar[bool]
+    follows_initial: ClassVar[bool]
+    kind: str
+
+    @property
+    def length(self) -> int | None:
+        """How many epochs it has noise for; None for any number."""
+        return None
+
+    @abstractmethod
+    def noise(self, epoch: int) -> float:
+        """The formula; PrivacyError where a number that it needs is still `auto`."""
+
+    def noise_multiplier(self, epoch: int) -> float:
+        """Noise multiplier of `epoch` (0, 1, ...); at least `LEAST`.
+
+        Raises PrivacyError where the schedule has less noise than that, or a number that is still `auto`.
+        """
+        value = self.noise(epoch)
+        if value < LEAST:
+            raise PrivacyError(
+                f"schedule {self.kind} has noise multiplier {value:g} at epoch {epoch}, less than {LEAST:g}:"
+                " train fewer epochs, or let it decay slower (for no privacy at all there is method sgd)"
+            )
+        return value
+
+    def scaled(self, factor: float) -> Self:
+        """The same with every noise multiplier times `factor`; none of its numbers is free."""
+        names = [name for name in ("initial", "final") if name in type(self).model_fields]
+        return self.model_copy(update={name: getattr(self, name) * factor for name in names})
+
+    def numbers(self) -> dict[str, Number]:
+        """What may be `auto`, by its path inside the section.
+
+        >>> list(ExponentialDecay(initial=10, decay=0.1).numbers())
+        ['initial', 'decay']
+        """
+        found = ((name, field.metadata) for name, field in type(self).model_fields.items())
+        return {name: one for name, metadata in found for one in metadata if isinstance(one, Number)}
+
+    def free_numbers(self) -> list[str]:
+        """The paths of what is `auto`: `decay`, `parts.1.initial`.
+
+        >>> ExponentialDecay(initial=10, decay="auto").free_numbers()
+        ['decay']
+        """
+        return [path for path in self.numbers() if self.number_at(path) == "auto"]
+
+    def number_at(self, path: str) -> Any:
+        """The number at one of the paths of `numbers`, or `auto`."""
+        return getattr(self, path)
+
+    def with_number(self, path: str, value: float | str) -> Self:
+        """The same with the number at one of the paths of `numbers` set."""
+        return self.model_copy(update={path: value})
+
+
+class Uniform(NoiseSchedule):
+    adaptive = False
+    follows_initial = True
+    kind: Literal["uniform"] = "uniform"
+    initial: OnlyNoise = Field("auto", description="Noise multiplier of every epoch; auto: the least allowed.")
+
+    def noise(self, epoch: int) -> float:
+        """The same in every epoch."""
+        del epoch
+        return _known(self.initial)
+
+
+class ByRule(Uniform):
+    """`influence` where a rule finds that better (`dpsgd train --dry-run` says); else uniform."""
+
+    adaptive = False
+    follows_initial = True
+    kind: Literal["auto"] = "auto"  # type: ignore[assignment]
+
+
+UNSAID = (ByRule(), Uniform())
+"""What a recipe has where nobody said anything, before and after the rule was asked."""
+
+
+class TimeDecay(NoiseSchedule):
+    adaptive = False
+    follows_initial = True
+    kind: Literal["time"] = "time"
+    initial: Noise = Field(description="Noise multiplier of epoch 0.")
+    decay: Rate = Field(description="k in initial / (1 + k floor(t / period)).")
+    period: Count = Field(1, description="Epochs between two changes.")
+
+    def noise(self, epoch: int) -> float:
+        """sigma_t = sigma_0 / (1 + k floor(t / period))."""
+        return _known(self.initial) / (1 + _known(self.decay) * (epoch // self.period))
+
+
+class ExponentialDecay(NoiseSchedule):
+    adaptive = False
+    follows_initial = True
+    kind: Literal["exponential"] = "exponential"
+    initial: Noise = Field(description="Noise multiplier of epoch 0.")
+    decay: Rate = Field(description="k in initial * exp(-k floor(t / period)).")
+    period: Count = Field(1, description="Epochs between two changes.")
+
+    def noise(self, epoch: int) -> float:
+        """sigma_t = sigma_0 exp(-k floor(t / period))."""
+        return _known(self.initial) * math.exp(-_known(self.decay) * (epoch // self.period))
+
+
+class StepDecay(NoiseSchedule):
+    adaptive = False
+    follows_initial = True
+    kind: Literal["step"] = "step"
+    initial: Noise = Field(description="Noise multiplier of epoch 0.")
+    decay: Factor = Field(description="k in initial * k^floor(t / period).")
+    period: Period = Field(10, description="Epochs between two steps.")
+
+    def noise(self, epoch: int) -> float:
+        """sigma_t = sigma_0 k^floor(t / period)."""
+        times = epoch // int(_known(self.period))
+        return float(_known(self.initial) * _known(self.decay) ** times)
+
+
+class PolynomialDecay(NoiseSchedule):
+    adaptive = False
+    follows_initial = False
+    kind: Literal["polynomial"] = "polynomial"
+    initial: Noise = Field(description="Noise multiplier of epoch 0.")
+    final: Noise = Field(description="Noise multiplier from epoch `period` on.")
+    decay: Rate = Field(description="Power k in (initial - final) (1 - t/period)^k + final.")
+    period: Period = Field(100, description="Epochs until the final value.")
+    every: Count = Field(1, description="Epochs between two changes.")
+
+    def noise(self, epoch: int) -> float:
+        """sigma_t = (sigma_0 - sigma_end) (1 - t / period)^k + sigma_end, and sigma_end from `period` on.
+
+        With `every` above 1, t is the last multiple of it.
+        """
+        left = max(0.0, 1 - (epoch - epoch % self.every) / _known(self.period))
+        final = _known(self.final)
+        return float((_known(self.initial) - final) * left ** _known(self.decay) + final)
+
+    def numbers(self) -> dict[str, Number]:
+        """Noise that climbs turns the direction of its power and of its period."""
+        found = super().numbers()
+        if isinstance(self.initial, str) or isinstance(self.final, str) or self.final <= self.initial:
+            return found
+        reason = "auto is for noise that decays; final is above initial here"
+        return found | {
+            "decay": replace(found["decay"], cheap=1e9, expensive=1e-9, start=64.0),
+            "period": replace(found["period"], cheap=1.0, expensive=found["period"].cheap, refused=reason),
+        }
+
+
+_Decay = Uniform | TimeDecay | ExponentialDecay | StepDecay | PolynomialDecay
+Decay = Annotated[_Decay, Field(discriminator="kind")]
+
+
+class Stretch(Section):
+    """One part of a piecewise schedule."""
+
+    epochs: Count | None = Field(None, description="How long this part lasts; left out in the last one, to the end.")
+    schedule: Decay = Field(description="Its noise; its clock starts at 0 where the part begins.")
+
+
+class Piecewise(NoiseSchedule):
+    """One schedule after the other: constant for 10 epochs, then exponential."""
+
+    adaptive = False
+    follows_initial = False
+    kind: Literal["piecewise"] = "piecewise"
+    parts: Annotated[list[Stretch], Field(min_length=1)] = Field(description="In order.")
+
+    @model_validator(mode="after")
+    def _only_the_last_is_open(self) -> Piecewise:
+        open_parts = [index for index, part in enumerate(self.parts[:-1]) if part.epochs is None]
+        if open_parts or self.parts[-1].epochs is not None:
+            at = open_parts[0] if open_parts else len(self.parts) - 1
+            said = "missing: only the last part lasts to the end" if open_parts else "leave it out of the last part"
+            raise ValueError(f"parts.{at}: epochs: {said}")
+        return self
+
+    def noise(self, epoch: int) -> float:
+        """That of the part that `epoch` falls into, its own clock starting at 0."""
+        for part in self.parts:
+            if part.epochs is None or epoch < part.epochs:
+                return part.schedule.noise(epoch)
+            epoch -= part.epochs
+        raise PrivacyError("schedule piecewise ended before the training")
+
+    def scaled(self, factor: float) -> Self:
+        return self._with([part.schedule.scaled(factor) for part in self.parts])
+
+    def numbers(self) -> dict[str, Number]:
+        return {
+            f"parts.{index}.{name}": number
+            for index, part in enumerate(self.parts)
+            for name, number in part.schedule.numbers().items()
+        }
+
+    def number_at(self, path: str) -> Any:
+        _, index, name = path.split(".")
+        return self.parts[int(index)].schedule.number_at(name)
+
+    def with_number(self, path: str, value: float | str) -> Self:
+        _, index, name = path.split(".")
+        schedules = [part.schedule for part in self.parts]
+        schedules[int(index)] = schedules[int(index)].with_number(name, value)
+        return self._with(schedules)
+
+    def _with(self, schedules: list[_Decay]) -> Self:
+        pairs = zip(self.parts, schedules, strict=True)
+        return self.model_copy(update={"parts": [part.model_copy(update={"schedule": one}) for part, one in pairs]})
+
+
+class Validation(NoiseSchedule):
+    """Yu et al. 2019, IV-A1: less noise whenever the validation accuracy stops improving. Needs `data.validation`."""
+
+    adaptive = True
+    follows_initial = True
+    kind: Literal["validation"] = "validation"
+    initial: Positive = Field(description="Noise multiplier of epoch 0.")
+    decay: Fraction = Field(description="k: the noise multiplier becomes k times itself.")
+    threshold: NonNegative = Field(0.01, description="It does when accuracy improved by at most this since last time.")
+    period: Count = Field(10, description="Validations between two looks.")
+    average: Count = Field(1, description="m: the accuracy that is looked at is the mean of the last m validations.")
+    every: Count = Field(1, description="Epochs between two validations.")
+
+    @model_validator(mode="after")
+    def _period_covers_the_average(self) -> Validation:
+        if self.period < self.average:
+            raise ValueError(f"period: is {self.period}, but must be at least average ({self.average})")
+        return self
+
+    def noise(self, epoch: int) -> float:
+        """The noise of epoch 0, and the most that any epoch has: later ones follow the validation accuracy."""
+        del epoch
+        return self.initial
+
+
+class Listed(NoiseSchedule):
+    """Every epoch's own number."""
+
+    adaptive = False
+    follows_initial = False
+    kind: Literal["list"] = "list"
+    multipliers: Annotated[list[Positive], Field(min_length=1)] = Field(
+        description="Noise multiplier of epochs 0, 1, ...; until-budget, training ends with the last."
+    )
+    factor: Noise = Field(1.0, description="Times all of them; auto: the least that the budget allows.")
+
+    @property
+    def length(self) -> int:
+        return len(self.multipliers)
+
+    def noise(self, epoch: int) -> float:
+        """The number of that epoch, and none beyond the last, where no budget lasts."""
+        return self.multipliers[epoch] * _known(self.factor) if epoch < self.length else 0.0
+
+    def scaled(self, factor: float) -> Self:
+        return self.model_copy(update={"factor": _known(self.factor) * factor})
+
+
+class Contraction(Section):
+    """Every epoch shrinks what earlier noise did to the result by one factor."""
+
+    contraction: Factor = Field(description="gamma: w_t is gamma^-t times that of epoch 0; auto: solved for.")
+
+
+class Tail(Section):
+    """What an epoch's noise is in the mean of the last weights of descent with momentum, a step an epoch.
+
+    w_t is the part of a step's whole move that this mean has of step t: for m weights, those after steps F to T - 1,
+    sum over k >= t of (1 - momentum^(k - t + 1)) / m. Where the loss has no curvature, the least noise would come of
+    w_t^2; curvature makes later steps undo what early noise did, which w_t allows for.
+
+    >>> [Tail(epochs=4, momentum=0.5).weight(t) for t in range(4)]
+    [0.90625, 0.8125, 0.625, 0.25]
+    """
+
+    epochs: Count = Field(description="T, all epochs of the training.")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(description="Heavy-ball momentum.")
+    fraction: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="Share of the steps that is averaged.")
+
+    def weight(self, epoch: int) -> float:
+        """w_t, in (0, 1]; `epoch` is below T."""
+        averaged = max(1, math.ceil(self.fraction * self.epochs))
+        start = max(self.epochs - averaged, epoch)
+        seen = self.epochs - start
+        short = self.momentum ** (start - epoch + 1) * (1 - self.momentum**seen) / (1 - self.momentum)
+        return (seen - short) / averaged
+
+
+class Influence(NoiseSchedule):
+    """The least noise on the result for its price, where the noise of epoch t is w_t in the result, w_t public.
+
+    Where the result has error sum w_t sigma_t^2 and what is spent is sum sigma_t^-2 (Gaussians: exactly, mu^2 and twice
+    rho), a multiplier lambda gives w_t = lambda sigma_t^-4 at the optimum, so sigma_t^2 is proportional to w_t^(-1/2)
+    (Hong, Wang and Zhou 2021, arXiv 2101.07413). Under sampling, spending is another function of sigma_t, and this a
+    good choice, not the best. A contraction by gamma an epoch (theirs: a loss under the Polyak-Lojasiewicz condition)
+    gives exponential decay by k = -log(gamma) / 4.
+
+    >>> steady = Influence(initial=8, weights={"contraction": 0.5})
+    >>> [round(steady.noise(t), 3) for t in (0, 2, 4)], round(Influence(initial=8, weights=[1, 16]).noise(1), 3)
+    ([8.0, 5.657, 4.0], 4.0)
+    """
+
+    adaptive = False
+    follows_initial = True
+    kind: Literal["influence"] = "influence"
+    initial: Noise = Field(description="Noise multiplier of epoch 0.")
+    weights: Annotated[list[Positive], Field(min_length=1)] | Contraction | Tail = Field(
+        description="w_t of epochs 0, 1, ... (only their ratios matter; until-budget, training ends with the last), or"
+        " {contraction: gamma}, or {epochs: T, momentum: m} of an average. Public: from theory or other data, never"
+        " from these records."
+    )
+
+    @property
+    def length(self) -> int | None:
+        if isinstance(self.weights, Contraction):
+            return None
+        return self.weights.epochs if isinstance(self.weights, Tail) else len(self.weights)
+
+    def noise(self, epoch: int) -> float:
+        """sigma_t = sigma_0 (w_t / w_0)^(-1/4), and none beyond the last weight, where no budget lasts."""
+        if isinstance(self.weights, Contraction):
+            return float(_known(self.initial) * _known(self.weights.contraction) ** (epoch / 4))
+        if self.length is not None and epoch >= self.length:
+            return 0.0
+        weight = self.weights.weight if isinstance(self.weights, Tail) else self.weights.__getitem__
+        return float(_known(self.initial) * (weight(0) / weight(epoch)) ** 0.25)
+
+    def numbers(self) -> dict[str, Number]:
+        found = super().numbers()
+        if isinstance(self.weights, Contraction):
+            (found["weights.contraction"],) = (
+                one for one in Contraction.model_fields["contraction"].metadata if isinstance(one, Number)
+            )
+        return found
+
+    def number_at(self, path: str) -> Any:
+        return self.initial if path == "initial" else getattr(self.weights, path.removeprefix("weights."))
+
+    def with_number(self, path: str, value: float | str) -> Self:
+        if path == "initial":
+            return self.model_copy(update={"initial": value})
+        assert isinstance(self.weights, Contraction)
+        return self.model_copy(update={"weights": self.weights.model_copy(update={"contraction": value})})
+
+
+class PythonSchedule(NoiseSchedule):
+    """A user's own function of the epoch, which is public: it is asked when the training is planned, before data is
+    read, and once for each epoch."""
+
+    adaptive = False
+    follows_initial = False
+    kind: Literal["python"] = "python"
+    file: str = Field(description="A Python file; a relative path starts from the recipe's folder.")
+    function: str = Field(
+        "noise_multiplier", description="Its function of the epoch, 0, 1, ..., to a noise multiplier."
+    )
+    factor: Noise = Field(1.0, description="Times what it returns; auto: the least that the budget allows.")
+    _base: Path = PrivateAttr(Path())
+    _values: dict[int, float] = PrivateAttr(default_factory=dict)
+
+    def starting_from(self, base: Path) -> Self:
+        """The same with the folder that its path starts from."""
+        found = self.model_copy()
+        found._base, found._values = base, {}
+        return found
+
+    def noise(self, epoch: int) -> float:
+        """What the function returns, times the factor; PrivacyError where that is no positive number."""
+        if epoch not in self._values:
+            self._values[epoch] = self._asked(epoch)
+        return self._values[epoch] * _known(self.factor)
+
+    def scaled(self, factor: float) -> Self:
+        return self.model_copy(update={"factor": _known(self.factor) * factor})
+
+    def _asked(self, epoch: int) -> float:
+        function, said = load_attribute(self._base / self.file, self.function), f"{self.function}({epoch})"
+        wrong = refusal_of_call(function, self.function, {"epoch": epoch}, {})
+        if wrong is not None:
+            raise PrivacyError(f"privacy.schedule.function: {self.file}: {wrong}")
+        try:
+            value = float(function(epoch))
+        except (Exception, SystemExit) as error:
+            raise PrivacyError(
+                f"privacy.schedule.function: {self.file}: {said} failed: {type(error).__name__}: {error}"
+            ) from error
+        if not 0 < value < math.inf:
+            raise PrivacyError(
+                f"privacy.schedule.function: {self.file}: {said} is {value:g}, but must be positive and finite"
+            )
+        return value
+
+
+Schedule = Annotated[
+    ByRule | _Decay | Piecewise | Listed | Influence | PythonSchedule | Validation,
+    Field(discriminator="kind"),
+]
+
+
+def _known(value: float | str) -> float:
+    if isinstance(value, str):
+        raise PrivacyError("a number of the schedule is auto: it has no value until the plan has solved for it")
+    return value

@@ -1,0 +1,1 @@
+"""Training: plans, start, loop over epochs, checkpoints, evaluation and inference."""

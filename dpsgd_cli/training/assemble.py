@@ -1,0 +1,315 @@
+"""Assembly of the rows of `result.json`, `trials.csv` and `history.csv` from the records of trials.
+
+A function that makes public fields takes a `Released` and sees nothing else (`result.py`). Every epsilon is computed
+from a ledger. Where a method chooses its releases adaptively, epsilon is the budget of the privacy filter
+(`accounting/ledger.py`). The part of it that such a trial spent is under `spent`, and by epoch in `history.csv`: any
+reader of the releases can compute this number, and it is not a guarantee.
+
+A number that is not finite is stored as None: null in JSON, an empty cell in a table.
+Training itself is in `training/loop.py`, files are in `store.py`, versions and hashes in `results/provenance.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.accountants.zcdp import rho_of
+from dpsgd_cli.accounting.adjacency import of_whom
+from dpsgd_cli.accounting.joint_composition import Run, scope
+from dpsgd_cli.accounting.ledger import Ledger, to_lines
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.accounting.plan import Plan, PlannedNoise, noise_text
+from dpsgd_cli.accounting.search import ExactSum
+from dpsgd_cli.accounting.statement import warnings_of
+from dpsgd_cli.common.text_format import count
+from dpsgd_cli.recipe.loading import resolved
+from dpsgd_cli.recipe.privacy import describe_noise, noise_source
+from dpsgd_cli.results import prices, provenance
+from dpsgd_cli.results.evaluated import files_of, records_of, tested_section
+from dpsgd_cli.results.result import Released, Result, Row, Stopped, Unreleased, marked, summarise_columns, together
+from dpsgd_cli.results.warnings import diverged, warnings_of_rows, warnings_of_training
+from dpsgd_cli.training.plans import declared_by_model
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """Record of one epoch: metrics by name, (R,) each (empty when not evaluated), and non-private sums, (R,) each.
+
+    `ended` is the time at which the epoch ended, in seconds since 1970.
+    """
+
+    epoch: int
+    metrics: dict[str, list[float]]
+    counts: dict[str, list[float]]
+    ended: float = 0.0
+
+    def of(self, span: slice) -> EpochRecord:
+        """Return the record of the trials in `span` alone."""
+        metrics = {name: values[span] for name, values in self.metrics.items()}
+        return EpochRecord(
+            self.epoch, metrics, {name: values[span] for name, values in self.counts.items()}, self.ended
+        )
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Price of one trial's ledger: the guaranteed bound, and the spending by the end of each epoch.
+
+    `spent` has epsilon and rho of all releases where the guarantee is the budget instead of their price; else None.
+    """
+
+    epsilon: float | None
+    delta: float | None
+    rho: float | None
+    epochs: list[Row]
+    spent: Row | None = None
+
+
+def result(released: Released, unreleased: Unreleased) -> Result:
+    """Return the result of a finished run. Closes its ledgers first (`_close`)."""
+    for ledger in released.ledgers:
+        _close(ledger, released.plan, released.stopped)
+    seeds, privacy = released.loaded.recipe.seeds, released.loaded.recipe.privacy
+    bound = privacy is not None and privacy.clipping.plain
+    spendings = _spendings(released.plan, released.ledgers, len(released.epochs))
+    none: list[Row] = [{}] * len(seeds)
+    claimed, measured = released.findings or none, unreleased.findings or none
+    trials = together(
+        [row | own for row, own in zip(_trials(released, spendings), claimed, strict=True)],
+        [row | own for row, own in zip(_by_trial(unreleased.metrics, len(seeds)), measured, strict=True)],
+    )
+    hashes = {"nonprivate_data_sha256": unreleased.data_sha256}
+    return Result(
+        name=released.loaded.recipe.name,
+        privacy=_privacy(released, spendings),
+        metrics=summarise_columns({**released.metrics, **_columns(claimed)})
+        | marked(summarise_columns({**unreleased.metrics, **_columns(measured)})),
+        timing=released.timing | marked(unreleased.timing),
+        provenance=provenance.provenance(released.loaded, released.data_sha256, released.device) | hashes,
+        trials=trials,
+        history=_history(released, unreleased, [spent.epochs for spent in spendings]),
+        ledger=[line for i, ledger in enumerate(released.ledgers) for line in to_lines(ledger.entries, i, seeds[i])],
+        warnings=[*released.warnings, *_warnings(released, spendings)],
+        nonprivate_warnings=warnings_of_rows(unreleased, released.finite, bound),
+        diverged=diverged(released),
+    )
+
+
+def _close(ledger: Ledger, plan: Plan | None, stopped: Stopped | None) -> None:
+    """Add to the ledger of an ended trial what its bound includes beside its releases.
+
+    After an early stop these are the planned releases that `Plan.rest` charges for.
+    """
+    if stopped is None or plan is None:
+        ledger.close()
+        return
+    for entry in plan.rest(ledger.entries, stopped.done, stopped.watched):
+        ledger.entries.append(entry)
+
+
+def _of_stopping(stopped: Stopped, plan: Plan) -> str:
+    """Return the declaration of a training that was stopped early: the scope of its statement, and what is outside."""
+    told = f"Training was stopped after {stopped.done} of at most {count(stopped.epochs, 'epoch')}."
+    outside = (
+        " What somebody learnt of the training from the checkpoint, from how long it took or from an error message is"
+        " outside of the statement."
+    )
+    if plan.chooses:
+        return f"{told} The statement is of the whole budget, because the method chooses by what it released.{outside}"
+    if stopped.watched:
+        return (
+            f"{told} Metrics by epoch could be watched, and the moment be chosen by them: the statement is of the whole"
+            f" plan.{outside}"
+        )
+    return (
+        f"{told} The statement is of these epochs. Nothing that they released was shown before the end, so the moment"
+        f" was not chosen by it.{outside}"
+    )
+
+
+def history_so_far(released: Released, unreleased: Unreleased) -> list[Row]:
+    """Return the rows of `history.csv` for the finished epochs, while the trials still train."""
+    plan, ledgers = released.plan, released.ledgers
+    if plan is None:
+        return _history(released, unreleased, [[{}] * len(released.epochs)] * len(ledgers))
+    # a fixed plan is priced once for the whole run, not again at every call
+    planned = tuple((*(plan.before if epoch == 0 else ()), *own) for epoch, own in enumerate(plan.epochs))
+    spent = [
+        _spent_by_epoch(plan, ledger, (*(planned or _by_epoch(ledger)), *((),) * plan.silent)) for ledger in ledgers
+    ]
+    return _history(released, unreleased, spent)
+
+
+def _trials(released: Released, spendings: Sequence[Spending]) -> list[Row]:
+    """Return the public columns of `trials.csv`, one row per trial."""
+    recipe, metrics = released.loaded.recipe, _by_trial(released.metrics, len(spendings))
+    trials = []
+    for i, (seed, spent) in enumerate(zip(recipe.seeds, spendings, strict=True)):
+        # after an early stop, more epochs may be charged for than were trained
+        trained = len(spent.epochs) if released.stopped is None else len(released.epochs)
+        row: Row = {"trial": i, "seed": seed, "epochs": trained}
+        if recipe.folds is not None:
+            row.update(fold=i % recipe.folds, repeat=i // recipe.folds)
+        row.update(metrics[i], epsilon=spent.epsilon, delta=spent.delta, rho=spent.rho)
+        row.update({f"spent_{name}": value for name, value in (spent.spent or {}).items()})
+        trials.append(row)
+    return trials
+
+
+def _by_trial(columns: dict[str, list[float]], trials: int) -> list[Row]:
+    """Convert columns of R numbers to R rows."""
+    return [{name: _cell(values[i]) for name, values in columns.items()} for i in range(trials)]
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, list[float | None]]:
+    """Return the numeric columns of R rows."""
+    return {
+        name: [row[name] for row in rows]
+        for name in rows[0]
+        if all(row[name] is None or isinstance(row[name], int | float) for row in rows)
+    }
+
+
+def _cell(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _warnings(released: Released, spendings: Sequence[Spending]) -> list[str]:
+    """Return public warnings: an early stop, a weak guarantee, and failures that published weights or metrics show."""
+    plan, stopped, told = released.plan, released.stopped, []
+    if stopped is not None:
+        told.append(f"training was stopped after {stopped.done} of at most {count(stopped.epochs, 'epoch')}")
+    if plan is not None:
+        epsilon = prices.largest([spent.epsilon for spent in spendings])
+        told += warnings_of(epsilon, plan.delta, plan.sampling.records)
+    return told + warnings_of_training(released)
+
+
+def _spendings(plan: Plan | None, ledgers: Sequence[Ledger], epochs: int) -> list[Spending]:
+    """Price every ledger. Trials with equal releases are priced once."""
+    if plan is None:
+        return [Spending(None, None, None, [{}] * epochs) for _ in ledgers]
+    known: dict[tuple[tuple[Release, ...], ...], Spending] = {}
+    spendings = []
+    for ledger in ledgers:
+        released = (*_by_epoch(ledger), *((),) * plan.silent) or ((),) * epochs
+        if released not in known:
+            known[released] = _spending(plan, ledger, released)
+        spendings.append(known[released])
+    return spendings
+
+
+def _by_epoch(ledger: Ledger) -> tuple[tuple[Release, ...], ...]:
+    """Group releases by epoch, up to the last epoch with one. Releases before training belong to epoch 0."""
+    last = max((entry.epoch or 0 for entry in ledger.entries), default=-1)
+    epochs: list[list[Release]] = [[] for _ in range(last + 1)]
+    for entry in ledger.entries:
+        epochs[entry.epoch or 0].append(entry.release)
+    return tuple(tuple(releases) for releases in epochs)
+
+
+def _spending(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> Spending:
+    epochs = _spent_by_epoch(plan, ledger, released)
+    epsilon = _cell(prices.epsilon(plan.accountant, ledger.to_price, plan.delta))
+    if plan.budget_cap is None:
+        return Spending(epsilon, plan.delta, epochs[-1]["rho"] if epochs else 0.0, epochs)
+    everything = _cell(prices.epsilon(plan.accountant, ledger.releases, plan.delta))
+    spent = {"epsilon": everything, "rho": rho_of(ledger.releases)}
+    return Spending(epsilon, plan.delta, rho_of(ledger.to_price), epochs, spent)
+
+
+def _spent_by_epoch(plan: Plan, ledger: Ledger, released: Sequence[Sequence[Release]]) -> list[Row]:
+    """Return the cumulative rho and epsilon of `released` at the end of each epoch.
+
+    Each row also has the epoch's first noise multiplier in `ledger`, or None.
+    """
+    noise: dict[int | None, float] = {}
+    for entry in ledger.entries:
+        if isinstance(entry.release.mechanism, GaussianSum):
+            noise.setdefault(entry.epoch, entry.release.mechanism.noise_multiplier)
+    rho: ExactSum | None = ExactSum()
+    epochs: list[Row] = []
+    for epoch, spent in enumerate(prices.curve(plan.accountant, released, plan.delta)):
+        cost = rho_of(released[epoch])
+        if rho is not None and cost is not None:
+            rho.add(cost)
+        else:
+            rho = None
+        total = None if rho is None else _cell(rho.total())
+        epochs.append({"noise_multiplier": noise.get(epoch), "rho": total, "epsilon": _cell(spent)})
+    return epochs
+
+
+def _history(released: Released, unreleased: Unreleased, spent: Sequence[Sequence[Row]]) -> list[Row]:
+    """Return one row per trial and epoch; `spent` has the cumulative price of each trial at the end of each epoch."""
+    rows = []
+    for i, (seed, by_epoch) in enumerate(zip(released.loaded.recipe.seeds, spent, strict=True)):
+        # a trial that ended before the others has fewer rows
+        both = zip(released.epochs, unreleased.epochs, by_epoch, strict=False)
+        for epoch, (metrics, sums, spending) in enumerate(both):
+            row: Row = {"trial": i, "seed": seed, "epoch": epoch, **spending}
+            row.update({name: _cell(values[i]) for name, values in metrics.items()})
+            own = {name: values[i] for name, values in sums.items()}
+            rows.append(row | marked(_diagnostics(own, released.plan is not None)))
+    return rows
+
+
+def _diagnostics(sums: dict[str, float], private: bool) -> Row:
+    seen = max(sums["examples"], 1.0)
+    row: Row = {"train_loss": _cell(sums["loss"] / seen), "examples": int(sums["examples"])}
+    if private:
+        row["gradient_norm"] = _cell(sums["norm"] / seen)
+        row["clipped_fraction"] = sums["clipped"] / seen
+        row["nonfinite"] = int(sums["nonfinite"])
+    return row
+
+
+def _privacy(released: Released, spendings: Sequence[Spending]) -> Row:
+    plan, recipe = released.plan, released.loaded.recipe
+    if plan is None:
+        keys = ("epsilon", "delta", "rho", "adjacency", "accountant", "bound", "noise_source")
+        return {**dict.fromkeys(keys), "declarations": []}
+    data, unit = tested_section(resolved(recipe)), recipe.data.unit
+    # all trials use the same files, so that file names identify contents here
+    records = records_of(data, recipe.folds, {file: file for file in files_of(data)})
+    trusted = [
+        f"The code of {name} is trusted: it is public and does not use training data by other ways."
+        for name in provenance.own_code(released.loaded)
+    ]
+    stopping = [] if released.stopped is None else [_of_stopping(released.stopped, plan)]
+    of_parts = prices.parts(released.ledgers, plan.accountant, plan.delta)
+    return {
+        "epsilon": prices.largest([spent.epsilon for spent in spendings]),
+        "delta": plan.delta,
+        "rho": prices.largest([spent.rho for spent in spendings]),
+        **({"parts": of_parts, "spent": None} if plan.budget_cap is None else {"spent": _spent(spendings, of_parts)}),
+        "adjacency": plan.sampling.adjacency,
+        **({} if unit is None else {"unit": unit.model_dump()}),
+        "batching": plan.sampling.batching,
+        "sampling_rate": plan.sampling.rate,
+        "accountant": plan.accountant,
+        "bound": accountants.get(plan.accountant).bound,
+        "attacker": prices.attacker(released.ledgers),
+        "scope": scope(Run(recipe.name, recipe.seeds, of_whom(plan.sampling.adjacency, unit), records)),
+        "budget": None if plan.budget is None else plan.budget.model_dump(),
+        "budget_covers": "total" if plan.covers_before else "training",
+        "sensitivity": plan.sensitivity,
+        **({} if plan.correlated is None else _correlated(plan.correlated)),
+        "noise_source": describe_noise(noise_source(recipe.seed)),
+        "declarations": [*released.declarations, *declared_by_model(released.loaded), *trusted, *stopping],
+        "uncovered_steps": list(released.uncovered_steps),
+    }
+
+
+def _correlated(noise: PlannedNoise) -> Row:
+    return {"correlated_noise": noise_text(noise), "predicted_error_ratio": noise.ratio}
+
+
+def _spent(spendings: Sequence[Spending], of_parts: Row) -> Row:
+    """Return the largest spending of any trial, in total and by part: computed from releases, not a guarantee."""
+    spent = [one.spent or {} for one in spendings]
+    largest = {name: prices.largest([one.get(name) for one in spent]) for name in ("epsilon", "rho")}
+    return {**largest, "parts": of_parts}

@@ -1,0 +1,344 @@
+"""Trained models in use: written by training, read again from a result, and put to other records.
+
+`model.safetensors` and `recipe.yaml` are all that is needed: layout of a record, classes and preprocessing (what
+private steps released, trial by trial) are in the first, and so are buffers and frozen parameters. A model of the
+user's own also needs its Python file and the file of `model.weights`, whose SHA-256 the bundle holds; `data.features`
+with weights need those, and a card of the user's own is needed too. Files of methods and schedules are not.
+
+Predictions and metrics of other records use the released weights alone, so they cost the training records nothing. The
+records that are predicted for are not protected at all: what is measured on them is measured without noise.
+
+Not here: reading other records (`data/opening.py`), metrics (`training/evaluation.py`), where a result lies
+(`library.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, PositiveInt
+from torch import Tensor, nn
+
+from dpsgd_cli.batching.memory import rows_that_fit
+from dpsgd_cli.common import interrupts
+from dpsgd_cli.common.text_format import count, quoted, shortened
+from dpsgd_cli.data.dataset import UNTOLD, Layout, Part
+from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.opening import open_labelled, open_unlabelled
+from dpsgd_cli.data.pipeline import Pipeline
+from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
+from dpsgd_cli.data.settings import Data
+from dpsgd_cli.data.targets import target_scale
+from dpsgd_cli.engine import bundle, models
+from dpsgd_cli.engine.bundle import Bundle
+from dpsgd_cli.engine.independence import stand_in_rows
+from dpsgd_cli.engine.metrics import probabilities_by
+from dpsgd_cli.engine.precision import MOST_ROWS
+from dpsgd_cli.engine.processes import Team
+from dpsgd_cli.engine.settings import ConvexModel
+from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.engine.weights import held, seeded
+from dpsgd_cli.errors import DataError, RunError, UsageError
+from dpsgd_cli.preconditioning.maps import Preconditioner
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, plain
+from dpsgd_cli.results import provenance as origin
+from dpsgd_cli.results import reading, store
+from dpsgd_cli.training.build_models import loss_of, make_pack, outputs_of, placement
+from dpsgd_cli.training.evaluation import Models, clipped_at, measure, measure_once
+from dpsgd_cli.training.start import Trials, own_folds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = 2
+_AT_ONCE = 4096
+
+
+def bundle_of(trials: Trials, span: slice) -> Bundle:
+    """The models of some of the trials, and what else predicting by them takes."""
+    pack, dataset, recipe = trials.context.pack, trials.dataset, trials.recipe
+    assert dataset.layout is not None
+    weights = [
+        {name: values[at:][: shape.numel()].view(shape).cpu().clone() for name, (at, shape) in pack.spans.items()}
+        for values in trials.method.output
+    ]
+    about = {
+        "format": FORMAT,
+        "architecture": plain(recipe.model),
+        "input_shape": trials.context.table.input_shape,
+        "classes": dataset.classes,
+        "layout": dataset.layout.plain(),
+        "preprocess": plain(steps_of(recipe.data, trials.context.base)),
+        "made_from": origin.model_sha256(trials.members[0].loaded),
+    }
+    pack.require_untrained_kept()
+    loaded = models.loaded_names(recipe.model, trials.context.base)
+    untrained = {name: value.cpu() for name, value in pack.untrained.items() if name not in loaded}
+    kept, cuts = dataset.released | dataset.fitted, trials.method.cuts
+    return Bundle(weights, about, kept, dataset.unreleased, cuts, untrained).of_trials(span)
+
+
+class _About(BaseModel):
+    """What a model's file says of it besides tensors."""
+
+    model_config = ConfigDict(strict=True)
+    format: int
+    input_shape: list[PositiveInt]
+    classes: list[str | int | float | bool] | None
+    layout: dict[str, Any]
+    preprocess: list[dict[str, Any]]
+    made_from: dict[str, str]
+
+
+@contextlib.contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    """Turn what a model's file that does not fit its recipe, or itself, leads to into DataError."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if interrupts.reason(error) is not None:
+            raise
+        told = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__, 200)
+        told = f"does not fit its recipe, or was damaged ({told})"
+        raise DataError(f"{path}: {told}; restore it, or train again") from error
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The models of one result, one for each trial. `classes` is None for regression.
+
+    `document` is its `result.json`; None where a model and its recipe were published without.
+    """
+
+    loaded: LoadedRecipe
+    bundle: Bundle
+    layout: Layout
+    classes: tuple[Any, ...] | None
+    input_shape: tuple[int, ...]
+    directory: Path
+    document: dict[str, Any] | None = None
+
+    @classmethod
+    def load(cls, directory: Path) -> Trained:
+        """The models in a result directory, once their files were seen to be as they were written.
+
+        Raises DataError where there are none, and RunError where something that they were made from has changed.
+        """
+        path = directory / bundle.NAME
+        if not (directory / "recipe.yaml").is_file():
+            raise DataError(f"{directory}: not a result directory (it has no recipe.yaml)")
+        if not path.is_file():
+            raise DataError(
+                f"{directory}: holds no {bundle.NAME}, so nothing can be predicted; `dpsgd train` writes it, sweeps and"
+                " comparisons only with save_model: true"
+            )
+        document = store.read_document(directory) if store.is_complete(directory) else None
+        for name in (bundle.NAME, "recipe.yaml") if document is not None else ():
+            reading.checked(directory, document or {}, name)
+        found = bundle.read(path)
+        if found.about.get("format") != FORMAT:
+            raise DataError(f"{path}: was not written by this version of dpsgd; train again")
+        with _fitting(path):
+            about = _About.model_validate(found.about)
+            layout = Layout.from_plain(about.layout)
+        loaded = load_recipe(str(directory / "recipe.yaml"))
+        classes = None if about.classes is None else tuple(about.classes)
+        made = cls(loaded, found, layout, classes, tuple(about.input_shape), directory, document)
+        made._check_model()
+        if document is not None:
+            made._check_made_from(document["provenance"])
+        return made
+
+    def _check_model(self) -> None:
+        """See that the files the model is made of are there, and are those of the training."""
+        for name, known in self.bundle.about["made_from"].items():
+            path = self.loaded.base / name
+            if not path.is_file():
+                raise DataError(f"{self.directory}: the model is made of {name}, and {path} does not exist; restore it")
+            if sha256(path) != known:
+                raise self._changed([name])
+
+    def _changed(self, names: list[str]) -> RunError:
+        return RunError(
+            f"{self.directory}: was trained with another content of {' and '.join(names)}; restore it, or train again"
+        )
+
+    def _check_made_from(self, provenance: dict[str, Any]) -> None:
+        """See that weights of features and the card, which prediction needs, are those of the training."""
+        here = {f: h for step in self.pipeline(0).steps for f, h in step.made_from.items()}
+        here |= origin.card_sha256(self.loaded)
+        kinds = ("data_sha256", "nonprivate_data_sha256")
+        known = {name: found for kind in kinds for name, found in provenance.get(kind, {}).items()}
+        changed = [name for name, found in here.items() if known.get(name) != found]
+        if changed:
+            raise self._changed(changed)
+
+    @property
+    def trials(self) -> int:
+        return len(self.bundle.weights)
+
+    @cached_property
+    def data(self) -> Data:
+        """How records are read, and preprocessed as they were for training."""
+        steps = {"preprocess": self.bundle.about["preprocess"]}
+        with _fitting(self.directory / bundle.NAME):
+            made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
+        own = self.loaded.recipe
+        made.protect(own.data.unit, own.folds, own.data.by_place)
+        return made
+
+    def pipeline(self, trial: int | None = None) -> Pipeline:
+        """Preprocessing for one trial, or for all."""
+        chosen = self.bundle if trial is None else self.bundle.of_trials(slice(trial, trial + 1))
+        return pipeline_of(self.data, self.loaded.base, self.layout, chosen.kept | chosen.unreleased)
+
+    def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:
+        """Records of a table, an array or a file in the layout of the training records, before preprocessing."""
+        where = Path(records) if isinstance(records, str) else records
+        return open_unlabelled(where, self.data, self.layout, self.loaded.base)
+
+    def remarks(self, rows: np.ndarray) -> list[str]:
+        """What to say of `rows` (N, ...): in which columns values lie outside of the public bounds."""
+        by_bounds = any(
+            step.scale is not None and step.scale.by == "bounds" for step in steps_of(self.data, self.loaded.base)
+        )
+        done = "taken for the nearer bound" if by_bounds else "used as they are"
+        told = []
+        for index, column in enumerate(self.layout.columns or ()):
+            if column.bounds is not None:
+                low, high = column.bounds
+                outside = int(((rows[:, index] < low) | (rows[:, index] > high)).sum())
+                found = f"{count(outside, 'value')} of {quoted(column.name)} outside of its bounds {low:g} to {high:g}"
+                told += [f"{found}: {done}, as in training"] if outside else []
+        return told
+
+    def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
+        """What the model of `trial` is given for `rows` (N, ...): float32 (N, *input_shape)."""
+        self.check_trial(trial)
+        with _fitting(self.directory / bundle.NAME), np.errstate(**UNTOLD):
+            (x,), per_trial = self.pipeline(trial).run([rows], 1)
+            own = np.asarray(x)[0] if per_trial else np.asarray(x)
+            if own.shape[1:] != self.input_shape:
+                raise ValueError(f"records become {own.shape[1:]}, but the model takes {self.input_shape}")
+            if not self.bundle.cuts:
+                return own
+            factors = Preconditioner([self.bundle.cuts[trial].float()]).factors(torch.from_numpy(own), False)
+            return own * factors.numpy().reshape(-1, *[1] * (own.ndim - 1))
+
+    def check_trial(self, trial: int) -> None:
+        """Raise UsageError where there is no such trial."""
+        if not 0 <= trial < self.trials:
+            raise UsageError(f"there is no trial {trial}: the result has {count(self.trials, 'trial')}, from 0 on")
+
+    def module(self, trial: int) -> nn.Module:
+        """The model of `trial` as an ordinary module, for inputs (N, *input_shape) on the CPU."""
+        self.check_trial(trial)
+        outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
+        build = models.builder(self.loaded.recipe.model, self.input_shape, outputs, self.loaded.base)
+        weights = self.bundle.weights[trial]
+        with _fitting(self.directory / bundle.NAME):
+            made = seeded(self._with_untrained(build), 0)
+            missing, unexpected = made.load_state_dict(weights, strict=False)
+        if unexpected or {name for name, p in made.named_parameters() if p.requires_grad} & set(missing):
+            raise DataError(f"{self.loaded.source}: the model has other parameters than {bundle.NAME}; train again")
+        return made.eval()
+
+    def _with_untrained(self, build: models.Builder) -> models.Builder:
+        """A builder of the same modules, as precise as in training, with the buffers and frozen parameters of that."""
+
+        def built() -> nn.Module:
+            made = build().to(next(iter(self.bundle.weights[0].values())).dtype)
+            own = held(made)
+            if not self.bundle.untrained.keys() <= own.keys():
+                raise DataError(f"{self.loaded.source}: the model has other buffers than {bundle.NAME}; train again")
+            with torch.no_grad():
+                for name, value in self.bundle.untrained.items():
+                    own[name].copy_(value)
+            return made
+
+        return built
+
+    def outputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
+        """Outputs (N, K) of the model of `trial`. Raises RunError where its training diverged."""
+        module, found = self.module(trial), []
+        if not all(bool(torch.isfinite(value).all()) for value in self.bundle.weights[trial].values()):
+            raise RunError(f"the training of trial {trial} diverged: its weights are not finite; choose another trial")
+        dtype = next(module.parameters()).dtype
+        with torch.inference_mode():
+            for start in range(0, len(rows), _AT_ONCE):
+                x = torch.from_numpy(self.inputs(rows[start : start + _AT_ONCE], trial))
+                found.append(module(x.to(dtype)).numpy())
+        return np.concatenate(found)
+
+    def predict(self, rows: np.ndarray, trial: int) -> np.ndarray:
+        """The class of each row, or its predicted target, (N,)."""
+        return self.decided(self.outputs(rows, trial))
+
+    def decided(self, outputs: np.ndarray) -> np.ndarray:
+        """What outputs (N, K) say: classes as the recipe writes them, or targets in their own unit."""
+        if self.classes is None:
+            return target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
+        chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(np.int64)
+        return np.array([*self.classes, None], dtype=object)[chosen]
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Probabilities (N, classes) by outputs. Raises UsageError where the model's loss gives none."""
+        if self.classes is None:
+            raise UsageError("--probabilities: a regression predicts targets, and has no classes")
+        model, clipped = self.loaded.recipe.model, clipped_at(self.loaded.recipe, len(self.classes))
+        if clipped is None:
+            assert isinstance(model, ConvexModel)
+            raise UsageError(
+                f"--probabilities: outputs of a model with loss {model.loss} are margins and no probabilities; train"
+                " with loss: logistic"
+            )
+        return probabilities_by(outputs, clipped)
+
+    def evaluate(self, part: Part, folds: Tensor | None = None) -> dict[str, list[float]]:
+        """The task's metrics of all trials on labelled records, as training measures them; nothing is noisy.
+
+        With `folds` bool (N, R), those of each trial's own records.
+        """
+        place = placement(self.loaded.recipe, Team())
+        outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
+        pack = make_pack(self.loaded, self.input_shape, outputs, [0] * self.trials, place, self._with_untrained)
+        with _fitting(self.directory / bundle.NAME), np.errstate(**UNTOLD):
+            for trial, weights in enumerate(self.bundle.weights):
+                for name, (at, shape) in pack.spans.items():
+                    pack.values[trial, at : at + shape.numel()] = weights[name].reshape(shape).reshape(-1)
+            (x,), per_trial = self.pipeline().run([part.x], self.trials)
+            if np.asarray(x).shape[1 + per_trial :] != self.input_shape:
+                raise ValueError("records do not become what the model takes")
+        table = Table.load(np.asarray(x), np.array(part.y), per_trial, place.device, place.dtype)
+        if self.bundle.cuts:
+            made = Preconditioner([cut.to(table.x) for cut in self.bundle.cuts])
+            table = replace(table, factors=made.factors(table.x, per_trial))
+        table = table if folds is None else table.with_folds(~folds)
+        rows = stand_in_rows(self.input_shape, table.x)
+        most = min(self.loaded.recipe.runtime.micro_batch or rows_that_fit(pack, rows), MOST_ROWS)
+        classes = None if self.classes is None else len(self.classes)
+        models = Models(pack, pack.values, [self.loaded.recipe] * self.trials, classes, most)
+        return measure(models, table, loss_of(self.loaded.recipe, raw=True)) | measure_once(models, table)[0]
+
+    def labelled(self, records: pd.DataFrame | str | Path) -> Part:
+        """Labelled records of a table or a file."""
+        where = Path(records) if isinstance(records, str) else records
+        return open_labelled(where, self.data, self.layout, self.classes, self.loaded.base)
+
+    def own_metrics(self) -> dict[str, list[float]]:
+        """Metrics on the records that the recipe tests on, read anew: those that the result states.
+
+        Raises RunError where their files are no longer what they were.
+        """
+        if self.document is not None:
+            origin.check_unchanged(self.document, self.loaded, self.directory)
+        recipe = self.loaded.recipe
+        part = held_out_of(recipe.data, self.loaded.base, recipe.folds is not None)
+        return self.evaluate(part, None if recipe.folds is None else own_folds([recipe], part.known_keys))

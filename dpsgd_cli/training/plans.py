@@ -1,0 +1,153 @@
+"""From a recipe and its data to its plan: the one way, for training, prices, sweeps and comparisons.
+
+A plan is made of what is public before any value is used: the outline of the data, the releases of private
+preprocessing, how long a record's features can be, and the layers of the model. Torch is loaded only where layers are
+clipped one by one and building the model is the only way to count them.
+
+Not here: plans themselves (`accounting/plan.py`), reading data (`data/preparation.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from dpsgd_cli import data
+from dpsgd_cli.accounting.accountants import Accountant
+from dpsgd_cli.accounting.plan import Facts, Plan, adjacency_of, plan_for
+from dpsgd_cli.common import interrupts
+from dpsgd_cli.data.fingerprint import sha256
+from dpsgd_cli.data.splits import places_of_a_fold
+from dpsgd_cli.engine.settings import ConvexModel, OneLayer, PythonModel
+from dpsgd_cli.errors import ModelError, UsageError
+from dpsgd_cli.recipe.loading import Choice, LoadedRecipe
+from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.training import auto_settings
+from dpsgd_cli.training.auto_rule import Known
+
+
+def settled(loaded: LoadedRecipe) -> LoadedRecipe:
+    """The recipe with every `auto` setting chosen (`training/auto_settings.py`), and what was chosen.
+
+    Raises as planning and `data.outline` do, where the rule has to know of the data.
+    """
+    recipe = loaded.recipe
+    if not auto_settings.is_open(recipe):
+        return loaded
+    if not auto_settings.asks(recipe):
+        recipe, _ = auto_settings.features(recipe, None, lambda _: 0)
+        recipe, chosen = auto_settings.before_plan(recipe, None)
+        return replace(loaded, recipe=recipe, chosen=chosen)
+    recipe, bins, outline = _with_features(loaded)
+    known = _known(recipe, outline)
+    recipe, chosen = auto_settings.before_plan(recipe, known)
+    if auto_settings.covers(recipe):
+        plan, _ = plan_and_outline(replace(loaded, recipe=recipe))
+        assert plan is not None
+        recipe, rate = auto_settings.after_plan(recipe, known, plan)
+        chosen += rate
+    return replace(loaded, recipe=recipe, chosen=bins + chosen)
+
+
+def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[Choice, ...], data.Outline]:
+    """The recipe with its features settled, how they were, and the outline of data with these."""
+    outline = data.outline(loaded.recipe.data, loaded.base)
+
+    def count(recipe: Recipe) -> int:
+        return _known(recipe, data.outline(recipe.data, loaded.base)).features
+
+    recipe, told = auto_settings.features(loaded.recipe, _known(loaded.recipe, outline), count)
+    return recipe, told, data.outline(recipe.data, loaded.base) if told else outline
+
+
+def _known(recipe: Recipe, outline: data.Outline) -> Known:
+    """What the rule may read of the data: public facts."""
+    records = training_records(recipe, outline)
+    outputs = 1 if isinstance(recipe.model, ConvexModel) else outline.outputs
+    return Known(records, math.prod(outline.input_shape or ()), outputs, outline.norm_bound)
+
+
+def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> tuple[Plan | None, data.Outline]:
+    """The plan (None for a method without privacy) and what is known of the data, before any value is used.
+
+    What a plan reads may be `auto`. `judge` prices the budget in the place of the recipe's accountant. Raises as
+    planning and `data.outline` do.
+    """
+    recipe, _, outline = _with_features(loaded)
+    return plan_of(replace(loaded, recipe=recipe), outline, judge), outline
+
+
+def plan_of(loaded: LoadedRecipe, outline: data.Outline, judge: Accountant | None = None) -> Plan | None:
+    """The plan of a recipe on data of which `outline` is known; None for a method without privacy."""
+    recipe, _ = auto_settings.before_plan(loaded.recipe, _known(loaded.recipe, outline))
+    loaded = replace(loaded, recipe=recipe)
+    records = training_records(recipe, outline)
+    if recipe.privacy is None:
+        if recipe.method.batch is not None and recipe.method.batch > records:
+            raise UsageError(
+                f"method.batch_size is {recipe.method.batch}, more than the {records} training records; make it smaller"
+            )
+        return None
+    before = data.private_releases(recipe.data, adjacency_of(recipe), loaded.base)
+    layers = _layers(loaded, outline) if recipe.privacy.clipping.by_layer else None
+    with loaded.placing():
+        facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, judge)
+        return plan_for(recipe, facts)
+
+
+def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
+    """Layers with parameters, each of which per-layer clipping bounds by itself."""
+    model = loaded.recipe.model
+    if model.layers is not None:
+        return model.layers
+    import torch
+
+    from dpsgd_cli.engine.models import builder
+    from dpsgd_cli.engine.packing import Pack, Placement
+
+    if outline.input_shape is None:
+        raise ModelError(f"{loaded.source}: the shape of one input is not known")
+    own_code = [loaded.base / model.file] if isinstance(model, PythonModel) else []
+    with interrupts.explained(own_code, lambda: "nothing was written"):
+        build = builder(model, outline.input_shape, outline.outputs, loaded.base)
+        return len(Pack(build, [0], Placement(torch.device("cpu"))).layers)
+
+
+def training_records(recipe: Recipe, outline: data.Outline) -> int:
+    """Public number of records of each trial: the training part's, or with folds the places of every trial."""
+    if recipe.folds is None:
+        return outline.train_records
+    return places_of_a_fold(outline.files, recipe.folds, recipe.data.by_place)
+
+
+def feature_bound(recipe: Recipe, known: data.Outline | data.Dataset) -> float | None:
+    """Public bound on the norm of a linear model's features, its constant column included; None where there is none."""
+    if not isinstance(recipe.model, OneLayer) or known.norm_bound is None:
+        return None
+    return math.hypot(known.norm_bound, float(recipe.model.has_bias))
+
+
+def declarations(loaded: LoadedRecipe, outline: data.Outline) -> tuple[str, ...]:
+    """What the data and the model take to be public."""
+    return (*outline.declarations, *declared_by_model(loaded))
+
+
+def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
+    """What the model section takes to be public: a bound on targets, or weights that no seed drew."""
+    recipe, model = loaded.recipe, loaded.recipe.model
+    if isinstance(model, PythonModel) and model.weights is not None:
+        file, constant = model.weights.file, model.weights.constant
+        said = []
+        if file is not None:
+            hashed = f"SHA-256 {sha256(loaded.base / file)}"
+            said.append(f"The weights in {file} ({hashed}), which the model starts from, are declared public.")
+        if constant:
+            said.append(f"The numbers of {' and '.join(constant)}, which code computes, are declared public.")
+        return tuple(said)
+    if not isinstance(model, ConvexModel) or not model.known.residual or recipe.data.target_bounds is not None:
+        return ()
+    bound = f"{model.target_bound:g}"
+    return (
+        f"In training targets are clamped to [-{bound}, {bound}], a public bound (model.target_bound); metrics of test"
+        " records are of their targets as they are.",
+    )

@@ -1,0 +1,30 @@
+"""`privacy.unit`: whom a statement protects, where that is somebody with several rows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dpsgd_cli.common.sections import Section
+
+PERSON = "user"
+"""What the owner of rows is called, whatever the column is."""
+
+
+class Unit(Section):
+    """All rows of one user: neighbouring data differ in all of them at once."""
+
+    column: str = Field(
+        description="Whose a row is: a column of the table, an array of the npz file, or a .npy file with an entry for"
+        " each row (relative to the recipe; training rows, then those of a test file). It is no feature.",
+        min_length=1,
+    )
+    most_rows: Annotated[int, Field(ge=1, le=1000)] = Field(
+        description="A user's gradient is the mean over at most so many of their rows, chosen by no value."
+    )
+
+    @property
+    def in_a_file(self) -> bool:
+        """Whether `column` names a file beside the records."""
+        return self.column.endswith(".npy")

@@ -1,0 +1,197 @@
+"""Group privacy: what k records together are promised, against dp-accounting, closed forms and sums by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import dp_accounting.pld.privacy_loss_distribution as theirs
+import pytest
+from click.testing import CliRunner
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy.stats import binom, norm
+
+from dpsgd_cli.accounting import accountants
+from dpsgd_cli.accounting.groups import ForGroup, log_factor, of_group
+from dpsgd_cli.accounting.mechanism import (
+    ApproximateDP,
+    CorrelatedSums,
+    GaussianSum,
+    PureDP,
+    Release,
+    TruncatedSum,
+    ZeroConcentrated,
+)
+from dpsgd_cli.errors import UnsupportedMechanism
+from dpsgd_cli.main import main
+
+DELTA = 1e-5
+UPPER = [name for name in accountants.NAMES if accountants.get(name).bound == "upper"]
+
+
+def delta_of_gaussians(epsilon: float, mu: float) -> float:
+    """Balle and Wang 2018, of mu-GDP."""
+    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("batching", ["full", "shuffle"])
+def test_gaussians_are_those_of_a_kth_of_the_noise(size: int, batching: Any) -> None:
+    adjacency: Any = "zero-out" if batching == "shuffle" else "add-remove"
+    releases = [Release(GaussianSum(8.0, adjacency, batching), 9), Release(GaussianSum(6.0, adjacency, batching), 4)]
+    mu = size * math.sqrt(9 / 64 + 4 / 36)
+    found = ForGroup(accountants.get("gaussian"), size)
+    epsilon = found.epsilon(releases, DELTA)
+    assert delta_of_gaussians(epsilon, mu) == pytest.approx(DELTA, rel=1e-6)
+    assert found.delta(releases, 2.0) == pytest.approx(delta_of_gaussians(2.0, mu), rel=1e-6)
+    # a Gaussian of dp-accounting whose sensitivity is k times as large
+    other = PLDAccountant().compose(GaussianDpEvent(1 / mu)).get_epsilon(DELTA)
+    assert epsilon == pytest.approx(other, rel=1e-3)
+
+
+def mixture(size: int, noise: float, rate: float, steps: int) -> float:
+    """Epsilon of a group of `size` by dp-accounting: a step moves the sum by how many of them are sampled."""
+    chances = [float(binom.pmf(j, size, rate)) for j in range(size + 1)]
+    made = theirs.from_mixture_gaussian_mechanism(
+        noise,
+        sensitivities=list(range(size + 1)),
+        sampling_probs=chances,
+        value_discretization_interval=1e-3,
+    )
+    return float(made.self_compose(steps).get_epsilon_for_delta(DELTA))
+
+
+@pytest.mark.parametrize(("size", "noise", "rate", "steps"), [(2, 4.0, 0.01, 1000), (3, 3.0, 0.02, 40)])
+def test_sampled_gaussians_are_bounded_by_the_group_s_own_mixture(
+    size: int, noise: float, rate: float, steps: int
+) -> None:
+    """Ganesh 2024 (arXiv 2401.10294): the mixture is what a group can do, so nothing proved is below it."""
+    releases = [Release(GaussianSum(noise, "add-remove", "poisson", rate), steps)]
+    # rounded up, by less than 1%
+    least = 0.99 * mixture(size, noise, rate, steps)
+    for name in UPPER:
+        try:
+            found = ForGroup(accountants.get(name), size).epsilon(releases, DELTA)
+        except UnsupportedMechanism:
+            continue
+        assert found >= least, name
+    assert ForGroup(accountants.get("pld"), size).epsilon(releases, DELTA) <= 1.25 * least
+
+
+def test_a_large_rate_is_bounded_by_mechanism() -> None:
+    """Where nearly everybody is sampled, the statement of one record loses much, and the pair of a group little."""
+    release = Release(GaussianSum(10.0, "add-remove", "poisson", 0.95), 1)
+    found = ForGroup(accountants.get("pld"), 3).epsilon([release], DELTA)
+    least = 0.99 * mixture(3, 10.0, 0.95, 1)
+    assert least <= found <= 1.1 * least
+    pair = of_group(release.mechanism, 3)
+    assert isinstance(pair, GaussianSum)
+    assert (pair.noise_multiplier, pair.sampling_rate) == pytest.approx((10 / 3, 1 - 0.05**3))
+
+
+@pytest.mark.parametrize("source", ["pure", "laplace", "exponential"])
+def test_pure_releases_cost_k_times(source: Any) -> None:
+    releases = [Release(PureDP(0.01, "add-remove", source), 3)]
+    assert ForGroup(accountants.get("basic-composition"), 7).epsilon(releases, DELTA) == pytest.approx(0.21)
+    assert of_group(releases[0].mechanism, 7) == PureDP(0.07, "add-remove", source)
+
+
+def test_zcdp_grows_with_the_square() -> None:
+    """Bun and Steinke 2016, Proposition 1.9, and their conversion rho + 2 sqrt(rho log(1 / delta))."""
+    releases = [Release(ZeroConcentrated(0.01, "add-remove"))]
+    found = ForGroup(accountants.get("zcdp"), 3).epsilon(releases, DELTA)
+    assert found <= 0.09 + 2 * math.sqrt(0.09 * math.log(1 / DELTA)) + 1e-9
+    grown = of_group(releases[0].mechanism, 3)
+    assert isinstance(grown, ZeroConcentrated) and grown.rho == pytest.approx(0.09)
+
+
+def test_approximate_releases_by_hand() -> None:
+    """From neighbour to neighbour: delta + e^eps delta + e^(2 eps) delta at 3 eps."""
+    found = of_group(ApproximateDP(0.5, 1e-6, "add-remove"), 3)
+    assert isinstance(found, ApproximateDP)
+    assert found.epsilon == 1.5 and found.delta == pytest.approx(1e-6 * (1 + math.exp(0.5) + math.exp(1.0)))
+    assert math.exp(log_factor(0.0, 4)) == pytest.approx(4) and log_factor(800.0, 3) == pytest.approx(1600)
+    with pytest.raises(UnsupportedMechanism, match="delta passes 1"):
+        of_group(ApproximateDP(20.0, 1e-6, "add-remove"), 3)
+
+
+def test_what_is_kept_of_a_release() -> None:
+    """Everything but the noise and the rate: a group's is of the same kind."""
+    epoch = CorrelatedSums(2.0, "zero-out", "shuffle", correlation="tree", bands=3)
+    pair = of_group(epoch, 2)
+    assert isinstance(pair, CorrelatedSums) and (pair.bands, pair.batching) == (3, "shuffle")
+    assert (pair.noise_multiplier, pair.sampling_rate) == (1.0, 1.0)
+    step = of_group(GaussianSum(2.0, "add-remove", "poisson", 0.1), 2)
+    assert isinstance(step, GaussianSum)
+    assert (step.noise_multiplier, step.sampling_rate) == pytest.approx((1.0, 0.19))
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        GaussianSum(2.0, "replace-one", "fixed", 0.01),
+        GaussianSum(2.0, "replace-one", "poisson", 0.01),
+        GaussianSum(2.0, "add-remove", "random-allocation", 0.01),
+        TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=30),
+    ],
+    ids=lambda one: f"{one.batching} {one.adjacency}",
+)
+def test_samples_without_a_pair_of_groups_are_bounded_by_the_statement_of_one_record(mechanism: GaussianSum) -> None:
+    with pytest.raises(UnsupportedMechanism, match=mechanism.batching):
+        of_group(mechanism, 2)
+    pld, uses = accountants.get("pld"), [Release(mechanism, 10)]
+    found = ForGroup(pld, 2).epsilon(uses, 1e-6)
+    one = pld.delta(uses, found / 2)
+    assert one * (1 + math.exp(found / 2)) == pytest.approx(1e-6, rel=0.2)
+    assert one * (1 + math.exp(found / 2)) <= 1e-6 * (1 + 1e-6)
+
+
+def test_truncated_batches_are_priced_on_the_largest_data_between_a_group_and_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From N to N + 3 records it is three steps, of which the last is between N + 2 and N + 3."""
+    pld, seen = accountants.get("pld"), set()
+    own = type(pld).epsilon
+
+    def epsilon(self: Any, releases: Any, delta: float) -> float:
+        seen.add(releases[0].mechanism.records)
+        return own(self, releases, delta)
+
+    monkeypatch.setattr(type(pld), "epsilon", epsilon)
+    truncated = TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=30)
+    assert ForGroup(pld, 3).epsilon([Release(truncated)], 1e-6) > 0
+    assert seen == {1002}
+    full = TruncatedSum(2.0, "add-remove", "truncated-poisson", 0.01, records=1000, largest_batch=10)
+    with pytest.raises(UnsupportedMechanism, match="truncated-poisson"):
+        ForGroup(pld, 102).epsilon([Release(full)], 1e-6)
+
+
+def test_cycles_of_correlated_noise_are_bounded_by_the_statement_of_one_record() -> None:
+    """Records of a group may be in different groups of the cycle, whose blocks of steps overlap: no pair is proved."""
+    cycle = CorrelatedSums(4.0, "add-remove", "poisson", 0.02, bands=2)
+    with pytest.raises(UnsupportedMechanism, match="cycles overlap"):
+        of_group(cycle, 2)
+    pld = accountants.get("pld")
+    found = ForGroup(pld, 2).epsilon([Release(cycle, 100)], DELTA)
+    # the sum of both directions' deltas: delta' + e^epsilon' delta' at 2 epsilon'
+    one = found / 2
+    assert pld.delta([Release(cycle, 100)], one) * (1 + math.exp(one)) <= DELTA * (1 + 1e-6)
+
+
+def test_the_command_states_groups_of_any_source() -> None:
+    def rows(*arguments: str) -> list[dict[str, Any]]:
+        done = CliRunner().invoke(main, ["account", *arguments, "--format", "json"])
+        assert done.exit_code == 0, done.output
+        return [row for row in json.loads(done.stdout) if row["epsilon"] is not None]
+
+    flags = ["--batching", "full", "--noise-multiplier", "10", "--steps", "25", "--accountant", "gaussian"]
+    ((one,), (three,)) = rows(*flags), rows(*flags, "--group", "3")
+    assert delta_of_gaussians(three["epsilon"], 1.5) == pytest.approx(DELTA, rel=1e-6)
+    assert three["rho"] == pytest.approx(9 * one["rho"]) and three["note"].endswith("groups of 3")
+    gate = CliRunner().invoke(main, ["account", *flags, "--group", "3", "--max-epsilon", str(one["epsilon"])])
+    assert gate.exit_code == 1
+    for extra in (["--target-epsilon", "3"], ["--curve"], ["--best-of", "3"]):
+        assert CliRunner().invoke(main, ["account", *flags, "--group", "3", *extra]).exit_code == 2
+    assert "--group is 0" in CliRunner().invoke(main, ["account", *flags, "--group", "0"]).output

@@ -1,0 +1,189 @@
+"""Tables on disk against the same tables in memory, and reading ahead."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpsgd_cli.batching.run import FullSampler, PoissonSampler, Sampler, ShuffleSampler
+from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
+from dpsgd_cli.data.on_disk import DiskRows, Selection, Stored, TrialRows
+from dpsgd_cli.engine.streams import SeededStreams
+from dpsgd_cli.engine.tensors import Batch, Table
+from dpsgd_cli.errors import DataError, UsageError
+from dpsgd_cli.results import store
+from tests.conftest import GRADIENT, OWN, PCA, WAYS, StopAt, Train, WriteRecipe
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["shared", "per trial"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Table, StreamedTable]:
+    """40 rows of 2 x 2 with labels, in memory and on disk; two trials, of the same rows or each its own."""
+    x, y = np.random.default_rng(0).random((40, 2, 2)).astype(np.float32), np.arange(40) % 3
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    features, labels = (DiskRows(Stored(tmp_path / name), Selection(40)) for name in ("x.npy", "y.npy"))
+    if request.param == "shared":
+        memory = Table.load(x, y, False, CPU, torch.float64)
+        return memory, StreamedTable.open(features, labels, False, CPU, torch.float64)
+    own = TrialRows(features, [features.then(lambda rows: 2 * rows), features.then(lambda rows: 3 * rows)])
+    memory = Table.load(np.stack([2 * x, 3 * x]), y, True, CPU, torch.float64)
+    return memory, StreamedTable.open(own, labels, True, CPU, torch.float64)
+
+
+def same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    """Whether two pieces hold the same tensors of the same types."""
+    pairs = list(zip(first, second, strict=True))
+    return all(a is b if a is None or b is None else torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
+
+
+def test_sizes_and_spans(tables: tuple[Table, StreamedTable]) -> None:
+    memory, disk = tables
+    assert (len(disk), disk.rows, disk.input_shape) == (len(memory), memory.rows, memory.input_shape)
+    assert disk.x.dtype == memory.x.dtype and disk.x.numel() == 0
+    assert same(disk.every(3, 17), memory.every(3, 17))
+
+
+@pytest.mark.parametrize("kind", ["poisson", "shuffle", "full", "span"])
+@pytest.mark.parametrize("most", [3, 100])
+def test_batches_are_those_of_a_table_in_memory(tables: tuple[Table, StreamedTable], kind: str, most: int) -> None:
+    """Read ahead or not, in order and not, in pieces of any size."""
+    memory, disk = tables
+
+    def sampler() -> Sampler:
+        streams = [SeededStreams(seed) for seed in range(2)]
+        if kind == "poisson":
+            return PoissonSampler(streams, 40, 7)
+        return ShuffleSampler(streams, 40, 7) if kind == "shuffle" else FullSampler()
+
+    plain, ahead = sampler(), ReadAhead(sampler(), disk)
+    assert (ahead.steps_per_epoch, ahead.varies) == (plain.steps_per_epoch, plain.varies)
+    for step in (0, 1, 2, 3, 7, 2):
+        batch, read = plain.batch(step), ahead.batch(step)
+        if kind == "span":
+            batch = read = Batch(rows=None, span=(5, 31))
+        expected = list(memory.chunks(batch, most))
+        for found in (list(disk.chunks(read, most)), list(disk.chunks(batch, most))):
+            assert len(found) == len(expected)
+            assert all(same(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+        assert torch.equal(disk.numbers(read, 1, 3), memory.numbers(batch, 1, 3))
+
+
+def test_the_next_batch_is_read_meanwhile(tables: tuple[Table, StreamedTable]) -> None:
+    """While step 0 is in hand, step 1 is drawn on another thread, once; asking for it draws step 2."""
+    _, disk = tables
+    drawn: list[tuple[int, bool]] = []
+    arrived = threading.Event()
+
+    class Noted(Sampler):
+        steps_per_epoch = 9
+
+        def batch(self, step: int) -> Batch:
+            drawn.append((step, threading.current_thread() is threading.main_thread()))
+            if step == 1:
+                arrived.set()
+            return Batch(np.full((2, 3), step))
+
+    ahead = ReadAhead(Noted(), disk)
+    ahead.batch(0)
+    assert arrived.wait(timeout=60)
+    ahead.batch(1)
+    ahead.batch(2)
+    assert drawn[:3] == [(0, False), (1, False), (2, False)]
+
+
+def test_an_error_while_reading_ahead_is_that_of_the_step(tables: tuple[Table, StreamedTable]) -> None:
+    class Fails(Sampler):
+        steps_per_epoch = 9
+
+        def batch(self, step: int) -> Batch:
+            if step == 1:
+                raise DataError("the disk is gone")
+            return Batch(np.zeros((2, 3), dtype=np.int64))
+
+    ahead = ReadAhead(Fails(), tables[1])
+    ahead.batch(0)
+    with pytest.raises(DataError, match="the disk is gone"):
+        ahead.batch(1)
+
+
+def on_disk(path: Path) -> dict[str, Any]:
+    """The rows of `tiny.npz` as npy files beside it, and the section that names them."""
+    with np.load(path / "tiny.npz") as arrays:
+        for name in arrays.files:
+            np.save(path / f"{name}.npy", arrays[name].astype(np.float32) if name[0] == "x" else arrays[name])
+        np.savez(
+            path / "tiny.npz", **{n: arrays[n].astype(np.float32) if n[0] == "x" else arrays[n] for n in arrays.files}
+        )
+    files = {"path": "x.npy", "target": "y.npy", "test_path": "x_test.npy", "test_target": "y_test.npy"}
+    return OWN | files
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "poisson": {},
+    "shuffle": {"method": GRADIENT | {"batching": "shuffle"}, "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}}},
+    "full": {
+        "method": {"kind": "dp-sgd", "batching": "full", "learning_rate": 0.1},
+        "privacy": {"budget": {"epsilon": 4, "delta": 1e-3}},
+    },
+    "without privacy": {"method": GRADIENT | {"kind": "sgd"}, "privacy": None},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_on_disk_is_the_run_in_memory(write_recipe: WriteRecipe, train: Train, tmp_path: Path, case: str) -> None:
+    """To the last bit: weights, ledger, history; micro-batches too."""
+    section = on_disk(tmp_path)
+    runtime = {"device": "cpu", "threads": 1, "micro_batch": 5}
+    shared = CASES[case] | {"save_model": True, "runtime": runtime}
+    ours = train(write_recipe(name="disk", data=section, **shared))
+    theirs = train(write_recipe(name="memory", data=OWN, **shared))
+    for name in ("model.safetensors", "ledger.jsonl", "history.csv", "trials.csv"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
+    made_from = store.read_document(ours)["provenance"]["nonprivate_data_sha256"]
+    assert set(made_from) == {"x.npy", "y.npy", "x_test.npy", "y_test.npy"}
+
+
+def test_private_projections_of_rows_on_disk(write_recipe: WriteRecipe, train: Train, tmp_path: Path) -> None:
+    """Two trials, each with directions of its own: what rows in memory give, to rounding."""
+    section = on_disk(tmp_path) | {"preprocess": PCA}
+    ours, theirs = (
+        store.read_document(train(write_recipe(name=name, data=own)))
+        for name, own in (("disk", section), ("memory", OWN | {"preprocess": PCA}))
+    )
+    assert ours["privacy"] == theirs["privacy"]
+    for name, value in theirs["metrics"].items():
+        assert ours["metrics"][name]["mean"] == pytest.approx(value["mean"], rel=1e-4)
+
+
+def test_a_run_on_disk_that_was_stopped_goes_on(
+    write_recipe: WriteRecipe, train: Train, stop_at: StopAt, tmp_path: Path
+) -> None:
+    path = write_recipe(data=on_disk(tmp_path), save_model=True)
+    whole = train(path, out=tmp_path / "whole")
+    with pytest.raises(Exception, match="2 of 3 epochs are kept"):
+        train(path, progress=stop_at(2, KeyboardInterrupt()))
+    assert (train(path, resume=True) / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"folds": 3}, "folds hold all rows in memory"),
+        (WAYS["private-selection"], "method private-selection holds all rows in memory"),
+    ],
+)
+def test_what_holds_all_rows_is_refused(
+    write_recipe: WriteRecipe, train: Train, tmp_path: Path, sections: dict[str, Any], said: str
+) -> None:
+    section = on_disk(tmp_path)
+    if "folds" in sections:
+        section = {key: value for key, value in section.items() if not key.startswith("test_")}
+    with pytest.raises(UsageError, match=said):
+        train(write_recipe(data=section, **sections))

@@ -1,0 +1,195 @@
+"""`dpsgd recipe list | show | validate | schema | batching`, and what is said of what a recipe leaves open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dpsgd_cli.accounting.adjacency import BATCHINGS
+from dpsgd_cli.cli.recipe import draw, unsaid
+from dpsgd_cli.data.preparation import outline
+from dpsgd_cli.main import main
+from dpsgd_cli.recipe.loading import load_recipe, question, recipe_hash, shipped_recipes
+
+GOOD = """\
+name: x
+data: {name: digits}
+model: {kind: linear}
+method: {kind: dp-sgd, batch_size: 10}
+privacy: {budget: {rho: 1}}
+"""
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, ["recipe", *args])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "bad.yaml").write_text(GOOD.replace("10", "0") + "sed: 1\n")
+    return tmp_path
+
+
+def test_list_names_every_shipped_recipe_with_its_question() -> None:
+    result = run("list")
+    assert result.exit_code == 0
+    rows = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert rows == [[name, question(file)] for name, file in shipped_recipes().items()]
+
+
+def test_show_prints_the_resolved_recipe_which_is_a_recipe(folder: Path) -> None:
+    result = run("show", "good.yaml", "repeats=3")
+    assert result.exit_code == 0
+    (folder / "shown.yaml").write_text(result.stdout)
+    assert load_recipe("shown.yaml").recipe == load_recipe("good.yaml", ["repeats=3"]).recipe
+    assert "norm: auto" in result.stdout
+
+
+def test_show_reports_wrong_overrides_beside_wrong_lines(folder: Path) -> None:
+    result = run("show", "bad.yaml", "repeats=0")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        "error: bad.yaml:4: method.batch_size: must be a whole number at least 1 or auto, got 0",
+        "       bad.yaml:6: sed: unknown key; did you mean seed?",
+        "       override repeats=0: repeats: must be a whole number at least 1 and at most 100000, got 0",
+    ]
+
+
+def test_validate_names_what_is_valid(folder: Path) -> None:
+    result = run("validate", "good.yaml", "quickstart")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == ["good.yaml: valid", "quickstart: valid"]
+
+
+def test_validate_reports_every_problem_of_every_file(folder: Path) -> None:
+    result = run("validate", "bad.yaml", "missing.yaml", "good.yaml")
+    assert result.exit_code == 2
+    assert result.stdout.splitlines() == ["good.yaml: valid"]
+    assert len(result.stderr.splitlines()) == 3
+    assert "missing.yaml: no such file" in result.stderr
+
+
+def test_schema_is_json_that_describes_every_key_of_a_recipe() -> None:
+    result = run("schema")
+    assert result.exit_code == 0
+    schema = json.loads(result.stdout)
+    assert schema["$schema"].endswith("2020-12/schema")
+    assert {"name", "data", "model", "method", "privacy", "runtime"} <= set(schema["properties"])
+    assert schema["additionalProperties"] is False
+    assert "description" in schema["$defs"]["Privacy"]["properties"]["budget"]
+
+
+@pytest.mark.parametrize(("records", "size"), [(10, 1), (12, 3), (7, 2)])
+def test_shuffled_batches_hold_each_record_once_and_poisson_batches_do_not(records: int, size: int) -> None:
+    found = draw(records, size, 0)
+    assert sorted(n for batch in found["shuffle"] for n in batch) == list(range(records))
+    assert {len(batch) for batch in found["fixed"]} == {size}
+    steps = len(found["shuffle"])
+    assert max(len(batch) for batch in found["truncated-poisson"]) <= size
+    assert sorted(n for batch in found["random-allocation"] for n in batch) == list(range(records))
+    assert [len(batches) for batches in found.values()] == [steps] * 5
+    assert len({len(batch) for batch in found["poisson"]}) > 1
+    assert set(found) < set(BATCHINGS)
+
+
+def test_the_command_shows_every_kind_that_draws() -> None:
+    result = run("batching", "--seed", "3")
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    drawn = ["poisson", "shuffle", "fixed", "truncated-poisson", "random-allocation"]
+    assert [line.split()[0] for line in lines[::2]] == drawn
+    assert lines[0].count("[") == lines[2].count("[") == lines[4].count("[") == 10
+    assert "  0 records in no batch, 0 in several; an epoch is one Gaussian" in lines[3]
+    assert "  0 records in no batch, 0 in several; an epoch is one draw of a step" in lines[9]
+    again = run("batching", "--seed", "3")
+    assert again.output == result.output
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    result = run("batching", "--batch-size", "11")
+    assert result.exit_code == 2
+    assert "more than the 10 records" in result.output
+
+
+OWN = """\
+name: x
+data: {path: x.csv, target: y}
+model: {kind: linear}
+method: {kind: dp-sgd, batching: shuffle, batch_size: 10}
+privacy: {schedule: {kind: uniform, initial: 3}, delta: 1e-5}
+epochs: 3
+"""
+
+
+def of(tmp_path: Path, *overrides: str) -> list[str]:
+    (tmp_path / "own.yaml").write_text(OWN)
+    return unsaid(load_recipe(str(tmp_path / "own.yaml"), overrides).recipe)
+
+
+def test_a_recipe_that_leaves_everything_open(tmp_path: Path) -> None:
+    assert of(tmp_path) == [
+        "# data.preprocess: [{scale: {by: bounds, to: [0.0, 1.0]}}, {one-hot: {}}] (a file of your own)",
+        "# seed: none (the operating system's entropy; no run can be repeated)",
+        "# privacy.noise_source: secure (no seed)",
+    ]
+
+
+def test_a_recipe_that_leaves_nothing_open(tmp_path: Path) -> None:
+    said = ["privacy.noise_source=seeded", "data.preprocess=[]"]
+    assert of(tmp_path, "seed=1", *said) == []
+    assert of(tmp_path, "seed=1", *said[1:]) == ["# privacy.noise_source: seeded (there is a seed)"]
+
+
+def test_the_steps_that_are_told_are_those_that_are_taken() -> None:
+    """Written into the recipe, they come to the same input."""
+    (said,) = (text for text in unsaid(load_recipe("lee2018/dp-agd").recipe) if "data.preprocess" in text)
+    steps = said.removeprefix("# data.preprocess: ").removesuffix(" (the card of adult)")
+    told, left = (load_recipe("lee2018/dp-agd", change) for change in ([f"data.preprocess={steps}"], []))
+    assert told.recipe.data.preprocess is not None and left.recipe.data.preprocess is None
+    assert outline(told.recipe.data, told.base) == outline(left.recipe.data, left.base)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_what_is_said_changes_no_recipe(name: str, tmp_path: Path) -> None:
+    shown = run("show", name)
+    assert shown.exit_code == 0
+    (tmp_path / "shown.yaml").write_text(shown.stdout)
+    assert recipe_hash(load_recipe(str(tmp_path / "shown.yaml")).recipe) == recipe_hash(load_recipe(name).recipe)
+
+
+NET = """
+from torch import nn
+def build(shape, outputs, extra):
+    kinds = {"none": [], "wrong": [nn.BatchNorm1d(10), nn.Dropout(0.5), nn.LSTM(10, 10)], "mixed": [Centre()]}
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(p=0), nn.PReLU(), nn.LayerNorm(10), *kinds[extra])
+class Centre(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+"""
+
+
+def test_check_model_says_how_each_layer_is_clipped_and_all_that_is_refused(folder: Path) -> None:
+    (folder / "net.py").write_text(NET)
+    model = "model={kind: python, file: net.py, arguments: {extra: %s}}"
+    fine = run("check-model", "good.yaml", model % "none")
+    lines = fine.stdout.splitlines()
+    assert (fine.exit_code, lines[0]) == (0, "x: inputs (1, 8, 8), 10 outputs")
+    assert [line.split(": ")[:2] for line in lines[1:4]] == [
+        ["  1", "Linear, 650 parameters"],
+        ["  3", "PReLU, 1 parameter"],
+        ["  4", "LayerNorm, 20 parameters"],
+    ]
+    for line, how in zip(lines[1:4], ("closed form", "one example at a time", "own gradient"), strict=True):
+        assert how in line
+    assert "nothing is refused" in lines[4]
+    wrong = run("check-model", "good.yaml", model % "wrong")
+    assert (wrong.exit_code, wrong.stdout.count("REFUSED")) == (2, 3)
+    for place, kind in (("5", "BatchNorm1d mixes"), ("6", "Dropout draws"), ("7", "LSTM takes or returns several")):
+        assert f"layer '{place}': {kind}" in wrong.stderr
+    mixed = run("check-model", "good.yaml", model % "mixed")
+    assert (mixed.exit_code, "mixes examples" in mixed.stderr) == (2, True)

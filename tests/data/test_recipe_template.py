@@ -1,0 +1,117 @@
+"""Drafts of recipes: what they hold, what they leave open, and that what was drafted trains."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from dpsgd_cli.data.recipe_template import draft
+from dpsgd_cli.errors import DataError
+from dpsgd_cli.main import main
+
+ROWS = [
+    {
+        "id": row,
+        "age": 20 + row * 37 % 41 + 0.25 if row % 9 else None,
+        "job": ["nurse", "no", None][row % 3],
+        "flag": row % 2,
+        "note": f"what {row} said",
+        "same": 1,
+        "pay": 1234.5 + row * 13 % 60,
+        "bought": ["Yes", "No"][row * 37 % 41 > 20],
+    }
+    for row in range(1, 121)
+]
+WANTED = {
+    "categorical": {"job": ["no", "nurse"], "flag": ["0", "1"]},
+    "bounds": {"age": ["LOW", "HIGH"], "pay": ["LOW", "HIGH"]},
+    "missing": {"age": {"indicator": True}},
+    "drop": ["id", "same", "note"],
+}
+
+
+def written(folder: Path, kind: str) -> Path:
+    path, frame = folder / f"people.{kind}", pd.DataFrame(ROWS)
+    if kind == "jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in ROWS))
+    elif kind == "parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, sep="\t" if kind == "tsv" else ",", index=False)
+    return path
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(one) for one in arguments])
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_draft_is_refused_until_it_is_filled_in_and_then_trains(tmp_path: Path, kind: str) -> None:
+    """The same of every kind of file; `no` stays text, and nothing in it is a least or largest value."""
+    recipe = tmp_path / "recipes" / "people.yaml"
+    recipe.parent.mkdir()
+    assert command("recipe", "new", written(tmp_path, kind), "--target", "bought", "-o", recipe).exit_code == 0
+    text = recipe.read_text()
+    data = yaml.load(text, Loader=yaml.BaseLoader)["data"]
+    assert data["path"] == f"../people.{kind}" and (data["task"], data["classes"]) == ("classification", ["no", "yes"])
+    assert {key: data[key] for key in WANTED} == json.loads(json.dumps(WANTED).replace("true", '"true"'))
+    assert not re.search(r"20\.25|60\.25|1234|1293", text)
+    assert all("read from the file" in line for line in text.splitlines() if re.match(r" *(classes|job|flag):", line))
+    refused = command("train", recipe)
+    assert refused.exit_code == 2
+    assert len(re.findall(r"yaml:\d+: data\.bounds\.(age|pay): still to be filled in; replace", refused.stderr)) == 2
+    assert len(refused.stderr.splitlines()) == 2
+    recipe.write_text(text.replace("age: [LOW, HIGH]", "age: [18, 90]").replace("pay: [LOW, HIGH]", "pay: [0, 3000]"))
+    trained = command("train", recipe, "epochs=2", "--out", tmp_path / "out")
+    assert (trained.exit_code, trained.stderr.count("read from the data")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "classes"),
+    [("pay", None, None), ("bought", None, ["no", "yes"]), ("flag", None, [0, 1]), ("flag", "regression", None)],
+)
+def test_what_the_target_is(tmp_path: Path, target: str, task: Any, classes: list[Any] | None) -> None:
+    data = yaml.safe_load(draft(written(tmp_path, "csv"), target, task, "people.csv"))["data"]
+    assert data["task"] == ("regression" if classes is None else "classification")
+    assert (data.get("classes"), data.get("target_bounds")) == (classes, None if classes else ["LOW", "HIGH"])
+
+
+def test_all_that_keeps_a_file_from_being_trained_on_is_said_together(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("a,b,y\n1,2,u\ninf,3,\n2,-inf,v\n")
+    with pytest.raises(DataError) as caught:
+        draft(path, "y", None, "bad.csv")
+    assert [re.findall("column '(.)' has 1 missing", line) for line in str(caught.value).splitlines()] == [
+        ["a"],
+        ["b"],
+        ["y"],
+    ]
+    with pytest.raises(DataError, match=r"--target names 'Y', which is no column; did you mean 'y'"):
+        draft(path, "Y", None, "bad.csv")
+    path.write_text("n,y\n1,u\n2,v\n3,u\n")
+    with pytest.raises(DataError, match=r"no column to learn from; its others are 'n' \(row numbers\)"):
+        draft(path, "y", None, "bad.csv")
+
+
+@pytest.mark.parametrize(("kind", "bounds"), [(np.float64, ["LOW", "HIGH"]), (np.uint8, [0, 255])])
+def test_arrays(tmp_path: Path, kind: Any, bounds: list[Any]) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((40, 3), kind), label=np.arange(40) % 3)
+    data = yaml.safe_load(draft(tmp_path / "a.npz", "label", None, "a.npz"))["data"]
+    assert (data["bounds"], data["classes"]) == (bounds, [0, 1, 2])
+    with pytest.raises(DataError, match=r"no array 'y' \(known: x, label\)"):
+        draft(tmp_path / "a.npz", "y", None, "a.npz")
+
+
+def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("work of an evening")
+    refused = command("recipe", "new", written(tmp_path, "csv"), "--target", "pay", "-o", tmp_path / "mine.yaml")
+    assert (refused.exit_code, (tmp_path / "mine.yaml").read_text()) == (2, "work of an evening")
+    assert "exists; it is not overwritten" in refused.stderr

@@ -1,0 +1,129 @@
+"""Metrics of a table of answers against scikit-learn's and, where it has none, against counting record by record."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from sklearn.dummy import DummyClassifier, DummyRegressor
+
+from dpsgd_cli.engine.metrics import (
+    CALIBRATION_BINS,
+    METRICS,
+    Answers,
+    answers_of_classes,
+    constant_answers,
+    metrics_of,
+    of_table,
+    probabilities_by,
+)
+
+
+def classes(count: int, rows: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(count)
+    truth = rng.integers(0, count, rows) * (rng.random(rows) < 0.6)
+    return truth, rng.normal(size=(rows, count)) * 3 + 2 * np.eye(count)[truth]
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_of_classes(count: int) -> None:
+    truth, outputs = classes(count)
+    chances = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    told, binary = outputs.argmax(axis=1), count == 2
+    found = of_table("classification", answers_of_classes(truth, outputs, math.inf))
+    scores: Any = chances[:, 1] if binary else chances
+    assert found == pytest.approx(
+        {
+            "accuracy": sklearn.metrics.accuracy_score(truth, told),
+            "balanced_accuracy": sklearn.metrics.balanced_accuracy_score(truth, told),
+            "f1": sklearn.metrics.f1_score(truth, told, average="binary" if binary else "macro"),
+            "auc": sklearn.metrics.roc_auc_score(truth, scores, multi_class="ovr"),
+            "log_loss": sklearn.metrics.log_loss(truth, chances),
+            "ece": calibration_error(truth, told, chances.max(axis=1)),
+        }
+    )
+
+
+def calibration_error(truth: np.ndarray, told: np.ndarray, confidence: np.ndarray) -> float:
+    """Bin by bin: (left, right]."""
+    total = 0.0
+    for number in range(CALIBRATION_BINS):
+        inside = (confidence > number / CALIBRATION_BINS) & (confidence <= (number + 1) / CALIBRATION_BINS)
+        if inside.any():
+            total += inside.sum() * abs((truth == told)[inside].mean() - confidence[inside].mean())
+    return total / len(truth)
+
+
+def test_one_output_is_a_margin_and_a_probability_only_where_it_is_logistic() -> None:
+    truth, outputs = classes(2)
+    margin = outputs[:, 1:] - outputs[:, :1]
+    both, logistic, hinge = (
+        of_table("classification", answers_of_classes(truth, given, told))
+        for given, told in ((outputs, math.inf), (margin, math.inf), (margin, None))
+    )
+    assert logistic == pytest.approx(both)
+    assert hinge == pytest.approx({name: both[name] for name in ("accuracy", "balanced_accuracy", "f1", "auc")})
+
+
+@pytest.mark.parametrize("clipped", [0.3, 0.5, 0.7, 1.0, math.inf])
+def test_probabilities_are_the_shares_that_training_on_clipped_residuals_finds(clipped: float) -> None:
+    """Descent on records alike, a share of them positive, each with a residual of at most `clipped`."""
+    shares = np.array([0.02, 0.1, 0.29, 0.4, 0.6, 0.85, 0.99])
+    margins = np.zeros(len(shares))
+    for _ in range(20_000):
+        p = 1 / (1 + np.exp(-margins))
+        margins -= (1 - shares) * np.minimum(p, clipped) - shares * np.minimum(1 - p, clipped)
+    found = probabilities_by(margins.reshape(-1, 1), clipped)
+    # below one half all p from `clipped` to 1 - `clipped` are as good for a share of one half alone
+    assert found[:, 1] == pytest.approx(shares, abs=1e-6) and found.sum(axis=1) == pytest.approx(np.ones(7))
+    assert (np.abs(1 / (1 + np.exp(-margins)) - shares) > 0.01).any() == (clipped < 0.9)
+
+
+def test_records_are_ordered_by_margins_that_mean_the_same_probability() -> None:
+    truth, outputs = np.array([0, 1, 0, 1]), np.array([[-0.3], [-0.2], [0.1], [0.2]])
+    told = answers_of_classes(truth, outputs, 0.2)
+    assert told.probabilities is not None and told.probabilities.tolist() == [0.5] * 4
+    assert of_table("classification", told)["auc"] == 0.75
+
+
+def test_of_numbers() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(1e6, 3, 50)
+    told = truth + rng.normal(0, 1, 50)
+    assert of_table("regression", Answers(truth, told)) == pytest.approx(
+        {
+            "mae": sklearn.metrics.mean_absolute_error(truth, told),
+            "rmse": sklearn.metrics.mean_squared_error(truth, told) ** 0.5,
+            "r2": sklearn.metrics.r2_score(truth, told),
+        }
+    )
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_constant_is_scikit_learns(count: int) -> None:
+    truth, _ = classes(count)
+    dummy = DummyClassifier(strategy="prior").fit(truth, truth)
+    found = of_table("classification", constant_answers(truth, count))
+    assert found["accuracy"] == dummy.score(truth, truth)
+    assert found["log_loss"] == pytest.approx(sklearn.metrics.log_loss(truth, dummy.predict_proba(truth)))
+    assert (found["auc"], found["balanced_accuracy"], found["ece"]) == pytest.approx((0.5, 1 / count, 0))
+    numbers = np.random.default_rng(0).normal(size=30)
+    mean = DummyRegressor().fit(numbers, numbers).predict(numbers)
+    found = of_table("regression", constant_answers(numbers, None))
+    assert found["rmse"] == pytest.approx(sklearn.metrics.root_mean_squared_error(numbers, mean))
+    assert found["r2"] == pytest.approx(0)
+
+
+def test_what_is_not_defined_is_left_out_and_what_is_not_finite_has_no_number() -> None:
+    truth, outputs = np.zeros(5, np.int64), np.ones((5, 2))
+    assert "auc" not in of_table("classification", answers_of_classes(truth, outputs, math.inf))
+    assert "r2" not in of_table("regression", Answers(np.ones(3), np.ones(3) + 1))
+    found = of_table("classification", answers_of_classes(truth, outputs * math.inf, math.inf))
+    assert set(found) == set(metrics_of("classification")) - {"loss"} and all(map(math.isnan, found.values()))
+
+
+def test_every_metric_but_the_loss_has_a_constant_beside_it() -> None:
+    assert [name for name, metric in METRICS.items() if metric.of_table is None] == ["loss"]

@@ -1,0 +1,185 @@
+"""Rounded passes: how strict clipping stays, how near the gradients are, and what they leave alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.engine import precision
+from dpsgd_cli.engine.layers import WeightStandardisedConv2d
+from dpsgd_cli.engine.losses import cross_entropy
+from dpsgd_cli.engine.packing import Pack, Placement
+from dpsgd_cli.errors import ModelError, RecipeError
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.training import loop
+from dpsgd_cli.training.start import Member, start
+
+PLACE = Placement(torch.device("cpu"))
+ROWS = 6
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(),
+        WeightStandardisedConv2d(4, 3, 3, stride=2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(3 * 3 * 3, 8), nn.Tanh(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def inputs(seed: int = 0, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(2, ROWS, 1, 8, 8, generator=generator), torch.arange(2 * ROWS).view(2, ROWS) % 3
+
+
+def sums_of(pack: Pack, x: Tensor, y: Tensor, clipping: Clipping | None) -> Tensor:
+    pack.sums.zero_()
+    add_clipped_sums(pack, (x, y, None), cross_entropy, clipping, Diagnostics(pack.trials, PLACE.device))
+    return pack.sums.clone()
+
+
+def rounding_pack() -> Pack:
+    pack = Pack(network, [0, 1], PLACE)
+    pack.work_in(torch.bfloat16)
+    return pack
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_one_example_adds_exactly_the_bound(flat: bool) -> None:
+    """Sharp: every gradient is far beyond the bound, so each example must add a vector of that very norm."""
+    pack = rounding_pack()
+    bound = 1e-3
+    clipping = Clipping(torch.full((1 if flat else len(pack.layers), 2), bound), flat)
+    x, y = inputs(scale=20.0)
+    for row in range(ROWS):
+        added = sums_of(pack, x[:, row : row + 1], y[:, row : row + 1], clipping)
+        for trial in range(2):
+            if flat:
+                # the margins for cancelling terms take up to one part in 1000
+                assert bound * (1 - 1e-3) <= float(added[trial].double().norm()) <= bound * (1 + 1e-5)
+                continue
+            for layer in range(len(pack.layers)):
+                own = added[trial, pack.group_of == layer].double()
+                assert float(own.norm()) <= bound * (1 + 1e-5)
+
+
+def test_norms_of_rounded_products_would_not_be_exact_enough() -> None:
+    """The control of the test above: norms from products in 8 bits are off by far more than it allows."""
+    a, d = torch.randn(64, generator=torch.Generator().manual_seed(1)).bfloat16(), torch.ones(3).bfloat16()
+    exact = a.float().norm() * d.float().norm()
+    assert abs(float(torch.outer(d, a).square().sum().sqrt()) / float(exact) - 1) > 1e-4
+
+
+def test_gradients_are_those_of_full_precision_to_the_rounding() -> None:
+    x, y = inputs()
+    exact, rounded = sums_of(Pack(network, [0, 1], PLACE), x, y, None), sums_of(rounding_pack(), x, y, None)
+    gap = (rounded - exact).norm() / exact.norm()
+    assert 1e-5 < float(gap) < 0.05
+
+
+def test_weights_and_evaluation_are_not_rounded() -> None:
+    pack, exact = rounding_pack(), Pack(network, [0, 1], PLACE)
+    x, y = inputs()
+    sums_of(pack, x, y, None)
+    assert pack.values.dtype == torch.float32 and pack.sums.dtype == torch.float64
+    assert torch.equal(pack.values, exact.values)
+    assert torch.equal(pack(x), exact(x))
+
+
+def test_new_weights_are_used_by_the_next_pass() -> None:
+    pack = rounding_pack()
+    x, y = inputs()
+    before = sums_of(pack, x, y, None)
+    pack.values.mul_(0.5)
+    after = sums_of(pack, x, y, None)
+    other = Pack(network, [0, 1], PLACE)
+    other.values.mul_(0.5)
+    exact = sums_of(other, x, y, None)
+    assert float((after - exact).norm() / exact.norm()) < 0.05 < float((before - exact).norm() / exact.norm())
+
+
+def test_a_layer_without_a_rule_for_it_is_refused() -> None:
+    pack = Pack(lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU()), [0], PLACE)
+    with pytest.raises(ModelError, match=r"bfloat16: 1 \(Fallback\) has no rule for rounded passes; use float32"):
+        pack.work_in(torch.bfloat16)
+    pack.work_in(None, rounded_products=True)
+
+
+def test_products_are_rounded_inside_the_passes_only() -> None:
+    precision.keep_sums_exact()
+    with precision.rounded_products(True):
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+    with precision.rounded_products(False):
+        assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def equal_records(count: int, width: int | None) -> Tensor:
+    """What `count` equal records add in rounded passes, in double precision, padded to `width` rows or not at all."""
+    generator = torch.Generator().manual_seed(3)
+    record, pack = torch.randn(64, generator=generator), Pack(wide, [0, 1], PLACE)
+    pack.work_in(torch.bfloat16)
+    rows = count if width is None else width
+    mask = (torch.arange(rows) < count).expand(2, -1)
+    batch = (record.expand(2, rows, -1), torch.zeros(2, rows, dtype=torch.long), mask)
+    pack.sums.zero_()
+    clipping = Clipping(torch.full((1, 2), 0.01))
+    add_clipped_sums(pack, batch, cross_entropy, clipping, Diagnostics(2, PLACE.device))
+    return pack.sums.double()
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("width", [16, 32, None])
+def test_one_more_record_leaves_the_others_as_they_were(width: int | None) -> None:
+    """Without padding this holds for the rules by themselves, which compute rows alike whatever their number."""
+    moved = equal_records(16, width) - equal_records(15, width)
+    assert float(moved.norm(dim=1).max()) <= 0.01 * (1 + 1e-4)
+
+
+def test_every_piece_of_a_rounded_step_has_one_public_width(write_recipe: Callable[..., Path]) -> None:
+    """Poisson batches of 12 of 48: the width is 12 + 6 isqrt(12) + 1 whoever is in them, and varies in float32."""
+    widths = {}
+    for dtype in ("bfloat16", "float32"):
+        loaded = load_recipe(str(write_recipe()), (f"runtime.dtype={dtype}",))
+        method = start([Member(loaded, loop.plan_recipe(loaded)[0])]).method
+        assert isinstance(method, DpSgd)
+        widths[dtype] = {y.shape[1] for step in range(20) for _, y, _ in method.batches.pieces(step)}
+    assert widths["bfloat16"] == {31}
+    assert len(widths["float32"]) > 3
+
+
+@pytest.mark.parametrize("name", ["lee2018/dp-agd", "lee2018/dp-gd", "yu2019/mnist-private-selection"])
+def test_methods_whose_passes_have_no_proof_are_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match="bfloat16 is for dp-sgd and sgd, not"):
+        load_recipe(name, ("runtime.dtype=bfloat16",))
+
+
+def test_all_records_at_once_are_refused_where_records_come_and_go(write_recipe: Callable[..., Path]) -> None:
+    loaded = load_recipe(str(write_recipe(method={"kind": "dp-sgd", "batching": "full", "learning_rate": 1})))
+    rounding = load_recipe(loaded.source, ("runtime.dtype=bfloat16",))
+    with pytest.raises(RecipeError, match="rounded anew when one comes or goes"):
+        loop.run(rounding, loop.Options(Path(loaded.source).parent / "out"))
+
+
+def test_no_product_is_made_of_tiles_which_some_virtual_machines_only_announce() -> None:
+    product = "import torch, dpsgd_cli.engine; x = torch.ones(64, 64).bfloat16(); print((x @ x).float().sum().item())"
+    own = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    ran = subprocess.run(
+        [sys.executable, "-c", product], env=own | {"ONEDNN_VERBOSE": "1"}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "262144.0"
+    assert "AMX" not in ran.stdout

@@ -1,0 +1,130 @@
+"""Updates against torch's optimizers; averages and projections against their definitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update, project_to_ball
+from dpsgd_cli.methods.dp_sgd.settings import (
+    AdamSettings,
+    AllIterates,
+    Averaging,
+    EmaSettings,
+    Optimizer,
+    SgdSettings,
+    TailIterates,
+)
+
+RATES = torch.tensor([[0.1], [0.7]], dtype=torch.float64)
+
+
+def gradients() -> Tensor:
+    """(steps, R, P)."""
+    return torch.randn(12, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def by_torch(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Tensor:
+    """What torch makes of the same gradients, one trial at a time."""
+    found = []
+    for trial in range(2):
+        weights = torch.nn.Parameter(torch.arange(5).double())
+        optimizer = kind([weights], lr=float(RATES[trial]), **options)
+        for gradient in gradients()[:, trial]:
+            weights.grad = gradient.clone()
+            optimizer.step()
+        found.append(weights.detach())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        (SgdSettings(), by_torch(torch.optim.SGD)),
+        (SgdSettings(momentum=0.9), by_torch(torch.optim.SGD, momentum=0.9)),
+        (AdamSettings(), by_torch(torch.optim.Adam)),
+        (AdamSettings(betas=(0.5, 0.8), stability=0.1), by_torch(torch.optim.Adam, betas=(0.5, 0.8), eps=0.1)),
+    ],
+    ids=["sgd", "momentum", "adam", "adam with other settings"],
+)
+def test_updates_are_those_of_torch(settings: Optimizer, wanted: Tensor) -> None:
+    values = torch.arange(5).double().repeat(2, 1)
+    update = make_update(settings, values)
+    for step, gradient in enumerate(gradients()):
+        before = gradient.clone()
+        update.apply(values, gradient, RATES, step)
+        assert torch.equal(gradient, before), "the gradient is left alone"
+    torch.testing.assert_close(values, wanted)
+
+
+@pytest.mark.parametrize("settings", [SgdSettings(momentum=0.9), AdamSettings()])
+def test_the_state_is_all_that_continuing_needs(settings: Optimizer) -> None:
+    values = torch.arange(5).double().repeat(2, 1)
+    update = make_update(settings, values)
+    for step, gradient in enumerate(gradients()):
+        if step == 6:
+            continued = make_update(settings, values)
+            for name, tensor in update.state.items():
+                continued.state[name].copy_(tensor)
+            update = continued
+        update.apply(values, gradient, RATES, step)
+    wanted = (
+        by_torch(torch.optim.Adam) if isinstance(settings, AdamSettings) else by_torch(torch.optim.SGD, momentum=0.9)
+    )
+    torch.testing.assert_close(values, wanted)
+
+
+def test_projection_gives_the_nearest_point_of_the_ball() -> None:
+    values = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [30.0, 40.0]])
+    radii = torch.tensor([[1.0], [1.0], [1.0], [math.inf]])
+    expected = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [30.0, 40.0]])
+    assert torch.allclose(project_to_ball(values.clone(), radii), expected)
+
+
+def averaged(settings: Averaging, iterates: Tensor, start: Tensor, steps: Sequence[int]) -> list[Tensor]:
+    """What the average is after each iterate; the weights themselves are left alone."""
+    average, found, before = make_average(settings, start, steps), [], start.clone()
+    assert average is not None
+    for step, values in enumerate(iterates):
+        average.add(values, step)
+        found.append(average.average.clone())
+    assert torch.equal(start, before)
+    return found
+
+
+def test_a_tail_average_is_the_mean_of_the_last_iterates_of_each_trial() -> None:
+    """Half of 10 and of 8 steps; until they begin, the latest. Of one step, that one."""
+    iterates = torch.arange(20, dtype=torch.float64).reshape(10, 2, 1) ** 2
+    found = averaged(TailIterates(fraction=0.5), iterates, torch.zeros(2, 1, dtype=torch.float64), [10, 8])
+    assert torch.equal(found[3], iterates[3])
+    assert torch.allclose(found[-1][0], iterates[5:, 0].mean(dim=0))
+    assert torch.allclose(found[-1][1], iterates[4:, 1].mean(dim=0))
+    assert torch.equal(
+        averaged(TailIterates(fraction=0.5), iterates[:1], torch.zeros(2, 1).double(), [1, 1])[0], iterates[0]
+    )
+
+
+def test_the_lectures_average_what_steps_started_from() -> None:
+    found = averaged(AllIterates(), torch.arange(5.0).reshape(5, 1, 1) + 1, torch.zeros(1, 1), [5])
+    assert found[-1].item() == (0 + 1 + 2 + 3 + 4) / 5
+
+
+def test_a_moving_average_weighs_iterates_as_defined() -> None:
+    """Iterate s counts (1 - d_s) times the product of all later decays; the start, the product of all of them."""
+    start, iterates = torch.full((2, 3), 5.0), torch.arange(240.0).sin().view(40, 2, 3)
+    found = averaged(EmaSettings(decay=0.7), iterates, start, [40, 40])
+    decays = [min(0.7, (1 + step) / (10 + step)) for step in range(40)]
+    expected = start * math.prod(decays)
+    for step, values in enumerate(iterates):
+        expected = expected + (1 - decays[step]) * math.prod(decays[step + 1 :]) * values
+    torch.testing.assert_close(found[-1], expected)
+    assert decays[0] == 0.1 and decays[-1] == 0.7
+
+
+def test_no_average_is_the_last_iterate() -> None:
+    assert make_average(None, torch.zeros(2, 3), [4, 4]) is None

@@ -1,0 +1,171 @@
+"""DP-SGD with noise that is correlated across steps: what is added, to which batches, and what a record can move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import toeplitz
+from torch import Tensor
+
+from dpsgd_cli.accounting.mechanism import CorrelatedSums
+from dpsgd_cli.clipping.run import Diagnostics
+from dpsgd_cli.engine.streams import SecureStreams
+from dpsgd_cli.methods import Context, create
+from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.noise.price import Toeplitz
+from tests.methods.small_network import RECORDS, context, recipe, records
+from tests.methods.test_dp_sgd import CLIPPINGS, LAYERS, NOTHING, accepted, method_of, noise_of
+
+BATCHINGS = {"banded": "poisson", "toeplitz": "shuffle", "tree": "shuffle"}
+
+
+def made(kind: str, clipping: str = "flat", **changes: Any) -> Any:
+    noise: dict[str, Any] = {"kind": kind} | ({"bands": 3} if kind == "banded" else {}) | changes.pop("noise", {})
+    adjacency = {"adjacency": changes.pop("adjacency")} if "adjacency" in changes else {}
+    schedule = {"schedule": changes.pop("schedule")} if "schedule" in changes else {}
+    return recipe(
+        method={"batching": BATCHINGS[kind], "batch_size": 7},
+        privacy={"clipping": CLIPPINGS[clipping], "noise": noise, **adjacency, **schedule},
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("kind", ["banded", "toeplitz"])
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_multiplied_by_c_the_noise_is_fresh_and_as_large_as_charged(kind: str, clipping: str) -> None:
+    """On every layer, in every epoch of a falling schedule; 2/3 and 3/2 of it are rejected, and the noise as it is."""
+    epochs = 40
+    one = made(kind, clipping, schedule={"kind": "step", "initial": 2.0, "decay": 0.5, "period": 20}, epochs=epochs)
+    trained = context([one], data=NOTHING)
+    plan = trained.plans[0]
+    assert plan is not None and plan.correlated is not None and isinstance(plan.correlated.correlation, Toeplitz)
+    noise = noise_of(trained)[:, 0]
+    steps, weights = len(noise), plan.correlated.correlation.weights
+    size = steps if kind == "banded" else 5
+    column = np.array([*weights, *[0.0] * steps])[:size]
+    strategy = torch.from_numpy(np.kron(np.eye(steps // size), toeplitz(column, np.zeros(size))))
+    fresh = strategy @ noise
+    bounds = {"flat": [0.7], "joint": [0.7, 0.7]}.get(clipping, [0.2, 1.1])
+    whole = float(np.linalg.norm(bounds))
+    half = steps // 2
+    for part, multiplier in ((fresh[:half], 2.0), (fresh[half:], 1.0)):
+        for layer, values in enumerate(part.split(LAYERS, dim=1)):
+            own = bounds[layer] if clipping == "as-published" else whole
+            assert accepted(values, multiplier * own)
+            assert not accepted(values, multiplier * own * 2 / 3)
+            assert not accepted(values, multiplier * own * 3 / 2)
+    neighbours = (fresh[1:] * fresh[:-1]).mean() / fresh.square().mean()
+    assert abs(float(neighbours)) < 5 / fresh.numel() ** 0.5
+    raw = (noise[1:half] * noise[: half - 1]).mean() / noise[:half].square().mean()
+    assert float(raw) < -0.2, "a step takes back noise of the one before"
+    first, last = (epoch[0].mechanism for epoch in (plan.epochs[0], plan.epochs[-1]))
+    assert isinstance(first, CorrelatedSums) and isinstance(last, CorrelatedSums)
+    fraction = 2**-0.5 if clipping == "as-published" else 1.0
+    assert (first.noise_multiplier, last.noise_multiplier) == pytest.approx((2.0 * fraction, 1.0 * fraction))
+    assert first.sensitivity == pytest.approx(whole)
+
+
+def test_tree_noise_of_an_epoch_is_that_of_its_nodes() -> None:
+    """5 steps: 3 levels, and prefixes of 1, 1, 2, 1, 2 nodes; every epoch anew."""
+    trained = context([made("tree", epochs=120)], data=NOTHING)
+    noise = noise_of(trained)[:, 0].reshape(120, 5, -1)
+    sums = noise.cumsum(dim=1)
+    for step, nodes in enumerate([1, 1, 2, 1, 2]):
+        deviation = 1.5 * 0.7 * (3 * nodes) ** 0.5
+        assert accepted(sums[:, step], deviation)
+        assert not accepted(sums[:, step], deviation * 0.9) and not accepted(sums[:, step], deviation / 0.9)
+    assert abs(float((sums[1:, 4] * sums[:-1, 0]).mean())) < 5 * (1.05**2 * 3 * 6**0.5) / sums[1:, 0].numel() ** 0.5
+
+
+def sums_of(trained: Any, steps: int, values: Tensor) -> Tensor:
+    """Clipped sums (steps, P) of the first trial at fixed weights, before noise."""
+    method = method_of(trained)
+    trained.pack.values.copy_(values)
+    found = []
+    for step in range(steps):
+        trained.pack.sums.zero_()
+        method.add_sums(0, step, Diagnostics(trained.trials, values.device))
+        found.append(trained.pack.sums[0].clone())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("row", range(0, RECORDS, 6))
+def test_a_record_moves_one_step_of_each_cycle_and_so_one_block_of_c_g(row: int) -> None:
+    """Over 24 steps of 3 bands, whose rate is 21 / 30: steps of one group only, and blocks that do not meet."""
+    trained = context([made("banded")])
+    plan = trained.plans[0]
+    assert plan is not None and plan.correlated is not None and isinstance(plan.correlated.correlation, Toeplitz)
+    values = trained.pack.values.clone()
+    x, y = records()
+    x[row] = np.nan
+    moved = sums_of(trained, 24, values) - sums_of(context([made("banded")], data=(x, y)), 24, values)
+    steps = [step for step, own in enumerate(moved) if float(own.norm()) > 1e-12]
+    assert len({step % 3 for step in steps}) == 1 and 2 <= len(steps) <= 8
+    column = np.array([*plan.correlated.correlation.weights, *[0.0] * 21])
+    rows = torch.from_numpy(toeplitz(column, np.zeros(24))) @ moved
+    mechanism = plan.epochs[0][0].mechanism
+    assert isinstance(mechanism, CorrelatedSums) and mechanism.sampling_rate == 21 / 30
+    group = steps[0] % 3
+    assert not rows[:group].any()
+    for start in range(group, 24, 3):
+        assert float(rows[start : start + 3].norm()) <= mechanism.sensitivity * (1 + 1e-9)
+
+
+def test_one_trial_ends_the_same_beside_others_with_other_bands() -> None:
+    recipes = [made("banded", noise={"bands": bands}, seed=bands, epochs=3) for bands in (1, 2, 4)]
+    together = context(recipes)
+    for epoch in range(3):
+        if epoch == 0:
+            method = create(together)
+        method.run_epoch(epoch)
+    for trial, one in enumerate(recipes):
+        alone = context([one])
+        own = create(alone)
+        for epoch in range(3):
+            own.run_epoch(epoch)
+        torch.testing.assert_close(together.pack.values[trial], alone.pack.values[0], rtol=1e-9, atol=1e-9)
+
+
+def test_secure_noise_is_kept_and_so_taken_back_after_a_resume() -> None:
+    """Of 20 trials: multiplied by C, what two processes add is fresh noise, in the steps between them, too."""
+    one, secure = made("banded", seed=None, epochs=4), [SecureStreams() for _ in range(20)]
+    first = context([one] * 20, data=NOTHING, streams=secure)
+    second = replace(context([one] * 20, data=NOTHING, streams=secure), ledgers=first.ledgers)
+    plan, found = first.plans[0], []
+    assert plan is not None and plan.correlated is not None and isinstance(plan.correlated.correlation, Toeplitz)
+    weights, methods = plan.correlated.correlation.weights, [method_of(first), method_of(second)]
+
+    def watch(trained: Context, method: DpSgd) -> None:
+        original = method.privatise
+
+        def watched(epoch: int, step: int) -> None:
+            original(epoch, step)
+            found.append(trained.pack.sums.clone())
+
+        method.privatise = watched  # type: ignore[method-assign]
+
+    watch(first, methods[0])
+    watch(second, methods[1])
+    for epoch in range(4):
+        if epoch == 2:
+            methods[1].load_state(methods[0].state())
+        methods[epoch // 2].run_epoch(epoch)
+    # steps 10 and 11 are those whose noise takes back what steps 8 and 9 of the first process added
+    fresh, alone = (sum(weights[j] * found[10 + i - j] for j in range(1 + own)) for i, own in ((0, 2), (0, 0)))
+    assert isinstance(fresh, Tensor) and accepted(fresh, 1.5 * 0.7)
+    assert isinstance(alone, Tensor) and not accepted(alone, 1.5 * 0.7)
+
+
+def test_groups_are_found_again_by_a_run_without_a_seed() -> None:
+    trained = context([made("banded", seed=None)], streams=[SecureStreams()])
+    first, second = (method_of(trained).batches.sampler for _ in range(2))
+    for group in (0, 1, 2):
+        of = [
+            {int(row) for step in range(group, 60, 3) for row in np.asarray(sampler.batch(step).rows)[0]}
+            for sampler in (first, second)
+        ]
+        assert of[0] == of[1] and 0 < len(of[0]) < RECORDS

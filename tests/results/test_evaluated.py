@@ -1,0 +1,63 @@
+"""What is the same data, and what are the same test records of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpsgd_cli.results.evaluated import evaluated_on
+
+OWN: dict[str, Any] = {"path": "folder/mine.csv", "target": "y", "task": "classification"}
+HASHES = {"folder/mine.csv": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("change", "hashes"),
+    [
+        ({"target": "z"}, HASHES),
+        ({"task": "regression"}, HASHES),
+        ({}, {"folder/mine.csv": "bb"}),
+        ({"test_path": "more.csv"}, {**HASHES, "more.csv": "cc"}),
+    ],
+)
+def test_another_content_or_label_is_other_data(change: dict[str, Any], hashes: dict[str, str]) -> None:
+    assert evaluated_on({**OWN, **change}, None, hashes).source != evaluated_on(OWN, None, HASHES).source
+
+
+def test_the_same_content_under_another_name_is_the_same_data() -> None:
+    moved = evaluated_on({**OWN, "path": "elsewhere.csv"}, None, {"elsewhere.csv": "aa"})
+    assert moved.source == evaluated_on(OWN, None, HASHES).source
+    assert (moved.name, evaluated_on(OWN, None, HASHES).name) == ("elsewhere.csv", "mine.csv")
+
+
+def test_cards_differ_by_name_and_by_content_but_not_by_extractors() -> None:
+    digits = evaluated_on({"name": "digits"}, None, {"digits": "aa"})
+    assert digits.source == evaluated_on({"name": "digits"}, None, {"digits": "aa", "features": "cc"}).source
+    assert digits.source != evaluated_on({"name": "digits"}, None, {"digits": "bb"}).source
+    assert digits.source != evaluated_on({"name": "breast-cancer"}, None, {"digits": "aa"}).source
+
+
+@pytest.mark.parametrize(
+    ("data", "folds", "records"),
+    [
+        (OWN, None, "20% of its records (split seed 0)"),
+        ({**OWN, "split": {"test": 0.2}}, None, "20% of its records (split seed 0)"),
+        ({**OWN, "split": {"test": 300, "seed": 7}}, None, "300 of its records (split seed 7)"),
+        (OWN, 5, "5 folds"),
+        ({**OWN, "test_path": "more.csv"}, None, "its own test records"),
+        ({"path": "a.npz"}, None, "its own test records"),
+        ({"name": "digits"}, None, "359 of its records (split seed 0)"),
+        ({"name": "breast-cancer-wisconsin"}, None, "123 of its records (split seed 0)"),
+        ({"name": "mnist"}, None, "its own test records"),
+        ({"name": "mnist", "split": {"test": 0.1, "seed": 1}}, None, "10% of its records (split seed 1)"),
+        ({"name": "a card of another version"}, None, "its own test records"),
+    ],
+)
+def test_the_test_records_are_said_in_words(data: dict[str, Any], folds: int | None, records: str) -> None:
+    assert evaluated_on(data, folds, {}).records == records
+
+
+def test_what_is_done_to_features_leaves_the_test_records() -> None:
+    done = {"preprocess": [{"bias": {"value": 1.0}}], "validation": {"records": 10, "public": True}, "drop": ["x"]}
+    assert evaluated_on({**OWN, **done}, None, HASHES) == evaluated_on(OWN, None, HASHES)

@@ -1,0 +1,277 @@
+"""Noise and step lengths by epoch: the papers' formulas, and no noise too small to protect."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from pydantic import TypeAdapter
+from scipy.optimize import minimize
+
+from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.errors import DpsgdError, PrivacyError, RecipeError
+from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update
+from dpsgd_cli.methods.dp_sgd.settings import SgdSettings, TailIterates
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
+from dpsgd_cli.results.provenance import code_sha256
+from dpsgd_cli.schedules.learning_rate import Rate, rate_at
+from dpsgd_cli.schedules.settings import LEAST, Schedule
+
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
+
+
+def schedule(**settings: Any) -> Any:
+    return ADAPTER.validate_python(settings)
+
+
+OWN = Path(__file__).parent / "time_decay.py"
+
+# Yu et al. 2019, section IV-A2, written out by hand for epochs 0, 1, 9, 10, 100 and 150.
+EPOCHS = (0, 1, 9, 10, 100, 150)
+CASES: list[tuple[dict[str, Any], list[float]]] = [
+    ({"kind": "uniform", "initial": 8}, [8] * 6),
+    ({"kind": "auto", "initial": 8}, [8] * 6),
+    ({"kind": "time", "initial": 10, "decay": 0.05}, [10, 10 / 1.05, 10 / 1.45, 10 / 1.5, 10 / 6, 10 / 8.5]),
+    (
+        {"kind": "exponential", "initial": 10, "decay": 0.01},
+        [10, 9.900498337491681, 9.139311852712282, 9.048374180359595, 3.6787944117144233, 2.231301601484298],
+    ),
+    ({"kind": "step", "initial": 10, "decay": 0.6, "period": 10}, [10, 10, 10, 6, 10 * 0.6**10, 10 * 0.6**15]),
+    (
+        {"kind": "polynomial", "initial": 10, "final": 2, "decay": 3, "period": 100},
+        [10, 2 + 8 * 0.99**3, 2 + 8 * 0.91**3, 2 + 8 * 0.9**3, 2, 2],
+    ),
+    ({"kind": "time", "initial": 10, "decay": 0.05, "period": 10}, [10, 10, 10, 10 / 1.05, 10 / 1.5, 10 / 1.75]),
+    (
+        {"kind": "exponential", "initial": 10, "decay": 0.1, "period": 10},
+        [10, 10, 10, 9.048374180359595, 3.6787944117144233, 2.231301601484298],
+    ),
+    (
+        {"kind": "polynomial", "initial": 10, "final": 2, "decay": 1, "period": 100, "every": 4},
+        [10, 10, 10 - 8 * 0.08, 10 - 8 * 0.08, 2, 2],
+    ),
+    (
+        {
+            "kind": "piecewise",
+            "parts": [
+                {"epochs": 9, "schedule": {"kind": "uniform", "initial": 12}},
+                {"epochs": 1, "schedule": {"kind": "time", "initial": 5, "decay": 1}},
+                {"schedule": {"kind": "step", "initial": 8, "decay": 0.5, "period": 90}},
+            ],
+        },
+        [12, 12, 5, 8, 4, 4],
+    ),
+    ({"kind": "validation", "initial": 9, "decay": 0.5}, [9] * 6),
+    (
+        {"kind": "list", "multipliers": [*range(1, 152)], "factor": 0.5},
+        [0.5, 1, 5, 5.5, 50.5, 75.5],
+    ),
+    (
+        {"kind": "influence", "initial": 10, "weights": {"contraction": math.exp(-0.04)}},
+        [10, 9.900498337491681, 9.139311852712282, 9.048374180359595, 3.6787944117144233, 2.231301601484298],
+    ),
+    ({"kind": "influence", "initial": 6, "weights": [1, 16, *[81] * 8, *[1] * 141]}, [6, 3, 2, 6, 6, 6]),
+    ({"kind": "python", "file": str(OWN), "factor": 2}, [20, 20 / 1.05, 20 / 1.45, 20 / 1.5, 20 / 6, 20 / 8.5]),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), CASES, ids=lambda case: str(case)[:30])
+def test_published_values(settings: dict[str, Any], expected: list[float]) -> None:
+    found = [schedule(**settings).noise_multiplier(epoch) for epoch in EPOCHS]
+    assert found == pytest.approx(expected, rel=1e-14)
+
+
+def test_every_schedule_of_the_schema_has_its_formula() -> None:
+    assert {settings["kind"] for settings, _ in CASES} == {
+        one.model_fields["kind"].default for one in get_args(get_args(Schedule)[0])
+    }
+
+
+def test_noise_too_small_to_protect_is_refused_with_its_epoch() -> None:
+    decaying = schedule(kind="exponential", initial=1, decay=1)
+    last = math.floor(-math.log(LEAST))
+    assert decaying.noise_multiplier(last) >= LEAST > decaying.noise(last + 1)
+    with pytest.raises(PrivacyError, match=rf"exponential has noise multiplier \S+ at epoch {last + 1}"):
+        decaying.noise_multiplier(last + 1)
+
+
+def test_auto_has_no_value_of_its_own() -> None:
+    with pytest.raises(PrivacyError, match="auto"):
+        schedule(kind="uniform", initial="auto").noise_multiplier(0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([{"epochs": 3, "schedule": {"kind": "uniform", "initial": 1}}], "leave it out of the last part"),
+        ([{"schedule": {"kind": "uniform", "initial": 1}}] * 2, "only the last part lasts to the end"),
+    ],
+)
+def test_only_the_last_part_is_open(parts: list[Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        schedule(kind="piecewise", parts=parts)
+
+
+def test_free_numbers_are_named_and_set() -> None:
+    free = schedule(
+        kind="piecewise",
+        parts=[
+            {"epochs": 3, "schedule": {"kind": "uniform", "initial": 1}},
+            {"schedule": {"kind": "time", "initial": "auto", "decay": 1}},
+        ],
+    )
+    assert free.free_numbers() == ["parts.1.initial"]
+    assert free.with_number("parts.1.initial", 4.0).noise_multiplier(3) == 4
+    assert schedule(kind="step", initial=1, decay="auto", period="auto").free_numbers() == ["decay", "period"]
+
+
+@pytest.mark.parametrize("settings", [settings for settings, _ in CASES], ids=lambda case: str(case)[:30])
+def test_every_epoch_of_a_scaled_schedule_has_scaled_noise(settings: dict[str, Any]) -> None:
+    kind = schedule(**settings)
+    scaled = kind.scaled(2.5)
+    found = [scaled.noise_multiplier(epoch) for epoch in range(12)]
+    assert found == pytest.approx([2.5 * kind.noise_multiplier(epoch) for epoch in range(12)], rel=1e-14)
+
+
+# Step lengths of epochs 0, 5, 10, 20 and 40, written out by hand.
+RATES: list[tuple[dict[str, Any], list[float]]] = [
+    ({"kind": "constant", "initial": 0.3}, [0.3] * 5),
+    ({"kind": "linear", "initial": 0.1, "final": 0.05, "epochs": 10}, [0.1, 0.075, 0.05, 0.05, 0.05]),
+    ({"kind": "step", "initial": 1, "decay": 0.5, "period": 10}, [1, 1, 0.5, 0.25, 0.0625]),
+    ({"kind": "cosine", "initial": 1, "final": 0.5, "epochs": 20}, [1, 0.9267766952966369, 0.75, 0.5, 0.5]),
+    ({"kind": "cosine", "initial": 1}, [1, 0.9619397662556434, 0.8535533905932737, 0.5, 0]),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), RATES, ids=lambda case: str(case)[:40])
+def test_rates_of_a_training_of_40_epochs(settings: dict[str, Any], expected: list[float]) -> None:
+    rate: Any = TypeAdapter(Rate).validate_python(settings)
+    assert rate_at(0.15, 7, 40) == 0.15, "a number is itself"
+    assert [rate_at(rate, epoch, 40) for epoch in (0, 5, 10, 20, 40)] == pytest.approx(expected, abs=1e-15)
+
+
+def loaded(folder: Path, kind: str, *overrides: str) -> LoadedRecipe:
+    """A recipe of five epochs of shuffled batches, whose schedule is `kind`."""
+    file = folder / "recipe.yaml"
+    file.write_text(f"""\
+name: own
+data: {{name: digits}}
+model: {{kind: linear}}
+method: {{kind: dp-sgd, batching: shuffle, batch_size: 200}}
+privacy: {{schedule: {kind}, delta: 1e-5}}
+epochs: 5
+""")
+    return load_recipe(str(file), overrides)
+
+
+def planned(found: LoadedRecipe) -> list[float]:
+    return [*plan_for(found.recipe, Facts(1438)).noise_multipliers]
+
+
+def test_a_list_is_as_long_as_the_training_or_longer(tmp_path: Path) -> None:
+    assert planned(loaded(tmp_path, "{kind: list, multipliers: [9, 8, 7, 6, 5, 4]}")) == [9, 8, 7, 6, 5]
+    with pytest.raises(RecipeError, match=r"recipe.yaml:5: .*lists noise for 2 epochs, but epochs is 5"):
+        loaded(tmp_path, "{kind: list, multipliers: [9, 8]}")
+
+
+@pytest.mark.parametrize(
+    ("rho", "epochs"),
+    [(1 / 162 + 1 / 128, 2), (1, 3)],
+)
+def test_a_budget_ends_a_list_or_the_list_itself_does(tmp_path: Path, rho: float, epochs: int) -> None:
+    """rho of an epoch is 1 / (2 z^2)."""
+    until = ["epochs=until-budget", f"privacy.budget={{rho: {rho!r}}}"]
+    assert planned(loaded(tmp_path, "{kind: list, multipliers: [9, 8, 7]}", *until)) == [9, 8, 7][:epochs]
+
+
+def test_the_factor_of_a_list_spends_a_budget(tmp_path: Path) -> None:
+    """rho = sum 1 / (2 f^2 z^2), so f^2 = (1/2 + 1/8 + 1/8 + 1/8 + 1/8) / rho."""
+    noise = planned(
+        loaded(tmp_path, "{kind: list, multipliers: [1, 2, 2, 2, 2], factor: auto}", "privacy.budget={rho: 0.25}")
+    )
+    assert noise == pytest.approx([2, 4, 4, 4, 4], rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_other_noise_of_the_same_price_has_less_influence(tmp_path: Path, seed: int) -> None:
+    """Least sum w sigma^2 at rho = sum 1 / (2 sigma^2), by a search that knows of neither Lagrange nor the formula."""
+    weights = np.random.default_rng(seed).lognormal(sigma=1.5, size=5)
+    said = f"{{kind: influence, initial: auto, weights: {weights.tolist()}}}"
+    ours = np.array(planned(loaded(tmp_path, said, "privacy.budget={rho: 0.25}")))
+
+    def influence(shares: np.ndarray) -> float:
+        own = np.exp(shares - np.log(np.exp(shares).sum())) * 0.25
+        return float(weights @ (1 / (2 * own)))
+
+    found = minimize(
+        influence, np.zeros(5), method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 9999}
+    )
+    assert weights @ ours**2 == pytest.approx(found.fun, rel=1e-7)
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.3, 0.5, 1])
+@pytest.mark.parametrize(("epochs", "momentum"), [(1, 0.8), (2, 0.5), (7, 0), (50, 0.8)])
+def test_the_weights_of_a_tail_are_what_training_makes_of_one_gradient(
+    epochs: int, momentum: float, fraction: float
+) -> None:
+    """Trial t has a gradient of 1 in step t alone; how far that moves the average, of how far it ever moves weights."""
+    values = torch.zeros(epochs, 1, dtype=torch.float64)
+    update = make_update(SgdSettings(momentum=momentum), values)
+    average = make_average(TailIterates(fraction=fraction), values, [epochs] * epochs)
+    assert average is not None
+    for step in range(epochs):
+        gradient = torch.zeros_like(values)
+        gradient[step] = 1
+        update.apply(values, gradient, torch.ones_like(values), step)
+        average.add(values, step)
+    moved = (1 - momentum) * -average.average.flatten()
+    noise = schedule(
+        kind="influence", initial=3, weights={"epochs": epochs, "momentum": momentum, "fraction": fraction}
+    )
+    expected = 3 * (moved[0] / moved) ** 0.25
+    assert [noise.noise_multiplier(t) for t in range(epochs)] == pytest.approx(expected.tolist(), rel=1e-12)
+    assert noise.length == epochs and noise.noise(epochs) == 0
+
+
+def test_a_contraction_is_solved_for_and_a_list_of_weights_ends(tmp_path: Path) -> None:
+    """Five epochs: with x = gamma^(-1/2), 1 + x + ... + x^4 = 2 rho initial^2, which is 31 for x = 2."""
+    noise = planned(
+        loaded(tmp_path, "{kind: influence, initial: 10, weights: {contraction: auto}}", "privacy.budget={rho: 0.155}")
+    )
+    assert noise == pytest.approx([10 * 0.25 ** (t / 4) for t in range(5)], rel=1e-9)
+    with pytest.raises(RecipeError, match="lists noise for 2 epochs, but epochs is 5"):
+        loaded(tmp_path, "{kind: influence, initial: 9, weights: [1, 2]}")
+    with pytest.raises(RecipeError, match="contraction"):
+        loaded(tmp_path, "{kind: influence, initial: 9, weights: {contraction: 1.2}}")
+
+
+def test_a_function_of_ones_own_is_beside_the_recipe_and_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "noise.py").write_text("def falling(epoch: int) -> float:\n    return 10 - epoch\n")
+    found = loaded(tmp_path, "{kind: python, file: noise.py, function: falling}")
+    assert planned(found) == [10, 9, 8, 7, 6]
+    assert list(code_sha256(found)) == ["noise.py"]
+    (tmp_path / "noise.py").write_text("def falling(epoch: int) -> float:\n    return 5\n")
+    assert planned(found) == [10, 9, 8, 7, 6]  # asked once: what is planned is what is trained
+    assert planned(loaded(tmp_path, "{kind: python, file: noise.py, function: falling}")) == [5] * 5
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def noise_multiplier(epoch): return -1", r"noise_multiplier\(0\) is -1, but must be positive"),
+        ("def noise_multiplier(epoch): return 1 / epoch", r"noise_multiplier\(0\) failed: ZeroDivisionError"),
+        ("def noise_multiplier(epoch): return 'much'", r"noise_multiplier\(0\) failed: ValueError"),
+        ("def noise_multiplier(epoch, data): return 1", "missing a required argument: 'data'"),
+        ("noise_multiplier = 3", "noise_multiplier is int, not a function"),
+        ("def noise_multiplyer(epoch): return 1", "did you mean noise_multiplyer"),
+        ("import nowhere", "running the file failed"),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_said(tmp_path: Path, code: str, said: str) -> None:
+    (tmp_path / "noise.py").write_text(code)
+    with pytest.raises(DpsgdError, match=said):
+        planned(loaded(tmp_path, "{kind: python, file: noise.py}"))

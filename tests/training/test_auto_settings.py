@@ -1,0 +1,512 @@
+"""The rule for what a recipe leaves `auto`: what it gives, what it reads, and that everybody gets the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from dpsgd_cli.errors import RunError, UsageError
+from dpsgd_cli.main import main
+from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved, shipped_recipes
+from dpsgd_cli.sweep.expansion import expand
+from dpsgd_cli.sweep.loading import load_sweep
+from dpsgd_cli.training import auto_settings, loop
+from dpsgd_cli.training.auto_rule import LINEAR, MLP, PRECONDITIONED, PRECONDITIONED_TARGETS, Known, Terms
+from dpsgd_cli.training.plans import plan_and_outline, settled
+from dpsgd_cli.training.start import Member, start
+from tests.conftest import StopAt, Train
+
+RECIPE = """
+name: own
+data: {path: own.csv, target: y, classes: [0, 1], bounds: {a: [0, 9], b: [0, 1]}, preprocess: [{bin: {}}]}
+model: {kind: convex}
+method: {kind: dp-gd}
+privacy: {budget: {epsilon: 2, delta: 1.0e-4}}
+seed: 0
+"""
+
+
+RECORDS = 454
+"""Places of the training part of 500 records, about a fifth of which are test records (`data/splits.py`)."""
+
+
+def rows(seed: int, n: int = 500) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    found = pd.DataFrame({"a": random.integers(0, 10, n), "b": random.random(n)})
+    return found.assign(y=(found.a / 9 + found.b + random.normal(size=n) > 1).astype(int))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    rows(0).to_csv(tmp_path / "own.csv", index=False)
+    (tmp_path / "own.yaml").write_text(RECIPE)
+    return tmp_path / "own.yaml"
+
+
+def found(file: Path | str, *overrides: str) -> Any:
+    return settled(load_recipe(str(file), overrides))
+
+
+def values(loaded: Any) -> dict[str, Any]:
+    return {choice.key: choice.value for choice in loaded.chosen}
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Balle and Wang 2018: delta of a Gaussian mechanism of mu at epsilon."""
+
+    def over(mu: float) -> float:
+        down, up = norm.cdf(mu / 2 - epsilon / mu), norm.logcdf(-mu / 2 - epsilon / mu)
+        return float(down - math.exp(min(epsilon + up, 0)) - delta)
+
+    return float(brentq(over, 1e-4, 100))
+
+
+@pytest.mark.parametrize(
+    ("given", "terms", "left", "least"), [("null", LINEAR, 1, 0.5), ("auto", PRECONDITIONED, 0.95, 0.4)]
+)
+def test_all_noise_together_moves_an_output_by_what_the_rule_says(
+    own: Path, given: str, terms: Terms, left: float, least: float
+) -> None:
+    """T steps of noise z C / n, z = sqrt(T) / mu, at a reach of rate / (1 - momentum); the row is 1 long.
+
+    Counts of single columns leave .95 of mu^2.
+    """
+    recipe = found(own, f"method.preconditioner={given}").recipe
+    steps, clip, rate = recipe.epochs, recipe.privacy.clipping.norm, recipe.method.learning_rate
+    z = math.sqrt(steps / left) / mu_of(2, 1e-4)
+    moved = rate / (1 - recipe.method.optimizer.momentum) * math.sqrt(steps) * z * clip / RECORDS
+    assert moved == pytest.approx(terms.noise, rel=1e-4)
+    assert clip == least
+
+
+@pytest.fixture
+def several(own: Path) -> list[str]:
+    """`own` with three classes."""
+    table = rows(0)
+    table.assign(y=np.digitize(table.a / 9 + table.b, [0.7, 1.3])).to_csv(own.parent / "own.csv", index=False)
+    return ["data.classes=[0, 1, 2]", "model={kind: linear}"]
+
+
+@pytest.fixture
+def numbers(own: Path) -> list[str]:
+    """`own` with numbers to tell, most of them near the lower end of their bounds."""
+    table, random = rows(0, 2500), np.random.default_rng(1)
+    skewed = np.exp(1 + 0.2 * table.a * table.b + 0.3 * random.normal(size=2500)).clip(upper=200)
+    table.assign(y=skewed).to_csv(own.parent / "own.csv", index=False)
+    return ["data.classes=null", "data.task=regression", "data.target_bounds=[0, 200]", "model={kind: linear}"]
+
+
+def test_outputs_of_several_classes_may_move_twice_as_far_and_at_a_pace_by_their_features(
+    own: Path, several: list[str]
+) -> None:
+    """2.8, and an eighth of 129 features over a curvature of 1/2; a residual of sqrt(2) is clipped at .4 of that."""
+    recipe = found(own, *several).recipe
+    clip, z = recipe.privacy.clipping.norm, math.sqrt(recipe.epochs / 0.95) / mu_of(2, 1e-4)
+    assert clip == pytest.approx(0.4 * math.sqrt(2), rel=1e-5)
+    reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
+    assert reach * math.sqrt(2) * math.sqrt(recipe.epochs) * z * clip / RECORDS == pytest.approx(2.8, rel=1e-4)
+    rich = found(own, *several, "privacy.budget.epsilon=1e5").recipe
+    assert rich.method.learning_rate == pytest.approx(129 / 8 / 0.5, rel=1e-5)
+    given = ["data.preprocess=[{scale: {}}]", "method.preconditioner={kind: second-moment, share: 0.15}"]
+    scaled = found(own, *several, "privacy.budget.epsilon=1e5", *given).recipe
+    assert scaled.method.learning_rate == pytest.approx(12 / 0.5 / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", ["{kind: linear}", "{kind: convex, loss: squared}"])
+def test_targets_have_a_constant_of_their_own_and_a_pace_at_which_squares_descend(
+    own: Path, numbers: list[str], model: str
+) -> None:
+    """With it rows are sqrt(2) long, and the curvature along them is 2: 2 (1 + .8) / 2 is the fastest that descends."""
+    given = [*numbers, f"model={model}"]
+    told = found(own, *given, "privacy.budget.epsilon=0.5")
+    recipe, plan = told.recipe, plan_and_outline(told)[0]
+    assert plan is not None and recipe.model.bias is True and values(told)["model.bias"] is True
+    clip, z = recipe.privacy.clipping.norm, math.sqrt(recipe.epochs / 0.95) / mu_of(0.5, 1e-4)
+    assert clip == pytest.approx(0.05 * math.sqrt(2), rel=1e-5)
+    reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
+    moved = reach * math.sqrt(2) * math.sqrt(recipe.epochs) * z * clip / plan.sampling.records
+    assert moved == pytest.approx(0.7 * 0.2, rel=1e-4)
+    rich = found(own, *given, "privacy.budget.epsilon=1e5").recipe
+    assert rich.method.learning_rate == pytest.approx(1) and rich.method.learning_rate < 2 * (1 + 0.8) / 2
+    assert rich.privacy.clipping.norm == pytest.approx(0.4 * math.sqrt(2), rel=1e-5)
+    assert found(own, *given, "method.learning_rate=0.1").recipe.model.bias is False
+
+
+def test_an_mlp_of_targets_has_a_quarter_of_the_pace_of_classes(own: Path, numbers: list[str]) -> None:
+    """.5 in place of 2, at a budget at which noise would allow more."""
+    recipe = found(own, *numbers, "model={kind: mlp}", "privacy.budget.epsilon=1e5").recipe
+    assert recipe.method.learning_rate == pytest.approx(0.5)
+    rows(0).to_csv(own.parent / "own.csv", index=False)
+    recipe = found(own, "model={kind: mlp}", "privacy.budget.epsilon=1e5").recipe
+    assert recipe.method.learning_rate == pytest.approx(2)
+
+
+@pytest.mark.parametrize(("features", "chosen"), [(7, False), (8, True)])
+def test_few_scaled_numbers_have_no_preconditioner(own: Path, features: int, chosen: bool) -> None:
+    """Unlike what `bin` makes of columns, they are told by a row's length too."""
+    for step, preconditioned in (("scale", chosen), ("bin", True)):
+        recipe = load_recipe(str(own), [f"data.preprocess=[{{{step}: {{}}}}]"]).recipe
+        told, _ = auto_settings.before_plan(recipe, Known(5_000, features, 1, 1.0))
+        assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("preprocess", ["[{bin: {}}]", "[{scale: {}}]"])
+def test_the_rule_tells_skewed_numbers_better_than_a_constant(own: Path, numbers: list[str], preprocess: str) -> None:
+    """At small budgets and at large ones, where a pace of classes swings from side to side."""
+    for epsilon in (1, 1000):
+        loaded = load_recipe(str(own), [*numbers, f"privacy.budget.epsilon={epsilon}", f"data.preprocess={preprocess}"])
+        trials = pd.read_csv(loop.run(loaded, loop.Options(own.parent / "out")) / "trials.csv")
+        assert trials["test_rmse"].mean() < 0.9 * trials["constant_rmse"].mean()
+
+
+def test_steps_of_an_average_have_noise_by_their_influence_and_the_same_price(own: Path) -> None:
+    """Without curvature the noise of an average of weights is sum (c_t z_t)^2, c_t being what step t moves of it."""
+    ours, even = (plan_and_outline(found(own, f"privacy.schedule={{kind: {kind}}}"))[0] for kind in ("auto", "uniform"))
+    assert ours is not None and even is not None
+    one, other = (np.array(plan.noise_multipliers) for plan in (ours, even))
+    assert (one**-2).sum() == pytest.approx(0.95 * mu_of(2, 1e-4) ** 2, rel=1e-6)
+    assert (other**-2).sum() == pytest.approx((one**-2).sum(), rel=1e-6)
+    steps, momentum = len(one), 0.8
+    moved = [sum(1 - momentum ** (k - t + 1) for k in range(max(steps // 2, t), steps)) for t in range(steps)]
+    assert np.linalg.norm(moved * one) < 0.93 * np.linalg.norm(moved * other)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "method.preconditioner=null",
+        "method.averaging=null",
+        "method.learning_rate=3",
+        "method={kind: dp-sgd, batching: shuffle}",
+        "epochs=until-budget",
+        "privacy.schedule={kind: uniform, initial: auto}",
+    ],
+)
+def test_other_noise_is_uniform(own: Path, override: str) -> None:
+    """Also where its length or its average is not known, or more than one step makes an epoch."""
+    given = [override, "privacy.schedule={kind: auto, initial: 200}"] if "until" in override else [override]
+    assert found(own, *given).recipe.privacy.schedule.kind == "uniform"
+
+
+@pytest.mark.parametrize(("beyond", "kind", "share"), [(0.99, "marginals", 0.05), (1.01, "second-moment", 0.15)])
+def test_columns_are_counted_up_to_an_n_mu_of_ten_thousand(own: Path, beyond: float, kind: str, share: float) -> None:
+    epsilon = float(brentq(lambda epsilon: RECORDS * mu_of(epsilon, 1e-4) - beyond * 10_000, 1, 2000))
+    recipe = found(own, f"privacy.budget.epsilon={epsilon}").recipe
+    assert (recipe.method.preconditioner.kind, recipe.method.preconditioner.share) == (kind, share)
+    pairs = found(own, "data.preprocess=[{bin: {pairs: 2}}]").recipe
+    assert pairs.method.preconditioner.kind == "second-moment"
+
+
+def test_training_counts_the_columns_of_its_table(own: Path) -> None:
+    """The constant, a of [0, 9] and b of [0, 1]; all features are of some column."""
+    loaded = found(own)
+    trials = start([Member(loaded, loop.plan_recipe(loaded)[0])])
+    cells = trials.context.cells()
+    assert len(cells) == 3 and min(len(one.values) for one in cells[1:]) > 8
+    every = np.concatenate([one.features for one in cells])
+    assert sorted(every.tolist()) == list(range(trials.context.table.x.shape[1]))
+
+
+@pytest.mark.parametrize(("epsilon", "waves"), [(0.3, 4), (1.5, 8), (4, 16), (20, 32)])
+def test_cosines_are_those_that_records_and_budget_allow(own: Path, epsilon: float, waves: int) -> None:
+    """The most of 4, 8, 16 and 32 that are at most sqrt(n mu); and all else is chosen for these features."""
+    root = math.sqrt(RECORDS * mu_of(epsilon, 1e-4))
+    assert waves <= root < 2 * waves or waves == 32 <= root
+    told = found(own, f"privacy.budget.epsilon={epsilon}")
+    assert told.recipe.data.preprocess[0].bin.waves == values(told)["data.preprocess.0.bin.waves"] == waves
+    [said] = [choice.why for choice in told.chosen if choice.key == "method.preconditioner"]
+    _, outline = plan_and_outline(told)
+    assert outline.input_shape == (4 * waves + 1,) and said.startswith(f"{4 * waves + 1} features")
+    _, same = plan_and_outline(load_recipe(str(own), [f"privacy.budget.epsilon={epsilon}"]))
+    assert same == outline
+
+
+def test_recipes_whose_features_follow_their_budgets_are_no_pack(own: Path) -> None:
+    """They would train on the features of the first."""
+    loaded = [load_recipe(str(own), [f"privacy.budget.epsilon={epsilon}"]) for epsilon in (3, 4, 290)]
+    members = [Member(one, loop.plan_recipe(one)[0]) for one in loaded]
+    options = loop.Options(own.parent / "out")
+    with pytest.raises(UsageError, match="do not train on the same data"):
+        loop.run_pack([members[0], members[2]], options)
+    assert len(loop.run_pack(members[:2], options)) == 2
+
+
+def test_trials_of_a_pack_have_the_probabilities_of_their_own_clip_norms(own: Path) -> None:
+    """As alone, where one member's residuals count up to .4 and another's up to .9."""
+    loaded = [load_recipe(str(own), [f"privacy.clipping.norm={norm}"]) for norm in (0.4, 0.9)]
+    options = [loop.Options(own.parent / name) for name in ("pack", "alone")]
+    together = loop.run_pack([Member(one, loop.plan_recipe(one)[0]) for one in loaded], options[0])
+    for one, packed in zip(loaded, together, strict=True):
+        alone = loop.run(one, options[1])
+        found, expected = (pd.read_csv(path / "trials.csv")["test_log_loss"].tolist() for path in (packed, alone))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("columns", "waves"), [(31, 32), (32, 16), (63, 16), (64, 8), (127, 8), (128, 4), (256, 4)])
+def test_cosines_are_fewer_where_the_features_would_be_too_many(own: Path, columns: int, waves: int) -> None:
+    """2,048 is the most that a preconditioner takes, two sets of cosines a column and the constant."""
+    wide = pd.concat([rows(0), pd.DataFrame(0.5, range(500), [f"c{n}" for n in range(columns - 2)])], axis=1)
+    wide.to_csv(own.parent / "own.csv", index=False)
+    bounds = ", ".join(f"{name}: [0, 1]" for name in wide.columns if name not in "ay")
+    told = found(own, "privacy.budget.epsilon=290", f"data.bounds={{a: [0, 9], {bounds}}}")
+    assert told.recipe.data.preprocess[0].bin.waves == waves
+    assert (told.recipe.method.preconditioner is not None) == (columns < 256)
+
+
+IMAGES = """
+name: own
+data:
+  path: own.npz
+  bounds: [0, 255]
+  classes: [0, 1, 2]
+  split: {test: 20}
+  preprocess: [{rotate: {images: strokes, records: 60}}, {unit-norm: {}}]
+model: {kind: linear, bias: false}
+method: {kind: dp-gd}
+privacy: {budget: {epsilon: 1, delta: 1.0e-4}}
+seed: 0
+"""
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """100 of 64 pixels, of which 80 train; 60 drawings have 59 directions."""
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
+    drawn = np.random.default_rng(0).integers(0, 256, (100, 1, 8, 8), np.uint8)
+    np.savez(tmp_path / "own.npz", x=drawn, y=np.arange(100) % 3)
+    (tmp_path / "own.yaml").write_text(IMAGES)
+    return tmp_path / "own.yaml"
+
+
+def test_directions_of_synthetic_images_are_those_that_the_budget_pays_for(images: Path) -> None:
+    """8 sqrt(n mu) of them; noise moves an output by 1.6, with a residual of length sqrt(2) clipped at .07 of that."""
+    told = found(images)
+    recipe, mu = told.recipe, mu_of(1, 1e-4)
+    assert recipe.data.preprocess[0].rotate.components == round(8 * math.sqrt(80 * mu)) < 59
+    clip = recipe.privacy.clipping.norm
+    assert clip == pytest.approx(0.07 * math.sqrt(2), rel=1e-5)
+    reach = recipe.method.learning_rate / (1 - recipe.method.optimizer.momentum)
+    noise = recipe.epochs / math.sqrt(0.85) / mu * clip / 80
+    assert reach * math.sqrt(2) * noise == pytest.approx(1.6, rel=1e-4)
+    assert settled(told) is told and not auto_settings.is_open(recipe)
+
+
+def test_photographs_take_a_direction_for_every_five_of_n_mu(images: Path) -> None:
+    """Where what is written takes 8 sqrt(n mu)."""
+    recipe = found(images, "privacy.budget.epsilon=8", "data.preprocess.0.rotate.images=dead-leaves").recipe
+    assert recipe.data.preprocess[0].rotate.components == round(80 * mu_of(8, 1e-4) / 5) < 59
+
+
+@pytest.mark.parametrize(
+    ("features", "turned", "untouched"), [(2048, True, True), (8192, True, False), (8193, False, False)]
+)
+def test_directions_are_preconditioned_where_as_many_features_of_a_table_are_not(
+    images: Path, features: int, turned: bool, untouched: bool
+) -> None:
+    """A matrix of 8,192 takes minutes: worth it where a rule says that the budget pays for each direction."""
+    for override, preconditioned in [("seed=1", turned), ("data.preprocess=[{unit-norm: {}}]", untouched)]:
+        recipe = load_recipe(str(images), [override]).recipe
+        told, _ = auto_settings.before_plan(recipe, Known(50_000, features, 3, 1.0))
+        assert (told.method.preconditioner is not None) == preconditioned  # type: ignore[union-attr]
+
+
+def test_a_large_budget_takes_all_directions_as_fast_as_their_curvature_allows(images: Path) -> None:
+    """The curvature of softmax is at most 1/2, along any of 59 directions about 1/118; a quarter of 1 over that."""
+    recipe = found(images, "privacy.budget.epsilon=1e5").recipe
+    assert recipe.data.preprocess[0].rotate.components == 59
+    assert recipe.method.learning_rate == pytest.approx(0.25 * 118)
+
+
+@pytest.mark.parametrize(("epsilon", "clip"), [(1, 0.07), (1e9, 0.35)])
+def test_residuals_of_photographs_are_clipped_less_where_records_and_budget_allow(
+    images: Path, epsilon: float, clip: float
+) -> None:
+    """At sqrt(n mu / 640,000), from .07 to .35; of strokes at .07 whatever the budget."""
+    changes = [f"privacy.budget.epsilon={epsilon:g}"]
+    written = found(images, *changes).recipe
+    photographs = found(images, *changes, "data.preprocess.0.rotate.images=dead-leaves").recipe
+    assert photographs.privacy.clipping.norm == pytest.approx(clip * math.sqrt(2), rel=1e-5)
+    assert written.privacy.clipping.norm == pytest.approx(0.07 * math.sqrt(2), rel=1e-5)
+
+
+def test_directions_that_no_rule_covers_are_all_that_there_are(images: Path, train: Train) -> None:
+    recipe = found(images, "method.learning_rate=3").recipe
+    assert recipe.data.preprocess[0].rotate.components == 59
+    result = train(images, "method.learning_rate=3", "data.preprocess.0.rotate.records=30", "epochs=1")
+    written: Any = load_recipe(str(result / "recipe.yaml")).recipe
+    assert written.data.preprocess[0].rotate.components == 29
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method.learning_rate=3",),
+        ("method={kind: output-perturbation}",),
+        ("model={kind: mlp, hidden: [4]}", "method={kind: dp-sgd, batching: full}"),
+        ("privacy=null", "method={kind: non-private}"),
+    ],
+    ids=lambda overrides: overrides[0].partition("=")[0],
+)
+def test_cosines_that_no_rule_covers_are_16(own: Path, overrides: tuple[str, ...]) -> None:
+    """At a budget at which a rule would take 32."""
+    loaded = found(own, "privacy.budget.epsilon=290", *overrides)
+    assert loaded.recipe.data.preprocess[0].bin.waves == 16
+    assert "data.preprocess.0.bin.waves" not in values(loaded)
+
+
+@pytest.mark.parametrize("override", ["privacy.budget.epsilon=800", "data.preprocess=[{scale: {}}, {unit-norm: {}}]"])
+def test_neighbouring_data_settle_alike_to_the_bit(own: Path, override: str) -> None:
+    """The number of records, the bounds and the classes are public; no value of a record is read, not even the last.
+
+    At this budget the clip norm follows the number of records, too.
+    """
+    first = resolved(found(own, override).recipe)
+    changed = rows(0)
+    changed.loc[[0, 499], ["a", "b", "y"]] = [-1e6, 1e9, 1]
+    for other in (changed, rows(7), rows(7).assign(a=3, b=0.5)):
+        other.to_csv(own.parent / "own.csv", index=False)
+        assert resolved(found(own, override).recipe) == first
+    rows(0, 50).to_csv(own.parent / "own.csv", index=False)
+    assert resolved(found(own, override).recipe) != first
+
+
+@pytest.mark.parametrize(
+    ("override", "rest"),
+    [
+        ("privacy.clipping.norm=0.3", {"epochs", "method.learning_rate", "method.averaging"}),
+        ("epochs=7", {"privacy.clipping.norm", "method.learning_rate", "method.averaging"}),
+        ("method.averaging=null", {"epochs", "privacy.clipping.norm", "method.learning_rate"}),
+        ("method.optimizer.momentum=0", {"epochs", "privacy.clipping.norm", "method.learning_rate"}),
+        ("method.learning_rate=3", {"epochs", "model.bias"}),
+        ("method.optimizer={kind: adam}", {"epochs", "model.bias"}),
+    ],
+)
+def test_what_is_given_stays_and_the_rest_is_chosen(own: Path, override: str, rest: set[str]) -> None:
+    told = found(own, override)
+    key, _, value = override.partition("=")
+    assert key not in values(told) and rest <= set(values(told))
+    alone = load_recipe(str(own), [override])
+    here: Any = told.recipe
+    there: Any = alone.recipe
+    for name in key.split("."):
+        here, there = getattr(here, name), getattr(there, name)
+    assert here == there, value
+
+
+def test_a_learning_rate_of_ones_own_gets_what_goes_with_any(own: Path) -> None:
+    recipe = found(own, "method.learning_rate=3").recipe
+    assert recipe.privacy.clipping.norm == 1 and recipe.method.averaging is None
+    assert recipe.method.optimizer.momentum == 0
+
+
+def test_a_smaller_clip_norm_allows_longer_steps(own: Path) -> None:
+    whole, half = (found(own, f"privacy.clipping.norm={norm}").recipe.method for norm in (0.5, 0.25))
+    assert half.learning_rate == pytest.approx(2 * whole.learning_rate, rel=1e-5)
+
+
+def test_two_outputs_are_the_same_problem_as_one(own: Path) -> None:
+    """A difference of two softmax outputs moves twice as fast, with residuals sqrt(2) as long."""
+    one, two = found(own), found(own, "model={kind: linear}", "method={kind: dp-sgd, batching: full}")
+    assert two.recipe.epochs == one.recipe.epochs
+    assert two.recipe.privacy.clipping.norm == pytest.approx(math.sqrt(2) * one.recipe.privacy.clipping.norm)
+    assert 2 * two.recipe.method.learning_rate == pytest.approx(one.recipe.method.learning_rate, rel=1e-5)
+
+
+def test_settling_twice_is_settling_once(own: Path) -> None:
+    once = found(own)
+    assert settled(once) is once and not auto_settings.is_open(once.recipe)
+
+
+RULED = ("tabular/", "pate/adult-")
+"""What recipes with everything by the rule begin with; and two of images."""
+OF_IMAGES = ("frontier/mnist", "frontier/cifar10")
+STATED = [name for name in shipped_recipes() if not name.startswith(RULED) and name not in OF_IMAGES]
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_other_recipes_say_what_they_train_with(name: str) -> None:
+    """The rule chooses nothing for them, so it cannot change their results."""
+    assert found(name).chosen == ()
+
+
+@pytest.mark.parametrize("records", [2, 50, 10**6])
+@pytest.mark.parametrize("epsilon", [1e-4, 1, 1e4])
+@pytest.mark.parametrize(
+    ("kind", "outputs", "bound"),
+    [("convex", 1, 1.0), ("linear", 2, 1.0), ("linear", 100, 28.0), ("linear", 1, None), ("mlp", 10, None)],
+)
+def test_extremes_get_steps_that_are_finite(
+    own: Path, kind: str, outputs: int, bound: float | None, epsilon: float, records: int
+) -> None:
+    method = "dp-gd" if kind == "convex" else "dp-sgd, batching: full"
+    changes = (f"model={{kind: {kind}}}", f"method={{kind: {method}}}", f"privacy.budget.epsilon={epsilon}")
+    recipe, known = load_recipe(str(own), changes).recipe, Known(records, 20, outputs, bound)
+    recipe, _ = auto_settings.before_plan(recipe, known)
+    plan, _ = plan_and_outline(LoadedRecipe(recipe, own.parent, "own"))
+    assert plan is not None
+    told: Any = auto_settings.after_plan(recipe, known, plan)[0]
+    linear = PRECONDITIONED_TARGETS if (kind, outputs) == ("linear", 1) else PRECONDITIONED
+    terms = MLP if kind == "mlp" else linear
+    assert terms.fewest <= told.epochs <= terms.most
+    assert 0 < told.privacy.clipping.norm < math.inf
+    assert 0 < told.method.learning_rate < 1000
+
+
+@pytest.mark.parametrize(("batching", "records"), [("poisson", RECORDS), ("shuffle", 402)])
+def test_batches_are_chosen_where_they_are_asked_for(own: Path, batching: str, records: int) -> None:
+    """By place, as for zero-out, the split has a size of its own."""
+    told = found(own, f"method={{kind: dp-sgd, batching: {batching}}}")
+    assert values(told)["method.batch_size"] == records and told.recipe.method.learning_rate > 0
+
+
+def test_dry_run_says_what_was_chosen_and_why(own: Path) -> None:
+    done = CliRunner().invoke(main, ["train", str(own), "--dry-run"])
+    assert done.exit_code == 0, done.output
+    lines = [line.split(None, 1)[1] for line in done.stdout.splitlines() if line.strip().startswith("chosen ")]
+    assert lines == [str(choice) for choice in found(own).chosen] and all(": " in line for line in lines)
+
+
+def test_the_result_holds_what_was_chosen(own: Path, train: Train) -> None:
+    result = train(own)
+    told = found(own)
+    written = load_recipe(str(result / "recipe.yaml"))
+    assert written.recipe == told.recipe
+    chosen = json.loads((result / "result.json").read_text())["provenance"]["chosen"]
+    assert {key: one["why"] for key, one in chosen.items()} == {one.key: one.why for one in told.chosen}
+    assert loop.run(written, loop.Options(own.parent / "out")) == result
+
+
+def test_account_prices_what_train_trains(own: Path, train: Train) -> None:
+    result = json.loads((train(own) / "result.json").read_text())["privacy"]
+    done = CliRunner().invoke(main, ["account", str(own), "--accountant", "gaussian", "--format", "json"])
+    (priced,) = json.loads(done.stdout)
+    assert priced["epsilon"] == pytest.approx(result["epsilon"], rel=1e-12) and priced["rho"] == result["rho"]
+
+
+def test_a_run_that_was_stopped_goes_on_as_it_was(own: Path, train: Train, stop_at: StopAt) -> None:
+    whole = train(own, out=own.parent / "whole")
+    with pytest.raises(RunError, match="--resume"):
+        train(own, progress=stop_at(40, KeyboardInterrupt()))
+    again = train(own, resume=True)
+    assert again.name == whole.name
+    assert (again / "trials.csv").read_text() == (whole / "trials.csv").read_text()
+
+
+def test_a_cell_of_a_sweep_is_the_recipe_that_train_trains(own: Path) -> None:
+    (own.parent / "s.yaml").write_text(
+        "name: s\nrecipes: [own.yaml]\nseeds: shared\ngrid: {privacy.budget.epsilon: [1, 4]}\n"
+    )
+    cells = expand(load_sweep(str(own.parent / "s.yaml"), ()))
+    for cell, epsilon in zip(cells, (1, 4), strict=True):
+        alone = found(own, f"privacy.budget.epsilon={epsilon}")
+        assert cell.loaded.recipe == alone.recipe
+        assert cell.directory == loop.result_directory(alone, Path()).name
