@@ -29,7 +29,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.clipping.compiling import Compiled
-from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums, sum_clipped
+from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Clipping, add_clipped_sums, sum_clipped
 from dpsgd_cli.engine import models, precision
 from dpsgd_cli.engine.layers import WeightStandardisedConv2d
 from dpsgd_cli.engine.losses import cross_entropy
@@ -116,7 +117,7 @@ def _as_plain(device: torch.device, dtype: str) -> Iterator[None]:
 
 
 def private(task: Task, dtype: str = "float32", compiles: bool = False, piece: int | None = None) -> Step:
-    """Return the step of `methods/dp_sgd/run.py`: clipped sums of `piece` rows at a time (or what fits), noise, update."""
+    """Return the step of `methods/dp_sgd/run.py`: clipped sums, `piece` rows at a time, noise, update."""
     pack = Pack(task.build, [0], Placement(task.device), shares_input=True)
     most = piece or rows_that_fit(pack, task.x[:4])
     pack.work_in(precision.PASSES.get(dtype), dtype == "tf32")

@@ -17,10 +17,10 @@ from benchmarks.yu2019.cases import SOLVED
 from dpsgd_cli.accounting import accountants, renyi
 from dpsgd_cli.accounting.accountants.composition import amplified, classical_gaussian
 from dpsgd_cli.accounting.accountants.zcdp import largest_order
-from dpsgd_cli.accounting.budget import solve_schedule
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.recipe.loading import load_recipe
+from dpsgd_cli.schedules.price import solve_schedule
 
 DELTA = 1e-5
 RATE, NOISE, EPOCHS = 0.01, 6.0, 400

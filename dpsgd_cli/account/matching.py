@@ -17,7 +17,7 @@ from dpsgd_cli.account.solving import least_factor
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import DpsgdError, PrivacyError, UsageError
-from dpsgd_cli.methods.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe, resolved
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.evaluated import COINS, evaluated_on, tested_section

@@ -17,16 +17,17 @@ from dpsgd_cli.accounting.joint_composition import why_apart
 from dpsgd_cli.accounting.lecture_bounds import PublicProblem, lecture_9_demand
 from dpsgd_cli.accounting.ledger import CHOSEN, EXPERIMENT
 from dpsgd_cli.accounting.mechanism import Release
-from dpsgd_cli.accounting.plan import Plan, adjacency_of, noise_text
+from dpsgd_cli.accounting.plan import Plan, noise_text
+from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
 from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.preparation import uncovered_steps
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
 from dpsgd_cli.methods.convex.price import constants_of
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
-from dpsgd_cli.methods.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.recipe.privacy import EpsilonBudget, Privacy, RhoBudget
+from dpsgd_cli.recipe.privacy import Privacy
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.schedules.settings import Schedule
@@ -95,7 +96,7 @@ class RecipeCase(Case):
         return why_apart([run_of(replace(self.loaded, recipe=self.recipe), trials)])
 
     def uncovered(self) -> list[str]:
-        return uncovered_steps(self.recipe.data, adjacency_of(self.recipe), self.loaded.base)
+        return uncovered_steps(self.recipe.data, self.recipe.adjacency, self.loaded.base)
 
     def own_remarks(self) -> list[str]:
         return [f"{self.label}: {EXPERIMENT}"] if self.recipe.seed is not None else []

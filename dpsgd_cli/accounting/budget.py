@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import ClassVar, TypeVar
 
@@ -20,10 +19,8 @@ from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.accounting.search import ExactSum, Span, gap_of, gap_of_sum, most_expensive
-from dpsgd_cli.common.text_format import count
-from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError
-from dpsgd_cli.recipe.privacy import EpsilonBudget, RhoBudget
-from dpsgd_cli.schedules.settings import LEAST, Schedule
+from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
+from dpsgd_cli.errors import BudgetExceeded, PrivacyError
 
 Budget = RhoBudget | EpsilonBudget | None
 T = TypeVar("T")
@@ -212,45 +209,3 @@ def _most_mu_squared(budget: EpsilonBudget) -> float:
     span = Span("mu", cheap=1e-150, expensive=1e150, start=1.0)
     mu = most_expensive(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
     return (mu or 0.0) ** 2 * (1 - _ROUNDING)
-
-
-Excess = Callable[[list[float]], float]
-"""How far beyond the budget these noise multipliers, by epoch, are (<= 0: within)."""
-
-
-def solve_schedule(schedule: Schedule, epochs: int, excess: Excess, precision: float = 0.0) -> Schedule:
-    """`schedule` with its free number set so that `epochs` epochs fit, and as little noise as that allows.
-
-    Guarantee: `excess` was asked about the answer, and said within. The number is found to the last bit, or to the
-    relative `precision`; where even its most expensive value fits (a polynomial's power), that value is the answer.
-    Raises PrivacyError for several free numbers, InfeasibleBudget when no value fits, UnsupportedMechanism as `excess`.
-    """
-    free = schedule.free_numbers()
-    if len(free) != 1:
-        raise PrivacyError(f"privacy.schedule: {' and '.join(free)} are auto, but only one number can be solved for")
-    path, number = free[0], schedule.numbers()[free[0]]
-    if number.refused:
-        raise PrivacyError(f"privacy.schedule.{path}: {number.refused}")
-
-    found = most_expensive(
-        lambda value: _gap(schedule.with_number(path, number.value(value)), epochs, excess),
-        number if number.whole else replace(number, precision=precision),
-    )
-    if found is None:
-        raise InfeasibleBudget(
-            f"no value of privacy.schedule.{path} lets {count(epochs, 'epoch')} fit the budget: raise the budget,"
-            " train fewer epochs, or start with more noise"
-        )
-    return schedule.with_number(path, number.value(found))
-
-
-def epochs_that_fit(schedule: Schedule, most: int, excess: Excess) -> int:
-    """Longest prefix of the schedule within the budget (spending only grows), no longer than `most` epochs."""
-    span = Span("epochs", cheap=1.0, expensive=float(most), start=1.0, whole=True)
-    return int(most_expensive(lambda epochs: _gap(schedule, int(epochs), excess), span) or 0)
-
-
-def _gap(schedule: Schedule, epochs: int, excess: Excess) -> float:
-    """A schedule that runs out of noise is more expensive than any budget."""
-    noise = [schedule.noise(epoch) for epoch in range(epochs)]
-    return excess(noise) if min(noise) >= LEAST else math.inf

@@ -7,7 +7,7 @@ Not here: the planners, which each method's descriptor names (`methods/dp_sgd/pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,15 +18,11 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS, Adjacency, Batching, Batch
 from dpsgd_cli.accounting.budget import Budget, Filter
 from dpsgd_cli.accounting.ledger import Ledger, LedgerEntry
 from dpsgd_cli.accounting.mechanism import Mechanism, Release, merge
-from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.text_format import count
-from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe.privacy import EpsilonBudget, Privacy
-from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.schedules.settings import Schedule
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
     from dpsgd_cli.noise.price import Correlation
+    from dpsgd_cli.schedules.settings import Schedule
 
 
 @dataclass(frozen=True)
@@ -209,44 +205,3 @@ def noise_text(noise: PlannedNoise) -> str:
         return said
     beside = "" if noise.ratio is None else f", {noise.ratio:.4g} of that of independent noise"
     return f"{said}; predicted error {noise.error:.6g}{beside}"
-
-
-def plan_for(recipe: Recipe, facts: Facts) -> Plan:
-    """The plan of a private recipe. Raises PrivacyError for what has no guarantee, InfeasibleBudget for no fit."""
-    method = recipe.method
-    if method.described.planner is None:
-        raise PrivacyError(f"method {method.kind} has no guarantee to plan; leave privacy out")
-    planner: Callable[[Recipe, Facts], Plan] = named(method.described.planner)
-    plan = planner(recipe, facts)
-    if plan.sampling.adjacency not in method.described.adjacencies:
-        proved = " or ".join(method.described.adjacencies)
-        raise PrivacyError(
-            f"method {method.kind} is proved for privacy.adjacency: {proved}, not {plan.sampling.adjacency}"
-        )
-    return plan
-
-
-def adjacency_of(recipe: Recipe) -> Adjacency:
-    """The adjacency that a recipe's statement is for."""
-    return recipe.adjacency
-
-
-def privacy_of(recipe: Recipe) -> Privacy:
-    """The privacy section of a recipe that is planned; PrivacyError where there is none."""
-    if recipe.privacy is None:
-        raise PrivacyError(
-            f"method {recipe.method.kind} has no privacy section, so it releases nothing under differential privacy and"
-            " there is nothing to plan"
-        )
-    return recipe.privacy
-
-
-def delta_of(privacy: Privacy) -> float:
-    """The delta of the statement; PrivacyError where there is none, or two."""
-    stated = privacy.budget.delta if isinstance(privacy.budget, EpsilonBudget) else None
-    if stated is not None and privacy.delta not in (None, stated):
-        raise PrivacyError(f"privacy.delta is {privacy.delta}, but privacy.budget.delta is {stated}; give one")
-    delta = stated or privacy.delta
-    if delta is None:
-        raise PrivacyError("no delta: give privacy.delta (smaller than 1 / number of records, say 1.0e-5)")
-    return delta

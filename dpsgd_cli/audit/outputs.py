@@ -43,8 +43,8 @@ from dpsgd_cli.common.naming import named
 from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
+from dpsgd_cli.engine.context import Watcher
 from dpsgd_cli.engine.tensors import Batch, Table
-from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.methods.convex import perturbations
 from dpsgd_cli.methods.convex.linear import LinearRisk
 from dpsgd_cli.methods.convex.perturbations import ObjectivePerturbation

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpsgd_cli.accounting.plan import Plan, adjacency_of
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.audit.findings import Finding, exact
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.dataset import Layout, PrivateStep, Step
@@ -23,7 +23,7 @@ def compare(loaded: LoadedRecipe, plan: Plan) -> list[Finding]:
     recipe = loaded.recipe
     if recipe.data.features is not None:
         return []
-    steps, layouts = preparation.planned_steps(recipe.data, adjacency_of(recipe), loaded.base)
+    steps, layouts = preparation.planned_steps(recipe.data, recipe.adjacency, loaded.base)
     charges = [release.mechanism for release in plan.before]
     found = []
     rows = _rows(layouts[0])

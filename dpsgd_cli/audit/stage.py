@@ -25,9 +25,9 @@ from dpsgd_cli.audit import lanes
 from dpsgd_cli.audit.aim import Aim
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.data.users import as_users
+from dpsgd_cli.engine.context import Watcher
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.methods.dp_gd.run import FullBatchMethod
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.recipe.loading import LoadedRecipe

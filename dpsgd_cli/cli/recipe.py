@@ -20,9 +20,9 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.common.yaml_tree import CoreDumper
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS
 from dpsgd_cli.errors import RecipeError, UsageError
+from dpsgd_cli.noise.settings import noise_source
 from dpsgd_cli.recipe.expected import recipe_schema
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, plain, question, shipped_recipes
-from dpsgd_cli.recipe.privacy import noise_source
 from dpsgd_cli.recipe.schema import Recipe
 
 

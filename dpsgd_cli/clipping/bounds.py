@@ -19,9 +19,9 @@ from dpsgd_cli.clipping.price import released_histogram
 from dpsgd_cli.clipping.run import Clipping
 from dpsgd_cli.clipping.settings import ClippingKind, HistogramClipping, QuantileClipping
 from dpsgd_cli.common.naming import named
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.precision import PRECISION
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.base import Context
 from dpsgd_cli.noise.run import Grid, NoiseSource, add_noise, gaussian
 
 Visit = Callable[[Clipping], None]

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.budget import describe, mu_squared_left
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.plan import Plan, adjacency_of, privacy_of
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.errors import InfeasibleBudget
-from dpsgd_cli.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 LABEL = "norm-histogram"
 """Of the release that a clip bound is read off."""
@@ -34,14 +37,14 @@ def with_histogram(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, 
     The share is one of mu^2 = 1 / z^2, so that z = 1 / sqrt(share mu^2), as of a preconditioner
     (`second_moments.py`); the noise of the steps is solved for with the whole list.
     """
-    privacy = privacy_of(recipe)
+    privacy = recipe.required_privacy
     share, budget = privacy.clipping.share_before, privacy.budget
     if share is None or budget is None:
         return tuple(before)
     left = mu_squared_left(budget, before)
     if not left > 0:
         raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)}); raise it")
-    adjacency = adjacency_of(recipe)
+    adjacency = recipe.adjacency
     multiplier = (share * left) ** -0.5
     return (*before, Release(GaussianSum(multiplier, adjacency, sensitivity=sensitivity(adjacency), label=LABEL)))
 

@@ -33,8 +33,6 @@ Noised = Callable[[np.ndarray], np.ndarray]
 """A function that adds the noise of a step's release to a vector with the sensitivity of that release."""
 Transform = Callable[[np.ndarray], np.ndarray]
 
-UNTOLD: dict[str, Any] = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
-"""Arguments of `np.errstate` for reading and transforming private rows: a warning could reveal single records."""
 UNKNOWN = -1
 """The label of a record without one."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
+from dpsgd_cli.common.yaml_tree import Place, read_tree
 from dpsgd_cli.data.extract import Extract, Network
 from dpsgd_cli.data.settings import PretrainedFeatures, TorchvisionFeatures
 from dpsgd_cli.engine import bundle, models
+from dpsgd_cli.engine.settings import Model, PythonModel
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.recipe.loading import load_recipe
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -93,14 +95,26 @@ class Pretrained(Extract):
             raise DataError(
                 f"data.features.result: {folder} holds no {bundle.NAME}; train that recipe with save_model: true first"
             )
-        loaded = load_recipe(str(folder / "recipe.yaml"))
+        model = _model_of(folder / "recipe.yaml")
         own = bundle.read(weights).weights[0]
         outputs = len(list(own.values())[-1])
-        whole = models.builder(loaded.recipe.model, shape, outputs, loaded.base)()
+        whole = models.builder(model, shape, outputs, folder)()
         try:
             whole.load_state_dict(own)
         except RuntimeError as error:
             raise DataError(f"data.features.result: {folder}: the network does not fit {shape}: {error}") from error
-        if not isinstance(whole, torch.nn.Sequential):
-            raise DataError(f"data.features.result: {folder}: only built-in models can be cut before their last layer")
+        assert isinstance(whole, torch.nn.Sequential)  # every built-in model is
         return whole[:-1].eval().requires_grad_(False)
+
+
+def _model_of(recipe: Path) -> Model:
+    """Return the `model:` section of a result's recipe; DataError if it cannot be read, or names a user's own class."""
+    tree, problems = read_tree(recipe.read_text(encoding="utf-8"), Place(str(recipe), 1))
+    section = None if tree is None or problems else tree.child("model")
+    try:
+        model: Model = TypeAdapter(Model).validate_python(None if section is None else section.plain())
+    except ValidationError as error:
+        raise DataError(f"data.features.result: {recipe} names no model: {error}") from None
+    if isinstance(model, PythonModel):
+        raise DataError(f"data.features.result: {recipe}: only built-in models can be cut before their last layer")
+    return model

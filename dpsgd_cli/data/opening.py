@@ -27,10 +27,11 @@ import numpy as np
 from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.text_format import listed
 from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table, users
-from dpsgd_cli.data.dataset import UNTOLD, Layout, Part, Source
+from dpsgd_cli.data.dataset import Layout, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.own_table import Judge
 from dpsgd_cli.data.settings import Data
+from dpsgd_cli.engine.tensors import UNTOLD
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.data import catalog, preprocess, readers
-from dpsgd_cli.data.dataset import UNKNOWN, UNTOLD, Dataset, Layout, Outline, Part, Rows, Source, Step, refuse_codes
+from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, Rows, Source, Step, refuse_codes
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskPart
 from dpsgd_cli.data.opening import let_go_of_large, open_source, open_unlabelled
@@ -30,6 +30,7 @@ from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
 from dpsgd_cli.data.users import by_user
+from dpsgd_cli.engine.tensors import UNTOLD
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.marginals import Cells
 

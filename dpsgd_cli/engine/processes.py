@@ -32,7 +32,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dpsgd_cli.clipping.run import Diagnostics
 from dpsgd_cli.common.interrupts import heed_no_more
 from dpsgd_cli.engine.streams import SharedStreams, Streams
 from dpsgd_cli.errors import DpsgdError, SaidElsewhere, UsageError
@@ -73,14 +72,11 @@ class Team:
             with self._in_touch():
                 torch.distributed.broadcast(sums, src=0)
 
-    def total(self, seen: Diagnostics) -> Diagnostics:
-        """What all processes saw together, on process 0."""
-        if self.size == 1:
-            return seen
-        sums = seen.sums()
+    def total(self, sums: dict[str, list[float]]) -> dict[str, Tensor]:
+        """Return the sums of all processes together, float64 (R,) by name; they are right on process 0 only."""
         stacked = torch.tensor(list(sums.values()), dtype=torch.float64)
         self.add_up(stacked)
-        return Diagnostics.of(dict(zip(sums, stacked, strict=True)))
+        return dict(zip(sums, stacked, strict=True))
 
     def tell(self, make: Callable[[], Value]) -> Value:
         """What `make` gives on process 0 (or the error that it raises there), everywhere; it runs nowhere else."""

@@ -7,108 +7,15 @@ Evaluation, checkpoints and results are in `training/loop.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from dpsgd_cli.accounting.ledger import Ledger
-from dpsgd_cli.accounting.mechanism import Mechanism
-from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.clipping.run import Diagnostics
-from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.engine.losses import Loss
-from dpsgd_cli.engine.packing import Pack
-from dpsgd_cli.engine.processes import Team
-from dpsgd_cli.engine.streams import SeededStreams, Streams
-from dpsgd_cli.engine.tensors import Batch, Table, sent
-from dpsgd_cli.preconditioning.marginals import Cells
-from dpsgd_cli.recipe.schema import Recipe
-
-
-class Watcher(Protocol):
-    """Observer that receives exact (NON-PRIVATE) values during training.
-
-    Only audits (`audit/`) use one; they train on synthetic rows. A training that writes a result has no watcher.
-    """
-
-    def prepared(self, mechanism: Mechanism, exact: Tensor, noisy: Tensor) -> None:
-        """Receive the sums (R, n) that `mechanism` releases before the first step, before and after noise."""
-
-    def drawn(self, step: int, batch: Batch) -> None:
-        """Receive the batch of `step`, as the sampler returned it."""
-
-    def released(self, epoch: int, step: int, exact: Tensor, mean: Tensor) -> None:
-        """Receive a step's clipped sums (R, P) before noise, and the noisy mean that the update uses."""
-
-    def measured(self, trials: Sequence[int], exact: Tensor, noisy: Tensor) -> None:
-        """Receive sums (A, P), before and after noise, that are released outside a gradient step.
-
-        `trials` are the A trials whose last charge pays for the release. The P numbers are in the order and units in
-        which their sensitivity is bounded.
-        """
-
-    def preconditioned(self, trial: int, exact: np.ndarray, noisy: np.ndarray) -> None:
-        """Receive a preconditioner's second moments (D, D) or cells (C,), before and after noise.
-
-        The watcher may change `noisy` in place; training uses the changed values.
-        """
-
-
-@dataclass(frozen=True)
-class Context:
-    """Inputs of a method. Index i of each tuple belongs to trial i.
-
-    All recipes share data, model, method kind, batching and batch size; anything else may differ between trials.
-    - `most_rows`: the most rows that a trial holds at once (affects memory only).
-    - `feature_bound`: public bound on the norm of a record's features, including the convex model's constant column;
-      None if there is no bound.
-    - `validation`: held-out rows for a schedule, either public or charged at each look.
-    - `public`: records whose features, but not labels, are public.
-    - `keys`: keys of the training rows (`data/splits.py`).
-    - `cells`: makes the columns whose cells the features consist of; returns none for other features.
-    - `team`: the processes that train this pack together.
-    - `watcher`: the audit's observer.
-    """
-
-    recipes: tuple[Recipe, ...]
-    plans: tuple[Plan | None, ...]
-    ledgers: tuple[Ledger, ...]
-    streams: tuple[Streams, ...]
-    pack: Pack
-    table: Table
-    loss: Loss
-    most_rows: int
-    base: Path
-    feature_bound: float | None = None
-    validation: Table | None = None
-    public: Table | None = None
-    keys: Keys | None = None
-    cells: Callable[[], Sequence[Cells]] = tuple
-    team: Team = field(default_factory=Team)
-    watcher: Watcher | None = None
-
-    @property
-    def trials(self) -> int:
-        return len(self.recipes)
-
-    @property
-    def lasting(self) -> tuple[Streams, ...]:
-        """Streams for draws in a method's constructor that a resumed run must repeat. Never use them for noise.
-
-        They depend only on the initial seeds, which every checkpoint holds. Secure `streams` would draw other values.
-        """
-        pairs = zip(self.streams, self.pack.seeds, strict=True)
-        return tuple(own if own.reproducible else SeededStreams(seed) for own, seed in pairs)
-
-    def column(self, values: list[float], dtype: torch.dtype | None = None) -> Tensor:
-        """Return one number per trial, shape (R, 1), on the training device, as `dtype` or the parameters' dtype."""
-        own = torch.tensor(values, dtype=dtype or self.pack.values.dtype)
-        return sent(own, self.pack.values.device).unsqueeze(1)
+from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.tensors import Table
 
 
 @dataclass(frozen=True)

@@ -2,158 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from dpsgd_cli.common.sections import Positive
 from dpsgd_cli.methods.convex.settings import ConvexMethod
-from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
-from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned
+from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, Descriptor
+from dpsgd_cli.methods.dp_gd.settings import DpGdMethod, GdMethod
+from dpsgd_cli.methods.dp_sgd.settings import (
+    DpSgdMethod,
+    Gradient,
+    SgdAdvMethod,
+    SgdMaMethod,
+    SgdMethod,
+)
 from dpsgd_cli.methods.pate.settings import PateMethod
-from dpsgd_cli.schedules.settings import Decay
-
-
-class SgdMethod(Gradient):
-    """No clipping, no noise, no privacy: the yardstick."""
-
-    descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_sgd.run:WithoutPrivacy",
-        planner=None,
-        privacy="refused",
-        adjacencies=(),
-        only_convex=False,
-        by_steps=True,
-        in_processes=True,
-        may_differ=ITS_TRAINING,
-    )
-
-    kind: Literal["sgd"] = "sgd"
-
-
-class DpSgdMethod(Preconditioned):
-    """Batches of clipped gradients; `fixed` ones of one record are Algorithm 3 of Lecture 15."""
-
-    descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",
-        planner="dpsgd_cli.methods.dp_sgd.price:gradient",
-        privacy="needed",
-        adjacencies=EVERY_NEIGHBOUR,
-        only_convex=False,
-        by_steps=True,
-        in_processes=True,
-        by_rule=True,
-        finds_bounds=True,
-        may_differ=ITS_TRAINING,
-        correlates=True,
-        by_unit=True,
-    )
-    _theorems: ClassVar[tuple[str, ...]] = ("fixed",)
-
-    kind: Literal["dp-sgd"] = "dp-sgd"
-
-    @property
-    def described(self) -> Descriptor:
-        if self.one_by_one:
-            single = "dpsgd_cli.methods.lectures.run:LectureSgd"
-            return replace(self.descriptor, runs=single, in_processes=False, by_rule=False, by_unit=False)
-        # the second moments are a look at all rows that no sum over processes makes
-        return self.descriptor if self.conditioned is None else replace(self.descriptor, in_processes=False)
-
-
-class PrivateSelectionMethod(Gradient):
-    """Yu et al. 2019, IV-A3: train every candidate on a part of its own, publish one, chosen on the last part."""
-
-    descriptor = Descriptor(
-        runs="dpsgd_cli.methods.private_selection.run:PrivateSelection",
-        planner="dpsgd_cli.methods.private_selection.price:plan_selection",
-        privacy="needed",
-        adjacencies=("replace-one", "zero-out"),
-        only_convex=False,
-    )
-    kind: Literal["private-selection"] = "private-selection"
-    candidates: Annotated[list[Decay], Field(min_length=2)] = Field(
-        description="Schedules, each a section as under privacy.schedule; a part of the records for each, and one more."
-    )
-    epsilon: Positive = Field(1.0, description="Of the exponential mechanism that chooses: rho epsilon^2 / 8.")
-
-
-class FullGradient(Gradient):
-    """Full-batch descent."""
-
-    _theorems: ClassVar[tuple[str, ...]] = ("full",)
-
-    batching: Literal["full"] = Field("full", description="Every record in every step.")
-
-
-class GdMethod(FullGradient):
-    """Lecture 15, Algorithm 1: no noise, no privacy."""
-
-    descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_gd.run:Gd",
-        planner=None,
-        privacy="refused",
-        adjacencies=(),
-        only_convex=False,
-        may_differ=ITS_TRAINING,
-    )
-    kind: Literal["gd"] = "gd"
-
-
-class DpGdMethod(FullGradient, Preconditioned):
-    """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
-
-    descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_gd.run:DpGd",
-        planner="dpsgd_cli.methods.dp_sgd.price:gradient",
-        privacy="needed",
-        adjacencies=EVERY_NEIGHBOUR,
-        only_convex=False,
-        by_rule=True,
-        finds_bounds=True,
-        by_unit=True,
-        may_differ=ITS_TRAINING,
-    )
-    kind: Literal["dp-gd"] = "dp-gd"
-
-
-class SgdMaMethod(Gradient):
-    """DP-SGD as Lee and Kifer compared with: Poisson batches, noise by the moments accountant."""
-
-    descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",
-        planner="dpsgd_cli.methods.dp_sgd.price:by_moments",
-        privacy="needed",
-        adjacencies=EVERY_NEIGHBOUR,
-        only_convex=False,
-        in_processes=True,
-        by_rule=True,
-        finds_bounds=True,
-        by_unit=True,
-        may_differ=ITS_TRAINING,
-    )
-    kind: Literal["sgd-ma"] = "sgd-ma"
-    batching: Literal["poisson"] = Field("poisson", description="The sampler that the accountant needs.")
-
-
-class SgdAdvMethod(Gradient):
-    """DP-SGD with noise by advanced composition of amplified Gaussian mechanisms."""
-
-    descriptor = Descriptor(
-        runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",
-        planner="dpsgd_cli.methods.dp_sgd.price:by_advanced_composition",
-        privacy="needed",
-        adjacencies=EVERY_NEIGHBOUR,
-        only_convex=False,
-        in_processes=True,
-        by_rule=True,
-        finds_bounds=True,
-        by_unit=True,
-        may_differ=ITS_TRAINING,
-    )
-    kind: Literal["sgd-adv"] = "sgd-adv"
-    batching: Literal["poisson"] = Field("poisson", description="The sampler that amplification needs.")
+from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 
 
 class PythonMethod(Gradient):

@@ -148,3 +148,18 @@ def numbers_of_bands(most: int) -> list[int]:
     """
     powers = [1 << k for k in range(most.bit_length())]
     return sorted(bands for bands in {*powers, *(3 * power for power in powers)} if bands <= most)
+
+
+NoiseSource = Literal["seeded", "secure"]
+
+
+def noise_source(*seeds: int | None) -> NoiseSource:
+    """Where randomness comes from that these seeds decide: the operating system only where none is given."""
+    return "secure" if all(seed is None for seed in seeds) else "seeded"
+
+
+def describe_noise(source: NoiseSource) -> str:
+    """The same as every statement says it: what a seed can repeat is an experiment."""
+    if source == "secure":
+        return "secure"
+    return "seeded (experiment: who knows the seed can take the noise away, and runs with one seed share their noise)"

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
 from dpsgd_cli.accounting.budget import describe, mu_squared_left
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.plan import Plan, adjacency_of, privacy_of
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.errors import InfeasibleBudget
-from dpsgd_cli.methods.dp_sgd.settings import Marginals, SecondMoments
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 LABELS = tuple(made().kind for made in (SecondMoments, Marginals))
 """Of the release that a preconditioner is made of: its kind."""
@@ -70,13 +73,13 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
     2022, Corollary 2): z = 1 / sqrt(share mu^2). What is left for the steps is solved for with the whole list, by
     whichever accountant prices it, so the share decides how the budget is divided and never how large it is.
     """
-    settings, budget = recipe.preconditioner, privacy_of(recipe).budget
+    settings, budget = recipe.preconditioner, recipe.required_privacy.budget
     if settings is None or budget is None:
         return tuple(before)
     left = mu_squared_left(budget, before)
     if not left > 0:
         raise InfeasibleBudget(f"private preprocessing alone spends the budget ({describe(budget)}); raise it")
-    adjacency = adjacency_of(recipe)
+    adjacency = recipe.adjacency
     multiplier = (settings.share * left) ** -0.5
     moved: float = named(settings.sensitivity)(adjacency)
     return (

@@ -31,15 +31,14 @@ import numpy as np
 from torch import Tensor
 
 from dpsgd_cli.accounting.plan import Plan
-from dpsgd_cli.data.dataset import UNTOLD
-from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.base import Context
-from dpsgd_cli.methods.dp_sgd.settings import Marginals, SecondMoments
+from dpsgd_cli.engine.context import Context
+from dpsgd_cli.engine.tensors import UNTOLD, Table
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import marginals
 from dpsgd_cli.preconditioning import second_moments as moments
 from dpsgd_cli.preconditioning.maps import Preconditioner, cut_by, cut_of
 from dpsgd_cli.preconditioning.price import released_moments
+from dpsgd_cli.preconditioning.settings import Marginals, SecondMoments
 
 RIDGE = 8.0
 """Ridge of marginals, in 1 / (n * mu). It keeps directions below a few times a mean gradient's noise from growing."""

@@ -19,9 +19,10 @@ from dpsgd_cli.methods.convex.settings import (
     LeastSquaresMethod,
     ObjectivePerturbationMethod,
 )
-from dpsgd_cli.methods.dp_sgd.settings import Gradient, Marginals
+from dpsgd_cli.methods.dp_sgd.settings import Gradient
 from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
 from dpsgd_cli.methods.settings import METHODS
+from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.schedules.settings import UNSAID
 
 if TYPE_CHECKING:

@@ -9,26 +9,13 @@ from pydantic_core import PydanticCustomError
 
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.names import ACCOUNTANTS
+from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
 from dpsgd_cli.clipping.settings import Clipping, FlatClipping
-from dpsgd_cli.common.sections import Delta, Positive, Section
-from dpsgd_cli.noise.settings import CorrelatedNoise, IndependentNoise, Noise
+from dpsgd_cli.common.sections import Delta, Section
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.noise.settings import CorrelatedNoise, IndependentNoise, Noise, NoiseSource
 from dpsgd_cli.schedules.settings import ByRule, Schedule
 from dpsgd_cli.users.settings import Unit
-
-NoiseSource = Literal["seeded", "secure"]
-
-
-def noise_source(*seeds: int | None) -> NoiseSource:
-    """Where randomness comes from that these seeds decide: the operating system only where none is given."""
-    return "secure" if all(seed is None for seed in seeds) else "seeded"
-
-
-def describe_noise(source: NoiseSource) -> str:
-    """The same as every statement says it: what a seed can repeat is an experiment."""
-    if source == "secure":
-        return "secure"
-    return "seeded (experiment: who knows the seed can take the noise away, and runs with one seed share their noise)"
-
 
 _ACCOUNTANTS = ("auto", *(name for name, listed in ACCOUNTANTS.items() if listed.in_recipes))
 
@@ -37,15 +24,6 @@ def _accountant(name: str) -> str:
     if name not in _ACCOUNTANTS:
         raise PydanticCustomError("enum", "is not the name of an accountant")
     return name
-
-
-class RhoBudget(Section):
-    rho: Positive = Field(description="Total zCDP.")
-
-
-class EpsilonBudget(Section):
-    epsilon: Positive = Field(description="Total epsilon.")
-    delta: Delta = Field(description="At this delta.")
 
 
 class Privacy(Section):
@@ -82,3 +60,14 @@ class Privacy(Section):
         if self.noise is None or isinstance(self.noise, IndependentNoise):
             return None
         return self.noise
+
+    @property
+    def stated_delta(self) -> float:
+        """The delta of the statement, in (0, 1); PrivacyError if none is given, or two that differ."""
+        stated = self.budget.delta if isinstance(self.budget, EpsilonBudget) else None
+        if stated is not None and self.delta not in (None, stated):
+            raise PrivacyError(f"privacy.delta is {self.delta}, but privacy.budget.delta is {stated}; give one")
+        delta = stated or self.delta
+        if delta is None:
+            raise PrivacyError("no delta: give privacy.delta (smaller than 1 / number of records, say 1.0e-5)")
+        return delta

@@ -14,8 +14,10 @@ from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency
 from dpsgd_cli.common.sections import Count, NonNegative, Section
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine.settings import Model
-from dpsgd_cli.methods.dp_sgd.settings import Preconditioned, Preconditioner
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods.dp_sgd.settings import Preconditioned
 from dpsgd_cli.methods.settings import Method
+from dpsgd_cli.preconditioning.settings import Preconditioner
 from dpsgd_cli.recipe.agreement import method_problems
 from dpsgd_cli.recipe.privacy import Privacy
 
@@ -98,6 +100,16 @@ class Recipe(Section):
         """The adjacency that the recipe's statement is for: the one it names, or its batching's own."""
         stated = None if self.privacy is None else self.privacy.adjacency
         return stated or BATCHINGS[self.method.batching].adjacency
+
+    @property
+    def required_privacy(self) -> Privacy:
+        """The privacy section; PrivacyError if there is none."""
+        if self.privacy is None:
+            raise PrivacyError(
+                f"method {self.method.kind} has no privacy section, so it releases nothing under differential privacy"
+                " and there is nothing to plan"
+            )
+        return self.privacy
 
     @property
     def length(self) -> int | Literal["until-budget"]:

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Adjacency, Batching, of_whom
 from dpsgd_cli.accounting.joint_composition import Records, Run
-from dpsgd_cli.accounting.plan import adjacency_of
 from dpsgd_cli.data import catalog
 from dpsgd_cli.data.settings import Data, PublicSet, Split, ValidationSet
 from dpsgd_cli.errors import DataError, UsageError
@@ -165,5 +164,5 @@ def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:
     alike = recipe if trials is None else recipe.model_copy(update={"repeats": trials, "folds": None})
     data = tested_section(resolved(recipe))
     places = {file: str((loaded.base / file).resolve()) for file in files_of(data)}
-    adjacency = None if recipe.privacy is None else of_whom(adjacency_of(recipe), recipe.privacy.unit)
+    adjacency = None if recipe.privacy is None else of_whom(recipe.adjacency, recipe.privacy.unit)
     return Run(recipe.name, alike.seeds, adjacency, records_of(data, recipe.folds, places))

@@ -17,9 +17,9 @@ import dpsgd_cli
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.errors import RunError
+from dpsgd_cli.noise.settings import noise_source
 from dpsgd_cli.recipe import loading
 from dpsgd_cli.recipe.loading import RECIPE_FOLDER, LoadedRecipe, named_files, plain
-from dpsgd_cli.recipe.privacy import noise_source
 from dpsgd_cli.results.result import Row
 
 

@@ -24,141 +24,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from dpsgd_cli.accounting.accountants.zcdp import total_rho
-from dpsgd_cli.accounting.budget import Filter, RhoFilter
-from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
-from dpsgd_cli.accounting.mechanism import PureDP, Release, ZeroConcentrated
-from dpsgd_cli.accounting.plan import Facts, Plan, Sampling, delta_of, privacy_of
-from dpsgd_cli.accounting.search import largest
+from dpsgd_cli.accounting.mechanism import Release
+from dpsgd_cli.accounting.plan import Plan
+from dpsgd_cli.accounting.search import Span, most_expensive
+from dpsgd_cli.common.text_format import count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.convex.settings import DpAgdMethod, PrivGeneMethod
-from dpsgd_cli.recipe.privacy import EpsilonBudget, RhoBudget
-from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.schedules.settings import Validation
-
-# Equal parts of a budget must not pass it by the rounding of their sum.
-_BELOW = 1 - 1e-8
-
-
-@dataclass(frozen=True)
-class AdaptivePlan(Plan):
-    """A plan whose releases are chosen as it goes: `rho_total` is all that a trial may spend.
-
-    Private preprocessing is part of that where the budget covers it. Guarantee: what a trial releases is, together,
-    rho_total-zCDP, whatever it chose (Feldman and Zrnic 2021, Theorem 4.3). `chooses` is False for a method that only
-    cuts the budget into parts of a known number and size, which are its `epochs`: then its ledger is the bound.
-    """
-
-    rho_total: float = 0.0
-    chooses: bool = True
-
-    @property
-    def budget_cap(self) -> ZeroConcentrated | None:
-        return ZeroConcentrated(self.rho_total, self.sampling.adjacency) if self.chooses else None
-
-    @property
-    def rho_for_training(self) -> float:
-        """What private preprocessing leaves of the budget."""
-        return self.rho_total - (total_rho(self.before) if self.covers_before else 0.0)
-
-    def _filter(self) -> Filter:
-        return RhoFilter(self.rho_total)
-
-
-def largest_rho(epsilon: float, delta: float, accountant: str) -> float:
-    """Largest rho whose conversion meets (epsilon, delta), from below to 1e-12 relative.
-
-    `accountant`: `zcdp` is rho + 2 sqrt(rho log(1/delta)), as Lee and Kifer use it; `zcdp-tight` the best Renyi order.
-
-    >>> round(largest_rho(0.8, 1e-8, "zcdp"), 6)
-    0.008502
-    """
-    convert = bun_steinke_epsilon if accountant == "zcdp" else tight_zcdp_epsilon
-    return largest(lambda rho: convert(rho, delta) <= epsilon, 0.0, epsilon)
-
-
-@dataclass(frozen=True)
-class AgdRates:
-    """How DP-AGD cuts up its budget: zCDP in all, of a first gradient, of a selection, and the selection's epsilon."""
-
-    rho: float
-    gradient_rho: float
-    selection_epsilon: float
-    selection_rho: float
-
-    @property
-    def most_selections(self) -> int:
-        """No run makes more."""
-        return int(self.rho / self.selection_rho)
-
-
-def agd_rates(settings: DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
-    """Rates as published, or by shares.
-
-    Published (Lee and Kifer 2018, section 5): eps_0 = eps / (2 splits) for both; a selection is eps_0-DP, and a
-    gradient has the noise of the classical Gaussian mechanism at (eps_0, delta): eps_0^2 / (4 log(1.25 / delta))-zCDP.
-    By shares: an iteration may spend rho / splits, `gradient_share` of it on the gradient.
-    """
-    rho = plan.rho_for_training
-    per_rho = 8.0 if settings.selection == "exponential" else 2.0
-    if settings.gradient_share is None:
-        budget = plan.budget
-        whole = budget.epsilon if isinstance(budget, EpsilonBudget) else bun_steinke_epsilon(rho, plan.delta)
-        epsilon = whole / (2 * settings.splits)
-        gradient = epsilon**2 / (4 * math.log(1.25 / plan.delta))
-    else:
-        each = rho * _BELOW / settings.splits
-        gradient = settings.gradient_share * each
-        epsilon = math.sqrt(per_rho * (1 - settings.gradient_share) * each)
-    rates = AgdRates(rho, gradient, epsilon, epsilon**2 / per_rho)
-    if rates.gradient_rho + rates.selection_rho > rho:
-        raise InfeasibleBudget(
-            f"dp-agd: one gradient and one selection cost rho {rates.gradient_rho + rates.selection_rho:.3g}, more than"
-            f" the {rho:.3g} that there are; raise method.splits or the budget"
-        )
-    return rates
-
-
-def equal_choices(plan: AdaptivePlan, choices: int) -> PureDP:
-    """One of so many uses of the exponential mechanism, eps^2/8-zCDP each, that share the budget equally."""
-    # below an equal share by more than the rounding of their sum
-    epsilon = math.sqrt(8 * plan.rho_for_training / choices) * (1 - 1e-9)
-    return PureDP(epsilon, plan.sampling.adjacency, "exponential", "parent")
-
-
-def _adaptive(recipe: Recipe, facts: Facts) -> AdaptivePlan:
-    """A budget in zCDP, for methods that choose while they run what to release next."""
-    privacy = privacy_of(recipe)
-    budget, delta = privacy.budget, delta_of(privacy)
-    if budget is None:
-        raise PrivacyError(f"method {recipe.method.kind} spends a budget: give privacy.budget")
-    accountant = "zcdp-tight" if privacy.accountant == "auto" else privacy.accountant
-    if accountant not in ("zcdp", "zcdp-tight"):
-        raise PrivacyError(
-            f"method {recipe.method.kind} chooses what to release as it goes, which the budget of accountant"
-            f" {accountant} does not cover; use zcdp or zcdp-tight"
-        )
-    rho = budget.rho if isinstance(budget, RhoBudget) else largest_rho(budget.epsilon, delta, accountant)
-    sampling = Sampling("full", facts.records, facts.records, privacy.adjacency or "add-remove")
-    covers = privacy.budget_covers == "total"
-    return AdaptivePlan(
-        sampling, (), 1.0, 1, tuple(facts.before), (), accountant, delta, budget, covers, rho_total=rho
-    )  # fmt: skip
-
-
-def privgene(recipe: Recipe, facts: Facts) -> Plan:
-    """Equal parts, as many as there are choices: nothing that is spent depends on a choice."""
-    assert isinstance(recipe.method, PrivGeneMethod)
-    plan, choices = _adaptive(recipe, facts), recipe.method.choices
-    return replace(plan, chooses=False, epochs=((Release(equal_choices(plan, choices), choices),),))
-
-
-def dp_agd(recipe: Recipe, facts: Facts) -> Plan:
-    """A budget in zCDP whose parts `methods/dp_agd/run.py` chooses as it goes."""
-    assert isinstance(recipe.method, DpAgdMethod)
-    plan = _adaptive(recipe, facts)
-    agd_rates(recipe.method, plan)
-    return plan
+from dpsgd_cli.schedules.settings import LEAST, Schedule, Validation
 
 
 @dataclass
@@ -218,3 +89,45 @@ class AdaptiveSchedulePlan(Plan):
         assert self.release is not None
         looks = (self.look,) if self.look is not None and noise.looks_after(epoch) else ()
         return (self.release(noise.multiplier), *looks)
+
+
+Excess = Callable[[list[float]], float]
+"""How far beyond the budget these noise multipliers, by epoch, are (<= 0: within)."""
+
+
+def solve_schedule(schedule: Schedule, epochs: int, excess: Excess, precision: float = 0.0) -> Schedule:
+    """`schedule` with its free number set so that `epochs` epochs fit, and as little noise as that allows.
+
+    Guarantee: `excess` was asked about the answer, and said within. The number is found to the last bit, or to the
+    relative `precision`; where even its most expensive value fits (a polynomial's power), that value is the answer.
+    Raises PrivacyError for several free numbers, InfeasibleBudget when no value fits, UnsupportedMechanism as `excess`.
+    """
+    free = schedule.free_numbers()
+    if len(free) != 1:
+        raise PrivacyError(f"privacy.schedule: {' and '.join(free)} are auto, but only one number can be solved for")
+    path, number = free[0], schedule.numbers()[free[0]]
+    if number.refused:
+        raise PrivacyError(f"privacy.schedule.{path}: {number.refused}")
+
+    found = most_expensive(
+        lambda value: _gap(schedule.with_number(path, number.value(value)), epochs, excess),
+        number if number.whole else replace(number, precision=precision),
+    )
+    if found is None:
+        raise InfeasibleBudget(
+            f"no value of privacy.schedule.{path} lets {count(epochs, 'epoch')} fit the budget: raise the budget,"
+            " train fewer epochs, or start with more noise"
+        )
+    return schedule.with_number(path, number.value(found))
+
+
+def epochs_that_fit(schedule: Schedule, most: int, excess: Excess) -> int:
+    """Longest prefix of the schedule within the budget (spending only grows), no longer than `most` epochs."""
+    span = Span("epochs", cheap=1.0, expensive=float(most), start=1.0, whole=True)
+    return int(most_expensive(lambda epochs: _gap(schedule, int(epochs), excess), span) or 0)
+
+
+def _gap(schedule: Schedule, epochs: int, excess: Excess) -> float:
+    """A schedule that runs out of noise is more expensive than any budget."""
+    noise = [schedule.noise(epoch) for epoch in range(epochs)]
+    return excess(noise) if min(noise) >= LEAST else math.inf

@@ -42,8 +42,8 @@ from dpsgd_cli.accounting.repeated_selection import Choice
 from dpsgd_cli.engine import bundle, discrete
 from dpsgd_cli.engine.metrics import less_is_better
 from dpsgd_cli.errors import DataError, RecipeError
+from dpsgd_cli.noise.settings import noise_source
 from dpsgd_cli.recipe.loading import dump_recipe
-from dpsgd_cli.recipe.privacy import noise_source
 from dpsgd_cli.results import files, store
 from dpsgd_cli.results.evaluated import run_of
 from dpsgd_cli.sweep import pricing

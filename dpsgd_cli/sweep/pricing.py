@@ -31,7 +31,7 @@ from dpsgd_cli.accounting.mechanism import PureDP, Release, merge
 from dpsgd_cli.accounting.repeated_selection import BestOfTrials, Choice
 from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.recipe.privacy import NoiseSource, describe_noise, noise_source
+from dpsgd_cli.noise.settings import NoiseSource, describe_noise, noise_source
 from dpsgd_cli.results import prices
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 

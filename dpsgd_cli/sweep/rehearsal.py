@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dpsgd_cli import data
-from dpsgd_cli.accounting.plan import Plan, adjacency_of
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.losses import evaluate
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
@@ -118,7 +118,7 @@ def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, record
     """Inputs in [0, 1); each trial has its own where private preprocessing would give it its own."""
     random = np.random.default_rng(0)
     loaded = planned.cell.loaded
-    adjacency = adjacency_of(loaded.recipe)
+    adjacency = loaded.recipe.adjacency
     per_trial = planned.plan is not None and bool(data.private_releases(loaded.recipe.data, adjacency, loaded.base))
     assert outline.input_shape is not None
     lead = (trials,) if per_trial else ()

@@ -25,8 +25,8 @@ from dpsgd_cli.accounting.plan import Plan, PlannedNoise, noise_text
 from dpsgd_cli.accounting.search import ExactSum
 from dpsgd_cli.accounting.statement import warnings_of
 from dpsgd_cli.common.text_format import count
+from dpsgd_cli.noise.settings import describe_noise, noise_source
 from dpsgd_cli.recipe.loading import resolved
-from dpsgd_cli.recipe.privacy import describe_noise, noise_source
 from dpsgd_cli.results import prices, provenance
 from dpsgd_cli.results.evaluated import files_of, records_of, tested_section
 from dpsgd_cli.results.result import Released, Result, Row, Stopped, Unreleased, marked, summarise_columns, together

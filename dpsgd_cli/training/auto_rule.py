@@ -55,7 +55,7 @@ from functools import partial
 from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.data.step_settings import Drawn
 from dpsgd_cli.engine.settings import ConvexModel, MlpModel, OneLayer
-from dpsgd_cli.methods.dp_sgd.settings import Marginals, Preconditioner, SecondMoments
+from dpsgd_cli.preconditioning.settings import Marginals, Preconditioner, SecondMoments
 from dpsgd_cli.recipe.schema import Recipe
 
 BATCH = 8192

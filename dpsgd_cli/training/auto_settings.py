@@ -19,7 +19,7 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.data.step_settings import DIRECTIONS, WAVES_UNTOLD
 from dpsgd_cli.engine.settings import MlpModel, OneLayer
 from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned, SgdSettings, TailIterates
-from dpsgd_cli.methods.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.recipe.agreement import preconditioner_problems
 from dpsgd_cli.recipe.loading import Choice
 from dpsgd_cli.recipe.schema import Recipe
@@ -253,7 +253,7 @@ def _clip_norm(recipe: Recipe, known: Known | None) -> Choice | None:
 
 
 def _epochs(recipe: Recipe, known: Known | None) -> Choice | None:
-    """Choose the epochs by `auto_rule.py` if the plan solves for the noise; otherwise train until the budget is spent."""
+    """Choose the epochs by `auto_rule.py` if the plan solves for the noise; otherwise spend the whole budget."""
     if recipe.epochs != "auto":
         return None
     if known is None or not _solves_noise(recipe):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from dpsgd_cli.batching.memory import rows_that_fit
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.common.text_format import count, quoted, shortened
-from dpsgd_cli.data.dataset import UNTOLD, Layout, Part
+from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.opening import open_labelled, open_unlabelled
 from dpsgd_cli.data.pipeline import Pipeline
@@ -43,7 +43,7 @@ from dpsgd_cli.engine.metrics import probabilities_by
 from dpsgd_cli.engine.precision import MOST_ROWS
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.settings import ConvexModel
-from dpsgd_cli.engine.tensors import Table
+from dpsgd_cli.engine.tensors import UNTOLD, Table
 from dpsgd_cli.engine.weights import held, seeded
 from dpsgd_cli.errors import DataError, RunError, UsageError
 from dpsgd_cli.preconditioning.maps import Preconditioner

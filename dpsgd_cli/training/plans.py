@@ -14,12 +14,13 @@ from dataclasses import replace
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.accountants import Accountant
-from dpsgd_cli.accounting.plan import Facts, Plan, adjacency_of, plan_for
+from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.common import interrupts
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.splits import places_of_a_fold
 from dpsgd_cli.engine.settings import ConvexModel, OneLayer, PythonModel
 from dpsgd_cli.errors import ModelError, UsageError
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.loading import Choice, LoadedRecipe
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.training import auto_settings
@@ -88,7 +89,7 @@ def plan_of(loaded: LoadedRecipe, outline: data.Outline, judge: Accountant | Non
                 f"method.batch_size is {recipe.method.batch}, more than the {records} training records; make it smaller"
             )
         return None
-    before = data.private_releases(recipe.data, adjacency_of(recipe), loaded.base)
+    before = data.private_releases(recipe.data, recipe.adjacency, loaded.base)
     layers = _layers(loaded, outline) if recipe.privacy.clipping.by_layer else None
     with loaded.placing():
         facts = Facts(records, before, layers, feature_bound(recipe, outline), outline.public_records, judge)

@@ -36,19 +36,19 @@ import torch
 from dpsgd_cli import data
 from dpsgd_cli.accounting.ledger import Ledger, charged_by_epoch, entries_from_lines, to_lines
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.accounting.plan import Plan, adjacency_of
+from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.batching.memory import keep_freed_memory
 from dpsgd_cli.batching.streamed import StreamedTable
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_of_a_fold
 from dpsgd_cli.data.users import members_of
 from dpsgd_cli.engine import models, precision
+from dpsgd_cli.engine.context import Watcher
 from dpsgd_cli.engine.packing import Placement
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.methods import Context, Method, create
-from dpsgd_cli.methods.base import Watcher
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.recipe.loading import LoadedRecipe, dump_recipe, recipe_hash
 from dpsgd_cli.recipe.schema import Recipe
@@ -306,7 +306,7 @@ def _dataset(member: Member, streams: Sequence[Streams], earlier: dict[str, Any]
     """Prepare a recipe's data for the trial of each stream; use the preprocessing released `earlier`, if any."""
     recipe, base = member.loaded.recipe, member.loaded.base
     released = {key: value.numpy() for key, value in earlier["released"].items()} if earlier else None
-    adjacency = adjacency_of(recipe)
+    adjacency = recipe.adjacency
 
     def noised(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum, records: int) -> np.ndarray:
         return gaussian(streams[trial], purpose, 0, exact, mechanism, records)

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from dpsgd_cli.account.matching import Terms, matched
+from dpsgd_cli.accounting.settings import EpsilonBudget
 from dpsgd_cli.errors import InfeasibleBudget
 from dpsgd_cli.main import main
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
-from dpsgd_cli.recipe.privacy import EpsilonBudget
 from dpsgd_cli.results.comparison import Entry, read_entries
 from dpsgd_cli.schedules.settings import ExponentialDecay, Uniform
 from dpsgd_cli.training.loop import plan_recipe

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.plan import Facts, Plan, Sampling, adjacency_of, plan_for
+from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
 from dpsgd_cli.errors import BudgetExceeded, InfeasibleBudget, PrivacyError, UnsupportedMechanism
-from dpsgd_cli.methods.settings import DpSgdMethod
+from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 
 PCA = Release(GaussianSum(16.0, "zero-out", label="pca"))
@@ -297,10 +298,10 @@ def test_a_schedule_that_decays_to_nothing_stops_before() -> None:
     ("batching", "adjacency"), [("poisson", "add-remove"), ("shuffle", "zero-out"), ("full", "add-remove")]
 )
 def test_every_batching_has_an_adjacency_of_its_own(batching: str, adjacency: str) -> None:
-    assert adjacency_of(recipe(batching, 1)) == adjacency
+    assert recipe(batching, 1).adjacency == adjacency
     budget = {"epsilon": 3, "delta": 1e-5}
     assert plan(batching, 1, budget=budget, accountant="rdp").sampling.adjacency == adjacency
-    assert adjacency_of(recipe("full", 1, adjacency="replace-one")) == "replace-one"
+    assert recipe("full", 1, adjacency="replace-one").adjacency == "replace-one"
 
 
 def test_a_plan_of_many_epochs_is_made_and_spent_in_one_go() -> None:

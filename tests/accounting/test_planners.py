@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, Release
-from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
+from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, largest_rho
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.schedules.price import AdaptivePlan, largest_rho
 
 FACTS = Facts(records=1000, feature_bound=2.0)
 

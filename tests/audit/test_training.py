@@ -77,7 +77,7 @@ def test_a_canary_moves_its_lane_by_the_clip_bound_and_nothing_else(overrides: l
 
 
 def _nothing(made: Staged) -> object:
-    from dpsgd_cli.clipping.run import Diagnostics
+    from dpsgd_cli.clipping.diagnostics import Diagnostics
 
     return Diagnostics(made.inside.shape[0], torch.device("cpu"))
 

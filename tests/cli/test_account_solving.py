@@ -9,7 +9,8 @@ import pytest
 import yaml
 from dp_accounting.pld import privacy_loss_distribution as oracle
 
-from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.accounting.plan import Facts
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.loading import load_recipe
 from tests.cli.accounting import SCHEDULES, recipe, rows, run
 

@@ -13,7 +13,8 @@ from scipy import stats
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.clipping.run import Diagnostics, add_clipped_sums
+from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import add_clipped_sums
 from dpsgd_cli.clipping.settings import QuantileClipping
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import PrivacyError

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.precision import MOST_FLOAT32, MOST_ROWS, excess
 from dpsgd_cli.methods.convex.linear import LinearRisk

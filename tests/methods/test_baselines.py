@@ -17,7 +17,7 @@ from sklearn.svm import LinearSVC
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants.zcdp import total_rho
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
-from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods import create
@@ -28,9 +28,10 @@ from dpsgd_cli.methods.convex.perturbations import ObjectivePerturbation, noise_
 from dpsgd_cli.methods.convex.price import Constants, moved_by_one, problem_constants, rate_of_descent
 from dpsgd_cli.methods.convex.privgene import PrivGene
 from dpsgd_cli.methods.convex.rows import SignedRows
+from dpsgd_cli.methods.dp_agd.price import AdaptivePlan
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.schedules.price import AdaptivePlan
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 BUDGET = {"budget": {"epsilon": 2.0, "delta": 1e-5}}

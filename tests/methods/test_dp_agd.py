@@ -17,17 +17,17 @@ from dpsgd_cli.accounting.accountants.zcdp import total_rho
 from dpsgd_cli.accounting.conversions import bun_steinke_epsilon, tight_zcdp_epsilon
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP
+from dpsgd_cli.accounting.settings import EpsilonBudget
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, RecipeError
 from dpsgd_cli.methods.convex.linear import SampledRisk
 from dpsgd_cli.methods.convex.settings import DpAgdMethod
+from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, agd_rates, largest_rho
 from dpsgd_cli.methods.dp_agd.run import DpAgd
 from dpsgd_cli.noise.run import TrialNoise
 from dpsgd_cli.noise.selection import select_least
-from dpsgd_cli.recipe.privacy import EpsilonBudget
 from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.schedules.price import AdaptivePlan, agd_rates, largest_rho
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed
 
 

@@ -19,7 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.clipping.run import Diagnostics
+from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError
 from dpsgd_cli.methods import Context, create

@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SecureStreams, SeededStreams
 from dpsgd_cli.errors import PrivacyError, RunError
 from dpsgd_cli.methods import Context, create
 from dpsgd_cli.methods.dp_sgd.run import GradientMethod
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.schema import Recipe
 from tests.conftest import WAYS, StopAt, Train, WriteRecipe

@@ -14,7 +14,7 @@ from scipy import optimize
 
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine import models
 from dpsgd_cli.engine.losses import cross_entropy
@@ -24,6 +24,7 @@ from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods import Context
 from dpsgd_cli.methods.convex.least_squares import DpLeastSquares
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import recipe

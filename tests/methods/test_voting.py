@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from dpsgd_cli.accounting.conversions import gaussian_epsilon
 from dpsgd_cli.accounting.mechanism import ApproximateDP, GaussianSum, PureDP
-from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.audit.votes import FloatNoise
 from dpsgd_cli.engine.streams import SecureStreams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
@@ -35,6 +35,7 @@ from dpsgd_cli.methods.pate.votes import (
     max_renyi,
     threshold_renyi,
 )
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.recipe.schema import Recipe
 
 

@@ -16,8 +16,9 @@ from scipy.optimize import minimize
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release
-from dpsgd_cli.accounting.plan import Facts, Plan, plan_for
+from dpsgd_cli.accounting.plan import Facts, Plan
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.noise.price import INDEPENDENT, Toeplitz, Tree, optimised, square_root
 from dpsgd_cli.noise.settings import BandedNoise
 from dpsgd_cli.recipe.schema import Recipe

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.settings import DpSgdMethod
+from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
 from dpsgd_cli.recipe.loading import dump_recipe, load_recipe, question, recipe_hash, resolved, shipped_recipes
 from dpsgd_cli.recipe.schema import Recipe
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS, Adjacency
-from dpsgd_cli.accounting.plan import Facts, plan_for
+from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.clipping.bounds import Bounds
 from dpsgd_cli.clipping.settings import Clipping
 from dpsgd_cli.common.naming import named
@@ -19,11 +19,13 @@ from dpsgd_cli.common.sections import Section
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.descriptor import Descriptor
 from dpsgd_cli.methods.dp_sgd.optimizers import Update, make_average, make_update
-from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer, Preconditioner
+from dpsgd_cli.methods.dp_sgd.settings import Averaging, Optimizer
 from dpsgd_cli.methods.pate.settings import Aggregation
 from dpsgd_cli.methods.pate.votes import Aggregation as Rule
+from dpsgd_cli.methods.planning import plan_for
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.noise.settings import IndependentNoise, Noise
+from dpsgd_cli.preconditioning.settings import Preconditioner
 from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import Schedule
 from tests.methods.small_problem import recipe

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
@@ -15,7 +17,9 @@ from dpsgd_cli.methods.convex.optimum import minimise_hinge, require_hinge
 from dpsgd_cli.methods.convex.problem import l2_of, merged_risk
 from dpsgd_cli.methods.convex.settings import NonPrivateMethod
 from dpsgd_cli.noise.run import laplace
-from dpsgd_cli.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 _CERTIFIED = 1e-5
 # strong convexity, which the certificate needs, if there is no L2 term

@@ -30,10 +30,11 @@ import numpy as np
 import torch
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.data.dataset import UNTOLD
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import LinearModel
+from dpsgd_cli.engine.tensors import UNTOLD
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.base import Context, OneShot
+from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.convex.settings import LeastSquaresMethod
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import second_moments as moments

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.batching.run import PoissonSampler
-from dpsgd_cli.clipping.run import Clipping, Diagnostics
+from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Clipping
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION, add_product
 from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.engine.tensors import Table

@@ -50,8 +50,10 @@ from torch import Tensor
 
 from dpsgd_cli.accounting.budget import mu_squared_left
 from dpsgd_cli.accounting.mechanism import ApproximateDP
+from dpsgd_cli.accounting.settings import EpsilonBudget
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.base import Context, OneShot
+from dpsgd_cli.methods.base import OneShot
 from dpsgd_cli.methods.convex.linear import LinearRisk
 from dpsgd_cli.methods.convex.optimum import Tilted, minimise_surely
 from dpsgd_cli.methods.convex.price import Constants, problem_constants, rate_of_descent
@@ -59,7 +61,6 @@ from dpsgd_cli.methods.convex.problem import linear_risk, merged_risk, penalty_o
 from dpsgd_cli.methods.convex.settings import OFF_GRID, OutputPerturbationMethod
 from dpsgd_cli.methods.dp_sgd.optimizers import project_to_ball
 from dpsgd_cli.noise.run import Grid, NoiseSource, is_secure
-from dpsgd_cli.recipe.privacy import EpsilonBudget
 
 _NEAR = 1e-6  # g, in units of L
 _SHARE = 1e-3  # of epsilon and delta, for the distance to the minimiser

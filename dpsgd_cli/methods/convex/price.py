@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.adjacency import moves_of_a_sum
 from dpsgd_cli.accounting.mechanism import ApproximateDP, PureDP, Release
-from dpsgd_cli.accounting.plan import Facts, Plan, Sampling, adjacency_of, delta_of, privacy_of
+from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
+from dpsgd_cli.accounting.settings import EpsilonBudget
 from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.engine.loss_bounds import LOSSES, Region
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.convex.settings import LeastSquaresMethod, OutputPerturbationMethod
+from dpsgd_cli.methods.convex.settings import LeastSquaresMethod, OutputPerturbationMethod, PrivGeneMethod
+from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, adaptive_plan
 from dpsgd_cli.methods.dp_sgd.price import gradient
 from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
-from dpsgd_cli.recipe.privacy import EpsilonBudget
-from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.settings import Uniform
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 _BELOW = 1 - 1e-9
 
@@ -119,7 +123,7 @@ def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
     assert isinstance(recipe.method, OutputPerturbationMethod)
     constants = problem_constants(recipe, facts.feature_bound)
     clipping = FlatClipping(norm=moved_by_one(constants, facts.records, recipe.method.steps))
-    whole = privacy_of(recipe).model_copy(update={"clipping": clipping, "schedule": Uniform()})
+    whole = recipe.required_privacy.model_copy(update={"clipping": clipping, "schedule": Uniform()})
     return gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
 
 
@@ -131,9 +135,9 @@ def least_squares(recipe: Recipe, facts: Facts) -> Plan:
             f"method {recipe.method.kind} needs a public bound on the norm of a record's features: scale by bounds, or"
             " add unit-norm to data.preprocess"
         )
-    adjacency = adjacency_of(recipe)
+    adjacency = recipe.adjacency
     bound = joint_sensitivity(adjacency, weight_of(recipe.method.share)) / moves_of_a_sum(adjacency)
-    whole = privacy_of(recipe).model_copy(update={"clipping": FlatClipping(norm=bound), "schedule": Uniform()})
+    whole = recipe.required_privacy.model_copy(update={"clipping": FlatClipping(norm=bound), "schedule": Uniform()})
     plan = gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
     (release,), *_ = plan.epochs
     named = replace(release, mechanism=replace(release.mechanism, label="least-squares"))
@@ -144,22 +148,22 @@ def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
     """One (epsilon, delta)-DP release of the whole budget."""
     epsilon, delta = _epsilon_delta(recipe)
     problem_constants(recipe, facts.feature_bound, in_ball=False)
-    return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, adjacency_of(recipe))))
+    return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, recipe.adjacency)))
 
 
 def majority(recipe: Recipe, facts: Facts) -> Plan:
     """One Laplace count."""
     epsilon, _ = _epsilon_delta(recipe)
-    return _one_release(recipe, facts, Release(PureDP(epsilon, adjacency_of(recipe), "laplace", "count")))
+    return _one_release(recipe, facts, Release(PureDP(epsilon, recipe.adjacency, "laplace", "count")))
 
 
 def _one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
     """A plan of a single (epsilon, delta)-DP release that spends the whole budget."""
-    privacy = privacy_of(recipe)
+    privacy = recipe.required_privacy
     if facts.before:
         raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")
     sampling = Sampling("full", facts.records, facts.records, release.mechanism.adjacency)
-    delta = delta_of(privacy)
+    delta = privacy.stated_delta
     _, accountant = Least().best([release], delta)
     return Plan(
         sampling=sampling,
@@ -177,7 +181,21 @@ def _one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
 
 
 def _epsilon_delta(recipe: Recipe) -> tuple[float, float]:
-    budget = privacy_of(recipe).budget
+    budget = recipe.required_privacy.budget
     if not isinstance(budget, EpsilonBudget):
         raise PrivacyError(f"method {recipe.method.kind} is (epsilon, delta)-DP: give privacy.budget with both")
     return budget.epsilon, budget.delta
+
+
+def equal_choices(plan: AdaptivePlan, choices: int) -> PureDP:
+    """One of so many uses of the exponential mechanism, eps^2/8-zCDP each, that share the budget equally."""
+    # below an equal share by more than the rounding of their sum
+    epsilon = math.sqrt(8 * plan.rho_for_training / choices) * (1 - 1e-9)
+    return PureDP(epsilon, plan.sampling.adjacency, "exponential", "parent")
+
+
+def privgene(recipe: Recipe, facts: Facts) -> Plan:
+    """Equal parts, as many as there are choices: nothing that is spent depends on a choice."""
+    assert isinstance(recipe.method, PrivGeneMethod)
+    plan, choices = adaptive_plan(recipe, facts), recipe.method.choices
+    return replace(plan, chooses=False, epochs=((Release(equal_choices(plan, choices), choices),),))

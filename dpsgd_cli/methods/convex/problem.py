@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.convex.linear import LinearRisk
 from dpsgd_cli.methods.convex.losses import MarginLoss, margin_loss
 from dpsgd_cli.methods.convex.risk import PackRisk, Risk
 from dpsgd_cli.methods.convex.rows import SignedRows
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
-from dpsgd_cli.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 
 def loss_of(model: ConvexModel) -> MarginLoss:

@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from dpsgd_cli.clipping.run import Clipping, Diagnostics, add_clipped_sums
+from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Clipping, add_clipped_sums
 from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.packing import Pack
 from dpsgd_cli.engine.tensors import Batch, Table

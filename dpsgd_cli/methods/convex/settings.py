@@ -38,7 +38,7 @@ class DpAgdMethod(FullBatch):
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_agd.run:DpAgd",
-        planner="dpsgd_cli.schedules.price:dp_agd",
+        planner="dpsgd_cli.methods.dp_agd.price:dp_agd",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=False,
@@ -125,7 +125,7 @@ class PrivGeneMethod(FullBatch):
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.convex.privgene:PrivGene",
-        planner="dpsgd_cli.schedules.price:privgene",
+        planner="dpsgd_cli.methods.convex.price:privgene",
         privacy="needed",
         adjacencies=EVERY_NEIGHBOUR,
         only_convex=True,

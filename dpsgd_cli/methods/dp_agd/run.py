@@ -28,7 +28,7 @@ the statement gives the budget. A trial stops before the first gradient whose se
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,17 +36,20 @@ from torch import Tensor
 from dpsgd_cli.accounting.accountants.zcdp import total_rho
 from dpsgd_cli.accounting.adjacency import moves_of_a_sum
 from dpsgd_cli.accounting.mechanism import GaussianSum, PureDP, PureSource, Release
-from dpsgd_cli.clipping.run import Diagnostics
+from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.discrete import Coins
 from dpsgd_cli.errors import PrivacyError, RecipeError
-from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.convex.linear import SampledRisk
 from dpsgd_cli.methods.convex.problem import linear_risk, penalty_of, risk_of
 from dpsgd_cli.methods.convex.settings import DpAgdMethod
+from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, AgdRates, agd_rates
 from dpsgd_cli.noise.run import Grid, TrialNoise, add_noise, is_secure
 from dpsgd_cli.noise.selection import NORMALS_PER_SCORE, select_least
-from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.schedules.price import AdaptivePlan, AgdRates, agd_rates
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 
 class DpAgd(Method):

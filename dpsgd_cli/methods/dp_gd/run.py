@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
 from dpsgd_cli.accounting.adjacency import moves_of_a_sum
 from dpsgd_cli.accounting.lecture_bounds import excess_risk_of_average
-from dpsgd_cli.clipping.run import Diagnostics, at_most
+from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import at_most
 from dpsgd_cli.engine.settings import ConvexModel, LinearModel
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Findings
@@ -34,9 +36,11 @@ from dpsgd_cli.methods.dp_sgd.run import DpSgd, GradientMethod, WithoutPrivacy
 from dpsgd_cli.methods.dp_sgd.settings import AllIterates, SgdSettings
 from dpsgd_cli.methods.lectures.excess_risk import Claim, problem_of, report
 from dpsgd_cli.preconditioning.run import Preconditioning
-from dpsgd_cli.recipe.schema import Recipe
 from dpsgd_cli.schedules.learning_rate import rate_at
 from dpsgd_cli.users.run import UnitTable
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 
 class FullBatchMethod(GradientMethod):

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS
-from dpsgd_cli.accounting.plan import adjacency_of
 from dpsgd_cli.batching.run import (
     AheadSampler,
     CyclicSampler,
@@ -23,9 +22,9 @@ from dpsgd_cli.batching.run import (
 from dpsgd_cli.batching.streamed import ReadAhead, StreamedTable
 from dpsgd_cli.common.naming import named
 from dpsgd_cli.data.augmentation import Augmentation
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.tensors import Examples
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.base import Context
 from dpsgd_cli.methods.convex.problem import section_of
 from dpsgd_cli.users.run import UnitTable
 
@@ -80,7 +79,7 @@ def _sampler(context: Context, most_rows: int) -> Sampler:
 def _whole_sampler(context: Context) -> Sampler:
     recipe, records = context.recipes[0], len(context.table)
     settings = section_of(recipe)
-    adds_records = recipe.privacy is not None and NEIGHBOURS[adjacency_of(recipe)].counted
+    adds_records = recipe.privacy is not None and NEIGHBOURS[recipe.adjacency].counted
     if context.pack.session.rounds and settings.batching == "full" and adds_records:
         raise RecipeError(
             "runtime.dtype: rounded passes over all records are rounded anew when one comes or goes, which add-remove"

@@ -32,10 +32,11 @@ from typing import TYPE_CHECKING, Any
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS, NEIGHBOURS, Batching, moves_of_a_sum
-from dpsgd_cli.accounting.budget import describe, epochs_that_fit, excess, solve_schedule
+from dpsgd_cli.accounting.budget import describe, excess
 from dpsgd_cli.accounting.mechanism import CorrelatedSums, GaussianSum, Release, TruncatedSum
-from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling, adjacency_of, delta_of, privacy_of
+from dpsgd_cli.accounting.plan import Facts, Plan, PlannedNoise, Sampling
 from dpsgd_cli.accounting.search import PRECISION
+from dpsgd_cli.accounting.settings import RhoBudget
 from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.clipping.price import with_histogram
 from dpsgd_cli.common.naming import named
@@ -43,13 +44,13 @@ from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.noise.settings import BandedNoise, CorrelatedNoise, numbers_of_bands
 from dpsgd_cli.preconditioning.price import with_preconditioner
-from dpsgd_cli.recipe.privacy import Privacy, RhoBudget
-from dpsgd_cli.recipe.schema import Recipe
-from dpsgd_cli.schedules.price import AdaptiveSchedulePlan
+from dpsgd_cli.schedules.price import AdaptiveSchedulePlan, epochs_that_fit, solve_schedule
 from dpsgd_cli.schedules.settings import Schedule, Uniform, Validation
 
 if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
     from dpsgd_cli.noise.price import Correlation
+    from dpsgd_cli.recipe.privacy import Privacy
+    from dpsgd_cli.recipe.schema import Recipe
 
 MOST_EPOCHS = 100_000
 
@@ -59,7 +60,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
 
     Raises PrivacyError for a combination without a guarantee and InfeasibleBudget when nothing fits the budget.
     """
-    privacy, method = privacy_of(recipe), recipe.method
+    privacy, method = recipe.required_privacy, recipe.method
     batch = method.batch or facts.records
     if batch > facts.records:
         raise PrivacyError(
@@ -69,7 +70,7 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
     _check_noise(privacy, method.batching, batch, facts.records)
     groups = 1 if noise is None or _undecided(noise) else noise.groups
     sampling = Sampling(
-        method.batching, facts.records, batch, adjacency_of(recipe), groups, getattr(method, "largest_batch", None)
+        method.batching, facts.records, batch, recipe.adjacency, groups, getattr(method, "largest_batch", None)
     )
     if noise is not None and sampling.kind.sampled and NEIGHBOURS[sampling.adjacency].replaced:
         raise PrivacyError(
@@ -105,7 +106,7 @@ def by_advanced_composition(recipe: Recipe, facts: Facts) -> Plan:
 
 def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
     """The gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
-    privacy = privacy_of(recipe)
+    privacy = recipe.required_privacy
     if privacy.accountant == "auto":
         recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update={"accountant": name})})
     return gradient(recipe, facts)
@@ -270,7 +271,7 @@ class _Draft:
             "groups": self.facts.groups or 1,
             "before": tuple(self.facts.before),
             "accountant": self.accountant.name,
-            "delta": delta_of(self.privacy),
+            "delta": self.privacy.stated_delta,
             "budget": self.privacy.budget,
             "covers_before": self.privacy.budget_covers == "total",
         }

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,12 +33,14 @@ from torch import Tensor
 from dpsgd_cli.accounting.adjacency import moves_of_a_sum
 from dpsgd_cli.accounting.plan import Plan
 from dpsgd_cli.clipping.bounds import bounds_of
-from dpsgd_cli.clipping.run import Clipping, Diagnostics, SumClipped, add_clipped_sums, sum_clipped
+from dpsgd_cli.clipping.diagnostics import Diagnostics
+from dpsgd_cli.clipping.run import Clipping, SumClipped, add_clipped_sums, sum_clipped
 from dpsgd_cli.common.sections import Section
 from dpsgd_cli.common.text_format import count
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.tensors import Examples, Table, sent
 from dpsgd_cli.errors import PrivacyError, RecipeError
-from dpsgd_cli.methods.base import Context, Method
+from dpsgd_cli.methods.base import Method
 from dpsgd_cli.methods.convex.problem import l2_of, radii_of, section_of
 from dpsgd_cli.methods.dp_sgd.batches import Batches
 from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update, project_to_ball
@@ -46,9 +48,11 @@ from dpsgd_cli.methods.dp_sgd.settings import TailIterates
 from dpsgd_cli.noise.correlation import step_noise
 from dpsgd_cli.noise.run import Grid, NoiseSource
 from dpsgd_cli.preconditioning.run import Preconditioning
-from dpsgd_cli.recipe.privacy import Privacy
 from dpsgd_cli.schedules.learning_rate import rate_at
 from dpsgd_cli.schedules.run import AdaptiveSchedules
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.privacy import Privacy
 
 
 class GradientMethod(Method):
@@ -150,7 +154,8 @@ class GradientMethod(Method):
             self.step(epoch, step, seen)
         for name, own in kept.items():
             self._trained()[name][held] = own
-        return self.context.team.total(seen)
+        team = self.context.team
+        return seen if team.size == 1 else Diagnostics.of(team.total(seen.sums()))
 
     def step(self, epoch: int, step: int, seen: Diagnostics) -> None:
         """Run one step of every trial: batch, clipped sums, noise, mean, update."""

@@ -5,14 +5,16 @@ Not here: the methods (`methods/settings.py`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from dpsgd_cli.accounting.adjacency import BATCHINGS, Batching
-from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positive, Section
+from dpsgd_cli.common.sections import Auto, Count, NonNegative, Positive, Section
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.descriptor import Descriptor
+from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
+from dpsgd_cli.preconditioning.settings import Preconditioner
 from dpsgd_cli.schedules.learning_rate import Rate
 
 
@@ -70,37 +72,6 @@ class TailIterates(Section):
 
 
 Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discriminator="kind")]
-
-
-class PreconditionerKind(Section):
-    """What every preconditioner offers.
-
-    `sensitivity`: `module:name` of the function from an adjacency to the L2 norm of how far one record moves what is
-    released; its noise and its charge rest on it.
-    """
-
-    must_state = ("sensitivity",)
-    sensitivity: ClassVar[str]
-    kind: str
-
-
-class SecondMoments(PreconditionerKind):
-    """Rows on which all directions weigh alike, by a noised second-moment matrix of the training records."""
-
-    sensitivity = "dpsgd_cli.preconditioning.price:sensitivity"
-    kind: Literal["second-moment"] = "second-moment"
-    share: Fraction = Field(0.2, description="Share of the budget's mu^2 (or rho) that the matrix gets.")
-
-
-class Marginals(PreconditionerKind):
-    """Rows on which all directions weigh alike, as far as noised counts of each column's values tell; after bin."""
-
-    sensitivity = "dpsgd_cli.preconditioning.price:sensitivity"
-    kind: Literal["marginals"] = "marginals"
-    share: Fraction = Field(0.05, description="Share of the budget's mu^2 (or rho) that the counts get.")
-
-
-Preconditioner = Annotated[SecondMoments | Marginals, Field(discriminator="kind")]
 
 
 class Gradient(Section):
@@ -205,3 +176,88 @@ class Preconditioned(Gradient):
     def conditioned(self) -> Preconditioner | None:
         """The preconditioner; none where nobody chose it."""
         return None if self.preconditioner == "auto" else self.preconditioner
+
+
+class SgdMethod(Gradient):
+    """No clipping, no noise, no privacy: the yardstick."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.dp_sgd.run:WithoutPrivacy",
+        planner=None,
+        privacy="refused",
+        adjacencies=(),
+        only_convex=False,
+        by_steps=True,
+        in_processes=True,
+        may_differ=ITS_TRAINING,
+    )
+
+    kind: Literal["sgd"] = "sgd"
+
+
+class DpSgdMethod(Preconditioned):
+    """Batches of clipped gradients; `fixed` ones of one record are Algorithm 3 of Lecture 15."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",
+        planner="dpsgd_cli.methods.dp_sgd.price:gradient",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
+        by_steps=True,
+        in_processes=True,
+        by_rule=True,
+        finds_bounds=True,
+        may_differ=ITS_TRAINING,
+        correlates=True,
+        by_unit=True,
+    )
+    _theorems: ClassVar[tuple[str, ...]] = ("fixed",)
+
+    kind: Literal["dp-sgd"] = "dp-sgd"
+
+    @property
+    def described(self) -> Descriptor:
+        if self.one_by_one:
+            single = "dpsgd_cli.methods.lectures.run:LectureSgd"
+            return replace(self.descriptor, runs=single, in_processes=False, by_rule=False, by_unit=False)
+        # the second moments are a look at all rows that no sum over processes makes
+        return self.descriptor if self.conditioned is None else replace(self.descriptor, in_processes=False)
+
+
+class SgdMaMethod(Gradient):
+    """DP-SGD as Lee and Kifer compared with: Poisson batches, noise by the moments accountant."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",
+        planner="dpsgd_cli.methods.dp_sgd.price:by_moments",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
+        in_processes=True,
+        by_rule=True,
+        finds_bounds=True,
+        by_unit=True,
+        may_differ=ITS_TRAINING,
+    )
+    kind: Literal["sgd-ma"] = "sgd-ma"
+    batching: Literal["poisson"] = Field("poisson", description="The sampler that the accountant needs.")
+
+
+class SgdAdvMethod(Gradient):
+    """DP-SGD with noise by advanced composition of amplified Gaussian mechanisms."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",
+        planner="dpsgd_cli.methods.dp_sgd.price:by_advanced_composition",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
+        in_processes=True,
+        by_rule=True,
+        finds_bounds=True,
+        by_unit=True,
+        may_differ=ITS_TRAINING,
+    )
+    kind: Literal["sgd-adv"] = "sgd-adv"
+    batching: Literal["poisson"] = Field("poisson", description="The sampler that amplification needs.")

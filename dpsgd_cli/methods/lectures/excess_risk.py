@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.lecture_bounds import PublicProblem
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import ConvexModel
-from dpsgd_cli.methods.base import Context, Findings
+from dpsgd_cli.methods.base import Findings
 from dpsgd_cli.methods.convex.optimum import Tilted, minimise_hinge, minimise_on_ball, require_hinge
 from dpsgd_cli.methods.convex.price import constants_of
 from dpsgd_cli.methods.convex.problem import l2_of, linear_risk, radii_of

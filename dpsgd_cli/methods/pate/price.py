@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting import accountants
 from dpsgd_cli.accounting.accountants import Accountant
@@ -21,7 +22,7 @@ from dpsgd_cli.accounting.accountants.gaussian import total_mu_squared
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.budget import Filter, GaussianFilter, describe, excess, mu_squared_left
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.accounting.plan import Facts, Plan, Sampling, adjacency_of, delta_of, privacy_of
+from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
 from dpsgd_cli.accounting.search import Span, most_expensive
 from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.common.naming import named
@@ -30,8 +31,10 @@ from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods.pate.sensitivity import price
 from dpsgd_cli.methods.pate.settings import PateMethod
 from dpsgd_cli.methods.pate.votes import Aggregation
-from dpsgd_cli.recipe.privacy import Privacy
-from dpsgd_cli.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.privacy import Privacy
+    from dpsgd_cli.recipe.schema import Recipe
 
 # The cap is above what all queries cost by more than the rounding of their sum.
 _ABOVE = 1 + 1e-9
@@ -61,7 +64,7 @@ class VotingPlan(Plan):
 
 def pate(recipe: Recipe, facts: Facts) -> Plan:
     """Raises PrivacyError for what has no guarantee, InfeasibleBudget where not all queries fit."""
-    method, privacy = recipe.method, privacy_of(recipe)
+    method, privacy = recipe.method, recipe.required_privacy
     assert isinstance(method, PateMethod)
     if method.teachers.count > facts.records:
         raise PrivacyError(
@@ -69,7 +72,7 @@ def pate(recipe: Recipe, facts: Facts) -> Plan:
         )
     if (method.queries or 0) > facts.public_records:
         raise PrivacyError(f"method.queries is {method.queries}, but {facts.public_records} records are public")
-    return _Draft(method, privacy, facts, adjacency_of(recipe)).plan()
+    return _Draft(method, privacy, facts, recipe.adjacency).plan()
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class _Draft:
             before,
             (),
             "pld",
-            delta_of(self.privacy),
+            self.privacy.stated_delta,
             self.privacy.budget,
             covers,
             chooses=rule.chooses,

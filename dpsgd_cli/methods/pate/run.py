@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,11 +31,12 @@ from torch import Tensor
 from dpsgd_cli.accounting.ledger import Ledger
 from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, Release
 from dpsgd_cli.batching.memory import rows_that_fit
-from dpsgd_cli.clipping.run import Diagnostics
+from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.data import array_cache
 from dpsgd_cli.data.dataset import UNKNOWN
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, places_for
 from dpsgd_cli.engine import models
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.independence import check_batches, check_examples_stay_apart, check_outputs, stand_in_rows
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.precision import MOST_ROWS
@@ -43,16 +44,18 @@ from dpsgd_cli.engine.settings import PythonModel
 from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import BudgetExceeded, PrivacyError, RunError
-from dpsgd_cli.methods.base import Context, Findings, Method
+from dpsgd_cli.methods.base import Findings, Method
 from dpsgd_cli.methods.dp_sgd.run import WithoutPrivacy
+from dpsgd_cli.methods.dp_sgd.settings import SgdMethod
 from dpsgd_cli.methods.pate import sensitivity as vote_sensitivity
 from dpsgd_cli.methods.pate import students
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod, Training
 from dpsgd_cli.methods.pate.votes import Aggregation, epsilon_at
-from dpsgd_cli.methods.settings import SgdMethod
 from dpsgd_cli.noise.run import gaussian, is_secure, laplace
-from dpsgd_cli.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 VERSION = 1
 NO_ANSWER, NOT_ASKED = -1, -2

@@ -8,17 +8,23 @@ choosing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dpsgd_cli.accounting.accountants.zcdp import mechanism_rho, rho_of, total_rho
 from dpsgd_cli.accounting.adjacency import NEIGHBOURS
 from dpsgd_cli.accounting.mechanism import PureDP, Release
-from dpsgd_cli.accounting.plan import Facts, Plan, adjacency_of, plan_for
+from dpsgd_cli.accounting.plan import Facts, Plan
+from dpsgd_cli.accounting.settings import RhoBudget
 from dpsgd_cli.accounting.statement import Least
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.settings import DpSgdMethod, PrivateSelectionMethod
-from dpsgd_cli.recipe.privacy import Privacy, RhoBudget
-from dpsgd_cli.recipe.schema import Recipe
+from dpsgd_cli.methods.dp_sgd.settings import DpSgdMethod
+from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.schedules.settings import Schedule
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.privacy import Privacy
+    from dpsgd_cli.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
     assert isinstance(method, PrivateSelectionMethod) and privacy is not None
     if not isinstance(privacy.budget, RhoBudget):
         raise PrivacyError("method private-selection divides a budget between training and choice: give budget: {rho}")
-    adjacency = adjacency_of(recipe)
+    adjacency = recipe.adjacency
     if NEIGHBOURS[adjacency].counted:
         raise PrivacyError(
             "method private-selection cuts the records into parts, which one record more or less would move; state"

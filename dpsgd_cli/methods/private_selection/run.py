@@ -26,14 +26,15 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.accounting.adjacency import moves_of_a_sum
-from dpsgd_cli.clipping.run import Diagnostics
+from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.engine import models
+from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.errors import PrivacyError
-from dpsgd_cli.methods.base import Context, Findings, Method
+from dpsgd_cli.methods.base import Findings, Method
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
 from dpsgd_cli.methods.private_selection.price import SelectionPlan
-from dpsgd_cli.methods.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
 from dpsgd_cli.noise.selection import choice_draws, select_least
 
 

@@ -1,0 +1,49 @@
+"""Full-batch gradient descent as recipes give it."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
+from dpsgd_cli.methods.dp_sgd.settings import Gradient, Preconditioned
+
+
+class FullGradient(Gradient):
+    """Full-batch descent."""
+
+    _theorems: ClassVar[tuple[str, ...]] = ("full",)
+
+    batching: Literal["full"] = Field("full", description="Every record in every step.")
+
+
+class GdMethod(FullGradient):
+    """Lecture 15, Algorithm 1: no noise, no privacy."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.dp_gd.run:Gd",
+        planner=None,
+        privacy="refused",
+        adjacencies=(),
+        only_convex=False,
+        may_differ=ITS_TRAINING,
+    )
+    kind: Literal["gd"] = "gd"
+
+
+class DpGdMethod(FullGradient, Preconditioned):
+    """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
+
+    descriptor = Descriptor(
+        runs="dpsgd_cli.methods.dp_gd.run:DpGd",
+        planner="dpsgd_cli.methods.dp_sgd.price:gradient",
+        privacy="needed",
+        adjacencies=EVERY_NEIGHBOUR,
+        only_convex=False,
+        by_rule=True,
+        finds_bounds=True,
+        by_unit=True,
+        may_differ=ITS_TRAINING,
+    )
+    kind: Literal["dp-gd"] = "dp-gd"
