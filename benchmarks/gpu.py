@@ -38,9 +38,9 @@ from dpsgd_cli.engine.packing import Pack, Placement
 from dpsgd_cli.engine.settings import CnnModel, MlpModel, WrnModel
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.methods.convex.linear import LinearRisk
-from dpsgd_cli.methods.convex.losses import margin_loss
-from dpsgd_cli.methods.convex.rows import SignedRows
+from dpsgd_cli.methods.risks.linear import LinearRisk
+from dpsgd_cli.methods.risks.losses import margin_loss
+from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.noise.run import NoiseSource
 
 Step = Callable[[], object]

@@ -97,7 +97,7 @@ ADDITIONS = {
         files={
             "dpsgd_cli/core/problems/squared_hinge.py": (
                 "import torch\n\n"
-                "from dpsgd_cli.methods.convex.losses import MarginLoss\n\n\n"
+                "from dpsgd_cli.methods.risks.losses import MarginLoss\n\n\n"
                 "class SquaredHinge(MarginLoss):\n"
                 "    def value(self, t):\n        return (1 - t).clamp_min(0).square() / 2\n\n"
                 "    def slope(self, t):\n        return -(1 - t).clamp_min(0)\n\n"
@@ -109,7 +109,7 @@ ADDITIONS = {
             '"logistic", "hinge", "huber-svm", "squared"]': '"squared-hinge", ',
             '    "squared": LossKind(': (
                 '    "squared-hinge": LossKind(\n'
-                "        runs='dpsgd_cli.methods.convex.squared_hinge:SquaredHinge',\n"
+                "        runs='dpsgd_cli.methods.risks.squared_hinge:SquaredHinge',\n"
                 "        residual=False,\n"
                 "        slope=lambda region: 1 + region.reach,\n"
                 "        curvature=lambda region: 1.0,\n"

@@ -14,7 +14,6 @@ from dpsgd_cli.account.solving import RepeatedAccountant, Target
 from dpsgd_cli.accounting.accountants import Accountant
 from dpsgd_cli.accounting.adjacency import BATCHINGS
 from dpsgd_cli.accounting.joint_composition import why_apart
-from dpsgd_cli.accounting.lecture_bounds import PublicProblem, lecture_9_demand
 from dpsgd_cli.accounting.ledger import CHOSEN, EXPERIMENT
 from dpsgd_cli.accounting.mechanism import Release
 from dpsgd_cli.accounting.plan import Plan, noise_text
@@ -23,9 +22,10 @@ from dpsgd_cli.common.text_format import count
 from dpsgd_cli.data.preparation import uncovered_steps
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism, UsageError
-from dpsgd_cli.methods.convex.price import constants_of
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
+from dpsgd_cli.methods.lectures.price import PublicProblem, lecture_9_demand
 from dpsgd_cli.methods.private_selection.settings import PrivateSelectionMethod
+from dpsgd_cli.methods.risks.constants import constants_of
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.recipe.privacy import Privacy
 from dpsgd_cli.recipe.schema import Recipe

@@ -20,14 +20,14 @@ from dpsgd_cli.common.naming import named
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.convex.least_squares import DpLeastSquares
-from dpsgd_cli.methods.convex.perturbations import OutputPerturbation
 from dpsgd_cli.methods.creation import own_factory
 from dpsgd_cli.methods.dp_agd.run import DpAgd
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.least_squares.run import DpLeastSquares
 from dpsgd_cli.methods.pate.price import VotingPlan
 from dpsgd_cli.methods.pate.run import Pate
 from dpsgd_cli.methods.pate.settings import PateMethod
+from dpsgd_cli.methods.perturbation.run import OutputPerturbation
 from dpsgd_cli.methods.private_selection.price import SelectionPlan
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
 from dpsgd_cli.methods.settings import PythonMethod

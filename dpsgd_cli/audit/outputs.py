@@ -45,9 +45,9 @@ from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.data.users import as_users
 from dpsgd_cli.engine.context import Watcher
 from dpsgd_cli.engine.tensors import Batch, Table
-from dpsgd_cli.methods.convex import perturbations
-from dpsgd_cli.methods.convex.linear import LinearRisk
-from dpsgd_cli.methods.convex.perturbations import ObjectivePerturbation
+from dpsgd_cli.methods.perturbation import run as perturbations
+from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
+from dpsgd_cli.methods.risks.linear import LinearRisk
 from dpsgd_cli.recipe.loading import LoadedRecipe
 from dpsgd_cli.training.plans import plan_of
 from dpsgd_cli.training.start import Member, Stage, Trials, start

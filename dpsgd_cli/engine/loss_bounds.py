@@ -1,9 +1,9 @@
 """Losses of a convex model, by name, with the bounds that prices rest on.
 
-To add a loss: its name in `Loss`, its record in `LOSSES`, and a class of `dpsgd_cli.methods.convex.losses.MarginLoss`.
+To add a loss: its name in `Loss`, its record in `LOSSES`, and a class of `dpsgd_cli.methods.risks.losses.MarginLoss`.
 No field has a default. `tests/engine/test_loss_bounds.py` compares each record with the numbers of its class.
 
-Not here: values and derivatives (`methods/convex/losses.py`), constants of a whole problem (`methods/convex/price.py`).
+Not here: values and derivatives (`methods/risks/losses.py`), constants of a whole problem (`risks/constants.py`).
 """
 
 from __future__ import annotations
@@ -59,28 +59,28 @@ class LossKind:
 
 LOSSES: dict[Loss, LossKind] = {
     "logistic": LossKind(
-        runs="dpsgd_cli.methods.convex.losses:Logistic",
+        runs="dpsgd_cli.methods.risks.losses:Logistic",
         residual=False,
         slope=lambda region: 1.0,
         curvature=lambda region: 0.25,
         probabilities=True,
     ),
     "hinge": LossKind(
-        runs="dpsgd_cli.methods.convex.losses:Hinge",
+        runs="dpsgd_cli.methods.risks.losses:Hinge",
         residual=False,
         slope=lambda region: 1.0,
         curvature=None,
         probabilities=False,
     ),
     "huber-svm": LossKind(
-        runs="dpsgd_cli.methods.convex.losses:HuberHinge",
+        runs="dpsgd_cli.methods.risks.losses:HuberHinge",
         residual=False,
         slope=lambda region: 1.0,
         curvature=lambda region: 1 / (2 * region.width),
         probabilities=False,
     ),
     "squared": LossKind(
-        runs="dpsgd_cli.methods.convex.losses:Squared",
+        runs="dpsgd_cli.methods.risks.losses:Squared",
         residual=True,
         slope=lambda region: region.reach,
         curvature=lambda region: 1.0,

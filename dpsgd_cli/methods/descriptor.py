@@ -9,9 +9,12 @@ Not here: the sections (`methods/settings.py`, `convex.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
+
+from pydantic import Field
 
 from dpsgd_cli.accounting.adjacency import Adjacency
+from dpsgd_cli.common.sections import Section
 
 EVERY_NEIGHBOUR: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
 ITS_BUDGET = ("privacy.budget", "privacy.budget_covers", "privacy.delta")
@@ -60,3 +63,21 @@ class Descriptor:
         stated = self.planner is not None and bool(self.adjacencies)
         if stated == (self.privacy == "refused"):
             raise ValueError(f"{self.runs}: a planner and adjacencies go with privacy, and with nothing else")
+
+
+class FullBatch(Section):
+    """What methods that see every record in every step say about batching."""
+
+    must_state = ("descriptor",)
+
+    descriptor: ClassVar[Descriptor]
+    batching: Literal["full"] = Field("full", description="Every record in every step.")
+
+    @property
+    def described(self) -> Descriptor:
+        """What the rest of the program knows of this method."""
+        return self.descriptor
+
+    @property
+    def batch(self) -> None:
+        """None: the batch is everything."""

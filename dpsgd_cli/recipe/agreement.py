@@ -12,15 +12,12 @@ from dpsgd_cli.clipping.settings import FlatClipping
 from dpsgd_cli.common.text_format import any_of, count
 from dpsgd_cli.data.step_settings import Pca, Scale
 from dpsgd_cli.engine.settings import ConvexModel
-from dpsgd_cli.methods.convex.settings import (
-    OFF_GRID,
-    DpAgdMethod,
-    FullBatch,
-    LeastSquaresMethod,
-    ObjectivePerturbationMethod,
-)
+from dpsgd_cli.methods.descriptor import FullBatch
+from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_sgd.settings import Gradient
+from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.methods.pate.settings import PRIVATE_SCALE, PateMethod
+from dpsgd_cli.methods.perturbation.settings import OFF_GRID, ObjectivePerturbationMethod
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.preconditioning.settings import Marginals
 from dpsgd_cli.schedules.settings import UNSAID

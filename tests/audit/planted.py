@@ -28,13 +28,13 @@ from dpsgd_cli.clipping.settings import PerLayerClipping, QuantileClipping
 from dpsgd_cli.data import preparation
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.losses import evaluate
-from dpsgd_cli.methods.convex import privgene
-from dpsgd_cli.methods.convex.perturbations import OutputPerturbation
 from dpsgd_cli.methods.dp_agd import run as dp_agd
 from dpsgd_cli.methods.dp_sgd import price as gradient_plan
 from dpsgd_cli.methods.dp_sgd import run as dp_sgd
 from dpsgd_cli.methods.pate.run import Pate
 from dpsgd_cli.methods.pate.votes import ConfidentMax, GaussianMax
+from dpsgd_cli.methods.perturbation.run import OutputPerturbation
+from dpsgd_cli.methods.privgene import run as privgene
 from dpsgd_cli.noise import correlation, selection
 from dpsgd_cli.noise import run as noise
 from dpsgd_cli.noise.correlation import step_noise

@@ -18,8 +18,8 @@ from dpsgd_cli.audit.options import QUICK
 from dpsgd_cli.audit.stage import cut, stage, without_folds
 from dpsgd_cli.audit.statistics import Errors
 from dpsgd_cli.audit.watch import Watch
-from dpsgd_cli.methods.convex.losses import Logistic
-from dpsgd_cli.methods.convex.perturbations import ObjectivePerturbation
+from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation
+from dpsgd_cli.methods.risks.losses import Logistic
 from dpsgd_cli.recipe.loading import LoadedRecipe, load_recipe
 from dpsgd_cli.training.plans import plan_of
 from tests.audit.planted import ONCE, PRECONDITIONED, audited

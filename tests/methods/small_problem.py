@@ -17,8 +17,8 @@ from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.methods import Context
-from dpsgd_cli.methods.convex.problem import output_loss
 from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.methods.risks.problem import output_loss
 from dpsgd_cli.recipe.schema import Recipe
 
 

@@ -21,15 +21,16 @@ from dpsgd_cli.accounting.plan import Facts
 from dpsgd_cli.engine.streams import SeededStreams, Streams
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
 from dpsgd_cli.methods import create
-from dpsgd_cli.methods.convex import optimum
-from dpsgd_cli.methods.convex.linear import LinearRisk
-from dpsgd_cli.methods.convex.losses import Logistic
-from dpsgd_cli.methods.convex.perturbations import ObjectivePerturbation, noise_of
-from dpsgd_cli.methods.convex.price import Constants, moved_by_one, problem_constants, rate_of_descent
-from dpsgd_cli.methods.convex.privgene import PrivGene
-from dpsgd_cli.methods.convex.rows import SignedRows
 from dpsgd_cli.methods.dp_agd.price import AdaptivePlan
+from dpsgd_cli.methods.perturbation.price import moved_by_one, rate_of_descent
+from dpsgd_cli.methods.perturbation.run import ObjectivePerturbation, noise_of
 from dpsgd_cli.methods.planning import plan_for
+from dpsgd_cli.methods.privgene.run import PrivGene
+from dpsgd_cli.methods.risks import optimum
+from dpsgd_cli.methods.risks.constants import Constants, problem_constants
+from dpsgd_cli.methods.risks.linear import LinearRisk
+from dpsgd_cli.methods.risks.losses import Logistic
+from dpsgd_cli.methods.risks.rows import SignedRows
 from dpsgd_cli.noise.run import NoiseSource
 from dpsgd_cli.recipe.schema import Recipe
 from tests.methods.small_problem import Silent, context, points, recipe, run, signed

@@ -18,11 +18,11 @@ from dpsgd_cli.engine.processes import Team
 from dpsgd_cli.engine.streams import SeededStreams
 from dpsgd_cli.errors import UsageError
 from dpsgd_cli.methods import create
-from dpsgd_cli.methods.convex import privgene
-from dpsgd_cli.methods.convex.baselines import Majority
-from dpsgd_cli.methods.convex.privgene import _Chooser
+from dpsgd_cli.methods.baselines.run import Majority
 from dpsgd_cli.methods.creation import _refuse
 from dpsgd_cli.methods.private_selection.run import PrivateSelection
+from dpsgd_cli.methods.privgene import run as privgene
+from dpsgd_cli.methods.privgene.run import _Chooser
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.noise.selection import select_least
 from dpsgd_cli.recipe.loading import load_recipe

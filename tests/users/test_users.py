@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from dpsgd_cli.errors import RunError, UsageError
 from dpsgd_cli.main import main
 from dpsgd_cli.methods import creation
-from dpsgd_cli.methods.convex.least_squares import DpLeastSquares
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.least_squares.run import DpLeastSquares
 from dpsgd_cli.methods.settings import METHODS
 from dpsgd_cli.recipe.loading import load_recipe
 from tests.conftest import StopAt, Train, WriteRecipe

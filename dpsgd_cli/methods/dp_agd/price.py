@@ -18,7 +18,7 @@ from dpsgd_cli.accounting.plan import Facts, Plan, Sampling
 from dpsgd_cli.accounting.search import largest
 from dpsgd_cli.accounting.settings import EpsilonBudget, RhoBudget
 from dpsgd_cli.errors import InfeasibleBudget, PrivacyError
-from dpsgd_cli.methods.convex.settings import DpAgdMethod
+from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe

@@ -41,10 +41,10 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.discrete import Coins
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.convex.linear import SampledRisk
-from dpsgd_cli.methods.convex.problem import linear_risk, penalty_of, risk_of
-from dpsgd_cli.methods.convex.settings import DpAgdMethod
 from dpsgd_cli.methods.dp_agd.price import AdaptivePlan, AgdRates, agd_rates
+from dpsgd_cli.methods.dp_agd.settings import DpAgdMethod
+from dpsgd_cli.methods.risks.linear import SampledRisk
+from dpsgd_cli.methods.risks.problem import linear_risk, penalty_of, risk_of
 from dpsgd_cli.noise.run import Grid, TrialNoise, add_noise, is_secure
 from dpsgd_cli.noise.selection import NORMALS_PER_SCORE, select_least
 

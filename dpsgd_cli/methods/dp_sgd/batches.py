@@ -25,7 +25,7 @@ from dpsgd_cli.data.augmentation import Augmentation
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.tensors import Examples
 from dpsgd_cli.errors import RecipeError
-from dpsgd_cli.methods.convex.problem import section_of
+from dpsgd_cli.methods.dp_sgd.settings import section_of
 from dpsgd_cli.users.run import UnitTable
 
 

@@ -41,10 +41,10 @@ from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.tensors import Examples, Table, sent
 from dpsgd_cli.errors import PrivacyError, RecipeError
 from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.convex.problem import l2_of, radii_of, section_of
 from dpsgd_cli.methods.dp_sgd.batches import Batches
 from dpsgd_cli.methods.dp_sgd.optimizers import make_average, make_update, project_to_ball
-from dpsgd_cli.methods.dp_sgd.settings import TailIterates
+from dpsgd_cli.methods.dp_sgd.settings import TailIterates, section_of
+from dpsgd_cli.methods.risks.problem import l2_of, radii_of
 from dpsgd_cli.noise.correlation import step_noise
 from dpsgd_cli.noise.run import Grid, NoiseSource
 from dpsgd_cli.preconditioning.run import Preconditioning

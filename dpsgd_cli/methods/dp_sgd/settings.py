@@ -6,7 +6,7 @@ Not here: the methods (`methods/settings.py`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,9 @@ from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_TRAINING, Descriptor
 from dpsgd_cli.preconditioning.settings import Preconditioner
 from dpsgd_cli.schedules.learning_rate import Rate
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
 
 
 class OptimizerKind(Section):
@@ -261,3 +264,9 @@ class SgdAdvMethod(Gradient):
     )
     kind: Literal["sgd-adv"] = "sgd-adv"
     batching: Literal["poisson"] = Field("poisson", description="The sampler that amplification needs.")
+
+
+def section_of(recipe: Recipe) -> Gradient:
+    """Return the method section of a gradient recipe."""
+    assert isinstance(recipe.method, Gradient)
+    return recipe.method

@@ -1,7 +1,7 @@
 """Excess risk of lecture methods: the bound of a theorem, and the measured value.
 
 NON-PRIVATE: the measurement compares with the optimum on the training records. The theorems are in
-`accounting/lecture_bounds.py`.
+`methods/lectures/price.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpsgd_cli.accounting.lecture_bounds import PublicProblem
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.methods.base import Findings
-from dpsgd_cli.methods.convex.optimum import Tilted, minimise_hinge, minimise_on_ball, require_hinge
-from dpsgd_cli.methods.convex.price import constants_of
-from dpsgd_cli.methods.convex.problem import l2_of, linear_risk, radii_of
+from dpsgd_cli.methods.lectures.price import PublicProblem
+from dpsgd_cli.methods.risks.constants import constants_of
+from dpsgd_cli.methods.risks.optimum import Tilted, minimise_hinge, minimise_on_ball, require_hinge
+from dpsgd_cli.methods.risks.problem import l2_of, linear_risk, radii_of
 
 _TOLERANCE = 1e-7
 # of a mean loss: the gap at which smoothing stops, and the largest gap with which a measurement is reported

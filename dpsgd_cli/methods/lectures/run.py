@@ -14,15 +14,16 @@ import math
 
 import torch
 
-from dpsgd_cli.accounting.lecture_bounds import excess_risk_of_last
 from dpsgd_cli.clipping.diagnostics import Diagnostics
 from dpsgd_cli.engine.context import Context
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.errors import RecipeError
 from dpsgd_cli.methods.base import Findings
-from dpsgd_cli.methods.convex.problem import l2_of, linear_risk, section_of
 from dpsgd_cli.methods.dp_sgd.run import DpSgd
+from dpsgd_cli.methods.dp_sgd.settings import section_of
 from dpsgd_cli.methods.lectures.excess_risk import Claim, problem_of, report
+from dpsgd_cli.methods.lectures.price import excess_risk_of_last
+from dpsgd_cli.methods.risks.problem import l2_of, linear_risk
 
 
 class LectureSgd(DpSgd):

@@ -11,8 +11,8 @@ from scipy.optimize import linprog
 from sklearn.svm import LinearSVC
 
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.methods.convex.optimum import minimise_hinge
-from dpsgd_cli.methods.convex.rows import SignedRows
+from dpsgd_cli.methods.risks.optimum import minimise_hinge
+from dpsgd_cli.methods.risks.rows import SignedRows
 
 N, D = 120, 3
 

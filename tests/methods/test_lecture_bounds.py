@@ -5,7 +5,9 @@ import math
 import pytest
 
 from dpsgd_cli.accounting import accountants
-from dpsgd_cli.accounting.lecture_bounds import (
+from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
+from dpsgd_cli.methods.lectures.price import (
     PublicProblem,
     excess_risk_of_average,
     excess_risk_of_last,
@@ -13,8 +15,6 @@ from dpsgd_cli.accounting.lecture_bounds import (
     lecture_9_demand,
     second_moment,
 )
-from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 
 PROBLEM = PublicProblem(records=1000, weights=11, lipschitz=2.0, radius=3.0)
 

@@ -1,6 +1,6 @@
 """The empirical risk of a linear model for R trials at once, in two matrix products an iteration.
 
-The margin of trial r is t = z.w_r (`methods/convex/rows.py`) and one record's gradient is phi'(t) z, of norm |phi'(t)|
+The margin of trial r is t = z.w_r (`methods/risks/rows.py`) and one record's gradient is phi'(t) z, of norm |phi'(t)|
 |z|: clipping to C is clamping phi'(t) to [-C/|z|, C/|z|]. All trials share one matrix of rows; folds, and equal records
 that were merged, are weights. Margins are kept (N, R) and follow `advance` without a further product, because
 candidates on a line have margins t - a s with s = z.direction.
@@ -8,7 +8,7 @@ candidates on a line have margins t - a s with s = z.direction.
 `SampledRisk` is that risk on a Poisson sample of each trial's records, each of which is in it with the same
 probability, independently; its work is in proportion to the sample, and it is charged as if all had been seen.
 
-Not here: what is released (`methods/`), models that are not linear (`methods/convex/risk.py`).
+Not here: what is released (`methods/`), models that are not linear (`methods/risks/risk.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dpsgd_cli.clipping.run import Clipping
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION, add_product
 from dpsgd_cli.engine.streams import Streams
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.convex.losses import Logistic, MarginLoss
-from dpsgd_cli.methods.convex.risk import Risk
-from dpsgd_cli.methods.convex.rows import SignedRows
+from dpsgd_cli.methods.risks.losses import Logistic, MarginLoss
+from dpsgd_cli.methods.risks.risk import Risk
+from dpsgd_cli.methods.risks.rows import SignedRows
 
 # by type of device: a CPU's chunks stay in its cache, a GPU wants few large ones
 _CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}

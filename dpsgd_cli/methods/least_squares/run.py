@@ -35,7 +35,7 @@ from dpsgd_cli.engine.settings import LinearModel
 from dpsgd_cli.engine.tensors import UNTOLD
 from dpsgd_cli.errors import PrivacyError
 from dpsgd_cli.methods.base import OneShot
-from dpsgd_cli.methods.convex.settings import LeastSquaresMethod
+from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
 from dpsgd_cli.noise.run import gaussian
 from dpsgd_cli.preconditioning import second_moments as moments
 from dpsgd_cli.preconditioning.maps import eigen, spread

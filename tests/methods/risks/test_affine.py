@@ -13,8 +13,8 @@ from dpsgd_cli.clipping.run import Clipping
 from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.losses import cross_entropy
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.convex import affine
-from dpsgd_cli.methods.convex.affine import AffineRisk
+from dpsgd_cli.methods.risks import affine
+from dpsgd_cli.methods.risks.affine import AffineRisk
 
 N, D, K, R = 41, 4, 3, 4
 

@@ -1,6 +1,6 @@
 """Objectives and empirical risks of recipes: linear for convex models, by forward passes for other models.
 
-Sums over records are in `methods/convex/linear.py` and `methods/convex/risk.py`.
+Sums over records are in `methods/risks/linear.py` and `methods/risks/risk.py`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
 from dpsgd_cli.errors import ModelError
-from dpsgd_cli.methods.convex.linear import LinearRisk
-from dpsgd_cli.methods.convex.losses import MarginLoss, margin_loss
-from dpsgd_cli.methods.convex.risk import PackRisk, Risk
-from dpsgd_cli.methods.convex.rows import SignedRows
-from dpsgd_cli.methods.dp_sgd.settings import Gradient
+from dpsgd_cli.methods.risks.linear import LinearRisk
+from dpsgd_cli.methods.risks.losses import MarginLoss, margin_loss
+from dpsgd_cli.methods.risks.risk import PackRisk, Risk
+from dpsgd_cli.methods.risks.rows import SignedRows
 
 if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
@@ -80,12 +79,6 @@ def risk_of(context: Context) -> Risk:
     if isinstance(context.recipes[0].model, ConvexModel) and not context.table.per_trial:
         return merged_risk(context)
     return PackRisk(context.pack, context.table, context.loss, context.most_rows)
-
-
-def section_of(recipe: Recipe) -> Gradient:
-    """Return the method section of a gradient recipe."""
-    assert isinstance(recipe.method, Gradient)
-    return recipe.method
 
 
 def l2_of(recipe: Recipe) -> float:

@@ -7,8 +7,8 @@ The hinge has a kink, so it is smoothed (`HuberHinge`) by less and less, each mi
 The slopes of a smoothed hinge are a feasible point of the dual problem, whose value no weights can go below: the
 distance between the two is the certificate, and falls with the square of the smoothing.
 
-Not here: what the minimiser is for (`methods/convex/perturbations.py`, `methods/lectures/excess_risk.py`,
-`methods/convex/baselines.py`).
+Not here: what the minimiser is for (`methods/perturbation/run.py`, `methods/lectures/excess_risk.py`,
+`methods/baselines/run.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from dpsgd_cli.errors import ModelError, RunError
-from dpsgd_cli.methods.convex.losses import Hinge, HuberHinge, MarginLoss
-from dpsgd_cli.methods.convex.rows import SignedRows
+from dpsgd_cli.methods.risks.losses import Hinge, HuberHinge, MarginLoss
+from dpsgd_cli.methods.risks.rows import SignedRows
 
 _NEWTON_STEPS = 100
 _SAMPLE = 40_000

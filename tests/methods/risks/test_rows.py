@@ -9,11 +9,11 @@ from dpsgd_cli.data.splits import Keys
 from dpsgd_cli.engine.loss_bounds import Loss
 from dpsgd_cli.engine.settings import ConvexModel
 from dpsgd_cli.engine.tensors import Table
-from dpsgd_cli.methods.convex import rows as module
-from dpsgd_cli.methods.convex.linear import LinearRisk
-from dpsgd_cli.methods.convex.losses import margin_loss
-from dpsgd_cli.methods.convex.problem import rows_of
-from dpsgd_cli.methods.convex.rows import SignedRows
+from dpsgd_cli.methods.risks import rows as module
+from dpsgd_cli.methods.risks.linear import LinearRisk
+from dpsgd_cli.methods.risks.losses import margin_loss
+from dpsgd_cli.methods.risks.problem import rows_of
+from dpsgd_cli.methods.risks.rows import SignedRows
 
 N, D, R = 60, 3, 4
 
@@ -103,7 +103,7 @@ def test_a_record_that_is_not_finite_adds_nothing() -> None:
 
 
 def test_targets_are_no_larger_than_their_public_bound() -> None:
-    """On which the slope of a squared loss inside a ball counts: |w.x - y| <= R B + Y (`methods/convex/price.py`)."""
+    """On which the slope of a squared loss inside a ball counts: |w.x - y| <= R B + Y (`risks/constants.py`)."""
     x, y = torch.zeros(4, 2, dtype=torch.float64), torch.tensor([-9.0, -1.0, 2.0, 1e30], dtype=torch.float64)
     model = ConvexModel(loss="squared", radius=1.0, target_bound=3.0)
     offset = rows_of(model, Table(x, y, False)).offset

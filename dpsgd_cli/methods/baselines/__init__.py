@@ -1,0 +1,1 @@
+"""Yardsticks: the majority class, and the optimum without privacy."""

@@ -1,0 +1,35 @@
+"""Plan of private least squares: one Gaussian release of the whole budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dpsgd_cli.accounting.adjacency import moves_of_a_sum
+from dpsgd_cli.accounting.plan import Facts, Plan
+from dpsgd_cli.clipping.settings import FlatClipping
+from dpsgd_cli.errors import PrivacyError
+from dpsgd_cli.methods.dp_sgd.price import gradient
+from dpsgd_cli.methods.least_squares.settings import LeastSquaresMethod
+from dpsgd_cli.preconditioning.price import joint_sensitivity, weight_of
+from dpsgd_cli.schedules.settings import Uniform
+
+if TYPE_CHECKING:
+    from dpsgd_cli.recipe.schema import Recipe
+
+
+def least_squares(recipe: Recipe, facts: Facts) -> Plan:
+    """One Gaussian on second moments and products with the targets, of their joint sensitivity."""
+    assert isinstance(recipe.method, LeastSquaresMethod)
+    if facts.feature_bound is None:
+        raise PrivacyError(
+            f"method {recipe.method.kind} needs a public bound on the norm of a record's features: scale by bounds, or"
+            " add unit-norm to data.preprocess"
+        )
+    adjacency = recipe.adjacency
+    bound = joint_sensitivity(adjacency, weight_of(recipe.method.share)) / moves_of_a_sum(adjacency)
+    whole = recipe.required_privacy.model_copy(update={"clipping": FlatClipping(norm=bound), "schedule": Uniform()})
+    plan = gradient(recipe.model_copy(update={"privacy": whole, "epochs": 1}), facts)
+    (release,), *_ = plan.epochs
+    named = replace(release, mechanism=replace(release.mechanism, label="least-squares"))
+    return replace(plan, epochs=((named,),))

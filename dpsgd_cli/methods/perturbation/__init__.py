@@ -1,0 +1,1 @@
+"""Objective and output perturbation of convex problems."""

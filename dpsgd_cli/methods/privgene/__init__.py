@@ -1,0 +1,1 @@
+"""PrivGene, a private genetic search (Zhang et al. 2013)."""
