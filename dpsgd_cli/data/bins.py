@@ -50,7 +50,7 @@ _FAST = 4
 _WIDEST = 1e300
 """The width of bounds must lie strictly between 1 over this and this, so that no distance is infinite."""
 _SLACK = 2.0**-21
-"""More than float32 rounding can add to a length of 1: division of a row in float32 is off by 2^-24 twice."""
+"""An upper bound, with slack, on what float32 adds to a length of 1: division of a row is off by 2^-24 twice."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The schema of a data set card (`datasets/NAME.yaml`, or a user's own), and its reader.
 
 A card holds public knowledge only: where the files are, their hashes, what the columns mean and what values they can
-take. `catalog.py` finds cards; `readers.py` reads the data.
+take.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
     names = [name for name in first.columns if name != target]
     dropped = {name: why for name in names if (why := _useless(first[name])) is not None}
     words = [name for name in names if name not in dropped and _is_words(first[name])]
-    # read again as text, as training does: otherwise the reader parses `no` and `1.0` as a truth value and a number
+    # read again as text, as training does: otherwise the reader converts cells that look like other types
     frame = read(path, {target, *words})
     categorical = {name: list(own_table.found_values([frame], name)) for name in words}
     dropped |= {name: _TEXTS for name, values in categorical.items() if len(values) > MOST_CATEGORIES}

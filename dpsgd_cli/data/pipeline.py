@@ -106,7 +106,7 @@ class Pipeline:
         step, layout = self.steps[index], self.layouts[index]
         if key not in self.fitted and step.fitted_on != "nothing":
             rows = self._rows_to_fit(step, index, parts, has_public)
-            # rows on disk offer all array operations that the steps which `preparation.py` allows for them need
+            # rows on disk support the array operations of these steps; `preparation.py` refuses other steps
             kept = step.kept(cast(np.ndarray, rows), layout)
             self.fitted.update({} if kept is None else {key: kept})
         transform = step.transform(layout, self.fitted.get(key))

@@ -77,7 +77,7 @@ def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
 
 
 def draw(select: RandomStopping, cells: int) -> list[int]:
-    """Return how many runs each of `cells` cells makes: the law gives their number, and each run draws a cell uniformly.
+    """Return how many runs each of `cells` cells makes: their total follows the law, and each run's cell is uniform.
 
     The geometric and logarithmic laws are truncated negative binomials with shape 1 and 0, of at least one run. A
     Poisson number may be 0.
@@ -109,7 +109,7 @@ def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
 
 
 def draw_and_keep(place: Folder, select: RandomStopping, cells: Sequence[Cell]) -> None:
-    """Draw the numbers of runs and keep them, unless there are some. Of several processes at once, one draws for all."""
+    """Draw the numbers of runs and keep them, unless some are kept. Of several processes, the first draws for all."""
     counts = draw(select, len(cells))
     path = place.file(DRAW)
     runs = {cell.directory: count for cell, count in zip(cells, counts, strict=True)}

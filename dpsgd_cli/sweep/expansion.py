@@ -182,7 +182,7 @@ def _samples(settings: Random, tree: Node) -> list[list[Setting]]:
 
 
 def _draw(draw: Draw, random: Any) -> Any:
-    """Return one random value. Fractions are rounded to six significant digits, so that a person can write them down."""
+    """Return one random value. Real numbers are rounded to six significant digits, which a person can write down."""
     if draw.choice is not None:
         return draw.choice[int(random.integers(len(draw.choice)))]
     if draw.integers is not None:

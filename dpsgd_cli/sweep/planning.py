@@ -3,8 +3,6 @@
 Cells that differ only in keys that no plan reads are planned once. Cells of a pack may differ only in the keys that the
 method lists as read trial by trial (`Descriptor.may_differ`). Everything else must be equal, so cells that differ in a
 new recipe key are not packed together until a method lists it.
-
-`privacy/plan.py` makes the plans; `rehearsal.py` estimates running times.
 """
 
 from __future__ import annotations

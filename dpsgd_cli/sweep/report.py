@@ -50,7 +50,7 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
 
 
 def _records(cell: Cell) -> int:
-    """Return the number of records that a private cell trains on; 0 without a plan, so that its accuracy has no effect."""
+    """Return the number of records that a private cell trains on; 0 without a plan, so its accuracy does not count."""
     plan = shared_planner().plan(cell).plan
     return 0 if plan is None else plan.sampling.records
 
