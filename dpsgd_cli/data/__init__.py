@@ -1,4 +1,4 @@
-"""Data: cards, readers, preprocessing and splits, behind three functions. NumPy only; no tensors, no accounting."""
+"""Data: cards, readers, preprocessing and splits, behind three functions. Only feature extractors use tensors."""
 
 from dpsgd_cli.data.dataset import Dataset, Outline, Rows
 from dpsgd_cli.data.preparation import outline, prepare, private_releases

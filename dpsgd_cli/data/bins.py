@@ -1,22 +1,23 @@
-"""The step `bin`: every column of a table as several features, a row as long as any other. It looks at no record.
+"""The data-independent step `bin`: every column of a table as several features, and rows of length 1.
 
-A numeric column becomes cosines, cos(pi k t) / (1 + (k / 4)^2) for k = 1, 2, ..., where t goes from 0 to 1 over its
-public bounds, and the same of asinh, which is fine near 0 and coarse far from it. Slow ones are large and fast ones
-small, so that what is smooth in a column is learnt from little, and what is not where the budget allows: as under a
-Matern prior of smoothness 3/2 and length sqrt(3) / (4 pi), about a seventh of the way between the bounds (Rasmussen and
-Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A category is a one-hot, and so is a column that is
-said to hold few whole numbers. Each row, with a constant 1, is divided by its own length.
+A numeric column becomes cosine features, cos(pi k t) / (1 + (k / 4)^2) for k = 1, 2, ..., where t goes from 0 to 1
+over the column's public bounds. A second set of cosines takes t from 0 to 1 over asinh of the column, which resolves
+values near 0 finely and values far from it coarsely. Low frequencies have large amplitudes and high frequencies small
+ones. So a model learns smooth shapes from little signal, and other shapes where the budget allows. This corresponds to
+a Matern prior of smoothness 3/2 and length scale sqrt(3) / (4 pi), about a seventh of the distance between the bounds
+(Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq. 4.15). A categorical column becomes a
+one-hot, and so does a column that is declared to hold few whole numbers. Each row, with a constant 1, is divided by its
+own length.
 
-With `bins` a numeric column becomes two one-hots in place of cosines: of equal steps, and of equal steps of asinh; or
-two for each of several numbers of bins. A row thus holds F ones, and one more in a constant column; all are divided by
-sqrt(F + 1). `pairs` adds a one-hot for every two columns, of both their coarse bins.
+With `bins` a numeric column becomes two one-hots instead of cosines: one of equal steps, and one of equal steps of
+asinh. Several numbers of bins give two one-hots each. A row then holds F ones, and one more in a constant column; all
+are divided by sqrt(F + 1). `pairs` adds a one-hot for every two columns, over both their coarse bins.
 
 Guarantee: the L2 norm of a transformed row is at most 1, whatever the record holds, in the numbers as they are stored
-(`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is additive but for the
-row's own length: a sum of cosines, or a step function, of each column, or a step function of each pair.
+(`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is additive up to the row's
+own length: a sum of cosines, or a step function, of each column, or a step function of each pair.
 
-Not here: the other steps (`preprocess.py`), what their settings are (`data/step_settings.py`), how many cosines a
-budget pays for (`training/auto_rule.py`).
+`recipe/schema/steps.py` defines the settings; `rule.py` chooses how many cosines a budget pays for.
 """
 
 from __future__ import annotations
@@ -37,41 +38,41 @@ from dpsgd_cli.preconditioning.marginals import Cells
 
 _MOST_FEATURES = 100_000
 _UNTOLD = ((0.0, 1.0), (-1.0, 1.0))
-"""Whole bounds that fractions have as often as whole numbers."""
+"""Whole bounds that are as usual for fractions as for whole numbers."""
 _FINEST = 1000
-"""Of a column of fractions, asinh is taken in units of its width over this."""
+"""The unit of asinh for a column of fractions is the width of its bounds divided by this."""
 _FEW = max(BINS)
-"""Beside cosines, a column of at most so many whole numbers, and said to be, is a one-hot."""
+"""Width of the bounds below which a declared column of whole numbers is a one-hot, not cosines."""
 _CELLS = 16
-"""Steps of each kind that a column of cosines is cut into where it is counted; of one-hots, those of the finest."""
+"""Steps of each kind that a column of cosines is cut into for `cells`; one-hots use those of their finest bins."""
 _FAST = 4
-"""The cosine from which on they become small."""
+"""The frequency k at which the amplitude 1 / (1 + (k / 4)^2) has fallen to a half."""
 _WIDEST = 1e300
-"""No bounds are so far apart, so that no distance between them is infinite; nor nearer than 1 over this."""
+"""The width of bounds must lie strictly between 1 over this and this, so that no distance is infinite."""
 _SLACK = 2.0**-21
-"""What float32 can add to a length of 1, and more: a row divided in float32 is off by 2^-24 twice."""
+"""An upper bound, with slack, on what float32 adds to a length of 1: division of a row is off by 2^-24 twice."""
 
 
 @dataclass(frozen=True)
 class _OneHot:
-    """One 1 for each record: where `column` of its row lies among ascending `edges`; of categories, its code."""
+    """A one-hot of `column`: the 1 marks the value's bin among ascending `edges`, or the code of a category."""
 
     column: int
     names: tuple[str, ...]
     edges: tuple[float, ...] | None
 
     def codes(self, x: np.ndarray) -> np.ndarray:
-        """Which of `names` is 1, (N,)."""
+        """Return the index of the feature that is 1, int (N,), among `names`."""
         values = x[:, self.column]
         if self.edges is None:
             return values.astype(np.int64)
-        # what is no number is sorted behind the last edge
+        # NaN sorts behind the last edge
         return np.searchsorted(self.edges, values, side="right")
 
 
 @dataclass(frozen=True)
 class _Waves:
-    """Cosines of where `column` of a row lies between its bounds, or of its asinh around `centre` in units."""
+    """Cosine features of `column` over its bounds, or of its asinh if `asinh` gives a centre and a unit."""
 
     column: int
     name: str
@@ -81,14 +82,14 @@ class _Waves:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the cosines."""
+        """Names of the cosine features."""
         of = self.name if self.asinh is None else f"asinh {self.name}"
         return tuple(f"{of} wave {k}" for k in range(1, self.count + 1))
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """cos(pi k t) / (1 + (k / 4)^2), (N, count)."""
+        """Return cos(pi k t) / (1 + (k / 4)^2) for k = 1 to `count`, (N, count)."""
         low, high = self.bounds
-        # what is no number lies at the upper end, as it is in the last bin
+        # NaN counts as the upper bound, as it is in the last bin of a one-hot
         inside = np.clip(np.nan_to_num(x[:, self.column].astype(np.float64), nan=high), low, high)
         first, last = self._moved(low), self._moved(high)
         part = np.clip((self._moved(inside) - first) / (last - first), 0.0, 1.0)
@@ -103,7 +104,7 @@ class _Waves:
 
 
 class BinColumns(Step):
-    """Columns as one-hots, or cosines, over public bounds and values. Acts on each record alone."""
+    """Step that turns columns into one-hots or cosines over public bounds and values. Acts on each record alone."""
 
     settings: Bin
     fitted_on = "nothing"
@@ -150,10 +151,10 @@ class BinColumns(Step):
         return transform
 
     def cells(self, layout: Layout) -> list[Cells]:
-        """Every column in cells, and the constant; none of `pairs`, which are of two columns each.
+        """Return the constant and every column as cells; no cells with `pairs`, whose features mix two columns.
 
-        A category has its values for cells, and so has a mark. Numbers have equal steps and equal steps of asinh, not
-        coarser than any one-hot, so that each is 1 in some cell.
+        The cells of a category, or of a mark of missing values, are its values. Numeric columns have equal steps and
+        equal steps of asinh, at least as fine as any one-hot, so that every feature of a one-hot is 1 in some cell.
         """
         if self.settings.pairs is not None:
             return []
@@ -174,7 +175,7 @@ class BinColumns(Step):
         return found
 
     def _middles(self, column: Column) -> np.ndarray:
-        """A value in each cell of a column."""
+        """Return a value in each cell of a column, (G,)."""
         if column.values is not None:
             return np.arange(len(column.values), dtype=np.float64)
         if column.marks is not None:
@@ -186,7 +187,7 @@ class BinColumns(Step):
         return (ends[:-1] + ends[1:]) / 2
 
     def _waves(self, layout: Layout) -> list[_Waves]:
-        """Those of numeric columns that are no one-hots."""
+        """Return the cosine features of numeric columns that do not become one-hots."""
         found = []
         for at, column in enumerate(layout.columns or ()):
             if self.settings.cosines is not None and self._wavy(column):
@@ -196,14 +197,14 @@ class BinColumns(Step):
         return found
 
     def _wavy(self, column: Column) -> bool:
-        """Whether a column is cosines: it is not said to hold few whole numbers, and rounding fractions would cost."""
+        """Return True if a column becomes cosines: it is numeric, and not declared to hold few whole numbers."""
         if column.values is not None or column.marks is not None or column.bounds is None:
             return False
         low, high = column.bounds
         return self.settings.integers is None or not self._whole(column) or high - low >= _FEW
 
     def _one_hots(self, layout: Layout) -> tuple[list[_OneHot], list[tuple[_OneHot, _OneHot]]]:
-        """Those of single columns, and those of pairs, as two of coarse bins."""
+        """Return the one-hots of single columns, and for `pairs` the two coarse one-hots of each pair of columns."""
         if layout.columns is None:
             raise DataError("bin: is for the columns of a table; these features are an array, or a projection")
         self._check(layout.columns)
@@ -233,7 +234,7 @@ class BinColumns(Step):
                 raise DataError(f"bin: integers names {name!r}, which is no numeric column{suggested(name, names)}")
 
     def _of(self, column: Column, at: int, widths: Sequence[int]) -> list[_OneHot]:
-        """The one-hots of a column; the last is the better one where there is room for one only."""
+        """Return the one-hots of a column. The last one serves where only one is used (`pairs`)."""
         if column.values is not None:
             return [_OneHot(at, tuple(f"{column.name}={value}" for value in column.values), None)]
         if column.marks is not None:
@@ -246,7 +247,7 @@ class BinColumns(Step):
         return [_OneHot(at, _names(column, edges), edges) for edges in ways]
 
     def _whole(self, column: Column) -> bool:
-        """Whether a column holds whole numbers."""
+        """Return True if a column holds whole numbers, by `integers` or else by its bounds."""
         told = self.settings.integers
         if told is not None:
             return told == "all" or column.name in told
@@ -255,7 +256,7 @@ class BinColumns(Step):
 
 
 def _equal(bounds: tuple[float, float], bins: int, whole: bool) -> tuple[float, ...]:
-    """Edges between `bins` equal steps; between whole numbers, one each where they are at most `bins`.
+    """Return the edges between `bins` equal steps; one bin for each whole number if there are at most `bins`.
 
     >>> _equal((0, 3), 16, whole=True), _equal((0, 1), 4, whole=False)
     ((0.5, 1.5, 2.5), (0.25, 0.5, 0.75))
@@ -267,7 +268,7 @@ def _equal(bounds: tuple[float, float], bins: int, whole: bool) -> tuple[float, 
 
 
 def _asinh(bounds: tuple[float, float], bins: int, whole: bool) -> tuple[float, ...]:
-    """Edges between `bins` equal steps of asinh((x - c) / unit), c and unit by `_arc`.
+    """Return the edges between `bins` equal steps of asinh((x - c) / unit), with c and unit from `_arc`.
 
     >>> _asinh((0, 99999), 4, whole=True)
     (10.5, 223.5, 4728.5)
@@ -281,13 +282,13 @@ def _asinh(bounds: tuple[float, float], bins: int, whole: bool) -> tuple[float, 
 
 
 def _arc(bounds: tuple[float, float], whole: bool) -> tuple[float, float]:
-    """The centre and the unit of a column's asinh: the centre is 0 where the bounds hold it, else the end near it."""
+    """Return the centre and the unit of a column's asinh. The centre is 0, clamped to the bounds."""
     low, high = bounds
     return min(max(0.0, low), high), 1.0 if whole else (high - low) / _FINEST
 
 
 def _short(rows: np.ndarray) -> np.ndarray:
-    """Rows (N, D), none of which is 0, divided by hardly more than their L2 norms; float32 as they are.
+    """Return rows (N, D), float32 and none of them 0, divided by slightly more than their L2 norms.
 
     Guarantee: the sum of the squares of the stored numbers of a row is at most 1, in exact arithmetic. The norm's own
     error, in float64, is below 1e-10 of it for `_MOST_FEATURES`; rounding the divisor and the quotient adds at
@@ -298,7 +299,7 @@ def _short(rows: np.ndarray) -> np.ndarray:
 
 
 def _edges(steps: np.ndarray, whole: bool) -> tuple[float, ...]:
-    """The inner ends of steps; of whole numbers moved between two of them, each once."""
+    """Return the distinct inner ends of steps, moved halfway between whole numbers if `whole`."""
     inner = steps[1:-1]
     if whole:
         inner = np.floor(inner) + 0.5
@@ -307,7 +308,7 @@ def _edges(steps: np.ndarray, whole: bool) -> tuple[float, ...]:
 
 
 def _names(column: Column, edges: tuple[float, ...]) -> tuple[str, ...]:
-    """What each bin is called: where it begins."""
+    """Return the names of bins, each after the value where it begins."""
     assert column.bounds is not None
     return tuple(f"{column.name} from {start:g}" for start in (column.bounds[0], *edges))
 
@@ -317,7 +318,7 @@ def _joined(pair: tuple[_OneHot, _OneHot]) -> tuple[str, ...]:
 
 
 def _entry(ones: int) -> np.float32:
-    """The largest float32 v with ones v^2 <= 1, exactly."""
+    """Return the largest float32 v with `ones` * v^2 <= 1, exactly."""
     found = np.float32(1 / math.sqrt(ones))
     while ones * float(found) ** 2 > 1:
         found = np.nextafter(found, np.float32(0))

@@ -1,7 +1,7 @@
-"""What a data set card may say (`datasets/NAME.yaml`, or a user's own), and reading one.
+"""The schema of a data set card (`datasets/NAME.yaml`, or a user's own), and its reader.
 
-A card holds public knowledge only: where the files are, what they hash to, what the columns mean and what values
-they can take. Not here: finding cards (`catalog.py`), reading the data (`readers.py`).
+A card holds public knowledge only: where the files are, their hashes, what the columns mean and what values they can
+take.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dpsgd_cli.errors import DataError
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$", max_length=200)]
-"""A plain name: no folder, no leading dot, so that nothing is written or deleted outside a data set's folder."""
+"""A plain file name, without folder or leading dot: nothing is written or deleted outside a data set's folder."""
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+(/\S*)?$", max_length=2000)]
 MOST_UNPACKED = 1 << 32
-"""Bytes that a file may unpack to where its card declares no `bytes`."""
+"""Most bytes that a file may unpack to if its card declares no `bytes`."""
 
 
 class Variant(Section):
-    """Other content that is accepted under the same name."""
+    """Other content that is accepted under the same file name."""
 
     sha256: Sha256
     records: Count
@@ -41,9 +41,9 @@ class Variant(Section):
 
 
 class File(Section):
-    """One file by its CONTENT: `name` and `sha256` are those of the uncompressed bytes.
+    """One file, identified by its CONTENT: `name` and `sha256` are those of the uncompressed bytes.
 
-    On disk it may lie as `name` or, compressed, as `name.gz`: gzip is not canonical, its content is.
+    On disk it is `name` or, compressed, `name.gz`. Only the content is hashed, because gzip output is not canonical.
     """
 
     name: FileName = Field(description="File name inside the data set's folder, without .gz.")
@@ -60,7 +60,7 @@ class File(Section):
 
     @property
     def most_bytes(self) -> int:
-        """Uncompressed bytes that the file, or a variant of it, has at most; bundled readers read no file."""
+        """The most uncompressed bytes that the file, or a variant of it, may have. Bundled readers read no file."""
         return max([self.bytes or MOST_UNPACKED, *(variant.bytes for variant in self.variants)])
 
 
@@ -97,7 +97,7 @@ Reader = Annotated[IdxReader | CifarReader | BundledReader | TableReader, Field(
 
 
 class CardColumn(Section):
-    """What is publicly known of one column; exactly one of bounds, values, drop, and none for the target."""
+    """Public knowledge about one column: at most one of `bounds`, `values` and `drop`, and none for the target."""
 
     bounds: Interval | None = Field(None, description="[low, high]; values outside are clamped.")
     values: list[str] | None = Field(None, description="Every value of a categorical column.")
@@ -112,7 +112,7 @@ class CardColumn(Section):
 
 
 class Card(Section):
-    """One data set: what it is, where it lies, how it is read, and what is public about it."""
+    """One data set: its description, its files, how they are read, and what is public about them."""
 
     name: Name
     description: str
@@ -166,7 +166,7 @@ class Card(Section):
         return self
 
     def _problems_of_a_part(self) -> list[str]:
-        """Numbers of records are public, so the card of a part says them."""
+        """Return the problems of a part's `part_of` and `kept`, its public numbers of records."""
         if self.part_of is None:
             return [] if self.kept is None else ["kept: goes with part_of"]
         wanted = {file.name: 1 + len(file.variants) for file in self.files if file.holds != "labels"}
@@ -178,11 +178,11 @@ class Card(Section):
 
     @property
     def folder(self) -> str:
-        """What the folder of its files is called."""
+        """The name of the folder of its files."""
         return self.part_of or self.name
 
     def records(self, file: File, variant: int = 0) -> int:
-        """Usable records in `file`, or in its so many-th variant from 1 on, as far as they are the card's."""
+        """Return the number of the card's usable records in `file`, or in its variant number `variant` (from 1)."""
         if self.kept is not None and file.name in self.kept:
             return self.kept[file.name][variant]
         return file.variants[variant - 1].records if variant else file.records
@@ -199,7 +199,7 @@ class Card(Section):
 
     @property
     def layout(self) -> Layout:
-        """Of one record as read; images are read in units of their range."""
+        """The layout of one record as read; pixels are scaled from `bounds` to [0, 1]."""
         if self.shape is not None:
             return Layout(tuple(self.shape), bounds=(0.0, 1.0))
         columns = tuple(
@@ -209,7 +209,7 @@ class Card(Section):
         return Layout((len(columns),), columns)
 
     def part(self, which: Literal["train", "test"], holds: str = "records") -> list[File]:
-        """The files of one part, in order."""
+        """Return the files of one part, in order."""
         return [file for file in self.files if file.part == which and file.holds == holds]
 
 
@@ -230,7 +230,7 @@ def read_card(path: Path) -> Card:
         lines = [f"{'.'.join(map(str, entry['loc'])) or 'card'}: {entry['msg']}" for entry in error.errors()]
         raise DataError(f"{path} is not a data set card:\n" + "\n".join(lines)) from None
     except (ValueError, TypeError, AttributeError, LookupError) as error:
-        # of a tag that does not fit its value, as !!int mine
+        # a tag does not fit its value, as in !!int mine
         raise DataError(f"{path} has a YAML tag that does not fit its value: {shortened(str(error), 200)}") from None
     if card.name != path.stem:
         raise DataError(f"{path}: name is {card.name!r}, but must be {path.stem!r} as the file is called")
@@ -238,7 +238,7 @@ def read_card(path: Path) -> Card:
 
 
 def _whole(content: Any) -> Any:
-    """What a card's file says, and of a part what the card says that it is a part of."""
+    """Return the content of a card's file, completed from the card that it is `part_of`, if any."""
     name = content.get("part_of") if isinstance(content, dict) else None
     if not isinstance(name, str):
         return content

@@ -1,11 +1,9 @@
-"""Finding cards, shipped or a user's own, and the content of their files on this computer, checked against the card.
+"""Catalog of cards, shipped or a user's own, and of the files on this computer, checked against their card.
 
-A recipe's public bounds take the place of a card's: a narrower interval is a longer feature after scaling. How well a
-private method learns depends on the scale of its features, and a card's bounds are generous. Whoever knows better ones
-from outside the data declares them in `data.bounds`; values outside are clamped when the table is read, record by
+A recipe's public bounds replace those of a card. The accuracy of a private method depends on the scale of its features,
+and a card's bounds are generous: scaling by a narrower interval makes the feature larger. If you know better bounds
+from outside the data, declare them in `data.bounds`. Values outside are clamped when the table is read, record by
 record, so that the bounds hold whatever the records are.
-
-Not here: downloading (`download.py`), decoding (`readers.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _SOURCE = "declared in the recipe"
 
 @dataclass(frozen=True)
 class Content:
-    """The uncompressed bytes of one file, their SHA-256 and how many usable records they hold."""
+    """The uncompressed bytes of one file, their SHA-256 and the number of usable records in them."""
 
     data: bytes
     sha256: str
@@ -43,13 +41,13 @@ class Content:
 
 
 def names() -> list[str]:
-    """The names of all shipped cards, sorted."""
+    """Return the names of all shipped cards, sorted."""
     return sorted(path.stem for path in shipped("datasets").glob("*.yaml"))
 
 
 @functools.lru_cache(maxsize=32)
 def load_card(name: str) -> Card:
-    """The card called `name`; raises UsageError with a suggestion when there is none."""
+    """Return the shipped card called `name`. Raises UsageError with a suggestion if there is none."""
     if name not in names():
         near = suggested(name, names())
         raise UsageError(
@@ -59,7 +57,7 @@ def load_card(name: str) -> Card:
 
 
 def own_cards(folder: Path) -> dict[str, Path]:
-    """The cards in a folder of the user's own, by name; raises UsageError where it has none."""
+    """Return the cards in a user's own folder, by name. Raises UsageError if it has none."""
     found = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     if not found:
         raise UsageError(f"{folder}: no cards (NAME.yaml) in this folder")
@@ -67,7 +65,7 @@ def own_cards(folder: Path) -> dict[str, Path]:
 
 
 def plain_card(data: Data, base: Path) -> Card:
-    """The card that a recipe names, shipped or of the user's own (relative to `base`), as it stands."""
+    """Return the card that a recipe names, shipped or a user's own (relative to `base`), unchanged."""
     assert data.name is not None
     if data.card_file is None:
         return load_card(data.name)
@@ -81,9 +79,9 @@ def plain_card(data: Data, base: Path) -> Card:
 
 
 def card_of(data: Data, base: Path) -> Card:
-    """The same with the recipe's bounds; raises DataError for columns that can have none.
+    """Return the card that a recipe names, with the recipe's bounds and without the column of `privacy.unit`.
 
-    A column that says whose a row is (`privacy.unit`) is no feature.
+    Raises DataError for bounds on a column that cannot have any.
     """
     card = _without_owners(plain_card(data, base), data)
     if not isinstance(data.bounds, dict):
@@ -101,7 +99,7 @@ def card_of(data: Data, base: Path) -> Card:
 
 
 def _without_owners(card: Card, data: Data) -> Card:
-    """The card, of which the column of `privacy.unit` is dropped; DataError where it has no such column."""
+    """Return the card with the column of `privacy.unit` dropped. Raises DataError if it has no such column."""
     if data.unit is None or data.unit.in_a_file:
         return card
     name, columns = data.unit.column, card.columns or {}
@@ -115,7 +113,7 @@ def _without_owners(card: Card, data: Data) -> Card:
 
 
 def declared(card: Card) -> dict[str, tuple[float, float]]:
-    """The bounds that a recipe gave, by column, in the card's order."""
+    """Return the bounds that a recipe gave, by column, in the card's order."""
     found = {name: column.bounds for name, column in card.features.items() if column.source == _SOURCE}
     return {name: pair for name, pair in found.items() if pair is not None}
 
@@ -129,7 +127,7 @@ def clamp(card: Card, x: np.ndarray) -> None:
 
 
 def folder() -> Path:
-    """Where data sets lie: $DPSGD_DATA, else this user's cache directory."""
+    """Return the folder of all data sets: $DPSGD_DATA, else one in this user's cache directory."""
     given = os.environ.get("DPSGD_DATA")
     if given:
         return Path(given).expanduser()
@@ -139,13 +137,13 @@ def folder() -> Path:
 
 
 def locate(card: Card, file: File) -> Path | None:
-    """The file as it lies on disk, plain or gzip-compressed; None when it is not there."""
+    """Return the path of the file on disk, plain or gzip-compressed; None if it is missing."""
     plain = folder() / card.folder / file.name
     return next((path for path in (plain, plain.with_name(f"{file.name}.gz")) if path.is_file()), None)
 
 
 def records(card: Card, file: File) -> int:
-    """How many records `file` holds: what the card says, or the variant of the size that lies on disk."""
+    """Return the number of records in `file` by the card, or by the variant that has the size of the file on disk."""
     path = locate(card, file) if file.variants else None
     size = path.stat().st_size if path is not None else None
     return card.records(file, next((n for n, variant in enumerate(file.variants, 1) if variant.bytes == size), 0))
@@ -154,7 +152,7 @@ def records(card: Card, file: File) -> int:
 def read_content(card: Card, file: File) -> Content:
     """Read `file`, uncompressed, and check its hash.
 
-    Raises DataError naming the path and what to do when it is missing, damaged, or not what the card says.
+    Raises DataError naming the path and the remedy if the file is missing or damaged, or its content is not the card's.
     """
     path = locate(card, file)
     if path is None:
@@ -172,9 +170,9 @@ def read_content(card: Card, file: File) -> Content:
 
 
 def identify(file: File, path: Path) -> Content:
-    """The content of `path` as that of `file`, a known variant put right; DataError when its hash is another's.
+    """Return the content of `path` as that of `file`, with a known variant corrected. Raises DataError on other hashes.
 
-    The hash is taken piece by piece first, so that a file of other content never fills the memory.
+    The hash is computed piece by piece first, so that a file of other content never fills the memory.
     """
     found, size = _hash_unpacked(path, file.most_bytes)
     variant = next((variant for variant in file.variants if variant.sha256 == found), None)
@@ -192,9 +190,9 @@ def identify(file: File, path: Path) -> Content:
 
 
 def _hash_unpacked(path: Path, most: int) -> tuple[str, int]:
-    """SHA-256 and number of the uncompressed bytes of `path`, in constant memory.
+    """Return the SHA-256 and the number of the uncompressed bytes of `path`, in constant memory.
 
-    Raises DataError when the file is damaged, or unpacks to more than `most` bytes.
+    Raises DataError if the file is damaged, or unpacks to more than `most` bytes.
     """
     digest, size = hashlib.sha256(), 0
     try:
@@ -211,7 +209,7 @@ def _hash_unpacked(path: Path, most: int) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _unpacked(path: Path) -> Iterator[BinaryIO]:
-    """`path` opened for its bytes, through gzip where they are compressed."""
+    """Open `path` for its bytes, through gzip if they are compressed."""
     with path.open("rb") as raw:
         is_compressed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)

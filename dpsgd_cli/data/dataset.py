@@ -2,8 +2,6 @@
 
 A step first plans: layout in, layout out, so that every mistake is found before a value is read. Then it is fitted on
 the training rows, which yields the transform of any rows.
-
-Not here: reading (`readers.py`, `opening.py`), the steps (`preprocess.py`), preparing a data set (`preparation.py`).
 """
 
 from __future__ import annotations
@@ -340,7 +338,7 @@ class Step(ABC):
 
 
 class PrivateStep(Step, stated=False):
-    """A step that uses the training rows only through a release: an array, of which the transform is post-processing.
+    """A step that uses the training rows only through a released array; its transform is post-processing of that.
 
     The released array may be kept and used again (after a resume) without a second release.
     """

@@ -1,8 +1,7 @@
-"""Fetching a card's files: resumed when cut off, checked before they are used, in place only when whole.
+"""Download of a card's files: resumed if cut off, checked before use, and moved into place only when complete.
 
-A download grows in `<file>.<address hash>.part` beside its target, so that a cut connection, a killed process or
-another mirror never mixes two sources; it is renamed only after its content has the hash of the card.
-Not here: reading what was fetched (`catalog.py`, `readers.py`).
+A download is written to `<file>.<address hash>.part` beside its target, so that a cut connection, a killed process or
+another mirror never mixes two sources. It is renamed only after its content has the hash of the card.
 """
 
 from __future__ import annotations
@@ -35,16 +34,19 @@ RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 
 class ConnectionCut(Exception):
-    """The network failed in a way that another attempt may mend."""
+    """The network failed in a way that another attempt may fix."""
 
 
 class AddressFailed(Exception):
-    """This address will not give the file; another one may."""
+    """This address does not serve the file; another one may."""
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How to download: `progress` shows a bar (on a terminal only), `pause` is the first wait in seconds."""
+    """Settings of a download: `progress` shows a bar (on a terminal only); `pause` and `timeout` are in seconds.
+
+    After n attempts in a row without progress, the wait before the next one is `pause` times 2^n.
+    """
 
     progress: bool = True
     pause: float = 1.0
@@ -52,10 +54,10 @@ class Manner:
 
 
 def fetch(card: Card, manner: Manner = Manner()) -> list[Path]:
-    """Make every file of `card` lie in the data folder with the right content; returns the paths that were written.
+    """Bring every file of `card` into the data folder with the right content, and return the paths that were written.
 
-    Files that are already right are left alone; wrong ones are replaced, once their replacement has been checked.
-    Raises DataError with every address tried and its reason.
+    Files with the right content are left alone; wrong ones are replaced once their replacement has been checked. Raises
+    DataError with every address tried and the reason of its failure.
     """
     wanted = [file for file in card.files if not is_right(card, file)] if card.reader.kind != "bundled" else []
     written = []
@@ -71,7 +73,7 @@ def fetch(card: Card, manner: Manner = Manner()) -> list[Path]:
 
 
 def is_right(card: Card, file: File) -> bool:
-    """Whether the file lies there with the content that the card says."""
+    """Return True if the file is in the data folder and has the content that the card states."""
     try:
         catalog.read_content(card, file)
     except DataError:
@@ -80,7 +82,10 @@ def is_right(card: Card, file: File) -> bool:
 
 
 def download(urls: Sequence[str], target: Path, accept: Callable[[Path], object], manner: Manner) -> None:
-    """Download to `target` from the first address whose content `accept` does not refuse (with DataError)."""
+    """Download to `target` from the first address whose content `accept` does not refuse with DataError.
+
+    Raises DataError with the reason of each address if all fail.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     reasons = []
     for url in urls:
@@ -100,7 +105,7 @@ def download(urls: Sequence[str], target: Path, accept: Callable[[Path], object]
 
 
 def _download_checked(url: str, part: Path, accept: Callable[[Path], object], manner: Manner) -> None:
-    """One address: what an earlier run left is continued; if the whole is then wrong, once more from the start."""
+    """Download from one address, continuing a partial file. If that gives wrong content, start over once."""
     leftover = part.exists()
     while True:
         _download_whole(url, part, manner)
@@ -115,7 +120,7 @@ def _download_checked(url: str, part: Path, accept: Callable[[Path], object], ma
 
 
 def _download_whole(url: str, part: Path, manner: Manner) -> None:
-    """Attempt after attempt, each going on where the last was cut; gives up when several in a row bring nothing."""
+    """Repeat attempts, each continuing where the last was cut. Raises AddressFailed after several without progress."""
     fruitless = 0
     while True:
         before = _size(part)
@@ -129,7 +134,7 @@ def _download_whole(url: str, part: Path, manner: Manner) -> None:
 
 
 def _attempt(url: str, part: Path, manner: Manner) -> None:
-    """One request; returns when the server has sent everything, raises ConnectionCut when it has not."""
+    """Make one request. Raises ConnectionCut if the server has not sent everything."""
     from tqdm import tqdm
 
     have = _size(part)
@@ -156,9 +161,9 @@ def _attempt(url: str, part: Path, manner: Manner) -> None:
 
 
 def _open(url: str, have: int, manner: Manner) -> http.client.HTTPResponse:
-    """Ask for the bytes from `have` on. A 416 answer (nothing is left) is returned, other errors are raised.
+    """Request the bytes from `have` on. A 416 answer (nothing is left) is returned; other errors are raised.
 
-    Only http and https are opened; urllib's own redirections lead nowhere else but to ftp, which is refused too.
+    Only http and https are opened. Redirections to ftp, which urllib would follow, are refused too.
     """
     _refuse_scheme(url)
     headers = {"User-Agent": f"dpsgd/{__version__}", "Accept-Encoding": "identity"}
@@ -179,7 +184,7 @@ def _open(url: str, have: int, manner: Manner) -> http.client.HTTPResponse:
 
 
 class _WebOnly(urllib.request.HTTPRedirectHandler):
-    """Follows redirections to http and https only."""
+    """A handler that follows redirections to http and https only."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         _refuse_scheme(newurl)
@@ -187,7 +192,7 @@ class _WebOnly(urllib.request.HTTPRedirectHandler):
 
 
 def _refuse_scheme(url: str) -> None:
-    """Raise AddressFailed where `url` is not of the web; a file:// address would read this computer's files."""
+    """Raise AddressFailed unless `url` is http or https; a file:// address would read this computer's files."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise AddressFailed("is no http or https address")
 
@@ -200,7 +205,7 @@ def _next(response: http.client.HTTPResponse) -> bytes:
 
 
 def _trust() -> ssl.SSLContext:
-    """certifi's authorities where it is installed: some Python builds come without any of their own."""
+    """Return a TLS context with certifi's authorities if it is installed; some Python builds have none of their own."""
     try:
         import certifi
     except ImportError:
@@ -213,7 +218,7 @@ def _size(path: Path) -> int:
 
 
 def _settle(target: Path) -> Path:
-    """Give the file the ending that its content calls for, and take away its other form, which would hide it."""
+    """Give the file the ending of its content (.gz or none), and delete its other form, which might be read instead."""
     compressed = target.with_name(f"{target.name}.gz")
     with target.open("rb") as start:
         is_compressed = start.read(2) == b"\x1f\x8b"
@@ -229,7 +234,7 @@ def _accept(file: File, path: Path) -> None:
 
 
 def _fetch_archive(card: Card, archive: Archive, members: Sequence[File], manner: Manner) -> list[Path]:
-    """Download the archive, take the wanted members out of it, check them, and delete it."""
+    """Download the archive, extract and check the wanted members, and delete the archive."""
     target = catalog.folder() / card.folder / archive.name
     download(archive.urls, target, functools.partial(_accept_archive, archive), manner)
     written = []
@@ -257,9 +262,9 @@ def _accept_archive(archive: Archive, path: Path) -> None:
 
 
 def _extract(path: Path, member: str, out: Path, most: int) -> None:
-    """Copy one file of a zip or tar archive to `out`; nothing lands at a path of the archive's choosing.
+    """Copy one file of a zip or tar archive to `out`. The archive cannot choose any path that is written.
 
-    Raises DataError where there is no such file, or it has more than `most` bytes: no more is written.
+    Raises DataError if there is no such file, or if it has more than `most` bytes; no more than that is written.
     """
     with zipfile.ZipFile(path) if zipfile.is_zipfile(path) else tarfile.open(path) as archive:
         try:

@@ -1,7 +1,4 @@
-"""What every extractor of features shares: an image or row at a time through a frozen network, kept in the cache.
-
-Not here: the extractors (`features.py`, `loaded_features.py`).
-"""
+"""Base class of feature extractors: rows go through a frozen network, each on its own, and features are cached."""
 
 from __future__ import annotations
 
@@ -26,12 +23,12 @@ Network = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Extract(Step, stated=False):
-    """Rows (N, C, side, side) or (N, D) to features. Subclasses bring the network."""
+    """Step from rows (N, C, side, side) or (N, D) to features. Subclasses define the network."""
 
     rows_at_once = ROWS_AT_ONCE
 
     def bounded(self, length: Length, before: Layout) -> Length:
-        """Nothing: a network's features have no public bound."""
+        """Return no bound: a network's features have none that is public."""
         return Length(None, 0.0)
 
     def __init__(self, settings: Extractor, base: Path) -> None:
@@ -40,17 +37,17 @@ class Extract(Step, stated=False):
 
     @property
     def made_from(self) -> dict[str, str]:
-        """Of its weights, which tells it from any other of the same settings."""
+        """The SHA-256 of the weights, which distinguishes extractors with the same settings."""
         weights = self.weights()
         return {} if weights is None else {"features": _sha256(weights)}
 
     def weights(self) -> Path | None:
-        """The file that it is loaded from, if it is."""
+        """Return the file of the weights, or None if there is none."""
         return None
 
     @abstractmethod
     def network(self, shape: tuple[int, ...]) -> Network:
-        """The frozen network for inputs of `shape`; DataError when it does not take them."""
+        """Return the frozen network for inputs of `shape`. Raises DataError if it does not take them."""
 
     def plan(self, layout: Layout) -> Layout:
         if layout.columns is not None and layout.categorical:
@@ -74,7 +71,7 @@ class Extract(Step, stated=False):
         return transform
 
     def extract(self, network: Network, x: np.ndarray) -> np.ndarray:
-        """The features of rows, without the cache."""
+        """Return the features of rows, float32 (N, ...), without the cache."""
         found = []
         for start in range(0, len(x), self.rows_at_once):
             block = torch.from_numpy(np.array(x[start : start + self.rows_at_once], np.float32, order="C"))
@@ -107,7 +104,7 @@ def _pooled(maps: torch.Tensor, places: int | None) -> torch.Tensor:
 
 
 def _normalised(maps: torch.Tensor, groups: int | None) -> torch.Tensor:
-    """Each record's channels, in groups of neighbours, shifted and scaled to mean 0 and variance 1."""
+    """Return maps with each record's channels, in groups of neighbours, shifted and scaled to mean 0 and variance 1."""
     if groups is None:
         return maps
     if maps.shape[1] % groups:

@@ -1,14 +1,13 @@
 """Frozen feature extractors, as a first preprocessing step that acts on each record alone.
 
-Guarantee: the extractor is fixed before the training rows are read, so what it makes of a record depends on that
-record only, neighbouring data sets stay neighbouring, and the features cost nothing. That holds because what it was
-made from is public: nothing at all (scattering, hog, colour-means), images that a public seed draws (patches), ImageNet
-(torchvision), or data that the recipe declares public (pretrained). The last three are listed among the result's
-declarations.
+Guarantee: the extractor is fixed before the training rows are read, so the features of a record depend on that record
+only, neighbouring data sets stay neighbouring, and the features cost no privacy. This holds because the extractor is
+made from public information: nothing at all (scattering, hog, colour-means), images that a public seed draws (patches),
+ImageNet (torchvision), or data that the recipe declares public (pretrained). The result's declarations list the last
+three.
 
-Features of data that do not change are kept in the user's cache, by the content of the rows and of the extractor.
-Not here: the transforms themselves (`data/scattering.py`, `data/patches.py`, `data/hog.py`), networks with weights
-(`loaded_features.py`).
+Features are cached for the user, by the content of the rows and of the extractor. `core/scattering.py`,
+`core/patches.py` and `core/hog.py` compute the transforms; `loaded_features.py` has networks with weights.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Scatter(Extract):
         return run
 
     def _unit_orders(self, found: torch.Tensor, scattering: Scattering) -> torch.Tensor:
-        """Square roots of orders 1 and 2, and each order of a record divided by its norm."""
+        """Return the square roots of orders 1 and 2, with each order of a record divided by its norm."""
         by_path = found.reshape(len(found), -1, scattering.paths, *found.shape[2:])
         first = self.settings.orientations * self.settings.scales
         orders = by_path.split([1, first, scattering.paths - 1 - first], dim=2)
@@ -61,7 +60,7 @@ class Scatter(Extract):
 
 
 class Likeness(Extract):
-    """How like the places of an image are to random patches of synthetic images; square roots, at unit norm."""
+    """Similarities of an image's patches to random patches of synthetic images: square roots, at unit norm."""
 
     settings: PatchFeatures
     fitted_on = "nothing"
@@ -121,15 +120,15 @@ EXTRACTORS: dict[str, Callable[[Any, Path], Extract]] = {
 
 
 def step_of(data: Data, base: Path) -> Step | None:
-    """The step that makes `data.features`; None where there are none."""
+    """Return the step that computes `data.features`; None if there are none."""
     parts = [EXTRACTORS[settings.kind](settings, base) for settings in data.extractors]
     return Join(parts) if isinstance(data.features, list) else parts[0] if parts else None
 
 
 class Join(Step):
-    """The features of several extractors, one after the other in each record, in half precision.
+    """Concatenation of the features of several extractors, in half precision.
 
-    Acts on each record alone, as each of them does.
+    Acts on each record alone, as each of the extractors does.
     """
 
     fitted_on = "nothing"
@@ -182,6 +181,6 @@ def _refuse_other_than_square(what: str, shape: tuple[int, ...], least: int) -> 
 
 
 def _unit(maps: torch.Tensor) -> torch.Tensor:
-    """Each record's maps divided by their norm; zero stays zero."""
+    """Return each record's maps divided by their L2 norm; zero stays zero."""
     norms = maps.flatten(1).norm(dim=1).clamp(min=1e-12)
     return maps / norms.reshape(-1, *[1] * (maps.dim() - 1))

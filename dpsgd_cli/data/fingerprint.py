@@ -1,7 +1,4 @@
-"""What a file holds, as a SHA-256: read in pieces, and for a large file remembered until the file changes.
-
-Not here: what the content must be (`catalog.py`, `own_arrays.py`).
-"""
+"""Fingerprints of files: SHA-256 and other facts, read in pieces, and remembered until the file changes."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ _SETTLED_NS = 2 * 10**9
 
 Look = Callable[[int, memoryview], None]
 _answers: dict[tuple[object, ...], dict[str, Any]] = {}
-"""This process's."""
+"""Answers that this process remembers."""
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
+    """Return the SHA-256 of a file's bytes."""
     return str(found(path, "sha256", lambda: {"sha256": read_through(path)})["sha256"])
 
 
 def read_through(path: Path, look: Look | None = None) -> str:
-    """Read a file once; returns its SHA-256. `look(offset, piece)` sees all of it in order, in pieces of 16 MiB."""
+    """Read a file once and return its SHA-256. `look(offset, piece)` gets all of it in order, in pieces of 16 MiB."""
     digest, room, offset = hashlib.sha256(), bytearray(_AT_ONCE), 0
     with path.open("rb") as file:
         while count := file.readinto(room):
@@ -42,12 +39,12 @@ def read_through(path: Path, look: Look | None = None) -> str:
 
 
 def found(path: Path, question: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `read` finds in the file, as JSON values; asked again only when the file has changed.
+    """Return what `read` finds in the file, as JSON values; it is called again only if the file has changed.
 
-    `question` names what is asked. A file counts as unchanged while its place, size, inode and time of change (to the
-    nanosecond) are the same. Answers about files of 64 MiB and more are kept in the user's cache folder; those
-    about a file that was written within the last two seconds are not kept at all, since another write could leave
-    the same time behind.
+    `question` names what is asked. A file counts as unchanged while its path, size, inode and modification time (to the
+    nanosecond) are the same. Answers about files of 64 MiB and more are kept in the user's cache folder. Answers about
+    a file that was written within the last two seconds are not kept at all, since another write could leave the same
+    modification time.
     """
     status = path.stat()
     state = (str(path.resolve()), question, status.st_size, status.st_mtime_ns, status.st_ino)
@@ -80,7 +77,7 @@ def _load(place: Path) -> dict[str, Any] | None:
 
 
 def _keep(place: Path, answer: dict[str, Any]) -> None:
-    """A cache folder that takes no files costs time, nothing else."""
+    """Write the answer to the cache folder. If that fails, later calls only take longer, so errors are ignored."""
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

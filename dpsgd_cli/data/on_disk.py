@@ -1,11 +1,11 @@
-"""Rows that stay on disk: a `.npy` file larger than memory, some of its rows, and what is done to each when it is read.
+"""Rows that stay on disk: a `.npy` file larger than memory, a selection of its rows, and their transforms.
 
-A process holds the rows that are asked for and nothing else. They are read by their place in the file, not through a
-memory map: pages of a map count as the process's memory until the system takes them back, cost more to touch for the
-first time than a read (`benchmarks/sampling.py` measures both), and end the process without a word where the file
-has become shorter. A row is transformed on its own, each time it is read.
+A process holds only the rows that are asked for. They are read by their position in the file, not through a memory map,
+for three reasons. Pages of a map count as the process's memory until the system reclaims them. Their first access costs
+more than a read (`benchmarks/sampling.py` measures both). If the file has become shorter, access to a map ends the
+process without a message. Each row is transformed on its own, each time it is read.
 
-Not here: what a user's files must hold (`own_arrays.py`), batches and devices (`batching/streamed.py`).
+`own_arrays.py` checks the content of a user's files; `core/streamed.py` forms batches.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ UNREADABLE = (
     struct.error,
     TokenError,
 )
-"""What NumPy raises for a file whose header or size is not that of an array."""
+"""Errors that NumPy raises for a file whose header or size is not that of an array."""
 
 _PAGE = 4096
 _ROWS_AT_ONCE = 4096
 
 
 class Stored:
-    """The rows of a C-ordered `.npy` file. Raises DataError for files whose rows cannot be found by their number."""
+    """The rows of a C-ordered `.npy` file. Raises DataError for other files, whose rows cannot be found by number."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -72,7 +72,7 @@ class Stored:
         return self.shape[0]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The rows (n,) in the order asked for."""
+        """Return the rows with numbers `rows` (n,), in that order. Raises IndexError for numbers out of range."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows {rows.min()}..{rows.max()} of {self.path}, which has {len(self)}")
         taken = np.empty((len(rows), *self.shape[1:]), self.dtype)
@@ -83,9 +83,9 @@ class Stored:
         return taken
 
     def _ascending(self, rows: np.ndarray) -> np.ndarray:
-        """Rows in ascending order: one read for those that lie within a page of each other.
+        """Return the rows with ascending numbers; one read covers rows within a page of each other.
 
-        The disk is told of all of them before the first is waited for.
+        The system is advised of all reads before the first one, so that it can fetch them in parallel.
         """
         size, file = self._row_bytes, self._file.fileno()
         apart = np.append(True, np.diff(rows) > max(1, _PAGE // size))
@@ -102,7 +102,7 @@ class Stored:
         return np.frombuffer(read, self.dtype).reshape(-1, *self.shape[1:])[before[run] + rows - first[run]]
 
     def span(self, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop-1, read one after the other past the map."""
+        """Return rows start..stop-1, read in order."""
         rows = np.empty((stop - start, *self.shape[1:]), self.dtype)
         if stop == start:
             return rows
@@ -120,7 +120,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of a file in ascending order: all `records`, those `listed` (`only`), or all others. Listed rows ascend."""
+    """A selection of a file's rows, in ascending order.
+
+    It has all `records` rows if `listed` is None, else the `listed` ones if `only`, else all others. `listed` ascends.
+    """
 
     records: int
     listed: np.ndarray | None = None
@@ -133,24 +136,24 @@ class Selection:
 
     @cached_property
     def _before(self) -> np.ndarray:
-        """For each row left out, how many of the others come before it."""
+        """For each row left out, the number of selected rows before it."""
         assert self.listed is not None
         return self.listed - np.arange(len(self.listed))
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """Row numbers in the file of the chosen rows number `places`, each 0..len-1."""
+        """Return the row numbers in the file of the selected rows at `places`, each in 0..len-1."""
         if self.listed is None:
             return places
         return self.listed[places] if self.only else places + np.searchsorted(self._before, places, side="right")
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """`at` a range of places."""
+        """Return the row numbers in the file for a range of places."""
         return self.at(np.arange(*places.indices(len(self))))
 
     def cut(self, held: np.ndarray) -> tuple[Selection, Selection]:
-        """Return the rest, and the chosen rows that the mask `held` marks.
+        """Return the rest, and the selected rows that the mask `held` marks.
 
-        Holds 8 bytes for each row held out, nothing for the others.
+        Memory: 8 bytes for each row held out, nothing for the others.
         """
         listed = self.at(np.flatnonzero(held))
         chosen = Selection(self.records, listed)
@@ -162,7 +165,7 @@ class Selection:
 
 
 class DiskRows:
-    """Chosen rows of a file, each put through `transforms` when it is read. Read by many threads at once."""
+    """Selected rows of a file. `transforms` are applied when rows are read. Many threads may read at once."""
 
     def __init__(self, stored: Stored, chosen: Selection, transforms: tuple[Transform, ...] = ()) -> None:
         self.stored = stored
@@ -171,7 +174,7 @@ class DiskRows:
 
     @cached_property
     def _none(self) -> np.ndarray:
-        """No rows, transformed: what shape and type the others will have."""
+        """An empty array of transformed rows, which gives the shape and type of all rows."""
         return self._through(np.empty((0, *self.stored.shape[1:]), self.stored.dtype))
 
     @property
@@ -192,7 +195,7 @@ class DiskRows:
         return rows
 
     def then(self, transform: Transform) -> DiskRows:
-        """The same rows, transformed further."""
+        """Return these rows with one more transform."""
         return DiskRows(self.stored, self.chosen, (*self.transforms, transform))
 
     def cut(self, held: np.ndarray) -> tuple[DiskRows, DiskRows]:
@@ -202,13 +205,13 @@ class DiskRows:
         return rest, chosen
 
     def reshape(self, *shape: int) -> DiskRows:
-        """The same with every row flattened: the one other shape that statistics of rows ask for."""
+        """Return these rows flattened to (N, D). Raises ValueError for any other shape."""
         if shape != (len(self), int(np.prod(self.shape[1:]))):
             raise ValueError(f"rows of shape {self.shape} stay on disk and are flattened, not reshaped to {shape}")
         return self.then(flatten)
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """Rows in order, read at once where few others lie between them."""
+        """Return consecutive selected rows, in one read if few other rows lie between them."""
         start, stop, _ = places.indices(len(self))
         if stop <= start:
             return self._none
@@ -220,13 +223,13 @@ class DiskRows:
         return self._through(read if last - first == len(rows) else read[rows - first])
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """Rows (.., B, ...) at `places` (.., B)."""
+        """Return the rows (.., B, ...) at `places` (.., B)."""
         rows = self._through(self.stored.take(self.chosen.at(places.reshape(-1))))
         return rows.reshape(*places.shape, *rows.shape[1:])
 
 
 class TrialRows:
-    """The same rows for every trial, put through transforms of each trial's own: (R, N, ...)."""
+    """Rows (R, N, ...) that all trials share on disk, with transforms of each trial's own."""
 
     def __init__(self, shared: DiskRows, trials: Sequence[DiskRows]) -> None:
         self.shared = shared
@@ -237,11 +240,11 @@ class TrialRows:
         return self.shape[1]
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """Rows (R, B, ...) at `places` (R, B), or (1, B): the same places for all."""
+        """Return the rows (R, B, ...) at `places` (R, B), or (1, B) for the same places in all trials."""
         return self._each(self.shared.at(places))
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """Rows (R, B, ...) in order."""
+        """Return consecutive rows (R, B, ...)."""
         return self._each(self.shared[places][None])
 
     def _each(self, rows: np.ndarray) -> np.ndarray:
@@ -256,7 +259,7 @@ class TrialRows:
 
 @dataclass(frozen=True)
 class DiskPart:
-    """`dataset.Part` on disk: features, and labels as class indices or targets. `keys` take 8 bytes a row."""
+    """A `dataset.Part` on disk: features, and labels as class indices or targets. `keys` take 8 bytes a row."""
 
     x: DiskRows
     y: DiskRows

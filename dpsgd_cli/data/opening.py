@@ -1,15 +1,15 @@
-"""Opening what a recipe's `data:` section names, once: a card's files, or a user's own table, npz or npy file.
+"""Opening, once, of the data that a recipe names: a card's files, or a user's own table, npz or npy file.
 
-Whatever is read from a user's own file for want of a declaration (class labels, category values) is declared public,
-with a warning. A file is refused where a cell is missing and the recipe does not say what that means, a value is no
-number, or a label or category is not declared: that tells whoever runs the command of single records, before anything
-is released and instead of a result. It is covered by no statement; mend the file by a rule for every record (or leave
-such records out) before training.
+Class labels and category values that the recipe does not declare are read from a user's own file and declared public,
+with a warning. A file is refused if it has a missing cell whose meaning the recipe does not give, a value that is not a
+number, or a label or category that is not declared. A refusal reveals something about single records to the person who
+runs the command, before anything is released and instead of a result. No privacy statement covers it. Fix the file by a
+rule that applies to every record (or leave such records out) before training.
 
-Rows for a model that is there already (`open_unlabelled`, `open_labelled`) are read in the layout that it was trained
-on, and nothing is declared of them.
+Rows for a trained model (`open_unlabelled`, `open_labelled`) are read in the layout that it was trained on, without
+declarations.
 
-Not here: what is done with each kind of file (`readers.py`, `own_table.py`, `own_arrays.py`).
+`readers.py`, `own_table.py` and `own_arrays.py` read each kind of file.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def _accept(layout: Layout) -> None:
 
 @np.errstate(**UNTOLD)
 def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
-    """Read what `data` names, own files relative to `base`; a npy file is opened and stays on disk.
+    """Read what `data` names, a user's own files relative to `base`. A npy file is opened and stays on disk.
 
-    A plan and a training ask for the same files, and so do the recipes of a comparison and the cells of a sweep: what
-    was read is kept, and given again for the same content under the same names. Nobody may write into it, so its
-    arrays are read-only. Where a user is the unit, rows are in memory, user by user (`units.py`).
-    Raises DataError for anything unusable, for a table together with what `judge` refuses.
+    A plan and a training use the same files, and so do the recipes of a comparison and the cells of a sweep. So the
+    source is cached, and returned again for the same content under the same names; its arrays are read-only. If users
+    are the unit of privacy, rows are in memory, grouped by user (`units.py`). Raises DataError for anything unusable;
+    for a table the message includes what `judge` refuses.
     """
     if data.unit is None:
         return _open(data, base, judge)
@@ -79,7 +79,7 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
 
 
 def _open(data: Data, base: Path, judge: Judge) -> Source:
-    """The rows as the files have them."""
+    """Return the rows as the files have them, not grouped by user."""
     owner = None if data.unit is None or data.unit.in_a_file else data.unit.column
     if data.name is not None:
         card = catalog.card_of(data, base)
@@ -104,12 +104,12 @@ def _open(data: Data, base: Path, judge: Judge) -> Source:
 
 @np.errstate(**UNTOLD)
 def open_unlabelled(records: Records, data: Data, layout: Layout, base: Path = Path()) -> np.ndarray:
-    """New rows (N, *shape) in the `layout` of the records that `data` names, before any preprocessing.
+    """Return new rows (N, *shape) in the `layout` of the records that `data` names, before any preprocessing.
 
-    Of a file, or of a table or an array in memory. A table has the layout's columns, by name and in any order; others
-    (the labels, too) are left alone. A missing value means what the recipe says. A npz file holds `x`, and a npy file
-    is all of it. A card of the user's own is relative to `base`. Raises DataError for what is missing otherwise, no
-    number, or no listed category.
+    `records` is a file, or a table or an array in memory. A table has the layout's columns, by name and in any order;
+    other columns (labels too) are ignored. The recipe gives the meaning of missing values. A npz file holds the rows as
+    `x`, a npy file holds nothing else. A user's own card is relative to `base`. Raises DataError for other missing
+    values, cells that are not numbers, and categories that are not listed.
     """
     return _new(records, data, layout, None, base)[0]
 
@@ -118,10 +118,10 @@ def open_unlabelled(records: Records, data: Data, layout: Layout, base: Path = P
 def open_labelled(
     records: Records, data: Data, layout: Layout, classes: Sequence[Any] | None, base: Path = Path()
 ) -> Part:
-    """The same with labels: one of `classes` each, or targets where that is None.
+    """Return new rows as `open_unlabelled` does, with labels: indices into `classes`, or targets if that is None.
 
-    They stand where the training records have them: in the column or array `data.target`, of a card in the card's.
-    Targets are those of training (`targets.py`).
+    Labels are read from the column or array `data.target`, or from the target column of the card, as in training.
+    Targets are in the unit of training (`targets.py`).
     """
     import pandas as pd
 
@@ -137,7 +137,7 @@ def open_labelled(
 
 
 def _new(records: Records, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
-    """Rows, and the labels called `target` as they stand there (None: none are asked for)."""
+    """Return new rows, and their labels called `target` as stored; None if no labels are asked for."""
     if isinstance(records, Path):
         return _new_of_file(records, data, layout, target, base)
     if isinstance(records, np.ndarray) != (layout.columns is None) or (isinstance(records, np.ndarray) and target):
@@ -168,12 +168,12 @@ def _wanted(layout: Layout) -> str:
 
 
 def _in_units(x: np.ndarray, data: Data, base: Path) -> np.ndarray:
-    """What a card does to its own records: pixels in units of their range, columns inside bounds that a recipe says."""
+    """Return the rows as a card's own records are read: pixels in [0, 1], columns clamped to the recipe's bounds."""
     return x if data.name is None else readers.in_units(catalog.card_of(data, base), x)
 
 
 def _read_once(asked: object, read: Callable[[], Source]) -> Source:
-    """What is kept for the question `asked`, else what `read` gives; the least recently used makes room."""
+    """Return the cached source for the key `asked`, else that of `read`. The least recently used are dropped."""
     key = json.dumps(asked, sort_keys=True)
     source = _kept.pop(key, None)
     if source is None:
@@ -187,7 +187,7 @@ def _read_once(asked: object, read: Callable[[], Source]) -> Source:
 
 
 def let_go_of_large() -> None:
-    """Forget what is too large to be kept through a training."""
+    """Drop cached sources that are too large to keep during a training."""
     for key in [key for key, source in _kept.items() if _bytes(source) > MOST_KEPT_BYTES]:
         del _kept[key]
 
@@ -203,7 +203,7 @@ def _arrays(source: Source) -> list[np.ndarray]:
 
 
 def kind_of(path: Path) -> str:
-    """The ending that says how a file is read.
+    """Return the file name ending, in lower case, that decides how a file is read.
 
     >>> kind_of(Path("a.b.CSV.gz")), kind_of(Path("a.npz"))
     ('.csv.gz', '.npz')
@@ -212,7 +212,7 @@ def kind_of(path: Path) -> str:
 
 
 def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
-    """The files of features, and the endings that say how to read them, which go together."""
+    """Return the files of features and their endings. Raises DataError if they are unknown, or of different kinds."""
     known = (*own_table.KINDS, ARRAYS, ROWS)
     paths = [_existing(base / name) for name in (data.path, data.test_path) if name is not None]
     kinds = [kind_of(path) for path in paths]

@@ -1,10 +1,8 @@
-"""A user's own arrays: `.npz` files, which are held in memory, and `.npy` files, which may be larger than that.
+"""A user's own arrays: `.npz` files, which are held in memory, and `.npy` files, which may be larger than memory.
 
-A npz file holds `x` (N, ...) and labels `y` (or `data.target`), and may hold `x_test` and `y_test` for testing. Of npy
-files one is of features and one of labels. They are read once from end to end, in pieces, to be identified and checked
-(`fingerprint.py` remembers the answer); then only the rows of a batch are read.
-
-Not here: tables (`own_table.py`), how rows on disk are read (`on_disk.py`).
+A npz file holds `x` (N, ...) and labels `y` (or `data.target`), and may hold `x_test` and `y_test` for testing. A pair
+of npy files holds features and labels. They are read once from end to end, in pieces, to hash and check them
+(`fingerprint.py` remembers the answer). Then only the rows of a batch are read (`on_disk.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +27,10 @@ _MOST_VALUES = 1000
 
 
 def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
-    """Read the arrays; a second path holds the test rows as its own `x` and labels."""
+    """Read the arrays of a npz file; a second path holds the test rows as its own `x` and labels.
+
+    Raises DataError for missing arrays, wrong shapes and types, values that are not finite, and invalid labels.
+    """
     import pandas as pd
 
     _refuse_names(data, paths[0], "an npz file")
@@ -59,7 +60,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> Source:
 
 
 def read_new(path: Path, layout: Layout, target: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Rows (N, *shape) of an npz file's `x`, or of a npy file, and the array `target` of labels if it is asked for."""
+    """Return the rows (N, *shape) of a npz file's `x`, or of a npy file, and the labels called `target`, if given."""
     stored = load(path) if path.suffix == ".npz" else {"x": Stored(path).span(0, len(Stored(path)))}
     x = rows_of(_array(stored, "x", path), layout, f"{path}: x")
     labels = None if target is None else _array(stored, target, path)
@@ -69,7 +70,7 @@ def read_new(path: Path, layout: Layout, target: str | None = None) -> tuple[np.
 
 
 def rows_of(x: np.ndarray, layout: Layout, where: str) -> np.ndarray:
-    """Finite rows (N, *shape) of the layout's shape; DataError says what else `where` holds."""
+    """Return rows (N, *shape) as floats. Raises DataError, naming `where`, unless they are finite and fit `layout`."""
     if x.shape[1:] != layout.shape or not len(x) or x.dtype.kind not in "biuf":
         raise DataError(f"{where} has shape {x.shape} of {x.dtype}, but the model needs numbers {shape_of(layout)}")
     _refuse_not_finite(x, where)
@@ -77,7 +78,7 @@ def rows_of(x: np.ndarray, layout: Layout, where: str) -> np.ndarray:
 
 
 def shape_of(layout: Layout) -> str:
-    """The shape of many records, as a message shows it."""
+    """Return the shape of many records as text for a message."""
     return f"(N, {', '.join(map(str, layout.shape))})"
 
 
@@ -106,7 +107,10 @@ def _array(stored: dict[str, np.ndarray], name: str, path: Path) -> np.ndarray:
 
 
 def check_shapes(x: Any, y: Any, like: Any, of_x: str, of_y: str) -> None:
-    """Of features and labels, arrays or files, that a message calls `of_x` and `of_y`; test rows are `like` others."""
+    """Raise DataError unless features `x` and labels `y` fit together, and rows have the shape of those in `like`.
+
+    All are arrays or files; messages call them `of_x` and `of_y`.
+    """
     if len(x.shape) < 2 or 0 in x.shape:
         raise DataError(f"{of_x} has shape {x.shape}, but must be (N, ...) with at least one row and feature")
     if y.shape != (len(x),):
@@ -124,7 +128,10 @@ def _floating(x: np.ndarray) -> np.ndarray:
 
 
 def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> Source:
-    """The training part, and the test part where a second pair of features and labels is given."""
+    """Read the training part, and the test part if a second pair of features and labels is given. Rows stay on disk.
+
+    Raises DataError for undeclared classes, and for wrong shapes, types, values or labels.
+    """
     _refuse_names(data, pairs[0][0], "a npy file")
     if data.task == "classification" and data.classes is None:
         raise DataError(
@@ -147,7 +154,7 @@ def read_npy(data: Data, pairs: list[tuple[Path, Path]]) -> Source:
 
 
 def _check_features(x: Stored) -> str:
-    """Refuse values that are not finite; returns the SHA-256."""
+    """Return the SHA-256 of the file. Raises DataError for values that are not finite."""
     per_row = int(np.prod(x.shape[1:]))
     found = _inspected(x, values=False)
     if found["bad"]:
@@ -159,7 +166,7 @@ def _check_features(x: Stored) -> str:
 
 
 def _check_labels(y: Stored, data: Data) -> str:
-    """Refuse labels that are no public class, or not finite; returns the SHA-256."""
+    """Return the SHA-256 of the file. Raises DataError for labels that are not a public class, or not finite."""
     if y.dtype.kind not in "biuf":
         raise DataError(f"{y.path} holds {y.dtype}, but must hold numbers")
     if data.task == "regression":
@@ -191,7 +198,7 @@ def _whole_numbers(data: Data) -> tuple[int, ...]:
 
 
 def _coder(data: Data, y: Stored) -> Any:
-    """From labels as stored to class indices, or to targets."""
+    """Return a function from labels as stored to class indices (int64), or to targets (float32)."""
     if data.task == "regression":
         scale = target_scale(data)
         return lambda labels: scale.inward(labels.astype(np.float64)).astype(np.float32)
@@ -201,7 +208,10 @@ def _coder(data: Data, y: Stored) -> Any:
 
 
 def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
-    """SHA-256, how many values are not finite and which is the first; or all values there are, if they are few."""
+    """Return the file's `sha256`, and the number (`bad`) and place (`first`) of values that are not finite.
+
+    With `values`, return all distinct `values` instead. Raises DataError if there are more than `_MOST_VALUES`.
+    """
 
     def look_through() -> dict[str, Any]:
         bad, first = 0, 0
@@ -241,6 +251,6 @@ def _refuse_names(data: Data, path: Path, what: str) -> None:
 
 
 def _layout(data: Data, x: np.ndarray | Stored) -> Layout:
-    """Of one row; bytes are bounded by what a byte can be."""
+    """Return the layout of one row; bytes without declared bounds are bounded by 0 and 255."""
     assert not isinstance(data.bounds, dict)
     return Layout(x.shape[1:], bounds=data.bounds or ((0.0, 255.0) if x.dtype == np.uint8 else None))

@@ -1,9 +1,7 @@
 """A user's own table: columns by name, declared in the recipe or read from the rows and declared public.
 
-What a missing value means is a rule that the recipe gives for each column. It fills each record by itself, from public
-constants, so that neighbouring files stay neighbouring: it costs nothing.
-
-Not here: what a column's cells must look like (`table.py`).
+The recipe gives a rule for the missing values of each column. It fills each record by itself, from public constants, so
+neighbouring files stay neighbouring, and it costs no privacy.
 """
 
 from __future__ import annotations
@@ -38,14 +36,14 @@ _LONGEST_HEADER = 4_000_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 SEPARATORS = (",", ";", "\t", "|")
 Judge = Callable[[Layout], object]
-"""Raises DataError for a layout that cannot be used."""
+"""Function that raises DataError for a layout that cannot be used."""
 
 
 def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str], judge: Judge) -> Source:
     """Read the table, and the test table if there is a second path; both have the same columns.
 
-    Raises DataError that holds everything that is wrong: with the names that the recipe uses, with the cells of each
-    column, with the labels, and what `judge` has to say of the layout.
+    Raises one DataError for all problems: with the names in the recipe, the cells of each column, the labels, and what
+    `judge` refuses in the layout.
     """
     owner = data.unit.column if data.unit is not None and not data.unit.in_a_file else None
     words = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
@@ -57,7 +55,7 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
     if owner is not None and all(owner in frame.columns for frame in frames):
         with problems.kept():
             owners = [owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)]
-    # of a column that was meant by a name that is wrong, nothing else is right
+    # a column that a wrong name probably meant is not checked: its declarations are missing
     left_out = {*data.drop, *_meant(list(frames[0].columns), data)} | (set() if owner is None else {owner})
     frames = [frame.drop(columns=list(left_out), errors="ignore") for frame in frames]
     columns, found = _declare(data, frames, problems.found)
@@ -90,23 +88,26 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
 
 
 def columns_of(layout: Layout) -> list[str]:
-    """The columns that a table needs for `layout`; those that mark gaps are made of others."""
+    """Return the columns that a table needs for `layout`; columns that mark gaps are computed from others."""
     return list(dict.fromkeys(column.marks or column.name for column in layout.columns or ()))
 
 
 def read_new(
     path: Path, kind: str, layout: Layout, target: str | None = None, words: bool = True
 ) -> tuple[np.ndarray, pd.DataFrame]:
-    """New rows (N, D) for a model, of a table in the columns of `layout`, and the table, which has `target` if given.
+    """Read a table for a model: rows (N, D) with the columns of `layout`, and the table, with `target` if it is given.
 
-    `words`: the target holds classes. Other columns, and the order of all, are free.
+    `words`: the target holds classes. The table may have other columns, in any order.
     """
     frame = KINDS[kind](path, {*layout.categorical, *([target] if target is not None and words else ())})
     return rows_of(frame, layout, target, str(path)), frame
 
 
 def rows_of(frame: pd.DataFrame, layout: Layout, target: str | None, where: str) -> np.ndarray:
-    """The same of a table in memory, which messages call `where`, and which has the column `target` (None: no such)."""
+    """Return rows (N, D) with the columns of `layout` from a table in memory, which messages call `where`.
+
+    Raises DataError if the table is empty, or lacks a column or the `target` (None: no target is needed).
+    """
     names = [str(name) for name in frame.columns]
     told = [
         f"there is no column {quoted(name)}, which the model needs{suggested(name, names)}"
@@ -123,27 +124,27 @@ def rows_of(frame: pd.DataFrame, layout: Layout, target: str | None, where: str)
 
 
 class _Problems:
-    """What is wrong with a table, to be said together."""
+    """The problems of a table, which are reported together."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep what is raised inside, and go on."""
+        """Keep a DataError that is raised inside, and go on."""
         try:
             yield
         except DataError as error:
             self.found += str(error).splitlines()
 
     def refuse(self) -> None:
-        """Raise DataError where there is any."""
+        """Raise DataError if there is any problem."""
         if self.found:
             raise DataError("\n".join(dict.fromkeys(self.found)))
 
 
 def _read_csv(path: Path, words: Set[str], owner: str | None = None, separator: str | None = None) -> pd.DataFrame:
-    """A table with a header. Columns among `words`, which include `owner`, keep the text of their cells."""
+    """Read a table with a header. The columns `words` and `owner` keep the text of their cells."""
     import pandas as pd
 
     words = words if owner is None else {*words, owner}
@@ -163,7 +164,7 @@ def _read_csv(path: Path, words: Set[str], owner: str | None = None, separator: 
             index_col=False,
             keep_default_na=False,
             na_values={name: list(table.MISSING) for name in names if name not in words},
-            # pandas makes numbers of categories that all look like some, and "007" and "7.0" are then one
+            # pandas would parse categories that all look like numbers, and make "007" and "7.0" equal
             dtype={name: str if name == owner else "category" for name in words},
         )
     if frame.empty:
@@ -172,14 +173,14 @@ def _read_csv(path: Path, words: Set[str], owner: str | None = None, separator: 
 
 
 class _Token(str):
-    """A JSON number as it was written: 1.0 and 1, or 9007199254740993 and its neighbours, stay apart."""
+    """A JSON number as it was written: 1.0 and 1, or 9007199254740993 and its neighbours, stay different."""
 
 
 def _read_json_lines(path: Path, words: Set[str], owner: str | None = None) -> pd.DataFrame:
-    """An object a line; a key that an object lacks, or that is null, is a missing value.
+    """Read a table with one JSON object per line; an absent or null key is a missing value.
 
-    Of the key `owner`, numbers are kept as the text that was written. pandas would make all of them floats where one
-    is, and equal integers of those from 2^53 on.
+    Numbers under the key `owner` are kept as the text that was written. pandas would convert all of them to floats if
+    one is, and different integers from 2^53 on would become equal.
     """
     import pandas as pd
 
@@ -206,7 +207,7 @@ def _read_json_lines(path: Path, words: Set[str], owner: str | None = None) -> p
 
 
 def _object(line: str, number: int) -> Any:
-    """What a line of JSON holds; ValueError for what is no JSON, or text that UTF-8 cannot write."""
+    """Return the content of a line of JSON. Raises ValueError for invalid JSON, and text that UTF-8 cannot write."""
     try:
         found = json.loads(line)
     except RecursionError:
@@ -220,7 +221,7 @@ def _object(line: str, number: int) -> Any:
 
 @contextlib.contextmanager
 def _as_data_errors(path: Path) -> Iterator[None]:
-    """Turn what pandas says of an unreadable table, and its warning that cells were dropped, into DataError."""
+    """Turn pandas' errors about an unreadable table, and its warning about dropped cells, into DataError."""
     import pandas as pd
 
     with warnings.catch_warnings():
@@ -234,7 +235,7 @@ def _as_data_errors(path: Path) -> Iterator[None]:
 
 
 def _first_line(lines: TextIO, path: Path) -> str:
-    """The first line that is not blank, of which no more is read than a header may be long."""
+    """Return the first line that is not blank, or "". Raises DataError if it is longer than a header may be."""
     while line := lines.readline(_LONGEST_HEADER + 1):
         if len(line) > _LONGEST_HEADER:
             raise DataError(
@@ -247,7 +248,7 @@ def _first_line(lines: TextIO, path: Path) -> str:
 
 
 def _open_text(path: Path) -> TextIO:
-    """`path` opened as text, through gzip when it is compressed."""
+    """Open `path` as text, through gzip if its name ends in .gz."""
     if path.suffix == ".gz":
         _refuse_bomb(path)
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
@@ -255,7 +256,7 @@ def _open_text(path: Path) -> TextIO:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Raise DataError where a gzip file unpacks to more than `MOST_UNPACKED` bytes, found in constant memory."""
+    """Raise DataError if a gzip file unpacks to more than `MOST_UNPACKED` bytes. Needs constant memory."""
     given = 0
     with gzip.open(path, "rb") as stream:
         while block := stream.read(1 << 20):
@@ -287,7 +288,7 @@ def _refuse_twice(path: Path, names: list[str]) -> None:
 
 
 def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
-    """Every column that the recipe names must be there, and in one role."""
+    """Return the problems with the columns that the recipe names: each must exist, and have one role."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     problems = [
         f"{path}: data.{key} names {quoted(name)}, which is no column{suggested(name, names)}"
@@ -315,20 +316,20 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
 
 
 def _named(data: Data) -> dict[str, list[str]]:
-    """The columns that the recipe names, by key."""
+    """Return the columns that the recipe names, by key."""
     bounds = data.bounds if isinstance(data.bounds, dict) else {}
     lists = {"target": [str(data.target)], "categorical": data.categorical or (), "bounds": bounds}
     return {key: list(names) for key, names in (lists | {"missing": data.missing or (), "drop": data.drop}).items()}
 
 
 def _meant(names: list[str], data: Data) -> set[str]:
-    """The columns that names which are no columns' were probably meant to be."""
+    """Return the columns that the recipe's wrong names were probably meant to be."""
     wrong = [name for wanted in _named(data).values() for name in wanted if name not in names]
     return {near for name in wrong if (near := similar(name, names)) is not None and near != data.target}
 
 
 def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tuple[list[Column], list[str]]:
-    """The columns with what is public about each, and those whose values had to be read from the rows."""
+    """Return the columns with their public facts, and the names of those whose values were read from the rows."""
     found, columns = [], []
     for name in map(str, frames[0].columns):
         if name == data.target:
@@ -354,7 +355,7 @@ def _declare(data: Data, frames: list[pd.DataFrame], problems: list[str]) -> tup
 def _numeric(
     name: str, bounds: tuple[float, float] | None, filling: Missing | None, problems: list[str]
 ) -> list[Column]:
-    """The column, and the one that marks its gaps where that is asked for."""
+    """Return the column, and the column that marks its gaps if the recipe asks for one."""
     if filling is None:
         return [Column(name, bounds)]
     value, here = filling.value, f"data.missing: {name}:"
@@ -372,7 +373,7 @@ def _numeric(
 
 
 def _categorical(name: str, values: tuple[str, ...], filling: Missing, problems: list[str]) -> Column:
-    """The column; a missing value of which nothing is said is a category as well, whether there are any or not."""
+    """Return the column. Without a filling, "" is one of its values even if no value is missing."""
     if filling.indicator:
         problems.append(f"data.missing: {name}: a category needs no indicator; give it one of its own, or leave it out")
     if filling.value is None:

@@ -1,7 +1,6 @@
-"""Principal directions of a noisy covariance, and how far the projections onto them are whitened: post-processing.
+"""Principal directions of a noisy covariance, and the whitening of projections onto them: post-processing.
 
-Not here: the covariance and its noise (`preconditioning/second_moments.py`), when it is released and charged
-(`preparation.py`).
+`core/second_moments.py` computes the covariance and its noise.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ import numpy as np
 
 
 def whitening(matrix: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    """Factors (components,) that give every projected feature the same second moment, and all together the old sum.
+    """Return factors (components,) that make the second moments of projected features equal and keep their sum.
 
-    Notation: axes (D, components) from `directions` of `matrix`; the second moment along axis k is v_k^T S v_k.
-    Computed from the released matrix alone, so it costs nothing. Moments below 1e-6 of the largest count as that;
-    without any positive moment all factors are 1.
+    Notation: S is `matrix`; `axes` (D, components) are its `directions`; the second moment along axis k is v_k^T S v_k.
+    The factors depend on the released matrix alone, so they cost no privacy. Moments below 1e-6 of the largest are
+    raised to that. Without any positive moment all factors are 1.
     """
     moments = np.einsum("ik,ij,jk->k", axes, matrix, axes, optimize=True)
     largest = moments.max()
@@ -25,9 +24,9 @@ def whitening(matrix: np.ndarray, axes: np.ndarray) -> np.ndarray:
 
 
 def directions(matrix: np.ndarray, components: int) -> np.ndarray:
-    """The `components` leading eigenvectors of a symmetric (D, D) matrix, as columns (D, components).
+    """Return the `components` leading eigenvectors of a symmetric (D, D) matrix, as columns (D, components).
 
-    Each is signed so that its largest entry is positive: equal matrices give equal projections.
+    Each is signed so that its entry of largest absolute value is positive: equal matrices give equal projections.
     """
     from scipy.linalg import eigh
 
@@ -37,6 +36,6 @@ def directions(matrix: np.ndarray, components: int) -> np.ndarray:
 
 
 def signed(vectors: np.ndarray) -> np.ndarray:
-    """Columns (D, K), each with the sign that makes its largest entry positive."""
+    """Return columns (D, K), each with the sign that makes its entry of largest absolute value positive."""
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=0)[None], axis=0)
     return np.asarray(vectors * np.sign(largest))

@@ -1,7 +1,7 @@
-"""Taking rows through the steps of `data.preprocess`, one after the other, for all trials or for each.
+"""Application of the steps of `data.preprocess` to rows, one step after the other.
 
-Steps before the first private one are shared by all trials; from there on each trial has its own rows, because it has
-its own noise. Not here: which steps, and which rows (`preparation.py`), or charging what is released (its caller).
+All trials share the steps before the first private one. From there on each trial has its own rows, because it has its
+own noise. `preparation.py` chooses the steps and the rows; its caller charges the releases.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dpsgd_cli.data.rotation import Turn
 from dpsgd_cli.errors import DataError
 
 Noising = Callable[[int, str, np.ndarray, GaussianSum], np.ndarray]
-"""Of a trial, for a purpose: a sum over training records with the noise of the mechanism."""
+"""Function of (trial, purpose, exact sum, mechanism) that returns the sum with the noise of the mechanism."""
 Released = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Steps with the layout before each of them, what private ones released, and where their draws come from.
+    """Steps with the layout before each of them, the output of private ones, and the source of their noise.
 
-    `fitted` is what other steps kept of the training rows: what is there is used, what is not is found and put there.
-    Parts come after `done` steps.
+    `fitted` is the state of other steps: entries that are there are used, others are computed and added. Rows that
+    enter the pipeline have been through the first `done` steps.
     """
 
     steps: Sequence[Step]
@@ -41,9 +41,9 @@ class Pipeline:
     done: int = 0
 
     def before_cut(self, source: Source) -> tuple[Source, Pipeline]:
-        """The source after the first steps, as far as they are taken before rows are cut, and the pipeline from there.
+        """Return the source after the first steps that may precede the cut, and the pipeline from there.
 
-        Such steps act on each record alone and are fitted on none: however rows are cut, they are taken once.
+        Such steps act on each record alone and are fitted on none, so they are applied once, however rows are cut.
         """
         done = next((index for index, step in enumerate(self.steps) if not step.before_cut), len(self.steps))
         names = ("train", "test", "public")
@@ -60,10 +60,10 @@ class Pipeline:
         return dataclasses.replace(source, **made), dataclasses.replace(self, done=done)
 
     def run(self, parts: Sequence[Rows], trials: int, has_public: bool = False) -> tuple[list[Rows], bool]:
-        """Transform all parts; the last value says whether each trial has its own.
+        """Return all parts, transformed, and True if each trial has its own.
 
-        The first are the training rows; the last, where the recipe `has_public` ones, are those.
-        Rows that stay on disk are told what to do when they are read.
+        The first part is the training rows. If `has_public`, the last part is the public rows. Rows that stay on disk
+        are transformed when they are read.
         """
         private = [index for index, step in enumerate(self.steps) if step.release is not None]
         first = private[0] if private else len(self.steps)
@@ -94,7 +94,7 @@ class Pipeline:
         return [TrialRows(part, room) if isinstance(part, DiskRows) else room for part, room in pairs], True
 
     def kept(self, noiselessly: bool) -> Released:
-        """What steps without a release kept of rows that are declared public, or of others `noiselessly`."""
+        """Return the state of steps without a release: if `noiselessly`, of those with `nonprivate`, else of others."""
         return {
             key: held
             for key, held in self.fitted.items()
@@ -102,20 +102,20 @@ class Pipeline:
         }
 
     def _without_noise(self, index: int, parts: Sequence[Rows], key: str, has_public: bool) -> list[Rows]:
-        """All parts after a step that draws nothing, fitted on the training rows, or on the public ones."""
+        """Return all parts after a step that draws no noise; it is fitted first if its state is not known."""
         step, layout = self.steps[index], self.layouts[index]
         if key not in self.fitted and step.fitted_on != "nothing":
             rows = self._rows_to_fit(step, index, parts, has_public)
-            # rows on disk are as much of an array as steps that `preparation.py` lets pass need
+            # rows on disk support the array operations of these steps; `preparation.py` refuses other steps
             kept = step.kept(cast(np.ndarray, rows), layout)
             self.fitted.update({} if kept is None else {key: kept})
         transform = step.transform(layout, self.fitted.get(key))
         return [_through(transform, part) for part in parts]
 
     def _rows_to_fit(self, step: Step, index: int, parts: Sequence[Rows], has_public: bool) -> Rows:
-        """The rows that a step without a release states to be fitted on.
+        """Return the rows that a step without a release states to be fitted on.
 
-        Raises TypeError for a step that reads training rows and says nothing that covers it.
+        Raises TypeError for a step that reads training rows and has neither a declaration nor `nonprivate`.
         """
         if step.fitted_on == "synthetic":
             assert isinstance(step, Turn)
@@ -129,7 +129,7 @@ class Pipeline:
         return parts[0]
 
     def _synthetic(self, step: Turn, index: int) -> np.ndarray:
-        """Images that no record shaped, after the steps before `index`, none of which was fitted on records."""
+        """Return data-independent images after the steps before `index`, none of which was fitted on records."""
         rows = step.drawn(self.layouts[0])
         for before in range(index):
             rows = self.steps[before].transform(self.layouts[before], self.fitted.get(f"{before}"))(rows)
@@ -146,9 +146,9 @@ class Pipeline:
         return self.noised(trial, f"preprocess-{index}", exact, mechanism)
 
     def _private(self, learn: Callable[[], Callable[[Noised], np.ndarray]], trial: int, index: int) -> Transform:
-        """The transform of a private step; `learn` reads the rows, and only where nothing was released before.
+        """Return the transform of a private step. `learn` reads the rows, and only if nothing was released before.
 
-        The purpose of its draws names the step's place, so that no two steps of a trial share any.
+        The purpose of the noise includes the step's index, so that no two steps of a trial share noise.
         """
         step, key = self.steps[index], f"{trial}/{index}"
         assert isinstance(step, PrivateStep)
@@ -162,5 +162,5 @@ def _through(transform: Transform, rows: Rows) -> Any:
 
 
 def _float32(x: np.ndarray) -> np.ndarray:
-    # what is kept of a file is read-only: whoever trains gets rows of their own
+    # the cached rows of a file are read-only; training gets a writable copy
     return np.require(x, np.float32, ["C", "W"])

@@ -1,10 +1,9 @@
-"""From a recipe's `data:` section to what training gets: read, split, preprocess.
+"""Preparation of the training data that a recipe's `data:` section describes: read, split, preprocess.
 
-`outline` and `private_releases` tell a plan what it needs before any value is read (own files are read to be counted);
-`prepare` does the work.
+`outline` and `private_releases` give a plan its public facts before any value is used (a user's own files are read to
+count their records). `prepare` does the work. Its caller charges the private releases before it calls `prepare`.
 
-Not here: taking rows through the steps (`pipeline.py`), charging what is released (the caller does, before it calls
-`prepare`), or tensors.
+`pipeline.py` applies the steps to rows.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ from dpsgd_cli.preconditioning.marginals import Cells
 
 
 def outline(data: Data, base: Path) -> Outline:
-    """Sizes, shapes and declarations; a card knows its own, an own file (relative to `base`) is read and counted.
+    """Return the public facts of the data: sizes, shapes and declarations.
 
-    Raises DataError or UsageError for what `prepare` would refuse for the same reason.
+    A card states them. A user's own file (relative to `base`) is read and counted. Raises DataError or UsageError for
+    whatever `prepare` would refuse for the same reason.
     """
     steps = _steps(data, "add-remove", base)
     if data.name is None or data.unit is not None:
@@ -64,12 +64,12 @@ def outline(data: Data, base: Path) -> Outline:
 
 
 def _cells(steps: Sequence[Step], layouts: Sequence[Layout]) -> Callable[[], Sequence[Cells]]:
-    """What makes the columns in cells that the last step has made features of."""
+    """Return a function that computes the columns of the last step's input as cells."""
     return partial(steps[-1].cells, layouts[-2]) if steps else tuple
 
 
 def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
-    """What `data` names, unless it stays on disk and a step needs all rows in memory."""
+    """Open what `data` names. Raises DataError if it stays on disk and a step needs all rows in memory."""
     source = _with_keys(open_source(data, base, partial(_plan, steps)), data, base)
     if data.public is not None and data.public.path is not None:
         source = dataclasses.replace(source, public=_public_file(data, source.layout, base))
@@ -88,9 +88,9 @@ def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
 
 
 def _with_keys(source: Source, data: Data, base: Path) -> Source:
-    """Give rows their keys where anything is cut; those of users have them already.
+    """Return the source with the keys of its rows if anything is cut; rows of users have their keys already.
 
-    Files that are pooled number identical records together, and others each by itself.
+    Identical records are numbered across files that are pooled, and within each file otherwise.
     """
     train, test = source.train, source.test
     if data.unit is not None or not (data.cuts or _split(data, test is not None, base)):
@@ -110,10 +110,10 @@ def _with_keys(source: Source, data: Data, base: Path) -> Source:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the parts: numbers of rows, of the training part users where those are the unit.
+    """Numbers of rows in each part, or of users where users are the unit of privacy. All are public.
 
-    Unless `exact`, a fraction was cut under add-remove: `train` is then a public number of places, an upper bound, and
-    the others are means. `files` are the numbers of records in each file.
+    Unless `exact`, a fraction was cut under add-remove: `train` is then a public number of places (an upper bound), and
+    the others are means. `files` are the numbers of records (or users) in each file.
     """
 
     files: tuple[int, ...]
@@ -126,7 +126,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the rows are cut into; None for parts that the recipe does not ask for."""
+    """The parts that the rows are cut into; None for parts that the recipe does not ask for."""
 
     train: Part | DiskPart
     test: Part | DiskPart
@@ -135,12 +135,12 @@ class Parts:
 
 
 def units_in(part: Part | DiskPart, data: Data) -> int:
-    """How many a part has of those that a statement protects: users, or else rows."""
+    """Return the number of units of privacy in a part: users with `privacy.unit`, else rows."""
     return len(part) if data.unit is None or isinstance(part, DiskPart) else part.units
 
 
 def _sizes(files: Sequence[int], data: Data, layout: Layout, base: Path) -> Sizes:
-    """The parts of `files`, given by their numbers of records (or users); no record is read."""
+    """Return the sizes of the parts of `files`, given their numbers of records (or users). No record is read."""
     split = _split(data, len(files) > 1, base)
     whole = files if split is not None else files[:1]
     left: Keys | int = Keys.of_places(whole) if data.by_place else sum(whole)
@@ -163,29 +163,35 @@ def _sizes(files: Sequence[int], data: Data, layout: Layout, base: Path) -> Size
 
 
 def private_releases(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Release]:
-    """What preprocessing will release, in order; known from the recipe (and card) alone."""
+    """Return the releases of preprocessing, in order. Reads only the recipe (and card), no record."""
     return [Release(step.release) for step in _steps(data, adjacency, base) if step.release is not None]
 
 
 def uncovered_steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[str]:
-    """Which steps read training rows without noise, in words: no statement covers them. From recipe and card alone."""
+    """Return a sentence for each step that reads training rows without noise, which no privacy statement covers.
+
+    Reads only the recipe (and card), no record.
+    """
     return [step.nonprivate for step in _steps(data, adjacency, base) if step.nonprivate is not None]
 
 
 NoisingOf = Callable[[int, str, np.ndarray, GaussianSum, int], np.ndarray]
-"""Of a trial, for a purpose: a sum over at most so many records, a public number, with the noise of the mechanism."""
+"""Function of (trial, purpose, exact sum, mechanism, records) that returns the sum with the mechanism's noise.
+
+The sum is over at most `records` records, a public number.
+"""
 
 
 @np.errstate(**UNTOLD)
 def prepare(
     data: Data, base: Path, trials: int, noised: NoisingOf, adjacency: Adjacency, released: Released | None = None
 ) -> Dataset:
-    """Read, split and preprocess. `noised(trial, purpose, exact, mechanism, records)` gives a sum over at most that
-    public number of records back with noise of that trial's own stream; it is called only for the steps that
-    `private_releases` lists, once per trial and step.
+    """Read, split and preprocess the data.
 
-    `released` is `Dataset.released` of an earlier call for the same rows: what is in it is used, not released anew.
-    Raises DataError naming the file, column or step that is at fault.
+    `noised(trial, purpose, exact, mechanism, records)` returns `exact`, a sum over at most `records` records (a public
+    number), with noise from that trial's own stream. It is called once per trial for each step that `private_releases`
+    lists. `released` is `Dataset.released` of an earlier call for the same rows: its entries are used, not released
+    anew. Raises DataError naming the file, column or step that is at fault.
     """
     steps = _steps(data, adjacency, base)
     source = _opened(data, base, steps)
@@ -234,14 +240,14 @@ def prepare(
 
 
 def _all_keys(train: Part | DiskPart, test: Part | DiskPart) -> Keys | None:
-    """Keys of the training rows, then of the test rows; None where rows have none, or stay on disk."""
+    """Return the keys of the training rows, then of the test rows; None if rows have none, or stay on disk."""
     if isinstance(train, DiskPart) or train.keys is None:
         return None
     return train.keys if test.keys is None else train.keys.then(test.keys)
 
 
 def _check_places(records: int, places: int, data: Data, name: str) -> None:
-    """Refuse a training part that has more records than places; see `splits.py`."""
+    """Raise DataError if the training part has more records than places (see `splits.py`)."""
     if records > places:
         what = "records" if data.unit is None else "users"
         raise DataError(
@@ -251,7 +257,7 @@ def _check_places(records: int, places: int, data: Data, name: str) -> None:
 
 
 def _hashes(steps: Sequence[Step], data: Data, base: Path) -> dict[str, str]:
-    """Of what is read beside the records themselves."""
+    """Return the SHA-256, by name, of each file that is read beside the records themselves."""
     found = {name: own for step in steps for name, own in step.made_from.items()}
     if data.public is not None and data.public.path is not None:
         found[data.public.path] = sha256(base / data.public.path)
@@ -259,9 +265,9 @@ def _hashes(steps: Sequence[Step], data: Data, base: Path) -> dict[str, str]:
 
 
 def held_out_of(data: Data, base: Path, folds: bool) -> Part:
-    """The records that a recipe tests on, before preprocessing; with `folds` all of them, training rows first.
+    """Return the records that a recipe tests on, before preprocessing; with `folds` all records, training rows first.
 
-    Raises DataError as `prepare` does, and where rows stay on disk.
+    Raises DataError as `prepare` does, and if rows stay on disk.
     """
     cut = _parts(_with_keys(open_source(data, base), data, base), data, base)
     train, test = cut.train, cut.test
@@ -271,7 +277,7 @@ def held_out_of(data: Data, base: Path, folds: bool) -> Part:
 
 
 def training_rows(source: Source, data: Data, base: Path) -> Part:
-    """The training part of records as read, with its keys; with folds all records. Not for rows on disk."""
+    """Return the training part of records as read, with its keys; with folds all records. Not for rows on disk."""
     keyed = _with_keys(source, data, base) if data.unit is None else by_user(source, data)
     if data.folds is not None and isinstance(keyed.train, Part) and not isinstance(keyed.test, DiskPart):
         return keyed.train.pooled(keyed.test)
@@ -281,16 +287,16 @@ def training_rows(source: Source, data: Data, base: Path) -> Part:
 
 
 def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
-    """The preprocessing that `data` asks for, or that its card, or any own file, has by default."""
+    """Return the preprocessing that `data` asks for, else the default of its card or of a user's own file."""
     if data.preprocess is not None:
         return data.preprocess
     return list(OWN_FILE_STEPS if data.name is None else catalog.plain_card(data, base).preprocess)
 
 
 def planned_steps(data: Data, adjacency: Adjacency, base: Path) -> tuple[list[Step], list[Layout]]:
-    """The steps of preprocessing, and the layout before each of them and after the last; an own file is read for that.
+    """Return the steps of preprocessing, and the layout before each of them and after the last. Nothing is fitted.
 
-    Nothing is fitted.
+    A user's own file is read for its layout.
     """
     steps = _steps(data, adjacency, base)
     layout = catalog.card_of(data, base).layout if data.name is not None else _opened(data, base, steps).layout
@@ -298,9 +304,9 @@ def planned_steps(data: Data, adjacency: Adjacency, base: Path) -> tuple[list[St
 
 
 def pipeline_of(data: Data, base: Path, layout: Layout, kept: Released) -> Pipeline:
-    """The preprocessing of records in `layout` by what training `kept`, by "step" or "trial/step"; it reads no data.
+    """Return the preprocessing of records in `layout` from the state that training `kept`. It reads no data.
 
-    Raises DataError where `kept` lacks what a step needs.
+    The keys of `kept` are "step" or "trial/step". Raises DataError if `kept` lacks the state of a step.
     """
     steps = _steps(data, "add-remove", base)
     known = {int(key.rpartition("/")[2]) for key in kept}
@@ -334,7 +340,7 @@ def _steps(data: Data, adjacency: Adjacency, base: Path = Path()) -> list[Step]:
 
 
 def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
-    """The layout before each step, and after the last."""
+    """Return the layout before each step, and after the last."""
     refuse_fitted(steps)
     layouts = [layout]
     for step in steps:
@@ -344,9 +350,9 @@ def _plan(steps: Sequence[Step], layout: Layout) -> list[Layout]:
 
 
 def _split(data: Data, has_test: bool, base: Path) -> Split | None:
-    """How a test set is cut; None where the files have one and the recipe does not ask for another.
+    """Return the split that makes the test set; None if the files have one and the recipe asks for no other.
 
-    A card's own split counts rows, which users are not cut by.
+    A card's own split counts rows, so it is not used where users are the unit.
     """
     if data.split is not None:
         return data.split
@@ -356,9 +362,10 @@ def _split(data: Data, has_test: bool, base: Path) -> Split | None:
 
 
 def _parts(source: Source, data: Data, base: Path) -> Parts:
-    """Validation rows are cut from what the test part leaves, public ones from the test part or from what is left.
+    """Cut the rows of `source` into parts.
 
-    A split named in the recipe is cut from ALL rows, the files' own test rows included.
+    A split named in the recipe is cut from ALL rows, including the files' own test rows. Validation rows are cut from
+    the rows outside the test part; public rows from the test part, or from the rows that then still train.
     """
     train, test, split = source.train, source.test, _split(data, source.test is not None, base)
     if split is not None and test is not None:
@@ -383,7 +390,7 @@ def _parts(source: Source, data: Data, base: Path) -> Parts:
 
 
 def _public_file(data: Data, layout: Layout, base: Path) -> Part:
-    """All records of the file that `data.public` names; their labels are UNKNOWN, whatever the file says of them."""
+    """Return all records of the file that `data.public` names; their labels are UNKNOWN, whatever the file holds."""
     assert data.public is not None and data.public.path is not None
     x = open_unlabelled(base / data.public.path, data, layout, base)
     if not len(x):
@@ -392,7 +399,7 @@ def _public_file(data: Data, layout: Layout, base: Path) -> Part:
 
 
 def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str, ...]:
-    """What the statement takes to be public: sizes of parts, and what each step declares."""
+    """Return the declarations of public facts: sizes of the parts, and those of each step."""
     of_steps = (step.declaration for step in steps if step.declaration is not None)
     said = [*_sizes_declared(sizes, data), *of_steps]
     about = "" if sizes.exact else "about "
@@ -413,7 +420,7 @@ def _declarations(steps: Sequence[Step], data: Data, sizes: Sizes) -> tuple[str,
 
 
 def _sizes_declared(sizes: Sizes, data: Data) -> tuple[str, ...]:
-    """Declarations of the numbers of records, or of users."""
+    """Return the declarations of the numbers of records, or of users."""
     what, records = "records" if data.unit is None else "users", sum(sizes.files)
     measured = "what is measured on them is reported without noise."
     if data.folds is not None:

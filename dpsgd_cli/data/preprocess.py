@@ -1,7 +1,6 @@
-"""The steps of a `preprocess:` list: what each does to a layout, to rows, and to how long a row can be.
+"""The steps of a `preprocess:` list: their effect on the layout, on rows, and on the bound of a row's norm.
 
-Not here: what a step is (`dataset.py`), the order of things, splitting, charging (`preparation.py`), the mathematics of
-PCA (`pca.py`, `preconditioning/second_moments.py`).
+`dataset.py` defines the interface of a step; `pca.py` and `core/second_moments.py` have the mathematics of PCA.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from dpsgd_cli.preconditioning import second_moments as moments
 
 
 class ExpandCategories(Step):
-    """One 0/1 column per public value, in the place of the categorical column. Acts on each record alone."""
+    """Step that replaces a categorical column by one 0/1 column per public value. Acts on each record alone."""
 
     settings: OneHot
     fitted_on = "nothing"
@@ -90,7 +89,7 @@ class ExpandCategories(Step):
 
 
 class Rescale(Step):
-    """An affine map of every numeric column, from public bounds (per record) or fitted (not private)."""
+    """Affine map of every numeric column, from public bounds (per record) or fitted on training rows (not private)."""
 
     def __init__(self, settings: Scale, adjacency: Adjacency) -> None:
         super().__init__(settings, adjacency)
@@ -145,7 +144,10 @@ class Rescale(Step):
         return transform
 
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
-        """What maps to 0 and to 1, per feature: least and largest, or mean and mean + deviation; None for bounds."""
+        """Return the values that map to 0 and to 1, (2, ...); None for bounds.
+
+        They are the minimum and the maximum of each feature, or its mean and its mean plus its standard deviation.
+        """
         if self.by == "standard":
             mean = rows.mean(axis=0, dtype=np.float64)
             deviation = rows.std(axis=0, dtype=np.float64)
@@ -154,13 +156,13 @@ class Rescale(Step):
 
 
 def _ends(layout: Layout, dtype: np.dtype) -> np.ndarray:
-    """Public bounds (2, features), or (2, 1) where all features share them."""
+    """Return the public bounds, (2, features), or (2, 1) if all features share them."""
     pairs = [layout.bounds] if layout.columns is None else [c.bounds for c in layout.columns]
     return np.array([pair or (0.0, 1.0) for pair in pairs], dtype).T
 
 
 class Normalise(Step):
-    """Divide each row by its L2 norm, or by max(1, norm). A zero row stays zero. Acts on each record alone."""
+    """Division of each row by its L2 norm, or by max(1, norm). A zero row stays zero. Acts on each record alone."""
 
     settings: UnitNorm
     fitted_on = "nothing"
@@ -186,7 +188,7 @@ class Normalise(Step):
 
 
 class AppendConstant(Step):
-    """One more feature with the same value in every record; arrays are flattened for it."""
+    """Step that appends a feature with the same value in every record. Arrays are flattened."""
 
     settings: Bias
     fitted_on = "nothing"
@@ -209,11 +211,11 @@ class AppendConstant(Step):
 
 
 class Project(PrivateStep):
-    """Project the rows, as they are, onto the principal directions of their (noisy) unit-norm covariance.
+    """Projection of the rows onto the principal directions of their (noisy) unit-norm covariance.
 
-    The rows are shrunk to unit norm for the covariance only (`preconditioning/second_moments.py`), as in Abadi et al.
-    2016, section 5.2; what is projected are the rows themselves. `public` leaves the noise out; `whiten` scales the
-    projections, which is post-processing of the same release.
+    The rows are shrunk to unit norm for the covariance only (`core/second_moments.py`), as in Abadi et al. 2016,
+    section 5.2; the rows themselves are projected. `public` leaves the noise out; `whiten` scales the projections,
+    which is post-processing of the same release.
     """
 
     def __init__(self, settings: Pca, adjacency: Adjacency) -> None:
@@ -233,7 +235,7 @@ class Project(PrivateStep):
         return "public" if self.settings.of == "public" else "training"
 
     def bounded(self, length: Length, before: Layout) -> Length:
-        """No more than before, as a projection makes no row longer; nothing where whitening stretches directions."""
+        """Return the bound before the step, as a projection makes no row longer; none if whitening stretches rows."""
         return Length(None if self.whiten else length_of(length, before), 0.0)
 
     def plan(self, layout: Layout) -> Layout:
@@ -270,15 +272,15 @@ STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {
     "pca": Project,
     "rotate": Turn,
 }
-"""By its key in a recipe: from its settings, and the adjacency that a private one is stated for."""
+"""Class of each step, by its key in a recipe; it takes the settings, and the adjacency of a private step."""
 
 
 def norm_bound(steps: Sequence[Step], layouts: Sequence[Layout]) -> float | None:
-    """Largest L2 norm of a preprocessed record that the public bounds allow; None where nothing bounds it.
+    """Return the largest L2 norm of a preprocessed record that the public bounds allow; None without such a bound.
 
-    `layouts` are those before each step, and after the last. Reads no value.
-    A numeric column contributes its larger bound, the columns of one category together 1, a constant its value; after
-    unit-norm or bin the whole row is at most 1, and a projection makes no row longer.
+    `layouts` are those before each step, and after the last. Reads no value. A numeric column contributes the larger
+    absolute value of its bounds, the columns of one category together 1, a constant its value. After unit-norm or bin
+    the norm of the whole row is at most 1, and a projection makes no row longer.
     """
     length = Length(None, 0.0)
     for step, before in zip(steps, layouts, strict=False):
@@ -287,7 +289,7 @@ def norm_bound(steps: Sequence[Step], layouts: Sequence[Layout]) -> float | None
 
 
 def length_of(length: Length, layout: Layout) -> float | None:
-    """The bound on the norm of a record of `layout`; None where there is none."""
+    """Return the bound on the norm of a record of `layout`; None if there is none."""
     square = length.whole**2 if length.whole is not None else _square(layout)
     return None if square is None else math.sqrt(square + length.constants)
 

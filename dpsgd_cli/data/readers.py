@@ -1,7 +1,7 @@
-"""Decoding the files of a card into arrays: one function per file format, registered in `READERS`.
+"""Decoders of a card's files into arrays: one function per file format, registered in `READERS`.
 
-Images are read in units of their range (0 to 255 becomes 0 to 1), which is public and a matter of units.
-Not here: where files lie and whether they are intact (`catalog.py`), a user's own files (`opening.py`).
+Pixels are scaled from their public range to [0, 1] (0 to 255 becomes 0 to 1). `catalog.py` finds and checks the files;
+`opening.py` opens a user's own files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Which = Literal["train", "test"]
 
 
 def read(card: Card, owner: str | None = None) -> Source:
-    """Read all of a card's data; `owner` is the column of a table that says whose each row is.
+    """Read all of a card's data; `owner` is the column of a table that names the user of each row.
 
     Raises DataError for files that are missing, damaged or of other content.
     """
@@ -45,7 +45,7 @@ def read(card: Card, owner: str | None = None) -> Source:
 
 
 def declarations(card: Card) -> tuple[str, ...]:
-    """What a card takes to be public, in sentences."""
+    """Return the declarations of a card's public facts."""
     said = [f"The class labels of {card.name} are public: {', '.join(map(str, card.labels))}."]
     if card.part_of is not None:
         said.append(f"The records of {card.name} are those of these classes in {card.part_of}; how many is public.")
@@ -73,7 +73,7 @@ def _read_idx(card: Card, which: Which, hashes: dict[str, str]) -> Part:
 
 
 def _decode_idx(card: Card, file: File, hashes: dict[str, str]) -> np.ndarray:
-    """LeCun's idx format: two zero bytes, a type code (8: bytes), the number of axes, their sizes, the values."""
+    """Read LeCun's idx format: two zero bytes, a type code (8: bytes), the number of axes, their sizes, the values."""
     content = _content(card, file, hashes)
     axes = content.data[3]
     sizes = struct.unpack(f">{axes}I", content.data[4 : 4 + 4 * axes])
@@ -87,7 +87,7 @@ def _content(card: Card, file: File, hashes: dict[str, str]) -> catalog.Content:
 
 
 def _read_cifar(card: Card, which: Which, hashes: dict[str, str]) -> Part:
-    """CIFAR's binary format: per record one label byte, then the pixels, channel by channel."""
+    """Read CIFAR's binary format: per record one label byte, then the pixels, channel by channel."""
     rows = []
     for file in card.part(which):
         content = _content(card, file, hashes)
@@ -97,9 +97,10 @@ def _read_cifar(card: Card, which: Which, hashes: dict[str, str]) -> Part:
 
 
 def _of_classes(card: Card, which: Which, whole: Part) -> Part:
-    """Of a card that is a part of another, the records of its classes; `whole` has labels as the files have them.
+    """Return the records of the card's classes if it is a part of another card, else `whole`.
 
-    Each record stays or goes by itself, so parts of neighbouring data sets are the same, or neighbours.
+    `whole` has labels as stored in the files. Each record is kept or dropped by its own label, so parts of neighbouring
+    data sets are equal, or neighbours.
     """
     import pandas as pd
 
@@ -123,7 +124,7 @@ def _to_unit(stored: np.ndarray, card: Card) -> np.ndarray:
 
 
 def _read_bundled(card: Card, which: Which, hashes: dict[str, str]) -> Part:
-    """What scikit-learn carries; hashed as little-endian float64 features followed by int64 labels."""
+    """Read a data set bundled with scikit-learn; hashed as little-endian float64 features, then int64 labels."""
     import sklearn.datasets
 
     assert isinstance(card.reader, BundledReader)
@@ -177,7 +178,7 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
 
 
 def frame_to_part(card: Card, frame: object) -> Part:
-    """A table that has the card's columns, as numbers: features in the card's order, labels by its classes."""
+    """Return a table with the card's columns as numbers: features in the card's order, labels by its classes."""
     import pandas as pd
 
     assert isinstance(frame, pd.DataFrame)
@@ -185,7 +186,7 @@ def frame_to_part(card: Card, frame: object) -> Part:
 
 
 def labels_of(card: Card, column: pd.Series) -> np.ndarray:
-    """Class indices (N,) of labels as the card's files have them."""
+    """Return class indices (N,), int64, of labels as the card's files have them."""
     assert isinstance(card.classes, dict)
     lookup = {raw: index for index, raws in enumerate(card.classes.values()) for raw in raws}
     label = column.astype("category")
@@ -197,7 +198,7 @@ def labels_of(card: Card, column: pd.Series) -> np.ndarray:
 
 
 def in_units(card: Card, x: np.ndarray) -> np.ndarray:
-    """Rows as the card's files have them, as training gets them: pixels in units of their range, columns clamped."""
+    """Return rows of the card's files as training reads them: pixels in [0, 1], columns clamped (in place)."""
     if card.shape is not None:
         return _to_unit(x, card)
     catalog.clamp(card, x)

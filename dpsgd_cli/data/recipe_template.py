@@ -1,11 +1,9 @@
-"""A recipe to begin with for a file of the user's own: what its columns seem to be, and what only a person can say.
+"""Draft of a recipe for a user's own file: the apparent role of each column, and gaps that only a person can fill.
 
-What is read from the file (column names, categories, classes, that a column has gaps) stands in the recipe, is
-published with the result, and is said to be public by whoever trains it: each such line says so. Bounds are never
-read: the least and the largest value are those of single records. They are left to be filled in, and a recipe in which
-they are not is refused (`recipe/check.py`).
-
-Not here: how a table is read (`own_table.py`), what a recipe may say (`data/settings.py`).
+The draft holds facts that were read from the file: column names, categories, classes, and which columns have missing
+values. If you train with it, you publish them with the result and declare them public; each such line says so. Bounds
+are never read, because the least and the largest value are those of single records. You fill them in, and
+`recipe/check.py` refuses a recipe that lacks them.
 """
 
 from __future__ import annotations
@@ -41,8 +39,12 @@ _NESTED = "lists or objects"
 
 @dataclass(frozen=True)
 class Drafted:
-    """What a file seems to hold: `numeric` columns (none of an array), those of them with `gaps`, `categorical` ones
-    with their values, `dropped` ones with the reason, and the `classes`, None for numbers."""
+    """The apparent content of a file.
+
+    `numeric` are its numeric columns (none for an array), and `gaps` those of them with missing values. `categorical`
+    has the values of each categorical column, `dropped` the reason for each column left out. `classes` is None if the
+    targets are numbers.
+    """
 
     records: int
     numeric: Sequence[str]
@@ -55,9 +57,9 @@ class Drafted:
 
 
 def draft(path: Path, target: str, task: Task | None, shown: str) -> str:
-    """The text of a recipe for the file at `path`, which the recipe calls `shown`.
+    """Return the text of a recipe for the file at `path`, which the recipe calls `shown`.
 
-    Raises DataError that holds all that keeps the file from being trained on.
+    Raises DataError with every reason why the file cannot be trained on.
     """
     kind = opening.kind_of(path)
     if kind == opening.ARRAYS:
@@ -77,7 +79,7 @@ def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
     names = [name for name in first.columns if name != target]
     dropped = {name: why for name in names if (why := _useless(first[name])) is not None}
     words = [name for name in names if name not in dropped and _is_words(first[name])]
-    # read again as text, as training does: a table's reader takes `no` and `1.0` of other columns for what they mean
+    # read again as text, as training does: otherwise the reader converts cells that look like other types
     frame = read(path, {target, *words})
     categorical = {name: list(own_table.found_values([frame], name)) for name in words}
     dropped |= {name: _TEXTS for name, values in categorical.items() if len(values) > MOST_CATEGORIES}
@@ -116,7 +118,7 @@ def _of_arrays(path: Path, target: str, task: Task | None) -> Drafted:
 
 
 def _useless(series: pd.Series) -> str | None:
-    """Why a column is left out, if it is."""
+    """Return the reason to leave a column out, or None."""
     import pandas as pd
 
     if pd.api.types.is_datetime64_any_dtype(series) or pd.api.types.is_timedelta64_dtype(series):
@@ -132,7 +134,7 @@ def _useless(series: pd.Series) -> str | None:
 
 
 def _is_words(series: pd.Series) -> bool:
-    """Whether a column holds categories rather than numbers: any text, or two values."""
+    """Return True if a column holds categories rather than numbers: any text, or at most two values."""
     if series.nunique() <= 2:
         return True
     try:
@@ -145,7 +147,10 @@ def _is_words(series: pd.Series) -> bool:
 
 
 def _classes(series: pd.Series, task: Task | None, path: Path) -> list[Any] | None:
-    """The classes; None where targets are numbers, as they are where most differ if nobody says."""
+    """Return the classes; None if the targets are numbers.
+
+    Without `task`, targets are numbers if they have over `MOST_CLASSES` values or any fraction.
+    """
     try:
         numbers = table.to_numbers(series, filling=0.0, is_target=True)
         many = len(np.unique(numbers)) > MOST_CLASSES or not np.all(numbers == np.floor(numbers))
@@ -158,7 +163,7 @@ def _classes(series: pd.Series, task: Task | None, path: Path) -> list[Any] | No
 
 
 def _text(drafted: Drafted, target: str, shown: str) -> str:
-    """The recipe, with a comment beside everything that a person has to judge."""
+    """Return the recipe, with a comment beside everything that a person has to judge."""
     stem = Path(shown).name.partition(".")[0]
     name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in stem).strip("-") or "mine"
     lines = [
@@ -195,7 +200,7 @@ def _target_lines(drafted: Drafted) -> list[str]:
 
 
 def _column_lines(drafted: Drafted) -> list[str]:
-    """Of the features, by what they are."""
+    """Return the recipe's lines about the features."""
     lines = []
     if drafted.categorical:
         lines += ["  categorical:     # an empty cell is a category of its own"]
@@ -221,7 +226,7 @@ def _reasons(dropped: dict[str, str]) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """One line of YAML that a recipe reads as `value`."""
+    """Return one line of YAML that a recipe reads as `value`."""
     text = yaml.dump(value, Dumper=CoreDumper, default_flow_style=True, width=10**9, allow_unicode=True)
     text = text.removesuffix("...\n").strip()
     return text if "\n" not in text else json.dumps(value)

@@ -1,13 +1,14 @@
-"""The `rotate` step: principal directions of synthetic images, which costs nothing because no record is looked at.
+"""The data-independent step `rotate`: projection onto principal directions of synthetic images. It costs no privacy.
 
-Guarantee: what the step keeps is a function of its settings, of a record's layout and of the steps before it, none of
-which was fitted on records (`refuse_fitted`). It acts on each record alone. Not here: the images
-(`data/synthetic.py`), and taking them through the steps before (`preparation.py`).
+Guarantee: the state of the step is a function of its settings, of a record's layout and of the steps before it, none of
+which was fitted on records (`refuse_fitted`). The step acts on each record alone.
 
-With `variants` the directions are those of a discriminant analysis whose classes nobody labelled: a drawing is one, and
-its variants by several hands are its members. Within the first directions C is the covariance of variants around
-their drawing's mean; rows are multiplied by (C + floor mean(c))^-1/2, c being its eigenvalues, so that what a hand
-changes weighs as little in all directions, and of those the principal ones are kept.
+With `variants` the directions are those of a discriminant analysis without labels: each drawing is a class, and its
+variants by several hands are the members. Let C be the covariance of variants around their drawing's mean, within the
+first principal directions, and c its eigenvalues. Rows are multiplied by (C + floor mean(c))^-1/2, so that the
+differences between hands weigh equally little in all directions. Then the principal directions are kept.
+
+`core/synthetic.py` draws the images; `pipeline.py` applies the steps before this one to them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ ROWS_AT_ONCE = 2048
 
 
 class Turn(Step):
-    """x -> (x - m) V (e + floor mean(e))^-power, with mean m, directions V and variances e of synthetic images."""
+    """The map x -> (x - m) V (e + floor mean(e))^-power; mean m, directions V, variances e of synthetic images."""
 
     settings: Rotate
     fitted_on = "synthetic"
     before_cut = True
 
     def bounded(self, length: Length, before: Layout) -> Length:
-        """Nothing: powers of variances stretch some directions."""
+        """Return no bound: division by powers of variances stretches some directions."""
         return Length(None, 0.0)
 
     def __init__(self, settings: Rotate, adjacency: Adjacency) -> None:
@@ -52,7 +53,7 @@ class Turn(Step):
         return Layout((self._components(layout.features),))
 
     def _components(self, features: int) -> int:
-        """How many directions are kept of so many features."""
+        """Return the number of directions that are kept. Raises DataError if `features` allow fewer than asked for."""
         settings, most = self.settings, min(features, self.settings.records - 1)
         name, asked = "components", settings.components
         if settings.variants is not None:
@@ -67,7 +68,7 @@ class Turn(Step):
         return min(DIRECTIONS, most if asked == "auto" else asked)
 
     def drawn(self, layout: Layout) -> np.ndarray:
-        """The images, as records of `layout` as read; after them the variants, of one drawing one after the other."""
+        """Return the images (N, *shape) as records of `layout`, then the variants, those of each drawing together."""
         if len(layout.shape) != 3 or layout.shape[1] != layout.shape[2]:
             raise DataError(f"rotate: images that are drawn are (channels, side, side), but a record is {layout.shape}")
         low, high = layout.bounds or (0.0, 1.0)
@@ -80,7 +81,7 @@ class Turn(Step):
         return (low + (high - low) / 255 * images).astype(np.float32)
 
     def kept(self, rows: np.ndarray, layout: Layout) -> np.ndarray:
-        """(features + 1, components): scaled directions, and minus what they make of the mean of `rows` (synthetic)."""
+        """Return (features + 1, components): scaled directions, then minus the projected mean of `rows` (synthetic)."""
         place = cache.place("rotations", [VERSION, self.settings.model_dump(exclude_none=True)], [rows])
         found = cache.load(place)
         if found is None:
@@ -119,7 +120,7 @@ class Turn(Step):
 
 
 def _principal(x: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first directions (features, count) of centred rows, and their variances."""
+    """Return the first `count` principal directions (features, count) of centred rows, and their variances."""
     from scipy.linalg import eigh
 
     wide = x.shape[1] > len(x)
@@ -134,7 +135,7 @@ def _principal(x: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _evened(hands: np.ndarray, floor: float) -> np.ndarray:
-    """(C + floor mean(c))^-1/2 of variants (drawings, each, directions)."""
+    """Return (C + floor mean(c))^-1/2, (directions, directions), for variants (drawings, each, directions)."""
     drawings, each, directions = hands.shape
     apart = (hands - hands.mean(axis=1, keepdims=True)).reshape(-1, directions)
     moments, vectors = np.linalg.eigh(apart.T @ apart / (drawings * (each - 1)))
@@ -143,7 +144,7 @@ def _evened(hands: np.ndarray, floor: float) -> np.ndarray:
 
 
 def turned(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Rows (N, ...) by what the step kept, a block at a time."""
+    """Return rows (N, ...) projected by the step's state `kept`, float32 (N, components), a block at a time."""
     out = np.empty((len(x), kept.shape[1]), np.float32)
     for start in range(0, len(x), ROWS_AT_ONCE):
         block = slice(start, start + ROWS_AT_ONCE)
@@ -152,7 +153,7 @@ def turned(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def refuse_fitted(steps: Sequence[Step]) -> None:
-    """Raise DataError where a step before `rotate` looks at records: its directions would no longer be synthetic."""
+    """Raise DataError if a step before `rotate` is fitted on records: its directions would then depend on them."""
     turns = [index for index, step in enumerate(steps) if step.fitted_on == "synthetic"]
     for step in steps[: turns[-1]] if turns else ():
         if step.fitted_on not in ("nothing", "synthetic"):

@@ -1,4 +1,4 @@
-"""Coins: which records are held out for testing or validation, and which fold or part each record is in.
+"""Coins: hashes that decide which records are held out, and which fold or part each record is in.
 
 A record's coin is a hash of (seed, purpose, key), uniform on 64 bits. The key depends on the adjacency that the
 recipe's statement is for, so that neighbouring files differ in one record of one part:
@@ -57,14 +57,14 @@ class Rows(Protocol):
     """An array, or rows on disk that are read by slices."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
 
     def __getitem__(self, rows: slice, /) -> np.ndarray:
-        """Rows in order."""
+        """Return the rows of a slice, in order."""
 
 
 def coin(keys: np.ndarray, seed: int, purpose: str) -> np.ndarray:
-    """Coins (N,), uint64, of records with `keys` (N,): SplitMix64 seeded by SHA-256 of "purpose/seed".
+    """Return coins (N,), uint64, of records with `keys` (N,): SplitMix64 seeded by SHA-256 of "purpose/seed".
 
     All random choices of parts, folds and rows go through this function.
 
@@ -76,7 +76,7 @@ def coin(keys: np.ndarray, seed: int, purpose: str) -> np.ndarray:
 
 
 def splitmix(state: int | np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Output number `numbers` (from 0) of SplitMix64 started at `state`, uint64.
+    """Return output number `numbers` (from 0) of SplitMix64 started at `state`, uint64.
 
     Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"; constants of its C reference.
     """
@@ -100,14 +100,14 @@ class Keys:
 
     @classmethod
     def of_places(cls, files: Sequence[int]) -> Keys:
-        """Keys by place of the rows of `files`, given by their numbers of rows."""
+        """Return keys by place of the rows of `files`, given by their numbers of rows."""
         return cls(
             np.concatenate([number * SECOND_FILE + np.arange(rows) for number, rows in enumerate(files)]), by_place=True
         )
 
     @classmethod
     def of_names(cls, names: Sequence[str] | np.ndarray) -> Keys:
-        """Keys of users by their names."""
+        """Return keys of users by their names."""
         digests = [hashlib.blake2b(str(name).encode(errors="surrogatepass"), digest_size=8).digest() for name in names]
         values = np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
         return cls(values, by_place=False, of_users=True)
@@ -119,7 +119,7 @@ class Keys:
         return replace(self, values=self.values[rows])
 
     def then(self, others: Keys) -> Keys:
-        """These keys followed by `others`, which are of the same kind."""
+        """Return these keys followed by `others`. Raises ValueError unless they are of the same kind."""
         if self.by_place != others.by_place:
             raise ValueError("keys by place and keys by content do not go together")
         return replace(self, values=np.concatenate([self.values, others.values]))
@@ -130,7 +130,7 @@ class Keys:
         return replace(self, values=np.unique(self.values)) if self.of_users else self
 
     def held_out(self, cut: Cut) -> np.ndarray:
-        """Rows that `cut` holds out, a mask (N,).
+        """Return a mask (N,) of the rows that `cut` holds out.
 
         Raises DataError unless both parts get at least one key.
         """
@@ -152,7 +152,7 @@ class Keys:
         return below
 
     def parts(self, number: int, purpose: str, seed: int) -> np.ndarray:
-        """The part (N,), 0 to `number` - 1, that each row falls into."""
+        """Return the part (N,), 0 to `number` - 1, that each row falls into."""
         if not self.by_place:
             return ((coin(self.values, seed, purpose) >> np.uint64(32)) * np.uint64(number) >> np.uint64(32)).astype(
                 int
@@ -164,7 +164,10 @@ class Keys:
         return found
 
     def folds(self, folds: int, repeats: int, seed: int) -> np.ndarray:
-        """Rows that each trial does not train on, bool (N, K * repeats); trial t is fold t % K of repeat t // K."""
+        """Return the rows that each trial does not train on, bool (N, K * repeats).
+
+        Trial t is fold t % K of repeat t // K.
+        """
         found = np.stack([self.parts(folds, f"fold {repeat}", seed) for repeat in range(repeats)], axis=1)
         return (found[:, :, None] == np.arange(folds)).reshape(len(self), -1)
 
@@ -181,7 +184,7 @@ def content_keys(*arrays: Rows) -> Keys:
 
 
 def _digests(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """BLAKE2b digests (n, 2), uint64, of the rows of arrays (n, ...) side by side."""
+    """Return BLAKE2b digests (n, 2), uint64, of the rows of arrays (n, ...) side by side."""
     rows = len(arrays[0])
     parts = [np.ascontiguousarray(array).reshape(rows, -1).view(np.uint8) for array in arrays]
     joined = np.concatenate(parts, axis=1)
@@ -191,7 +194,7 @@ def _digests(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _numbered(digests: np.ndarray) -> np.ndarray:
-    """Keys (N,) of records with `digests` (N, 2), the k-th of identical ones by output k of its own SplitMix64."""
+    """Return keys (N,) of records with `digests` (N, 2): SplitMix64 started there, output k for the k-th identical."""
     order = np.lexsort(digests.T)
     lined = digests[order]
     new = np.ones(len(order), bool)
@@ -203,7 +206,7 @@ def _numbered(digests: np.ndarray) -> np.ndarray:
 
 
 def _bound(keys: np.ndarray, asked: float, seed: int, purpose: str) -> np.uint64:
-    """The number that the coin of a held-out record is below."""
+    """Return the number that the coin of a held-out record is below."""
     if isinstance(asked, float):
         return np.uint64(int(asked * 2.0**64))
     smallest = np.empty(0, np.uint64)
@@ -215,7 +218,7 @@ def _bound(keys: np.ndarray, asked: float, seed: int, purpose: str) -> np.uint64
 
 
 def places_for(records: int, share: float) -> int:
-    """Places for those of `records` that independent coins keep with probability `share`, at most all of them.
+    """Return the places for those of `records` that independent coins keep with probability `share`; at most all.
 
     >>> places_for(500, 0.8), places_for(60_000, 0.8), places_for(10, 0.8)
     (454, 48588, 10)
@@ -246,9 +249,10 @@ def _one_is_empty(cut: Cut, records: int) -> str:
 
 
 def places_of_a_fold(files: Sequence[int], folds: int, by_place: bool) -> int:
-    """Places of a trial that trains on all of K folds but its own, of `files` of so many records.
+    """Return the number of places of a trial that trains on all of K folds but its own.
 
-    By place it is the most that any fold trains on. Raises DataError where a fold may be empty.
+    `files` are numbers of records. By place it is the most records that any trial trains on. Raises DataError if a fold
+    may be empty.
     """
     if sum(files) < folds or (by_place and not sum(rows // folds for rows in files)):
         raise DataError(f"folds: {folds} folds of {count(sum(files), 'row')}; give at most as many folds as rows")

@@ -1,4 +1,4 @@
-"""Synthetic images as files, for people to look at. Not here: drawing them (`data/synthetic.py`)."""
+"""Files of synthetic images, for people to look at. `core/synthetic.py` draws the images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ ENLARGED = 3
 
 
 def write(kind: str, images: np.ndarray, directory: Path) -> list[Path]:
-    """`images` (N, channels, side, side) of bytes as a npy file, and the first hundred as one picture."""
+    """Write `images`, uint8 (N, channels, side, side), as a npy file, and the first hundred as one picture.
+
+    Returns both paths. Raises DataError if they cannot be written.
+    """
     from matplotlib import image  # takes a while to import
 
     array, picture = directory / f"{kind}.npy", directory / f"{kind}.png"
@@ -27,7 +30,7 @@ def write(kind: str, images: np.ndarray, directory: Path) -> list[Path]:
 
 
 def _sheet(images: np.ndarray) -> np.ndarray:
-    """Images beside and below each other, in three colours."""
+    """Return the images in a grid of `A_SIDE` columns, enlarged, with three colour channels."""
     count, _, side, _ = images.shape
     rows = -(-count // A_SIDE)
     colours = images[:, :3] if images.shape[1] >= 3 else np.repeat(images[:, :1], 3, axis=1)

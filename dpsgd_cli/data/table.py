@@ -1,7 +1,7 @@
-"""From a pandas table with declared columns to a matrix and labels, refusing what the declaration does not allow.
+"""Conversion of a pandas table with declared columns to a matrix and labels; undeclared content is refused.
 
-And what a user's own file takes to be public besides its numbers, in sentences that say so.
-Shared by card tables (`readers.py`) and a user's own files (`own_table.py`, `own_arrays.py`). Not here: parsing files.
+The module also writes the declarations of a user's own file. Card tables (`readers.py`) and a user's own files
+(`own_table.py`, `own_arrays.py`) share it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 
 
 def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.ndarray:
-    """float64 (N, D), one matrix column per declared column: numbers, or indices into the public values.
+    """Return a float64 matrix (N, D), one column per declared column: numbers, or indices into the public values.
 
     Raises DataError naming `where`, the column, the first bad row (data rows count from 1) and what to do.
     """
@@ -55,7 +55,7 @@ def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.
 
 
 class BadColumns(DataError):
-    """What is wrong with the cells of some columns; those of the columns `no_numbers` are text or dates."""
+    """Problems with the cells of some columns; the columns `no_numbers` hold text or dates."""
 
     def __init__(self, problems: Sequence[str], no_numbers: Set[str]) -> None:
         super().__init__("\n".join(problems))
@@ -63,7 +63,7 @@ class BadColumns(DataError):
 
 
 class NoNumbers(DataError):
-    """A column holds text, or dates."""
+    """A column that must be numeric holds text or dates."""
 
 
 def refuse_nested(series: pd.Series) -> None:
@@ -75,7 +75,7 @@ def refuse_nested(series: pd.Series) -> None:
 
 
 def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
-    """Which cells (N,) hold no value: empty ones, and the usual words for that where they are not `listed`."""
+    """Return a mask (N,) of the cells without a value: empty, or a word of `MISSING` that is not in `listed`."""
     cells = series.astype("category")
     blank = {"", *MISSING} - set(listed)
     empty = [plain_text(value) in blank for value in cells.cat.categories]
@@ -83,7 +83,7 @@ def gaps(series: pd.Series, listed: Sequence[str] = ()) -> np.ndarray:
 
 
 def to_numbers(series: pd.Series, filling: float | str | None = None, is_target: bool = False) -> np.ndarray:
-    """The column as finite float64, `filling` where a value is missing.
+    """Return the column as finite float64 (N,), with `filling` for missing values.
 
     Raises DataError for text and infinite values, and for missing ones without a filling.
     """
@@ -123,9 +123,9 @@ def to_numbers(series: pd.Series, filling: float | str | None = None, is_target:
 
 
 def to_codes(series: pd.Series, column: Column) -> np.ndarray:
-    """Each cell's index among the column's public values; a value that is not listed is an error, never guessed.
+    """Return each cell's index (N,) among the column's public values. Raises DataError for a value that is not listed.
 
-    An empty cell, or one that holds another word for that, is the column's filling.
+    An empty cell, or an unlisted word of `MISSING`, counts as the column's filling.
     """
     import pandas as pd
 
@@ -152,7 +152,7 @@ def to_codes(series: pd.Series, column: Column) -> np.ndarray:
 
 
 def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndarray, tuple[Any, ...]]:
-    """Class indices (int64) and the classes: those given, or those found, sorted.
+    """Return class indices (N,), int64, and the classes: those given, or those found, sorted.
 
     Raises DataError for missing labels, labels that are not listed, and columns that are not classes
     (fractions, a single value, nearly as many values as rows).
@@ -187,18 +187,18 @@ def to_labels(series: pd.Series, classes: Sequence[Any] | None) -> tuple[np.ndar
 
 
 _ANSWERS = dict.fromkeys(("true", "yes", "t", "y", "1"), True) | dict.fromkeys(("false", "no", "f", "n", "0"), False)
-"""Words for the classes of a question: where the two classes are such words, so may labels be, whichever and however
-they are written. (YAML has true and false, spreadsheets TRUE and FALSE, people yes and no.)"""
+"""Words for yes and no. If the two classes are such words, labels may be any of these words, in upper or lower case.
+(YAML has true and false, spreadsheets TRUE and FALSE, people yes and no.)"""
 
 
 def _as_answers(texts: list[str]) -> list[str]:
-    """Lower case where all are words for yes and no."""
+    """Return the texts in lower case if all are words for yes and no, else as they are."""
     folded = [text.casefold() for text in texts]
     return folded if all(text in _ANSWERS for text in folded) else texts
 
 
 def plain_text(value: object) -> str:
-    """How a value is written when compared: 3.0 and 3 are the same category, everything else is its own text."""
+    """Return the text by which values are compared: 3.0 and 3 are the same category, all else is its own text."""
     if isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value):
         return str(int(value))
     return str(value)
@@ -212,7 +212,7 @@ def _numbers(texts: Sequence[str]) -> list[float] | None:
 
 
 def _whole(texts: list[str], where: str) -> list[str]:
-    """Labels that are all numbers, written as whole numbers; raises DataError when one is a fraction."""
+    """Return labels that are all numbers as whole numbers, others as they are. Raises DataError for a fraction."""
     numbers = _numbers(texts)
     if numbers is None:
         return texts
@@ -248,9 +248,9 @@ def _yaml_hint(values: Sequence[str]) -> str:
 def read_labels(
     data: Data, columns: Sequence[pd.Series], paths: Sequence[Path]
 ) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
-    """The labels of each part, and the classes that all parts share; None for regression.
+    """Return the labels of each part, and the classes that all parts share; the classes are None for regression.
 
-    Targets are those of training (`targets.py`).
+    Targets are in the unit of training (`targets.py`).
     """
     import pandas as pd
 
@@ -270,7 +270,7 @@ def read_labels(
 
 
 def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...] | None) -> tuple[str, ...]:
-    """What the recipe takes to be public, in sentences that also say where it was taken from."""
+    """Return the declarations of public facts of a user's own file, each with its origin (recipe or data)."""
     said = []
     if classes is not None:
         how = "recipe" if data.classes is not None else "read from the data"
@@ -295,7 +295,7 @@ def declarations(data: Data, columns: Sequence[Column], classes: tuple[Any, ...]
 
 
 def read_warnings(data: Data, classes: tuple[Any, ...] | None, columns: Sequence[str] = ()) -> tuple[str, ...]:
-    """One warning of all that had to be read from the data: the classes, and the values of `columns`."""
+    """Return one warning that lists what was read from the data: the classes, and the values of `columns`."""
     found, lists = [], []
     if columns:
         found.append(f"the values of categorical column{'s' * (len(columns) > 1)} {', '.join(map(quoted, columns))}")

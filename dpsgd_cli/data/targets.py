@@ -1,10 +1,10 @@
-"""A regression's targets between their own unit and that of training.
+"""Conversion of regression targets between their own unit and that of training.
 
-A gradient is bounded and a step has a length, so a model whose output has to travel far never arrives: targets of some
-hundreds take a clipped model thousands of steps. Training therefore sees targets in units in which the public bounds
-of the recipe are [-1, 1], whatever the data are, and whoever reads a metric or a prediction sees the targets' own.
+Clipped gradients bound the length of a step, so a model needs many steps to reach large outputs: thousands for targets
+of some hundreds. Training therefore scales the recipe's public target bounds to [-1, 1], whatever the data are. Metrics
+and predictions are in the targets' own unit.
 
-Not here: clamping what is out of bounds in training (`engine/losses.py`).
+`core/losses.py` clamps targets out of bounds in training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpsgd_cli.data.settings import Data
 
 @dataclass(frozen=True)
 class TargetScale:
-    """`middle` becomes 0 and a distance of `unit` becomes 1.
+    """An affine scale on which `middle` becomes 0 and a distance of `unit` becomes 1.
 
     >>> scale = TargetScale(middle=150.0, unit=50.0)
     >>> scale.inward(np.array([100.0, 175.0])).tolist(), scale.outward(np.array([-1.0, 0.5])).tolist()
@@ -29,16 +29,16 @@ class TargetScale:
     unit: float = 1.0
 
     def inward(self, targets: np.ndarray) -> np.ndarray:
-        """Targets (N,) as training sees them."""
+        """Return targets (N,) in the unit of training."""
         return (targets - self.middle) / self.unit
 
     def outward(self, outputs: np.ndarray) -> np.ndarray:
-        """What a model gives, or what training sees, in the targets' own unit."""
+        """Return outputs of a model, or targets of training, in the targets' own unit."""
         return outputs * self.unit + self.middle
 
 
 def target_scale(data: Data) -> TargetScale:
-    """By the recipe's public bounds; without them targets stay as they are."""
+    """Return the scale of the recipe's public target bounds; without bounds, one that changes nothing."""
     if data.target_bounds is None:
         return TargetScale()
     low, high = data.target_bounds

@@ -1,18 +1,18 @@
-"""Users: which rows belong to whom where `privacy.unit` protects all rows of a user together.
+"""Users: the rows of each user, where `privacy.unit` protects all rows of a user together.
 
-Neighbouring data sets differ in all rows of one user, however many: the user and their rows are there or not
-(add-remove), are others (replace-one, of any number from 1), or are null rows, which add nothing (zero-out). A user's
-key (`splits.py`) is a hash of their name under add-remove, and their rank by name, from 0, otherwise. These follow from
-it and from the user's own rows:
+Neighbouring data sets differ in all rows of one user, however many. The user and their rows are present or absent
+(add-remove), are replaced by others (replace-one, any number of rows from 1), or are null rows, which add nothing
+(zero-out). A user's key (`splits.py`) is a hash of their name under add-remove, and their rank by name, from 0,
+otherwise. The key and the user's own rows decide:
 
-- the part of a cut, and the fold, which follow from the key alone, so all rows of a user go together;
-- which rows are used where a user has more than `most_rows`: those with the smallest coins. A row's key is a hash of
+- the part of a cut, and the fold. They depend on the key alone, so all rows of a user stay together;
+- the rows that are used if a user has more than `most_rows`: those with the smallest coins. A row's key is a hash of
   the user's name, of its own content and of its number among the user's identical rows.
 
-A row that is added or removed therefore changes which rows of its own user are used, and nobody else's. The number of
-users is public, as the number of records is elsewhere. The number of rows of a user is not.
+Adding or removing a row therefore changes which rows of its own user are used, and nobody else's. The number of users
+is public, as the number of records is elsewhere. The number of rows of a user is not.
 
-Not here: what a user adds to a sum (`users/run.py`).
+`core/units.py` computes what a user adds to a sum.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ NOBODYS = "leave those rows out, or give each a user of its own"
 
 
 def owners_of(cells: pd.Series, where: str) -> np.ndarray:
-    """Names (N,) of the users whose rows these are: the text of each cell, exactly as it was written.
+    """Return the names (N,) of the users whose rows these are: the text of each cell, exactly as written.
 
     Text stays as it is (blanks and leading zeros too), integers are exact, floats have their shortest digits.
 
-    Raises DataError for a gap, for a cell that is no text, number or date, for text that is no valid Unicode or holds a
-    NUL, and for two cells of different types that have the same name (1 and "1"): whether they are one user is unknown.
+    Raises DataError for a gap, for a cell that is not text, a number or a date, and for text that is not valid Unicode
+    or holds a NUL. Two cells of different types with the same name (1 and "1") are also refused: they may or may not
+    be one user.
 
     Guarantee: cells of different text never become one user, who would then be protected less than their rows need.
     """
@@ -95,14 +96,14 @@ def _name(value: object) -> str:
 
 
 def _is_gap(value: object) -> bool:
-    """Whether a cell says nobody: empty, or a usual word for a missing value."""
+    """Return True if a cell names nobody: it is empty, or a usual word for a missing value."""
     import pandas as pd
 
     return value.strip() in table.MISSING if isinstance(value, str) else bool(pd.isna(value))
 
 
 def _is_broken(name: str) -> bool:
-    """Whether text has no UTF-8, or a NUL, which arrays of text lose at its end."""
+    """Return True if text cannot be written as UTF-8, or holds a NUL, which arrays of text drop at the end."""
     try:
         return b"\0" in name.encode()
     except UnicodeEncodeError:
@@ -110,7 +111,10 @@ def _is_broken(name: str) -> bool:
 
 
 def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
-    """Names (N,) of the users of an array with an entry for each of `rows`; DataError as for `owners_of`."""
+    """Return the names (N,) of the users in an array with one entry for each of `rows` rows.
+
+    Raises DataError as `owners_of` does, and for any other shape or type of array.
+    """
     import pandas as pd
 
     if given.shape != (rows,) or given.dtype.kind not in "biufUS":
@@ -126,7 +130,7 @@ def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
 
 
 def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
-    """Names of the users of a .npy file, for parts of so many rows, one after the other."""
+    """Return the names of the users in a .npy file, for consecutive parts with `rows` rows."""
     try:
         given = np.load(path, allow_pickle=False)
     except UNREADABLE as error:
@@ -137,8 +141,8 @@ def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
 def by_user(source: Source, data: Data) -> Source:
     """Return the source with its rows in memory, grouped by user, with the keys of their users.
 
-    Files that are pooled (data.split, folds) are one part. Raises DataError where there is one user only, and where a
-    user of the training file has rows in the test file, which are public.
+    Files that are pooled (data.split, folds) are one part. Raises DataError if there is only one user, or if a user of
+    the training file has rows in the test file, which are public.
     """
     assert data.unit is not None
     parts = [part for part in (source.train, source.test) if isinstance(part, Part)]
@@ -170,7 +174,7 @@ def by_user(source: Source, data: Data) -> Source:
 
 
 def in_memory(part: Part | DiskPart) -> Part:
-    """All rows of a part that stays on disk, read at once."""
+    """Return a part with all of its rows in memory."""
     if isinstance(part, Part):
         return part
     x, y = (np.asarray(rows[0 : len(part)]) for rows in (part.x, part.y))
@@ -180,7 +184,7 @@ def in_memory(part: Part | DiskPart) -> Part:
 def members_of(keys: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the keys (U,) of the users of rows with `keys` (N,), and their rows' numbers (U, M), -1 for none.
 
-    A user's rows are taken in the order in which they stand, the first `most_rows` of them.
+    The first `most_rows` rows of each user are taken, in their order.
 
     >>> members_of(np.array([0, 0, 0, 4]), most_rows=2)
     (array([0, 4]), array([[ 0,  1],
@@ -196,9 +200,9 @@ def members_of(keys: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarray
 
 
 def as_users(dataset: Dataset, unit: Unit | None) -> Dataset:
-    """Made-up training rows, each as a user who has it several times, where users are the unit.
+    """Return synthetic training rows with each row repeated as several rows of one user, if users are the unit.
 
-    What is clipped row by row, and not user by user, then adds up to that many clip bounds.
+    If gradients are wrongly clipped by row, a user then adds that many clip bounds to the sum.
     """
     if unit is None:
         return dataset
@@ -220,7 +224,7 @@ def _joined(parts: Sequence[Part]) -> Part:
 
 
 def _by_user(part: Part, keys: Keys) -> Part:
-    """Group the rows by user, those of a user in the order of their coins."""
+    """Return the rows grouped by user, with those of a user in the order of their coins."""
     rows = content_keys(part.x, part.y, keys.values)
     order = np.lexsort((coin(rows.values, 0, "rows of a user"), keys.values))
     return Part(part.x[order], part.y[order], keys[order], _owners(part)[order])

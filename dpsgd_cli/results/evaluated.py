@@ -1,7 +1,7 @@
-"""Which records a recipe is tested on, as far as its `data:` section, its folds and the files' hashes tell.
+"""Identity of the records that a recipe is tested on, from its `data:` section, its folds and the files' hashes.
 
-What is measured on other records is another quantity, and is not subtracted. Not here: cutting (`splits.py`), folds
-themselves (`engine/tensors.py`), verdicts (`results/differences.py`).
+Metrics on different test records are different quantities, so their differences are not reported
+(`results/differences.py`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, resolved
 OWN_FILES = ("path", "test_path", "target", "test_target")
 OWNER = "unit"
 COINS = "coins"
-"""Keys of `tested_section`: whose rows go together, and that places decide a record's part (`splits.py`)."""
+"""Keys of `tested_section` for the column that names users, and for coins by place (`splits.py`)."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """`name` of the data for people; two are of the same data where `source` is equal, and of the same records of it
-    where `records`, which says in words which, is equal too."""
+    """The records that a recipe is tested on. `name` names the data for people.
+
+    Two recipes use the same data if `source` is equal, and the same test records if `records`, their description in
+    words, is equal too.
+    """
 
     name: str
     source: tuple[Any, ...]
@@ -38,30 +41,30 @@ class Evaluated:
 
 
 def evaluated_on(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Evaluated:
-    """What the resolved `data` section (`tested_section`) is tested on.
+    """Return the records that the resolved `data` section (`tested_section`) is tested on.
 
-    `identities` says of each file that was read what tells its content from others (a SHA-256). Preprocessing,
-    features and validation records leave the test records those that they are. DataError for what is no such section.
+    `identities` maps each file that was read to an identity of its content (a SHA-256). Preprocessing, features and
+    validation records do not change the test records. Raises DataError if `data` is not a valid section.
     """
-    files_of(data)  # refuses a section that is none
+    files_of(data)  # raises DataError if the section is invalid
     card = data.get("name")
     if card is not None:
         found = sorted(content for file, content in identities.items() if file != "features")
         return Evaluated(str(card), ("card", card, *found), _records(data, folds))
-    # a column has no hash, and stands for itself
+    # a column has no hash, so its name is compared
     own = (identities.get(str(data.get(key)), data.get(key)) for key in OWN_FILES)
     name = PurePath(str(data.get("path"))).name
     return Evaluated(name, ("own", data.get("task", "classification"), *own), _records(data, folds))
 
 
 def identities_in(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """The SHA-256 of each file that a result says it read."""
+    """Return the SHA-256 of each file that a result lists as read."""
     kinds = ("data_sha256", "nonprivate_data_sha256")
     return {file: found for kind in kinds for file, found in provenance.get(kind, {}).items()}
 
 
 def files_of(data: Mapping[str, Any]) -> list[str]:
-    """The files of a user's own that the resolved `data` section names, a card of theirs among them."""
+    """Return the user's own files that the resolved `data` section names, including a card of their own."""
     try:
         section = Data.model_validate({key: value for key, value in data.items() if key not in (OWNER, COINS)})
     except ValidationError as error:
@@ -72,7 +75,7 @@ def files_of(data: Mapping[str, Any]) -> list[str]:
 
 
 def tested_section(resolved_recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The `data` section of a resolved recipe, and what its rows are cut by: OWNER and COINS."""
+    """Return the `data` section of a resolved recipe with OWNER and COINS, which decide how rows are cut."""
     privacy = resolved_recipe.get("privacy") or {}
     unit, adjacency = privacy.get("unit"), privacy.get("adjacency")
     return section_with(
@@ -83,7 +86,7 @@ def tested_section(resolved_recipe: Mapping[str, Any]) -> dict[str, Any]:
 def section_with(
     data: Mapping[str, Any], owner: str | None, adjacency: str | None, batching: Batching
 ) -> dict[str, Any]:
-    """The resolved `data` section with OWNER and COINS, from the other settings of the recipe that decide them."""
+    """Return the resolved `data` section with OWNER and COINS, from the settings of the recipe that decide them."""
     added = {} if owner is None else {OWNER: owner}
     counted = NEIGHBOURS[cast(Adjacency, adjacency) or BATCHINGS[batching].adjacency].counted
     by_place = data.get(COINS, "content" if counted else "place") == "place"
@@ -92,7 +95,7 @@ def section_with(
 
 
 def public_validation(data: Mapping[str, Any]) -> str:
-    """Words for the validation records that are declared public, measured as test records are; else nothing."""
+    """Return words for validation records that are declared public, and measured like test records; "" if none are."""
     given = data.get("validation")
     cut = None if given is None else ValidationSet.model_validate(given)
     if cut is None or not cut.public:
@@ -129,7 +132,9 @@ def _cut(data: Mapping[str, Any], folds: int | None) -> str:
 
 
 def _percentage(share: float) -> str:
-    """All of its digits: of two cuts that differ in the last one, either may test what the other trains on.
+    """Return a share in percent with all of its digits.
+
+    Of two cuts that differ only in the last digit, either may test on records that the other trains on.
 
     >>> _percentage(0.2), _percentage(0.20004)
     ('20%', '20.004%')
@@ -138,20 +143,20 @@ def _percentage(share: float) -> str:
 
 
 def _usual_cut(data: Mapping[str, Any]) -> Split | None:
-    """What is held out where the recipe does not say it; None where the files have test records of their own."""
+    """Return the default cut of a recipe without one; None if the files have test records of their own."""
     if data.get("name") is None:
-        # an npz file may hold test records; a split that is written down then counts as another one than that
+        # an npz file may hold test records, so an explicit split never compares equal to a missing one
         return None if data.get("test_path") or str(data["path"]).endswith(".npz") else Split()
     try:
         own = catalog.load_card(str(data["name"])).split
         return Split() if own is not None and OWNER in data else own
     except UsageError:
-        # the result of a version that had such a card
+        # the result comes from a version that had such a card
         return None
 
 
 def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[str, str]) -> Records | None:
-    """Of a resolved recipe's `data:` and `folds:`; None where `identities` lacks the content of one of its files."""
+    """Return the records of a resolved recipe's `data:` and `folds:`; None if `identities` lacks one of its files."""
     if any(file not in identities for file in files_of(data)):
         return None
     tested = evaluated_on(data, folds, identities)
@@ -159,7 +164,7 @@ def records_of(data: Mapping[str, Any], folds: int | None, identities: Mapping[s
 
 
 def run_of(loaded: LoadedRecipe, trials: int | None = None) -> Run:
-    """The trials of a recipe that is yet to run, or so many like them; files are told apart by where they lie."""
+    """Return the trials of a recipe before it runs, or `trials` trials like them. Files are identified by path."""
     recipe = loaded.recipe
     alike = recipe if trials is None else recipe.model_copy(update={"repeats": trials, "folds": None})
     data = tested_section(resolved(recipe))

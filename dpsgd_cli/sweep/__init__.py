@@ -1,1 +1,1 @@
-"""Sweeps: many recipes from one file, trained in packs, on one machine or several. Not here: training itself."""
+"""Sweeps: many recipes from one file, trained in packs, on one machine or several."""

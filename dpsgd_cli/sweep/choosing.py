@@ -1,24 +1,22 @@
-"""A private choice among the cells of a sweep: how many runs there are, of which cells, and which one is published.
+"""A private choice among the cells of a sweep: the number of runs, their cells, and the run that is published.
 
 random stopping The price of the best of a random number of runs holds if that number is drawn from its law, without
-                looking at data, and nobody knows it who sees the best. So it comes from the operating system, and it is
-                kept in the sweep's folder before the first run: a sweep that goes on after a kill makes the runs that
-                were drawn. Drawing anew because of how the first runs ended would make the number depend on data. With
-                `select.seed` it can be repeated, and is an experiment.
+                looking at data, and if nobody who sees the best run knows the number. So the number comes from the
+                operating system's entropy, and is kept in the sweep's folder before the first run: a sweep that resumes
+                after a kill makes the runs that were drawn. Drawing anew because of how the first runs ended would make
+                the number depend on data. With `select.seed` it can be repeated, and is an experiment.
 exponential     The choice by the exponential mechanism is a release: it is made once and kept in the folder.
 
-What random stopping shows is the output of one run, and the price; nothing of others, nor that there were any. The
-theorem (`pricing.py`) covers the best run's settings, weights and metrics on test records. So while a sweep goes on,
-everything that tells more lies in a hidden folder that only its owner may read: how often each cell runs, results,
-checkpoints, failures, the logs of a cluster; and no progress is shown. When all runs are over, the best one's recipe
-(as one trial) and weights go to `<sweep>.chosen`, the statement to `<sweep>.result.json`, and the hidden folder is
-removed. A sweep that has published is never drawn again. A process that is killed leaves the hidden folder, and the
-same command goes on with the runs that were drawn.
+Random stopping shows the output of one run, and the price. It shows nothing about other runs, not even whether there
+were any. The theorem (`pricing.py`) covers the best run's settings, weights and metrics on test records. So while a
+sweep runs, everything that reveals more is in a hidden folder that only its owner may read: how often each cell runs,
+results, checkpoints, failures, and the logs of a cluster. No progress is shown. When all runs are over, the best run's
+recipe (as one trial) and weights go to `<sweep>.chosen`, the statement to `<sweep>.result.json`, and the hidden folder
+is removed. A sweep that has published is never drawn again. A killed process leaves the hidden folder, and the same
+command continues with the runs that were drawn.
 
-Not covered: what a watcher of the machine sees (time, processes, the queue of a cluster, removed files on a disk, the
-message of a run that was stopped).
-A sweep that a seed takes part in is an experiment, and keeps everything (`report.py`).
-Not here: what it costs (`pricing.py`).
+Not covered: observations of the machine (time, processes, the queue of a cluster, removed files on a disk, the message
+of a run that was stopped). A sweep with any seed is an experiment, and keeps everything (`report.py`).
 """
 
 from __future__ import annotations
@@ -79,10 +77,10 @@ def check_choice(sweep: Sweep, source: str, cells: Sequence[Cell]) -> None:
 
 
 def draw(select: RandomStopping, cells: int) -> list[int]:
-    """How many runs each of `cells` cells makes: a number of runs by the law, each of a cell drawn uniformly.
+    """Return how many runs each of `cells` cells makes: their total follows the law, and each run's cell is uniform.
 
-    Geometric and logarithmic laws are the truncated negative binomial's with shape 1 and 0: at least one run. A Poisson
-    number may be 0.
+    The geometric and logarithmic laws are truncated negative binomials with shape 1 and 0, of at least one run. A
+    Poisson number may be 0.
     """
     seed = secrets.randbits(128) if select.seed is None else select.seed
     source = np.random.Generator(np.random.Philox(seed))
@@ -97,7 +95,7 @@ def draw(select: RandomStopping, cells: int) -> list[int]:
 
 
 def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
-    """The numbers that were drawn for these cells before; None when there are none. DataError when they are damaged."""
+    """Return the numbers of runs that were drawn for these cells; None if not drawn yet, DataError if damaged."""
     path = place.file(DRAW)
     if not path.exists():
         return None
@@ -111,7 +109,7 @@ def kept(place: Folder, cells: Sequence[Cell]) -> list[int] | None:
 
 
 def draw_and_keep(place: Folder, select: RandomStopping, cells: Sequence[Cell]) -> None:
-    """Draw, unless somebody did before; of several processes at once, one draws for all."""
+    """Draw the numbers of runs and keep them, unless some are kept. Of several processes, the first draws for all."""
     counts = draw(select, len(cells))
     path = place.file(DRAW)
     runs = {cell.directory: count for cell, count in zip(cells, counts, strict=True)}
@@ -121,7 +119,7 @@ def draw_and_keep(place: Folder, select: RandomStopping, cells: Sequence[Cell]) 
 
 
 def repeated(cells: Sequence[Cell], counts: Sequence[int]) -> list[Cell]:
-    """The cells that were drawn, each as many trials as it was drawn."""
+    """Return the cells with a count above 0, each with that number of trials."""
     found = []
     for cell, count in zip(cells, counts, strict=True):
         if count:
@@ -131,9 +129,9 @@ def repeated(cells: Sequence[Cell], counts: Sequence[int]) -> list[Cell]:
 
 
 def choose(sweep: Sweep, place: Folder, cells: Sequence[Cell], records: Callable[[Cell], int]) -> dict[str, Any] | None:
-    """The chosen trial and its settings; None without `select:` or while cells are missing.
+    """Return the chosen trial and its settings; None without `select:` or while results of cells are missing.
 
-    `records` gives the (public) number of records that a cell trains on.
+    `records` returns the (public) number of records that a cell trains on.
     """
     select = sweep.select
     if select is None or not all(store.is_complete(place.path / cell.directory) for cell in cells):
@@ -164,11 +162,11 @@ def _best(trials: Sequence[tuple[Cell, Any]], select: RandomStopping) -> tuple[C
 def _exponential(
     trials: Sequence[tuple[Cell, Any]], select: ExponentialChoice, records: Callable[[Cell], int]
 ) -> tuple[Cell, Any] | None:
-    """P(trial) proportional to exp(epsilon / 2 * count): epsilon-DP for counts of sensitivity 1.
+    """Draw a trial with probability proportional to exp(epsilon / 2 * count): epsilon-DP for counts of sensitivity 1.
 
-    Without a seed the choice is made in integers, exactly (`engine/discrete.py`); with one by Gumbel noise in floating
-    point, as an experiment. A trial without a count (it diverged) counts 0, so that whether it may be chosen depends on
-    no record.
+    Without a seed the choice is made in integers, exactly (`core/discrete.py`); with a seed by Gumbel noise in floating
+    point, as an experiment. A trial without a count (it diverged) counts 0, so that the set of candidates depends on no
+    record.
     """
     if not trials:
         return None
@@ -183,7 +181,7 @@ def _exponential(
 
 
 def is_secret(sweep: Sweep, cells: Sequence[Cell]) -> bool:
-    """Whether only the best run may be seen: random stopping in which nothing comes from a seed."""
+    """Return True if only the best run may be seen: random stopping without any randomness from a seed."""
     select = sweep.select
     if not isinstance(select, RandomStopping):
         return False
@@ -191,18 +189,18 @@ def is_secret(sweep: Sweep, cells: Sequence[Cell]) -> bool:
 
 
 def private_folder(public: Folder) -> Folder:
-    """Where everything lies until the best is published."""
+    """Return the hidden folder that holds everything until the best run is published."""
     return Folder(public.path / f".{public.stem}.private", public.stem)
 
 
 def open_private(private: Folder) -> None:
-    """Make the hidden folder, for its owner alone."""
+    """Create the hidden folder, accessible to its owner alone."""
     private.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(private.path, 0o700)
 
 
 def published(public: Folder) -> dict[str, Any] | None:
-    """What was published; None before."""
+    """Return the published result, or None before there is one."""
     path = public.file(RESULT)
     return files.read_json(path) if path.exists() else None
 
@@ -210,10 +208,10 @@ def published(public: Folder) -> dict[str, Any] | None:
 def publish(
     public: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[pricing.Spent | None]
 ) -> dict[str, Any] | None:
-    """Publish the best of the runs of `cells`, and remove all others; None while some are missing.
+    """Publish the best of the runs of `cells`, and remove all others. Returns None while some are missing.
 
-    `every` has what bounds one run of each cell of the file, drawn or not. Several processes may do so at once: all
-    choose the same, and one that finds the runs gone reads what was published.
+    `every` bounds one run of each cell of the file, drawn or not. Several processes may publish at once: all choose the
+    same run, and a process that finds the runs gone reads the published result.
     """
     private = private_folder(public)
     try:
@@ -246,7 +244,7 @@ def _publish(
 
 
 def _output(cell: Cell, document: dict[str, Any], trial: int) -> dict[str, Any]:
-    """What one run says of itself, and of its recipe."""
+    """Return the settings and test metrics of one run, and the declarations of its recipe."""
     row = next(row for row in document["trials"] if row["trial"] == trial)
     metrics = {name: value for name, value in row.items() if name.startswith("test_")}
     recipe = {key: document["privacy"][key] for key in ("declarations", "uncovered_steps")}
@@ -254,7 +252,7 @@ def _output(cell: Cell, document: dict[str, Any], trial: int) -> dict[str, Any]:
 
 
 def _put(cell: Cell, source: Path, trial: int, place: Path) -> None:
-    """The recipe and the weights of one trial, whole or not at all."""
+    """Write the recipe and the weights of one trial to `place`, whole or not at all."""
     staging = files.hidden_name(place)
     try:
         staging.mkdir()

@@ -1,6 +1,6 @@
-"""Recipes at equal budgets, trained where they have no result yet, packed like a sweep.
+"""Training of recipes at equal budgets for a comparison, unless they have a result; packed like a sweep.
 
-Not here: which budgets are equal (`account/matching.py`), what is then compared (`results/comparison.py`).
+`account/matching.py` matches the budgets; `results/comparison.py` compares the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from dpsgd_cli.sweep.running import Job, is_open, run_job
 
 
 def trained(recipes: Sequence[str], terms: dict[str, Any], out: Path, say: Callable[[str], None]) -> list[Entry]:
-    """Every recipe at every budget as an entry. All that cannot be run is raised together, as a RecipeError."""
+    """Return every recipe at every budget as an entry, trained if it has no result.
+
+    Raises one RecipeError for all recipes that cannot run, and RunError if a training fails.
+    """
     asked = matched(recipes, Terms(**terms))
     cells = [cell_of(number, loaded, {}) for number, (_, _, loaded) in enumerate(asked)]
     problems = [

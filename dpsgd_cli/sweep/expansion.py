@@ -1,7 +1,6 @@
-"""From a sweep file to its cells: every combination, checked, each a recipe of its own.
+"""Expansion of a sweep file into cells: every combination of settings, each a checked recipe of its own.
 
-Every problem of every cell is reported together, at the line of the sweep file or of the recipe that it comes from.
-Not here: which cells train together (`planning.py`), what they cost (`pricing.py`).
+Problems of all cells are reported together, each at the line of the sweep file or recipe that it comes from.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Setting = tuple[str, Node]
 
 @dataclass(frozen=True)
 class Cell:
-    """One recipe of a sweep. `settings` are the values that tell it from the others, as shown to people."""
+    """One recipe of a sweep. `settings` are the values that distinguish it from the others, as shown to people."""
 
     number: int
     loaded: LoadedRecipe
@@ -49,12 +48,15 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """The settings in words."""
+        """The settings as text."""
         return ", ".join(f"{key}={json.dumps(value)}" for key, value in self.settings.items()) or "the only cell"
 
 
 def cell_of(number: int, loaded: LoadedRecipe, settings: dict[str, Any]) -> Cell:
-    """The cell of a recipe with everything chosen that it leaves `auto`; as it is where its plan will say why not."""
+    """Return the cell of a recipe with every `auto` setting resolved.
+
+    If that fails, the recipe stays as it is, and its plan will report the error.
+    """
     with contextlib.suppress(DpsgdError):
         loaded = settled(loaded)
     return Cell(number, loaded, settings)
@@ -70,7 +72,7 @@ class _Base:
 
 
 def expand(loaded: LoadedSweep) -> list[Cell]:
-    """All cells, without doubles, in the order of the file. Raises RecipeError that holds all that is wrong."""
+    """Return all cells, without duplicates, in the order of the file. Raises one RecipeError for all problems."""
     bases = _bases(loaded)
     combinations = _combinations(loaded, bases)
     problems: list[Problem] = []
@@ -93,13 +95,13 @@ def expand(loaded: LoadedSweep) -> list[Cell]:
 
 
 def shard_of(cells: Sequence[Cell], shard: tuple[int, int]) -> list[Cell]:
-    """Shard `i` of `n` (1 <= i <= n): every n-th cell. Needs nothing but the sweep file, so shards never talk."""
+    """Return shard `(i, n)` with 1 <= i <= n: every n-th cell from the i-th. Shards need not communicate."""
     index, count = shard
     return list(cells[index - 1 :: count])
 
 
 def parse_shard(text: str | None) -> tuple[int, int]:
-    """`I/N` as numbers; the whole sweep is 1/1."""
+    """Return the numbers of `I/N`; (1, 1) for None. Raises UsageError unless 1 <= I <= N."""
     if text is None:
         return 1, 1
     index, slash, count = text.partition("/")
@@ -143,7 +145,7 @@ def _combinations(loaded: LoadedSweep, bases: Sequence[_Base]) -> list[tuple[_Ba
 
 
 def _told_apart_by(combinations: Sequence[tuple[_Base, list[Setting]]]) -> set[str]:
-    """The keys that have more than one value."""
+    """Return the keys that have more than one value, or that only some combinations set."""
     values: dict[str, set[str]] = {}
     for _, settings in combinations:
         given = {key: json.dumps(node.plain()) for key, node in settings}
@@ -153,7 +155,7 @@ def _told_apart_by(combinations: Sequence[tuple[_Base, list[Setting]]]) -> set[s
 
 
 def _axes(loaded: LoadedSweep) -> Iterator[list[list[Setting]]]:
-    """Each axis as a list of choices; a choice sets one key or several."""
+    """Yield each axis as a list of choices; a choice sets one key or several."""
     tree, sweep = loaded.tree, loaded.sweep
     for key in sweep.grid:
         yield [[(key, node)] for node in tree.nearest(("grid", key)).value]
@@ -180,7 +182,7 @@ def _samples(settings: Random, tree: Node) -> list[list[Setting]]:
 
 
 def _draw(draw: Draw, random: Any) -> Any:
-    """One value; numbers are rounded to six significant digits, so that a person can write them down."""
+    """Return one random value. Real numbers are rounded to six significant digits, which a person can write down."""
     if draw.choice is not None:
         return draw.choice[int(random.integers(len(draw.choice)))]
     if draw.integers is not None:
@@ -203,7 +205,7 @@ def _recipe(base: _Base, settings: Sequence[Setting], overrides: Sequence[str]) 
 
 
 def _with_own_seed(recipe: Recipe) -> Recipe:
-    """The recipe with a seed that no other recipe has: its own plus a multiple of 2^20 given by its content."""
+    """Return the recipe with its own seed plus a multiple of 2^20 that a hash of its content gives."""
     if recipe.seed is None:
         return recipe
     content = json.dumps(resolved(recipe), sort_keys=True)

@@ -1,8 +1,7 @@
-"""The files of a sweep beside its result directories: what it consists of, which cells failed and why, its tables.
+"""The files of a sweep beside its result directories: its index, the failures of cells, its tables.
 
 Several processes, and several sweeps, write into one folder without locks: every file is written whole under another
-name and moved into place, and its name depends on its content's owner (a cell, or a sweep with just these cells).
-Not here: result directories (`results/store.py`), what a table says (`report.py`).
+name and moved into place, and its name depends on its content's owner (a cell, or a sweep with exactly these cells).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dpsgd_cli.sweep.expansion import Cell
 
 @dataclass(frozen=True)
 class Folder:
-    """Where one sweep writes. `stem` names the sweep's own files; it is the same for all its shards."""
+    """The folder of one sweep. `stem` names the sweep's own files; it is the same for all its shards."""
 
     path: Path
     stem: str
@@ -31,13 +30,13 @@ class Folder:
 
 
 def folder_of(name: str, cells: Sequence[Cell], out: Path, choice: str = "") -> Folder:
-    """The folder of a sweep with these cells, and with this law where the number of their runs is drawn."""
+    """Return the folder of a sweep with these cells; `choice` is the law of random stopping, if it is used."""
     content = "\n".join([cell.directory for cell in cells] + ([choice] if choice else []))
     return Folder(out, f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}")
 
 
 def write_index(folder: Folder, source: str, cells: Sequence[Cell], secret: bool = False) -> None:
-    """What the sweep consists of, for `status` and `compare`; of a `secret` one that it was begun."""
+    """Write the list of the sweep's cells, for `status` and `compare`. A `secret` sweep gives no cells."""
     rows = [{"directory": cell.directory, "trials": cell.trials, "settings": cell.settings} for cell in cells]
     files.write_whole(
         folder.file(INDEX), files.to_json({"sweep": folder.stem, "source": source, "secret": secret, "cells": rows})
@@ -45,19 +44,19 @@ def write_index(folder: Folder, source: str, cells: Sequence[Cell], secret: bool
 
 
 def failure_place(cell: Cell, out: Path) -> Path:
-    """Where a cell's failure is recorded."""
+    """Return the path of the record of a cell's failure."""
     return out / f"{cell.directory}{FAILED}"
 
 
 def record_failure(cell: Cell, out: Path, error: BaseException) -> None:
-    """Keep why a cell failed, beside where its result would lie."""
+    """Write the reason of a cell's failure, beside the place of its result."""
     told = {"directory": cell.directory, "settings": cell.settings, "kind": type(error).__name__, "error": str(error)}
     files.write_whole(failure_place(cell, out), files.to_json(told))
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a sweep is."""
+    """The progress of a sweep: numbers of cells and trials, and the records of failures."""
 
     sweep: str
     cells: int
@@ -73,7 +72,7 @@ class Status:
 
 
 def statuses(path: Path) -> list[Status]:
-    """Every sweep that was begun in a folder. DataError when there is none."""
+    """Return the progress of every sweep in a folder. Raises DataError if there is none."""
     indices = sorted(path.glob(f"*{INDEX}"))
     if not indices:
         raise DataError(f"{path}: no sweep was begun here (no *{INDEX} file)")

@@ -1,7 +1,4 @@
-"""Sweep files between disk and memory, with every problem at its line.
-
-Not here: the cells (`expansion.py`).
-"""
+"""Reading and validation of sweep files, with every problem reported at its line."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from dpsgd_cli.recipe.loading import find_recipe, read_text, shipped_recipes
 from dpsgd_cli.recipe.overrides import KEY, apply_overrides
 from dpsgd_cli.sweep.schema import ExponentialChoice, RandomStopping, Sweep
 
-# Below these, a key of the sweep file is a recipe key with dots of its own.
+# Keys below these blocks are recipe keys, which contain dots.
 _BLOCKS = ("grid", "zip")
 _OWN = ("recipes", "zip", "grid", "list", "random", "select", "seeds", "most_trials", "resources")
 _IS_A_RECIPE = "this is a recipe, not a sweep; use `dpsgd train {}`"
@@ -28,7 +25,7 @@ _IS_A_RECIPE = "this is a recipe, not a sweep; use `dpsgd train {}`"
 
 @dataclass(frozen=True)
 class LoadedSweep:
-    """A valid sweep, its tree (every value knows its line), its folder, and the overrides meant for every recipe."""
+    """A valid sweep, its tree (which has each value's line), its folder, and the overrides for every recipe."""
 
     sweep: Sweep
     tree: Node
@@ -41,7 +38,7 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
     """Read the sweep file, or the shipped sweep, `source`.
 
     `KEY=VALUE` whose key begins with a block of the sweep (`grid.method.batch_size=[1, 2]`, `random.samples=3`)
-    changes the sweep; any other is meant for every recipe. Raises RecipeError that holds every problem.
+    changes the sweep; any other changes every recipe. Raises RecipeError with every problem.
     """
     if source in shipped_recipes() and not FilePath(source).is_file():
         raise RecipeError(f"{source}: {_IS_A_RECIPE.format(source)}")
@@ -65,7 +62,7 @@ def load_sweep(source: str, overrides: Sequence[str] = ()) -> LoadedSweep:
 
 
 def in_order(problems: Sequence[Problem]) -> list[str]:
-    """Problems as text, by file and line, each once, with how often it was met."""
+    """Return the problems as text, ordered by line, each once, with the number of cells that have it."""
     ordered = sorted(problems, key=lambda problem: (problem.place.line is None, problem.place.line or 0))
     counts: dict[str, int] = {}
     for problem in ordered:
@@ -74,7 +71,7 @@ def in_order(problems: Sequence[Problem]) -> list[str]:
 
 
 def _override(tree: Node, texts: Sequence[str]) -> list[Problem]:
-    """Overrides of the sweep itself; `grid.a.b=[1]` sets the key `a.b` of the grid."""
+    """Apply overrides to the sweep itself, in place; `grid.a.b=[1]` sets the key `a.b` of the grid."""
     problems = []
     for text in texts:
         block, dot, rest = text.partition(".")
@@ -109,13 +106,13 @@ def _bad_keys(block: Node | None, path: Path) -> list[Problem]:
 
 
 def _told(tree: Node, detail: object) -> list[Problem]:
-    """One of pydantic's reports in the user's words, at its line."""
+    """Return the problems of one of pydantic's reports, in the user's words, at their lines."""
     assert isinstance(detail, dict)
     path: Path = ()
     here: Node | None = tree
     for part in detail["loc"]:
         child = here.child(part) if here is not None else None
-        # what is no key of the file is pydantic's label of a union's member, save a key that is missing
+        # a part that is not a key of the file is pydantic's label of a union's member, unless the key is missing
         if child is not None or (detail["type"] == "missing" and part == detail["loc"][-1]):
             path, here = (*path, part), child
     place = tree.nearest(path).place
@@ -132,7 +129,7 @@ def _told(tree: Node, detail: object) -> list[Problem]:
 
 
 def _kind_problem(section: Node | None, place: Place, path: Path) -> Problem:
-    """What is wrong with the kind of the only section that has several."""
+    """Return the problem with the kind of `select`, the only section that has several kinds."""
     kinds = [str(section.model_fields["kind"].default) for section in (RandomStopping, ExponentialChoice)]
     given = section.child("kind") if section is not None else None
     if given is None:
@@ -143,7 +140,7 @@ def _kind_problem(section: Node | None, place: Place, path: Path) -> Problem:
 
 
 def _at(tree: Node, path: Path, line: str) -> Problem:
-    """A rule's message at the key that it begins with; keys of a block keep their dots."""
+    """Return a validator's message as a problem at the key that it begins with; keys of a block keep their dots."""
     name, colon, rest = line.partition(": ")
     block, _, inner = name.partition(".")
     parts: list[Path] = [

@@ -1,10 +1,8 @@
-"""Before anything runs: the plan of every cell, and which cells train together on one trials axis.
+"""Planning of a sweep before anything runs: the plan of every cell, and the packs of cells that train together.
 
-Cells that differ in nothing a plan reads are planned once. Within a pack only what a method says it reads trial by
-trial (`Descriptor.may_differ`) may differ; everything else must be equal, so that a key that is added to a recipe keeps
-its cells apart until a method lists it.
-
-Not here: plans themselves (`accounting/plan.py`), how long the cells will take (`rehearsal.py`).
+Cells that differ only in keys that no plan reads are planned once. Cells of a pack may differ only in the keys that the
+method lists as read trial by trial (`Descriptor.may_differ`). Everything else must be equal, so cells that differ in a
+new recipe key are not packed together until a method lists it.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _NOT_IN_PLAN_OF_GRADIENTS = ("learning_rate", "weight_decay", "optimizer", "aver
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell with its plan (None without privacy) and the public facts of its data, or with why it cannot run."""
+    """A cell with its plan (None without privacy) and the public facts of its data, or with the error that stops it."""
 
     cell: Cell
     plan: Plan | None = None
@@ -49,13 +47,13 @@ class Planned:
 
 @dataclass
 class Planner:
-    """Plans cells and remembers plans and models that were seen before."""
+    """Planner of cells, which remembers the plans and models that it has seen."""
 
     _plans: dict[str, Planned] = field(default_factory=dict)
     _models: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def plan(self, cell: Cell) -> Planned:
-        """The plan of `cell`; an error of `dpsgd_cli.errors` is kept, not raised."""
+        """Return the plan of `cell`. Errors of `dpsgd_cli.errors` are kept, unless they would stop every cell."""
         key = _plan_key(cell.loaded)
         if key not in self._plans:
             try:
@@ -74,7 +72,7 @@ class Planner:
         return found
 
     def _check_model(self, loaded: LoadedRecipe, outline: data.Outline) -> None:
-        """See that the model can be built for the data, once for each model."""
+        """Check that the model can be built for the data, once for each model."""
         key = _model_key(loaded, outline)
         if key not in self._models and outline.input_shape is not None:
             model = make_pack(loaded, outline.input_shape, outline.outputs, [0], Placement(torch.device("cpu")))
@@ -84,7 +82,7 @@ class Planner:
             self._models[key] = (model.size, row)
 
     def trials_that_fit(self, cell: Cell) -> int:
-        """How many trials like those of `cell` may train together where it would train here."""
+        """Return how many trials like those of `cell` fit together on the device that it would use here."""
         planned = self.plan(cell)
         known = None if planned.outline is None else self._models.get(_model_key(cell.loaded, planned.outline))
         parameters, row = known or (1, 1)
@@ -95,7 +93,7 @@ class Planner:
 
 @functools.cache
 def shared_planner() -> Planner:
-    """One planner for everything that this process plans."""
+    """Return the one planner of this process."""
     return Planner()
 
 
@@ -116,7 +114,7 @@ def _model_key(loaded: LoadedRecipe, outline: data.Outline) -> str:
 
 
 def steps_of(planned: Planned) -> int:
-    """Gradient steps of one trial; 0 where only the run will tell."""
+    """Return the number of gradient steps of one trial; 0 if it is unknown before the run."""
     recipe, plan = planned.cell.loaded.recipe, planned.plan
     if plan is not None:
         return len(plan.epochs) * plan.sampling.steps_per_epoch
@@ -127,12 +125,12 @@ def steps_of(planned: Planned) -> int:
 
 
 def shared(loaded: LoadedRecipe) -> str:
-    """What cells of one pack have in common: equal text, same pack."""
+    """Return a key (text) of everything that cells of one pack must have in common. Equal keys may share a pack."""
     recipe = loaded.recipe
     content = resolved(recipe)
     may_differ = (*ALWAYS_MAY_DIFFER, *recipe.method.described.may_differ)
     if not isinstance(getattr(recipe.method, "learning_rate", None), float):
-        # rates that change by epoch, or that a theorem gives from the problem's constants, are of the whole pack
+        # rates that change by epoch, or that a theorem derives from the problem's constants, hold for the whole pack
         may_differ = tuple(key for key in may_differ if key.partition(".")[0] not in ("method", "model"))
     if recipe.runtime.evaluate_every > 1 and "epochs" in may_differ:
         # the last epoch is always evaluated, so all must end at once
@@ -144,9 +142,10 @@ def shared(loaded: LoadedRecipe) -> str:
 
 
 def packs(cells: Sequence[Cell], most_trials: int | Literal["auto"] = "auto") -> list[tuple[Cell, ...]]:
-    """The cells in packs of at most `most_trials` trials (auto: what memory holds); a cell is never divided.
+    """Return the cells in packs of at most `most_trials` trials (auto: what memory holds). No cell is divided.
 
-    A pack takes as long as its longest cell, so cells much shorter go elsewhere.
+    A pack takes as long as its longest cell, so a cell of over `LONGER` times the steps of the shortest starts a new
+    pack.
     """
     planner = shared_planner()
 

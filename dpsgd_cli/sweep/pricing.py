@@ -1,20 +1,18 @@
-"""What a sweep costs in privacy, said in three ways: each trial, all of them together, and the private choice of one.
+"""The privacy price of a sweep, in three statements: each trial, all trials together, and the private choice of one.
 
-all together    The releases of all trials compose where their ledgers may be added (`accounting/joint_composition.py`).
-random stopping The number of runs is random and each run is a cell drawn uniformly; only the best is published, or,
-                where a Poisson number is 0, that there is none: the price is the law's, whatever was drawn. A
+all together    The releases of all trials compose if their ledgers may be added (`privacy/together.py`).
+random stopping The number of runs is random and each run is a cell drawn uniformly. Only the best run is published, or,
+                if a Poisson number is 0, that there is none. The price depends on the law, not on the number drawn. A
                 run is a mixture over cells with public weights whose label is published too, so its Renyi divergence
                 is at most the largest of the cells', order by order (quasi-convexity: van Erven and Harremoes 2014,
-                Theorem 13). The theorem on the best run is that of `accounting/repeated_selection.py`. What it covers
-                is the output of ONE run: its settings, its weights, and its score, which costs nothing because it is
-                measured on test records that every cell leaves out. How many runs there were, which cells were drawn,
-                what the others found, and which of them the best is, are no part of it: `choosing.py` keeps and says
-                none of that. Where the number or any noise comes from a seed, the sweep is an experiment: whoever knows
-                the seed knows the number, or can take the noise away.
-exponential     All cells compose, and the exponential mechanism's epsilon on top; a count of correctly classified
+                Theorem 13). `privacy/selection.py` has the theorem on the best run. The theorem covers the output of
+                ONE run: its settings, its weights, and its score, which costs nothing because it is measured on test
+                records that no cell trains on. It does not cover the number of runs, the cells that were drawn, the
+                results of the others, or which of the runs is the best: `choosing.py` keeps and shows none of these.
+                If the number or any noise comes from a seed, the sweep is an experiment: anyone who knows the seed
+                knows the number, or can remove the noise.
+exponential     All cells compose, plus the epsilon of the exponential mechanism. A count of correctly classified
                 training records moves by at most 1 with one record.
-
-Not here: which cell is chosen (`choosing.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _FEW = 64
 
 @dataclass(frozen=True)
 class Spent:
-    """What bounds ONE trial (`Ledger.to_price`), and the trials that it bounds; `epsilon` is what is stated of one."""
+    """Releases that bound ONE trial (`Ledger.to_price`), the run whose trials they bound, and one trial's `epsilon`."""
 
     releases: tuple[Release, ...]
     run: Run
@@ -60,10 +58,10 @@ class Spent:
 def statement(
     spent: Sequence[Spent | None], sweep: Sweep, cells: Sequence[Spent | None] | None = None
 ) -> dict[str, Any]:
-    """The three ways, for the result file.
+    """Return the three statements, for the result file.
 
-    `spent` has one entry a ledger; None is a trial without privacy. `cells` holds what bounds one run of EVERY cell,
-    drawn or not, which random stopping needs.
+    `spent` has one entry for each different ledger of a cell; None is a trial without privacy. `cells`, which random
+    stopping needs, bounds one run of EVERY cell, drawn or not.
     """
     private = [one for one in spent if one is not None]
     trials = sum(one.trials for one in private)
@@ -87,7 +85,7 @@ def statement(
 
 
 def _each(spent: Sequence[Spent]) -> list[dict[str, Any]]:
-    """The largest epsilon of a single trial, by adjacency, delta and kind of bound."""
+    """Return the largest epsilon of a single trial, for each adjacency, delta and kind of bound."""
     found: dict[tuple[str, float, str], float | None] = {}
     for one in spent:
         key = (one.adjacency, one.delta, one.bound)
@@ -100,7 +98,7 @@ def _each(spent: Sequence[Spent]) -> list[dict[str, Any]]:
 
 
 def _noise_of(spent: Sequence[Spent | None], seed: int | None = None) -> NoiseSource:
-    """Of all trials, and of a choice among them."""
+    """Return the source of the noise of all trials, and of a choice among them (by `seed`, if it has one)."""
     return noise_source(seed, *(seed for one in spent if one is not None for seed in one.run.seeds or ()))
 
 
@@ -122,7 +120,7 @@ def _together(spent: Sequence[Spent], trials: int) -> dict[str, Any]:
 
 
 def _random_stopping(cells: Sequence[Spent | None] | None, select: RandomStopping) -> dict[str, Any]:
-    """The same whatever was drawn, also when that is no run at all: it is a property of the law, not of the draw."""
+    """Return the statement on the best run. It depends on the law, not on the draw, even if no run was drawn."""
     told: dict[str, Any] = {"kind": select.kind, "law": select.law, "mean": select.mean, "epsilon": None}
     told["randomness"] = describe_noise(_noise_of(cells or (), select.seed))
     if cells is None:
@@ -163,17 +161,17 @@ def _exponential(spent: Sequence[Spent], select: ExponentialChoice, together: di
 
 
 def _least(releases: Sequence[Release]) -> Least:
-    """The least upper bound; without `pld` where many unlike releases would take it minutes."""
+    """Return the least of the upper bounds; without `pld` for many unlike releases, which would take it minutes."""
     return Least() if len(releases) <= _FEW else Least([name for name in accountants.USUAL if name != "pld"])
 
 
 def unscaled(releases: Sequence[Release]) -> list[Release]:
-    """Releases in units of their sensitivity, so that more of them are equal."""
+    """Return the releases in units of their sensitivity, so that more of them are equal."""
     return [prices.unscaled(release) for release in releases]
 
 
 class BestOfCells(BestOfTrials):
-    """The same theorem for runs that are a uniformly drawn cell: the worst cell, order by order."""
+    """The theorem of `BestOfTrials` for runs that are a uniformly drawn cell: the worst cell, order by order."""
 
     name = BestOfTrials.name
     bound = "upper"
@@ -182,7 +180,7 @@ class BestOfCells(BestOfTrials):
     adjacencies = BestOfTrials.adjacencies
 
     def epsilon_of_any(self, cells: Sequence[Sequence[Release]], delta: float) -> float:
-        """Epsilon at `delta` of publishing the best run, `cells` holding the releases of one run of each cell."""
+        """Return epsilon at `delta` of publishing the best run; `cells` holds the releases of one run of each cell."""
         for releases in cells:
             self.check(releases)
         divergence = self.divergence(_Worst(cells))
@@ -191,7 +189,7 @@ class BestOfCells(BestOfTrials):
 
 
 class _Worst(Profile):
-    """The largest total of several profiles, order by order."""
+    """A profile that is the largest of several profiles, order by order."""
 
     def __init__(self, cells: Sequence[Sequence[Release]]) -> None:
         distinct = {tuple(merge(list(releases))) for releases in cells}

@@ -1,7 +1,7 @@
-"""How long a pack will take here: its own method is timed on rows of chance, with its noise and its evaluation.
+"""Estimates of a pack's running time on this machine: its own method, noise and evaluation, timed on random rows.
 
-No data set is read, and nothing that is measured depends on one. What is not in the estimate: starting, reading data,
-prices, and writing results. Not here: what is planned (`planning.py`).
+No data set is read, so no measured time depends on records. The estimate leaves out starting, reading data, accounting,
+and writing results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBERS = 1 << 26
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one step of all trials, and of one row's evaluation in all of them."""
+    """Seconds for one step of all trials, and for the evaluation of one row in all of them."""
 
     step: float
     row: float
@@ -41,14 +41,15 @@ class Pace:
 
 @dataclass
 class Rehearsals:
-    """Estimates; packs that differ only in what takes no time are rehearsed once."""
+    """Estimates of running times. Packs that differ only in settings that take no time are timed once."""
 
     _known: dict[tuple[str, int], Pace] = field(default_factory=dict)
 
     def seconds(self, planned: Sequence[Planned]) -> float | None:
-        """About how long these cells, one pack, train and are evaluated here; None where only running them would tell.
+        """Return about how many seconds these cells, one pack, train and are evaluated here; None if it is unknown.
 
-        Methods that do not go step by step are not known. Raises what the first step of such a pack raises.
+        The time is unknown for methods that do not go step by step, and where only a run gives the number of steps.
+        Raises what the first step of such a pack raises.
         """
         first, trials = planned[0], sum(one.cell.trials for one in planned)
         recipe, outline = first.cell.loaded.recipe, first.outline
@@ -69,7 +70,7 @@ class Rehearsals:
 
 
 def _pace(planned: Planned, outline: data.Outline, trials: int) -> Pace:
-    """Time a few steps, and more where they are quick."""
+    """Time a few steps of `trials` trials, and more steps if they are quick."""
     batch = planned.cell.loaded.recipe.method.batch
     records = outline.train_records
     if planned.cell.loaded.recipe.folds is not None:
@@ -86,7 +87,7 @@ def _pace(planned: Planned, outline: data.Outline, trials: int) -> Pace:
 
 
 def _started(planned: Planned, outline: data.Outline, trials: int, records: int) -> Trials:
-    """All trials of the pack, as the first cell's, ready to train on so many rows of chance."""
+    """Return `trials` trials with the first cell's settings, ready to train on `records` random rows."""
     loaded, plan = planned.cell.loaded, planned.plan
     changes = {"repeats": trials, "folds": None, "epochs": _EPOCHS if plan is None else loaded.recipe.epochs}
     recipe = loaded.recipe.model_copy(update=changes)
@@ -97,12 +98,12 @@ def _started(planned: Planned, outline: data.Outline, trials: int, records: int)
 
 
 def _most_rows(outline: data.Outline) -> int:
-    """Rows enough to see what one costs, however large the data set is."""
+    """Return a number of rows that is enough to time one, however large the data set is."""
     return max(1, _NUMBERS // math.prod(outline.input_shape or ()))
 
 
 def _endless(plan: Plan, records: int) -> Plan:
-    """The plan for another number of records, without an end."""
+    """Return the plan for `records` records, with far more epochs than are timed and without a budget."""
     size = records if plan.sampling.batching == "full" else min(plan.sampling.batch_size, records)
     sampling = dataclasses.replace(plan.sampling, records=records, batch_size=size)
     return dataclasses.replace(
@@ -115,7 +116,7 @@ def _endless(plan: Plan, records: int) -> Plan:
 
 
 def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, records: int) -> data.Dataset:
-    """Inputs in [0, 1); each trial has its own where private preprocessing would give it its own."""
+    """Return random inputs in [0, 1). Each trial has its own if private preprocessing would give it its own."""
     random = np.random.default_rng(0)
     loaded = planned.cell.loaded
     adjacency = loaded.recipe.adjacency
@@ -135,7 +136,7 @@ def _rows_of_chance(planned: Planned, outline: data.Outline, trials: int, record
 
 
 def _timed(trials: Trials, done: int = 0) -> Pace:
-    """Time epochs after the `done` first and one more, which finds everything cold."""
+    """Time epochs after the first `done` and one more, which warms up memory and caches."""
     method, context = trials.method, trials.context
     method.run_epoch(done)
     spent, steps, epoch = 0.0, 0, done + 1

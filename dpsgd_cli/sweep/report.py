@@ -1,7 +1,6 @@
-"""What a sweep writes when it ends, and what it prints: one row a cell, and the cost of it all.
+"""The table of a sweep, with one row for each cell, its result file, and the lines about its privacy.
 
-Nothing in the table depends on when, where or beside whom a cell ran. Not here: files (`folder.py`), prices
-(`pricing.py`).
+The table does not depend on when or where a cell ran, or on the other cells of its pack.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ EXPERIMENT = "; EXPERIMENT: its seed is known"
 
 
 def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Planned]) -> dict[str, Any]:
-    """Write the table and the result of a sweep as far as it is; returns the result.
+    """Write the table and the result of a sweep as far as it has run, and return the result.
 
     `cells` are all that run, in every shard; `every` has the plans of all cells of the file, drawn or not.
     """
@@ -51,13 +50,13 @@ def write(place: Folder, sweep: Sweep, cells: Sequence[Cell], every: Sequence[Pl
 
 
 def _records(cell: Cell) -> int:
-    """How many records a private cell trains on; 0 without a plan, so that such a cell is chosen by chance alone."""
+    """Return the number of records that a private cell trains on; 0 without a plan, so its accuracy does not count."""
     plan = shared_planner().plan(cell).plan
     return 0 if plan is None else plan.sampling.records
 
 
 def row_of(cell: Cell, place: Folder) -> Row:
-    """A cell's line of the table."""
+    """Return a cell's row of the table."""
     row: Row = {"cell": cell.number, **cell.settings}
     directory = place.path / cell.directory
     if not store.is_complete(directory):
@@ -75,7 +74,7 @@ def row_of(cell: Cell, place: Folder) -> Row:
 
 
 def _spent(cell: Cell, place: Folder) -> list[pricing.Spent | None]:
-    """What bounds each trial of a finished cell, equal trials together."""
+    """Return bounds on the trials of a finished cell, one for each different ledger; None per trial without privacy."""
     directory = place.path / cell.directory
     document = store.read_document(directory)
     found = Entry(cell.label, None, directory, document)
@@ -92,7 +91,7 @@ def _spent(cell: Cell, place: Folder) -> list[pricing.Spent | None]:
 
 
 def planned_spending(planned: Sequence[Planned]) -> list[pricing.Spent | None]:
-    """The same before anything ran; cells that cannot run are left out."""
+    """Return bounds on the trials of each planned cell, None without privacy. Cells that cannot run are left out."""
     found: list[pricing.Spent | None] = []
     for one in planned:
         if one.error is not None:
@@ -107,7 +106,7 @@ def planned_spending(planned: Sequence[Planned]) -> list[pricing.Spent | None]:
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """The table for people: settings, status and the metrics on test records, rounded."""
+    """Return the table as Markdown: settings, status and the metrics on test records, rounded."""
     left_out = ("nonprivate_", "directory", "accountant")
     columns = list(dict.fromkeys(key for row in rows for key in row if not key.startswith(left_out)))
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
@@ -124,7 +123,7 @@ def _cell(value: Any) -> str:
 
 
 def privacy_lines(privacy: dict[str, Any]) -> list[str]:
-    """The three statements in words."""
+    """Return the three privacy statements as lines of text."""
     seeded = EXPERIMENT if privacy["noise_source"] != "secure" else ""
     lines = [
         f"{'each trial':<25} epsilon {'none' if one['epsilon'] is None else epsilon_text(one['epsilon'])}"
@@ -151,7 +150,7 @@ def privacy_lines(privacy: dict[str, Any]) -> list[str]:
 
 
 def chosen_line(chosen: dict[str, Any]) -> str:
-    """The chosen trial in words."""
+    """Return a line about the chosen trial."""
     if chosen["directory"] is None:
         return str(chosen["note"])
     settings = ", ".join(f"{key}={json.dumps(value)}" for key, value in chosen["settings"].items())

@@ -1,7 +1,7 @@
-"""One pack of a sweep from beginning to end: what is finished is left, what fails is cut in halves until it is found.
+"""Execution of one pack of a sweep: skip finished cells, train the rest, and bisect a failed pack to the faulty cell.
 
-A pack is independent of every other, so any process of any machine that sees the same folder may run it. Not here:
-which packs there are (`planning.py`), where they run (`launchers/`).
+Packs are independent, so any process on any machine that sees the same folder may run one. `planning.py` forms the
+packs; `launchers/` decides where they run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dpsgd_cli.training.start import Member
 class Job:
     """A pack, ready to run anywhere: its cells, their folder, and whether failed cells are tried again.
 
-    `quiet`: nothing is said that tells which cells run, or how many.
+    `quiet`: print nothing that reveals which cells run, or how many.
     """
 
     cells: tuple[Cell, ...]
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of a pack's cells."""
+    """Results of a job: finished and failed cells (with the message), the number of trials, and the seconds taken."""
 
     done: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def is_open(cell: Cell, out: Path, retry_failed: bool) -> bool:
-    """Whether a cell still has to run."""
+    """Return True if a cell still has to run."""
     if store.is_complete(out / cell.directory):
         return False
     return retry_failed or not folder.failure_place(cell, out).exists()
@@ -69,7 +69,8 @@ def is_open(cell: Cell, out: Path, retry_failed: bool) -> bool:
 def run_job(job: Job) -> Outcome:
     """Run the cells of a job that are still open; results and failures are in the folder when it returns.
 
-    Raises RunError when it is interrupted or when nothing can be written: then no other pack would do better.
+    Raises RunError if a cell fails under `fail_fast`, and any error that would stop every pack too: an interruption, or
+    a folder that takes no files.
     """
     begun, outcome = time.perf_counter(), Outcome()
     store.roll_forward(job.out)
@@ -93,8 +94,8 @@ def _run(job: Job, cells: Sequence[Cell], outcome: Outcome) -> None:
 
 
 def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: Outcome) -> None:
-    """Train cells together; where that fails, each half alone, down to the cell that is at fault."""
-    place = loop.checkpoint_place(members, job.out)
+    """Train cells together. If that fails, train each half alone, down to the faulty cell."""
+    place = experiment.checkpoint_place(members, job.out)
     try:
         loop.run_pack(members, loop.Options(job.out, resume=place.exists(), say=job.say))
     except Exception as error:

@@ -1,7 +1,6 @@
-"""What a sweep file may say: the axes, how the best is chosen, and what a machine must offer.
+"""The schema of a sweep file: axes, private choice of the best cell, and resources on a cluster.
 
 Cells are the product of all blocks: recipes x every key of `grid` x `zip` x `list` x `random`.
-Not here: reading the file (`loading.py`), making the cells (`expansion.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Settings = dict[str, Any]
 
 
 class Draw(Section):
-    """Where a random value comes from: a mapping with exactly one of these keys."""
+    """The distribution of a random value: a mapping with exactly one of these keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -46,10 +45,10 @@ class Random(Section):
 
 
 class RandomStopping(Section):
-    """Papernot and Steinke 2022: the best of a random number of cells drawn uniformly, with repetition.
+    """The best of a random number of cells drawn uniformly, with repetition (Papernot and Steinke 2022).
 
-    A cell that is drawn n times runs n trials, whatever `repeats` says. Where nothing comes from a seed, only the best
-    run is kept and shown.
+    A cell that is drawn n times runs n trials, whatever `repeats` says. If no randomness comes from a seed, only the
+    best run is kept and shown.
     """
 
     kind: Literal["random-stopping"] = "random-stopping"
@@ -67,7 +66,7 @@ class RandomStopping(Section):
 
 
 class ExponentialChoice(Section):
-    """The exponential mechanism on how many training records each trial classifies correctly."""
+    """The exponential mechanism on the number of training records that each trial classifies correctly."""
 
     kind: Literal["exponential"] = "exponential"
     epsilon: Positive = Field(description="Of the choice, on top of everything that was trained.")
@@ -78,7 +77,7 @@ Select = Annotated[RandomStopping | ExponentialChoice, Field(discriminator="kind
 
 
 class Resources(Section):
-    """What one pack asks of a cluster; the local launcher takes what there is."""
+    """Resources that one pack requests from a cluster. The local launcher ignores them."""
 
     cpus: Count = Field(1, description="Cores.")
     gpus: int = Field(0, ge=0, description="Accelerators.")
@@ -89,7 +88,7 @@ class Resources(Section):
 
 
 class Sweep(Section):
-    """Many experiments."""
+    """A set of experiments, read from one file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -129,7 +128,7 @@ class Sweep(Section):
 
     @property
     def keys(self) -> list[str]:
-        """Every recipe key that some axis sets, once, in the file's order."""
+        """The recipe keys that the axes set, each once, in the file's order."""
         found = [*self.grid, *self.zip, *(key for one in self.listed for key in one)]
         found += self.random.keys if self.random is not None else []
         return list(dict.fromkeys(found))

@@ -1,7 +1,4 @@
-"""One call of `dpsgd sweep`: its cells, its shard, its folder, from the first check to the last table.
-
-Not here: what is printed (`cli/sweep.py`).
-"""
+"""One call of `dpsgd sweep`: its cells, its shard, its folder, from the first check to the last table."""
 
 from __future__ import annotations
 
@@ -27,7 +24,10 @@ from dpsgd_cli.sweep.schema import RandomStopping, Sweep
 
 @dataclass(frozen=True)
 class SweepSession:
-    """`every` has all cells of the file, `running` those that run in any shard, `cells` those of this shard."""
+    """A sweep with its folder and shard.
+
+    `every` has all cells of the file, `running` those that run in any shard, `cells` those of this shard.
+    """
 
     sweep: Sweep
     source: str
@@ -57,7 +57,7 @@ class SweepSession:
 
     @cached_property
     def running(self) -> Sequence[Cell]:
-        """The same, for when the sweep has begun."""
+        """The cells that run, once the sweep has begun: `drawn`, which is then known."""
         found = self.drawn
         assert found is not None, "random stopping draws when the sweep begins"
         return found
@@ -74,16 +74,16 @@ class SweepSession:
 
     @cached_property
     def secret(self) -> bool:
-        """Whether only the best run may be seen (`choosing.py`)."""
+        """True if only the best run may be seen (`choosing.py`)."""
         return choosing.is_secret(self.sweep, self.every)
 
     @cached_property
     def place(self) -> Folder:
-        """Where runs lie."""
+        """The folder of the runs, which is hidden if the sweep is `secret`."""
         return choosing.private_folder(self.folder) if self.secret else self.folder
 
     def begin(self) -> None:
-        """See that the folder can be written, and say there what the sweep consists of."""
+        """Check that the folder can be written, draw the runs for random stopping, and write the sweep's index."""
         store.prepare_place(self.folder.file(store.INDEX).with_suffix(".probe"))
         if self.secret:
             choosing.open_private(self.place)
@@ -103,7 +103,7 @@ class SweepSession:
         files.sweep_up(self.place.path)
 
     def jobs(self, retry_failed: bool, fail_fast: bool) -> list[Job]:
-        """What is left to run. Packs are made of all cells, so that a pack that was stopped finds its checkpoint."""
+        """Return the packs left to run. They are formed from all cells, so that a stopped pack finds its checkpoint."""
         found = []
         for pack in planning.packs(self.cells, self.sweep.most_trials):
             left = tuple(cell for cell in pack if is_open(cell, self.place.path, retry_failed))
@@ -112,7 +112,7 @@ class SweepSession:
         return found
 
     def failed(self) -> int:
-        """How many of this shard's cells have failed."""
+        """Return the number of this shard's cells that have failed."""
         return sum(
             folder.failure_place(cell, self.place.path).exists()
             and not store.is_complete(self.place.path / cell.directory)
@@ -120,8 +120,11 @@ class SweepSession:
         )
 
     def finish(self) -> dict[str, Any] | None:
-        """Write the tables over all shards, as far as they are; of a secret sweep the best, or None before its end."""
-        # random stopping is priced for all cells; otherwise ledgers say everything
+        """Write the tables of all shards, as far as they have run, and return the result.
+
+        A secret sweep publishes only the best run; the result is None before all runs have ended.
+        """
+        # random stopping is priced for all cells; otherwise ledgers hold everything
         drawn = self.every if isinstance(self.sweep.select, RandomStopping) else []
         every = [planning.shared_planner().plan(cell) for cell in drawn]
         if self.secret:
@@ -129,23 +132,24 @@ class SweepSession:
         return report.write(self.folder, self.sweep, self.running, every)
 
     def told(self, result: dict[str, Any]) -> list[str]:
-        """What `finish` wrote, in words."""
+        """Return lines that describe the result of `finish`."""
         chosen = [] if result["chosen"] is None else [f"{'chosen':<25} {report.chosen_line(result['chosen'])}"]
         tables = "" if self.secret else ".table.csv, .table.md and "
         written = f"results in {self.out}: {self.folder.stem}{tables}.result.json"
         return [*report.privacy_lines(result["privacy"]), *chosen, written]
 
     def _planned_privacy(self) -> dict[str, Any]:
-        """The three statements, from plans alone; nothing of all trials where their number is secret."""
+        """Return the three statements, from plans alone; none about all trials if their number is secret."""
         every = [planning.shared_planner().plan(cell) for cell in self.every]
         planned = report.planned_spending(every)
         told = pricing.statement(planned, self.sweep, planned)
         return told | ({"all_trials": None} if isinstance(self.sweep.select, RandomStopping) else {})
 
     def dry_run(self) -> tuple[list[str], list[str]]:
-        """Lines about packs and cells of this shard and, unless something is wrong with any of them, their price.
+        """Return lines about packs, cells and the price of this shard, and the problems of its cells.
 
-        For random stopping, every cell with one run: the numbers that are drawn are secret.
+        The price is left out if there is a problem. For random stopping, every cell is shown with one run, because the
+        numbers of runs that are drawn are secret.
         """
         select, cells = self.sweep.select, self.every
         if isinstance(select, RandomStopping):

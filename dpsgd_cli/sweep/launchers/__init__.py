@@ -1,7 +1,6 @@
-"""Where packs run, by name. A launcher takes jobs and gives outcomes as they come; each knows nothing of the others.
+"""Launchers, by name. A launcher runs jobs (`sweep/running.py`) and yields their outcomes as they finish.
 
-Adding one is one file here and one line in `LAUNCHERS`, which the command line
-reads, too. Not here: what a job does (`sweep/running.py`).
+To add one, write a file here and add a line to `LAUNCHERS`, which the command line reads too.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LAUNCHERS = {
 
 
 def get(name: str) -> Launcher:
-    """The launcher called `name`; UsageError where what it needs is not installed."""
+    """Return the launcher called `name`. Raises UsageError if a package that it needs is not installed."""
     try:
         module = importlib.import_module(LAUNCHERS[name])
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Packs one after the other in this process: the trials of a pack already fill the machine."""
+"""Local launcher: packs run one after the other in this process, because the trials of a pack fill the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dpsgd_cli.sweep.schema import Resources
 
 
 def launch(jobs: Sequence[Job], resources: Resources) -> Iterator[Outcome]:
-    """Run every job; what stops one for reasons that are not its own stops all."""
+    """Run every job and yield the outcomes. An error that `run_job` raises stops all of them."""
     del resources
     for job in jobs:
         yield run_job(job)

@@ -1,7 +1,7 @@
-"""Packs as tasks of a Ray cluster; a task whose node is lost runs again on another, from its checkpoint.
+"""Ray launcher: packs are tasks of a cluster; a task whose node is lost runs again on another, from its checkpoint.
 
-Nodes must see the sweep's folder, the recipes and the data under the same paths. Connects to the cluster of
-RAY_ADDRESS, or begins one on this machine. Not here: what a task does.
+Nodes must see the sweep's folder, the recipes and the data under the same paths. The launcher connects to the cluster
+of RAY_ADDRESS, or starts one on this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dpsgd_cli.sweep.schema import Resources
 
 
 def launch(jobs: Sequence[Job], resources: Resources) -> Iterator[Outcome]:
-    """Run every job on the cluster and give outcomes as they finish. RunError names what was lost for good."""
+    """Run every job on the cluster and yield outcomes as they finish. Raises RunError naming the lost tasks."""
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     task = ray.remote(

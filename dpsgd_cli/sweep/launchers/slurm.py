@@ -1,8 +1,7 @@
-"""Packs as jobs of a Slurm cluster, through submitit: requeued on preemption and at the time limit, then resumed.
+"""Slurm launcher: packs are jobs, through submitit, requeued on preemption and at the time limit, then resumed.
 
-Nodes must see the sweep's folder, the recipes and the data under the same paths. Whether a job is still known to Slurm
-is asked of `squeue`, because many clusters keep no accounts, without which submitit waits for lost jobs for ever.
-Not here: what a job does.
+Nodes must see the sweep's folder, the recipes and the data under the same paths. `squeue` tells which jobs Slurm still
+knows: many clusters keep no accounts, without which submitit waits for lost jobs for ever.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from dpsgd_cli.sweep.running import Job, Outcome, run_job
 from dpsgd_cli.sweep.schema import Resources
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-# A result may be seen later than the end of its job where the folder is on a network.
+# On a network file system a result may appear some time after its job has ended.
 _LOOKS_BEFORE_LOST = 20
 
 
 class ResumableJob:
-    """What submitit pickles and calls; on preemption it asks for the same call again, which finds the checkpoint."""
+    """A job as submitit pickles and calls it. On preemption it requests the same call again, which resumes."""
 
     def __call__(self, job: Job) -> Outcome:
         return run_job(job)
@@ -35,7 +34,7 @@ class ResumableJob:
 
 
 def launch(jobs: Sequence[Job], resources: Resources) -> Iterator[Outcome]:
-    """Submit every job and give outcomes as they finish. RunError at the end names the jobs that were lost."""
+    """Submit every job and yield outcomes as they finish. Raises RunError at the end, naming the lost jobs."""
     if not jobs:
         return
     try:
@@ -76,7 +75,7 @@ def _options(resources: Resources) -> dict[str, Any]:
 
 
 def _queued() -> set[str]:
-    """The jobs of this user that Slurm runs or will run."""
+    """Return the ids of this user's jobs that are queued or running."""
     command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
