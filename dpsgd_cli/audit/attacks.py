@@ -148,9 +148,9 @@ def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: 
 
 
 def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
-    """Attack the choice by its distribution, all of it by neighbours, and each candidate's training with canaries.
+    """Attack the choice by its distribution, the whole method by neighbouring data, and each candidate with canaries.
 
-    A candidate is trained on as many rows as its part has.
+    A candidate's training has as many records as its part of the data.
     """
     assert isinstance(plan, SelectionPlan)
     findings = _choices(loaded, [release.mechanism for release in plan.releases], plan, options)

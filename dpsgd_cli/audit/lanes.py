@@ -109,8 +109,9 @@ class LanedLayer(Layer):
         self.own[0].erase(bad)
 
     def _canaries(self) -> Tensor:
-        """Return the number of each row's canary (R or 1, B), or -1. Of several copies of the examples, the first
-        counts.
+        """Return the number of each row's canary (R or 1, B), or -1.
+
+        If examples are in several copies, the first copy decides.
         """
         return self.marks.found.view(self.leading, -1)[:, : self.session.rows]
 

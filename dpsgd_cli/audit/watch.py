@@ -39,7 +39,7 @@ BEFORE = -1
 class Drawn:
     """Observed batches: their sizes, and the watched records that each batch held.
 
-    `sizes` has an array (R,) for each step; `held` has an array (R, W/8), bits packed into bytes, for each step.
+    `sizes` has an array (R,) for each step; `held` has an array of R rows of bits for each step, as bytes.
     """
 
     sizes: list[np.ndarray] = field(default_factory=list)
@@ -273,9 +273,9 @@ class Watch:
         return [(1 / bound if privacy.clipping.noise_by_layer else bound, bound) for bound in bounds]
 
     def _told(self) -> np.ndarray:
-        """Return a mask (R, k) of the canaries that this step counts for, or (1, 1) for all.
+        """Return a mask (R, k) of the canaries whose scores this step changes, or (1, 1) for all of them.
 
-        With shuffled batches only the canaries in a trial's batch count, as the theorem that prices them allows.
+        With shuffled batches these are the canaries in a trial's batch: the theorem that prices a partition reveals it.
         """
         staged = self.staged
         assert staged is not None
