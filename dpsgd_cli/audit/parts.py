@@ -1,7 +1,7 @@
 """Tier C: the parts of a mechanism, from a run's own noise and batches, each compared with the ledger.
 
-Every check has a control: the same check of a claim that is wrong by a known amount, such as noise or a rate of 3/2, or
-a correlation of 0.8. If its control is not refuted, a check had too few observations, and the report says so.
+Every check has a control: the same check of a claim that is wrong by a known amount, such as 3/2 times the noise or the
+rate, or a correlation of 0.8. If its control is not refuted, a check had too few observations, and the report says so.
 """
 
 from __future__ import annotations

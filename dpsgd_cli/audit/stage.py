@@ -1,4 +1,4 @@
-"""Preparation of an audit: the recipe on random synthetic rows, with canaries that are in by the toss of a fair coin.
+"""Preparation of an audit: the recipe on random synthetic rows, with canaries that are in by a fair coin.
 
 The audit trains the recipe's own planner, ledger, sampler, clipping, noise, normaliser, schedule and update. Random
 rows and canaries replace the records. If that would take long, there are fewer of both and batches shrink in
@@ -6,7 +6,7 @@ proportion. Sampling rates and batches per epoch, and therefore the plan, stay t
 lists what an audit of this size changes of a recipe.
 
 Each trial tosses its own coins. A canary that is out leaves an empty place that adds nothing, so the public number of
-records shows nothing. Under replace-one, another canary with the opposite gradient takes the place.
+records does not depend on the coins. Under replace-one, another canary with the opposite gradient takes the place.
 """
 
 from __future__ import annotations

@@ -124,8 +124,7 @@ def _by_method(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, A
 
 
 def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, Any]], said: tuple[str, ...]) -> Any:
-    """Draw the metric over epsilon. Methods with equal targets are drawn side by side, so that intervals stay visible.
-    """
+    """Draw the metric over epsilon. Methods with equal targets are drawn side by side, to keep intervals visible."""
     metric, words, at = said
     private = [entry for entry in entries if entry.epsilon]
     budgets = sorted({_budget(entry) for entry in private})

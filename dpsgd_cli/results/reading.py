@@ -74,7 +74,7 @@ FILES: dict[str, ResultFile] = {
     "report.html": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
     "tensorboard": ResultFile(unreleased="always", hashed=False, always=False, lines=False),
 }
-"""Every file that a result may contain; any other is refused."""
+"""Every file of a result, by name. `place` and `sealed` refuse any other name."""
 HASHED = tuple(name for name, file in FILES.items() if file.hashed)
 WITH_EVERY_RESULT = tuple(name for name, file in FILES.items() if file.always)
 
