@@ -1,1 +1,1 @@
-"""Attacks on a recipe's claim: what could be learned of canaries that it was trained on, and of its parts."""
+"""Attacks on a recipe's privacy claim: with canaries in the training data, and on each part of the mechanism."""

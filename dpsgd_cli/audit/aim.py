@@ -1,11 +1,10 @@
-"""Canaries of a dense layer, preconditioned or not: what each would add to a step, as an attacker knows it.
+"""Gradients of canaries of a dense layer, with or without a preconditioner, as an attacker can compute them.
 
-A canary's row has one feature of its own, which no other row has; behind a preconditioner all other rows are 0. It
-moves one diagonal entry of the second moments by 1, and in each step the weights of its feature by its clipped
-gradient: a function of the root and of weights that were released, of the public bounds and of its own row. Of a dense
-layer that is the slope of the loss times the row, so it is worked out here, by nothing that the audited step uses.
-
-Not here: what is seen of the lanes (`watch.py`), how canaries are staged (`stage.py`).
+A canary's row has a feature that is 0 in all other rows; with a preconditioner, the other rows are 0 altogether. The
+canary moves one diagonal entry of the second moments by 1. In each step it moves the weights of its feature by its
+clipped gradient. That gradient depends on released values (the preconditioner, the weights), on public bounds and on
+the canary's own row. In a dense layer it is the slope of the loss times the row. This module computes it independently
+of the code that the audit tests.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from dpsgd_cli.training.start import Trials
 
 @dataclass(frozen=True)
 class Aim:
-    """Canaries at `rows` (k,) of the table, and `instead` (k,) what is in their place when they are out, or None.
+    """Canaries at `rows` (k,) of the table. `instead` (k,): the rows that replace canaries that are out, or None.
 
-    `columns`: for each output of the model the places (k,) of the canaries' features among the weights.
+    `columns`: for each output of the model, an array (k,) with the positions of the canaries' features among the
+    weights.
     """
 
     trials: Trials
@@ -33,7 +33,10 @@ class Aim:
     columns: list[np.ndarray]
 
     def gradients(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """What a canary adds on its lane, (R, k, outputs), where it is in, and where it is out (None: nothing)."""
+        """Return the clipped gradients (R, k, outputs) on canary coordinates, of canaries and of what replaces them.
+
+        The second is None if nothing replaces a canary that is out.
+        """
         return self._of(self.rows), None if self.instead is None else self._of(self.instead)
 
     def _of(self, rows: np.ndarray) -> np.ndarray:

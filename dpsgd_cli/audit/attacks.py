@@ -1,7 +1,4 @@
-"""Which attacks fit a recipe's method, and what they leave out.
-
-Not here: any attack (one file each beside this), the whole audit (`auditing.py`).
-"""
+"""Attacks that fit a recipe's method, and what they leave out. `auditing.py` runs the whole audit."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from dpsgd_cli.recipe.loading import LoadedRecipe
 
 
 def by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
-    """Findings, what the document says besides, and what was left out and why."""
+    """Return the findings, further entries of the audit's document, and what was not audited, with the reason."""
     method = loaded.recipe.method
     runs = own_factory(method, loaded.base) if isinstance(method, PythonMethod) else named(method.described.runs)
     kinds = [own for kind, own in _ATTACKS.items() if isinstance(runs, type) and issubclass(runs, kind)]
@@ -53,7 +50,7 @@ def by_kind(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Op
 
 
 def _of_the_file(loaded: LoadedRecipe) -> tuple[list[Finding], list[str]]:
-    """Tier D on the recipe's own file, or why it could not be read."""
+    """Return the findings of tier D on the recipe's own file, or the reason why the file could not be read."""
     try:
         moved = list(files.compare(loaded))
     except DataError as error:
@@ -72,7 +69,7 @@ def _of_the_file(loaded: LoadedRecipe) -> tuple[list[Finding], list[str]]:
 
 
 def _beyond(loaded: LoadedRecipe, plan: Plan) -> str | None:
-    """Why no attack here fits a recipe's gradients."""
+    """Return the reason why no attack fits the recipe's gradients; None if one does."""
     recipe = loaded.recipe
     if recipe.preconditioner is not None and plan.correlated is not None:
         return "gradients: no attack on correlated noise behind a preconditioner is known to dpsgd"
@@ -102,7 +99,7 @@ def _side_by_side(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, optio
 
 
 def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
-    """Neighbours told apart by what is published; and every kind of choice that was charged, by its law."""
+    """Distinguish neighbours by what is published, and attack every kind of charged choice by its distribution."""
     trials = options.trials or (_FEW if options.quick else _MANY).get(loaded.recipe.method.kind, _USUALLY)
     options.say(f"Tiers A, B: {trials} trials on each of two neighbours")
     found = outputs.attack(loaded, outline, plan, trials, options.confidence)
@@ -114,7 +111,7 @@ def _by_outputs(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options
 
 
 def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
-    """Lanes where a method measures gradients and chooses; and its choices, by their law."""
+    """Attack a method that measures gradients and chooses: gradients by canaries, choices by their distribution."""
     if not isinstance(loaded.recipe.model, ConvexModel):
         return _by_outputs(loaded, outline, plan, options)
     findings, told, left_out = watched(loaded, outline, plan, options)
@@ -123,7 +120,7 @@ def _by_both(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: O
 
 
 def _choices(loaded: LoadedRecipe, charged: Sequence[Mechanism], plan: Plan, options: Options) -> list[Finding]:
-    """Every kind of choice that was `charged`; and all together, where they are all of one kind and nothing else is."""
+    """Attack every kind of choice in `charged`, and all choices together if all charges are one kind of choice."""
     method = loaded.recipe.method
     kind: NoisyChoice = getattr(method, "selection", "exponential")
     many = next((getattr(method, name) for name in _CANDIDATES if hasattr(method, name)), None)
@@ -151,7 +148,10 @@ def _by_votes(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: 
 
 
 def _by_choice(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
-    """The choice by its law, one record through all of it, and each candidate's training on records like its part."""
+    """Attack the choice by its distribution, the whole method by neighbouring data, and each candidate with canaries.
+
+    A candidate's training has as many records as its part of the data.
+    """
     assert isinstance(plan, SelectionPlan)
     findings = _choices(loaded, [release.mechanism for release in plan.releases], plan, options)
     findings += _side_by_side(loaded, outline, plan, options)

@@ -1,8 +1,4 @@
-"""One audit from a recipe to its document.
-
-Not here: which attacks are made (`attacks.py`), files, pages and pictures (`report.py`, `picture.py`), any statistic
-(`statistics.py`).
-"""
+"""One audit, from a recipe to its document. Attacks are chosen in `attacks.py`; files are written in `report.py`."""
 
 from __future__ import annotations
 
@@ -21,9 +17,9 @@ from dpsgd_cli.training.plans import plan_of, settled
 
 
 def audit(loaded: LoadedRecipe, options: Options) -> dict[str, Any]:
-    """Attack the claim of a recipe; the document that says what was found.
+    """Attack the privacy claim of a recipe, and return the document of findings.
 
-    Raises UsageError for a recipe that claims nothing, and as training does.
+    Raises UsageError for a recipe without a privacy claim, or without a known input shape; and the errors of training.
     """
     begun = time.perf_counter()
     loaded = settled(loaded)

@@ -1,9 +1,10 @@
-"""Scores of canaries under noise that is correlated in bands: of blocks of steps, for every group that one may be in.
+"""Scores of canaries under banded correlated noise: by blocks of steps, for every group that a canary may be in.
 
-Multiplied by the public matrix C, what is released is C g and fresh noise. A canary of group j moves the rows of blocks
-of b steps from j, j + b, ... on, where it was drawn, by weights w times its gradient, |w| = 1: so what a block shows of
-it is sum_k w_k (C r)_{s+k}, a subsampled Gaussian like a step's of independent noise. One whose group is not known is
-in each with probability 1 / b, and its likelihood ratio is the mean of theirs.
+Multiplied by the public matrix C, the release is C g plus independent noise. Let a canary be in group j of b. In blocks
+of b steps that begin at j, j + b, ..., it moves the rows by weights w times its gradient, |w| = 1, if it was drawn. So
+the release shows sum_k w_k (C r)_{s+k} of the canary in a block that begins at s: a subsampled Gaussian, as a step of
+independent noise does. A canary of an unknown group is in each group with probability 1 / b, so its likelihood ratio is
+the mean of the groups' ratios.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scipy.special import logsumexp
 
 
 class Blocks:
-    """Of canaries in lanes (R, k); `weights` w are the first column of C."""
+    """Scores of canaries, shape (R, k). `weights` are w, the first column of C."""
 
     def __init__(self, weights: Sequence[float], shape: tuple[int, ...]) -> None:
         self._weights = weights
@@ -27,7 +28,10 @@ class Blocks:
         self._steps = 0
 
     def add(self, seen: np.ndarray, score: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Log-likelihood ratio of all steps so far, after one that shows `seen` of each lane; `score` is a block's."""
+        """Return log-likelihood ratios of all steps so far, after a step that shows `seen` on the canary coordinates.
+
+        `score` returns the log-likelihood ratio of one block.
+        """
         bands = len(self._weights)
         self._raw.appendleft(seen)
         self._rows.append(self._sum(self._raw))

@@ -1,8 +1,8 @@
-"""Private choices, attacked by their law: the methods' own code, on worst-case scores, many times.
+"""Private choices, attacked by their distribution: the methods' own code on worst-case scores, over many draws.
 
-With one record more all scores rise by at most D. Worst for one choice among n is that all but one do, so that the one
-is chosen more often; worst for many choices is that half of them do, so that each choice tells as much whichever way it
-falls. What is counted is one event on both neighbours.
+One more record raises each score by at most D. Worst for one choice among n: all scores but one rise, so that the one
+is chosen more often. Worst for many choices: half of the scores rise, so that each choice is as informative for either
+outcome. The attack counts one event on both neighbours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_EPSILON = 50.0
 
 @dataclass(frozen=True)
 class Choosing:
-    """How a method chooses: by `kind`, among so many `candidates`; `draws` are made on each neighbour."""
+    """Setting of an attack: the `kind` of choice, the number of `candidates`, and the `draws` on each neighbour."""
 
     kind: NoisyChoice
     candidates: int
@@ -38,9 +38,9 @@ class Choosing:
 
 
 def one_choice(mechanism: PureDP, choosing: Choosing, confidence: float) -> Finding:
-    """Tier A of one choice that is charged as `mechanism`.
+    """Return the finding of tier A for one choice that is charged as `mechanism`.
 
-    Under replace-one scores may move both ways, and methods double D; the worst pair is the same one in units of it.
+    Under replace-one, scores may move both ways, and methods double D. In units of D the worst pair is unchanged.
     """
     errors = _errors(mechanism, choosing, 1)
     found = epsilon_of_errors(errors, _DELTA, confidence)
@@ -54,7 +54,7 @@ def one_choice(mechanism: PureDP, choosing: Choosing, confidence: float) -> Find
 
 @dataclass(frozen=True)
 class Whole:
-    """What is claimed of `times` choices together."""
+    """The claim on `times` choices together."""
 
     times: int
     epsilon: float
@@ -62,7 +62,10 @@ class Whole:
 
 
 def all_choices(mechanism: PureDP, choosing: Choosing, whole: Whole, confidence: float) -> Finding:
-    """Tier B of all choices of the exponential mechanism: the family is that of one epsilon for each of them."""
+    """Return the finding of tier B for all choices of the exponential mechanism.
+
+    The family of the claim has one epsilon for each choice, the same for all.
+    """
     errors = _errors(mechanism, choosing, choosing.candidates // 2)
     share = choosing.candidates // 2 / choosing.candidates
 
@@ -77,7 +80,7 @@ def all_choices(mechanism: PureDP, choosing: Choosing, whole: Whole, confidence:
 
 
 def odds_ratio(errors: Errors, confidence: float) -> float:
-    """Lower bound on the log of the odds ratio of an event between two neighbours: by how much one epsilon ranges."""
+    """Return a lower bound on the log odds ratio of an event between two neighbours (its bounded range)."""
     positive, negative = errors.upper(confidence)
     if not (0 < positive < 1 and 0 < negative < 1):
         return 0.0
@@ -85,7 +88,9 @@ def odds_ratio(errors: Errors, confidence: float) -> float:
 
 
 def composed(epsilon: float, share: float, times: int, delta: float) -> float:
-    """Epsilon at `delta` > 0 of so many events with odds e^epsilon times those of `share`: of two binomials, exactly.
+    """Return epsilon at `delta` > 0 of `times` events, whose odds are those of `share` or e^epsilon times those.
+
+    The divergence is that of two binomials, computed exactly. The result is at most 50.
 
     >>> round(composed(1.0, 0.5, 1, 1e-3), 4), round(math.log((math.e / (1 + math.e) - 1e-3) / 0.5), 4)
     (0.3785, 0.3785)
@@ -103,7 +108,7 @@ def composed(epsilon: float, share: float, times: int, delta: float) -> float:
 
 
 def _errors(mechanism: PureDP, choosing: Choosing, still: int) -> Errors:
-    """How often one of the first `still` scores is chosen, where none rises, and where all others do."""
+    """Count how often one of the first `still` scores is chosen, if no score rises and if all others rise."""
     generator = torch.Generator().manual_seed(29)
     moved = torch.ones(choosing.candidates, dtype=torch.float64)
     moved[:still] = 0.0
@@ -120,7 +125,7 @@ def _in_pieces(draw: Callable[..., int], scores: torch.Tensor, still: int, choos
 def _first(
     epsilon: float, choosing: Choosing, generator: torch.Generator, scores: torch.Tensor, still: int, draws: int
 ) -> int:
-    """How often one of the first of `scores`, in units of the sensitivity, is chosen."""
+    """Count how often one of the first `still` of `scores` is chosen; scores are in units of the sensitivity."""
     shape = (draws, len(scores), NORMALS_PER_SCORE[choosing.kind])
     normals = torch.randn(shape, dtype=torch.float64, generator=generator)
     both = torch.full((2, draws), 1.0, dtype=torch.float64)

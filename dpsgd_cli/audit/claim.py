@@ -1,8 +1,8 @@
-"""The claim under attack: what ledgers say was released of gradients, and the family of laws that it belongs to.
+"""The attacked claim: the releases of gradients that ledgers charge for, and the family of distributions around it.
 
-The family of a claim are its own releases with all noise multiplied by one number. A member with more noise claims
-more privacy; what attackers achieved refutes all members above some noise, and the epsilon of the last one that stands
-is a lower bound on that of whatever was run, if that is a member at all (tier B).
+The family of a claim is its own releases with all noise multiplied by one factor. A member with more noise claims more
+privacy. The error rates of an attack refute all members above some noise. If the audited run is a member of the family,
+the epsilon of the last member that is not refuted is a lower bound on the run's epsilon (tier B).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SAMPLES = 20_000
 
 
 def gradients(ledger: Ledger) -> dict[int, Release]:
-    """What a ledger charges for the gradients of each epoch."""
+    """Return the release that a ledger charges for the gradients of each epoch."""
     found = {}
     for entry in ledger.entries:
         mechanism = entry.release.mechanism
@@ -39,15 +39,15 @@ def gradients(ledger: Ledger) -> dict[int, Release]:
 
 
 def before_gradients(ledger: Ledger) -> list[Release]:
-    """What a ledger charges for a preconditioner, which canaries take part in as in gradients."""
+    """Return the releases that a ledger charges for a preconditioner; canaries take part in them as in gradients."""
     found = [entry.release for entry in ledger.entries]
     return [one for one in found if isinstance(m := one.mechanism, GaussianSum) and m.label in PRECONDITIONERS]
 
 
 def last_gradient(ledger: Ledger, epoch: int) -> GaussianSum | None:
-    """What the ledger charges for a gradient of `epoch`, the last that it charges for; None where that is over.
+    """Return the last gradient that the ledger charges for in `epoch`; None if the training ended before.
 
-    Of correlated noise the epoch's own, which is its first: later ones are of cycles that reach into other epochs.
+    With correlated noise, return the epoch's first charge: later ones are of cycles that reach into other epochs.
     """
     found: GaussianSum | None = None
     for entry in reversed(ledger.entries):
@@ -63,7 +63,7 @@ def last_gradient(ledger: Ledger, epoch: int) -> GaussianSum | None:
 
 @dataclass(frozen=True)
 class Claim:
-    """Releases of gradients by epoch, in order, and what is stated of the whole run."""
+    """Releases of gradients by epoch, in order, and the epsilon and delta of the whole run."""
 
     epochs: tuple[Release, ...]
     epsilon: float
@@ -80,7 +80,7 @@ class Claim:
         return mechanism
 
     def member(self, noise: float) -> Claim:
-        """The claim with `noise` times its noise."""
+        """Return the claim with its noise multiplied by `noise`."""
         epochs = [
             Release(replace(r.mechanism, noise_multiplier=noise * r.mechanism.noise_multiplier), r.count)
             for r in self.epochs
@@ -90,25 +90,25 @@ class Claim:
 
     @cached_property
     def curve(self) -> Curve:
-        """The trade-off curve of the gradients alone."""
+        """Return the trade-off curve of the gradients alone."""
         return curve_of(self.releases)
 
     @cached_property
     def own_epsilon(self) -> float:
-        """Epsilon of the gradients alone, as exactly as it is known."""
+        """Return the epsilon of the gradients alone: exact, or the least known upper bound."""
         if self.curve.mu is not None:
             return gaussian_epsilon(self.curve.mu, self.delta)
         return Least().epsilon(self.releases, self.delta)
 
     def refuted_by(self, errors: Errors, confidence: float) -> bool:
-        """Whether no attack on this law has error rates as small as those that `errors` prove."""
+        """Return whether the claim rules out every attack with error rates as small as those that `errors` prove."""
         positive, negative = errors.upper(confidence)
         return positive < 1 and 1 - negative > self.curve.power(positive) + 1e-12
 
     def standing(self, errors: Errors, confidence: float) -> Claim | None:
-        """The member with the most noise that is not refuted; None where one without any privacy loss stands.
+        """Return the member with the most noise that is not refuted; None if unlimited noise is not refuted.
 
-        The law of a member enters as its trade-off curve alone, which holds for every attack.
+        A member enters only by its trade-off curve, which bounds every attack.
         """
         if self.curve.mu is not None:
             mu = mu_of_errors(errors, confidence)
@@ -130,7 +130,7 @@ class Claim:
         return self.member(low)
 
     def sample(self, random: np.random.Generator, count: int = _SAMPLES) -> tuple[np.ndarray, np.ndarray]:
-        """Scores of `count` canaries that are out, and of as many that are in, by this law."""
+        """Draw scores of `count` canaries that are out, and of `count` that are in, from the claimed distribution."""
         if self.curve.mu is not None:
             mu = self.curve.mu  # log-likelihood ratios of one Gaussian
             return tuple(mu * random.standard_normal(count) + sign * mu**2 / 2 for sign in (-1, 1))  # type: ignore[return-value]
@@ -152,22 +152,23 @@ class Claim:
 
 
 def bound_of(stands: Claim | None) -> float:
-    """The lower bound on epsilon that a member of the claim's family proves by standing."""
+    """Return the lower bound on epsilon that the last unrefuted member of the family proves; 0 for None."""
     return 0.0 if stands is None else stands.own_epsilon
 
 
 def shift_of(mechanism: GaussianSum) -> tuple[float, float]:
-    """Where a canary's lane stands, in sensitivities, when it is out and when it is in.
+    """Return the mean of a canary's coordinate, in sensitivities, if the canary is out and if it is in.
 
-    Under replace-one another record, of the opposite gradient, is in its place.
+    Under replace-one, a record with the opposite gradient replaces a canary that is out.
     """
     return (-0.5, 0.5) if mechanism.adjacency == "replace-one" else (0.0, 1.0)
 
 
 def score(seen: np.ndarray, noise: np.ndarray | float, rate: float, shift: tuple[float, float]) -> np.ndarray:
-    """Log-likelihood ratio of what one release shows of a lane, in against out (Neyman and Pearson).
+    """Return the log-likelihood ratio, in against out, of one release's value on a canary coordinate.
 
-    A sample of rate q shows N(0, s^2), or with probability q N(shift, s^2); s is the noise multiplier.
+    The test is Neyman and Pearson's. A sample of rate q shows N(shift, s^2) with probability q, else N(0, s^2); s is
+    the noise multiplier.
 
     >>> round(float(score(np.array(1.0), 2.0, 1.0, (0.0, 1.0))), 4)
     0.125
@@ -182,9 +183,10 @@ def score(seen: np.ndarray, noise: np.ndarray | float, rate: float, shift: tuple
 
 
 def log_ratio(product: np.ndarray, square: np.ndarray | float, noise: np.ndarray | float, rate: float) -> np.ndarray:
-    """Log-likelihood ratio of a vector that moves a sum against none, with probability `rate`.
+    """Return the log-likelihood ratio of a vector that moves a sum with probability `rate`, against no vector.
 
-    `product` is that vector's with what is seen, `square` its own; `noise` is the standard deviation of a coordinate.
+    `product` is the inner product of the vector with the release, `square` the vector's squared norm, and `noise` the
+    standard deviation of each coordinate.
     """
     ratio = (2 * product - square) / (2 * np.square(noise))
     if rate == 1:
@@ -193,7 +195,7 @@ def log_ratio(product: np.ndarray, square: np.ndarray | float, noise: np.ndarray
 
 
 def unsupported(claim: Claim) -> str | None:
-    """Why no trade-off curve is known of the claim's gradients; None where one is."""
+    """Return the reason why no trade-off curve of the claim's gradients is known; None if one is."""
     try:
         claim.curve  # noqa: B018
     except UnsupportedMechanism as refusal:

@@ -1,12 +1,12 @@
-"""Tier D on the recipe's own file: a record is removed, and everybody else must stay where they were.
+"""Tier D on the recipe's own file: remove a record, and check that every other record stays where it was.
 
-No model is trained. The file is read, and its records are divided as training would divide them: cuts, folds, teachers'
-parts. Then the first record, one of the middle and one of several identical ones are removed in turn (with
-`privacy.unit`: all records of that user), and the rest is divided again. Under add-remove every training part must be
-what it was, or lose one record and gain none. Under replace-one and zero-out the record is overwritten with zeros
-instead; a part may then lose one record and gain one.
+No model is trained. The file is read, and its records are divided as training would divide them: into splits, folds and
+teachers' parts. Then the first record, a record from the middle and one of several identical records are removed in
+turn (with `privacy.unit`: all records of that user), and the rest is divided again. Under add-remove, a training part
+must stay the same, or lose one record and gain none. Under replace-one and zero-out, the record is overwritten with
+zeros instead; a part may then lose one record and gain one.
 
-Records are compared by their bytes, and by none of the keys that the division uses.
+Records are compared by their bytes, never by the keys that the division uses.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Moved:
 
 
 def compare(loaded: LoadedRecipe) -> Iterator[tuple[Moved, bool]]:
-    """Yield what each removal moved, and whether that refutes the claim. Nothing where the recipe divides nothing.
+    """Yield the result of each removal, and whether it refutes the claim; nothing if the recipe divides no records.
 
-    Of a larger file the first 50,000 rows are read. Raises DataError where the data are not at hand.
+    Only the first 50,000 rows of a larger file are read. Raises DataError if the data are not available.
     """
     recipe = loaded.recipe
     source = _head(open_source(recipe.data, loaded.base))
@@ -58,14 +58,14 @@ def compare(loaded: LoadedRecipe) -> Iterator[tuple[Moved, bool]]:
         lost, gained = (max(sum(change[i].values()) for change in changes) for i in (0, 1))
         parts = sum(any(change) for change in changes)
         allowed = int(gone.sum())
-        # a fold's trial may be any; of teachers one has the record
+        # with folds, several trials have the record; of teachers, only one
         most = 1 if isinstance(recipe.method, PateMethod) else len(changes)
         wrong = lost > allowed or gained > (allowed if recipe.data.by_place else 0) or parts > most
         yield Moved(name, lost, gained, parts), wrong
 
 
 def _head(source: Source) -> Source:
-    """The first rows of the source, in memory."""
+    """Return the first rows of the source, in memory."""
     parts = {}
     for name in ("train", "test"):
         part = getattr(source, name)
@@ -80,7 +80,7 @@ def _first(part: DiskPart) -> Part:
 
 
 def _rows(part: Part) -> dict[str, int]:
-    """Numbers of the rows that are removed, by what is special about each."""
+    """Return the rows to remove, by a description of each."""
     found = {"the first record": 0, "a record of the middle": len(part) // 2}
     seen = Counter(_bytes(part))
     twice = next((row for row, own in enumerate(_bytes(part)) if seen[own] > 1), None)
@@ -88,7 +88,7 @@ def _rows(part: Part) -> dict[str, int]:
 
 
 def _theirs(part: Part, row: int) -> np.ndarray:
-    """The row, or all rows of its user: a mask."""
+    """Return a mask of the row, or of all rows of its user."""
     return np.arange(len(part)) == row if part.owners is None else part.owners == part.owners[row]
 
 
@@ -105,7 +105,7 @@ def _bytes(part: Part) -> list[bytes]:
 
 
 def _trained_on(source: Source, loaded: LoadedRecipe) -> list[Counter[bytes]]:
-    """The records of every training part: of each trial's folds, of each teacher, or of all trials."""
+    """Return the records of every training part: of each trial's folds, of each teacher, or of all trials."""
     recipe = loaded.recipe
     part = training_rows(source, recipe.data, loaded.base)
     if recipe.folds is not None:

@@ -1,8 +1,8 @@
-"""What an audit finds, one row a question, and what that says of the claim.
+"""Findings of an audit, and the verdict on the claim.
 
-Each bound holds at the stated confidence by itself. A claim is called refuted only where a row refutes it at the
-confidence that is left when what may go wrong is divided by the number of rows that can go wrong (Bonferroni): so all
-rows of an audit together raise a false alarm with probability at most 1 - confidence.
+Each bound holds at the stated confidence by itself. For the verdict, the probability of error (1 - confidence) is
+divided by the number of findings that depend on chance (Bonferroni). A finding refutes the claim only at the resulting
+confidence, so an audit refutes a true claim with probability at most 1 - confidence.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ UNSEEN = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One question put to a run. `refutes` says whether the answer refutes the claim at a confidence.
+    """One question about a run. `refutes` returns whether the answer refutes the claim at a given confidence.
 
-    `epsilon`: the lower bound that it proves, at the audit's confidence. `control`: whether the same question refutes a
-    claim that is wrong by a known factor; None where the answer is exact. `chance`: whether it can be wrong at all.
+    - `epsilon`: the lower bound that the answer proves at the audit's confidence.
+    - `control`: whether the same question refutes a claim that is wrong by a known factor; None if the answer is exact.
+    - `chance`: whether the answer can be wrong by chance.
     """
 
     tier: str
@@ -46,7 +47,7 @@ class Finding:
 
 
 def judged(findings: Sequence[Finding], confidence: float) -> list[dict[str, Any]]:
-    """Every finding as plain data, with what it says once all others are counted."""
+    """Return every finding as plain data, with the verdict at the confidence that all findings share."""
     many = max(1, sum(one.chance for one in findings))
     each = 1 - (1 - confidence) / many
     return [
@@ -65,7 +66,7 @@ def judged(findings: Sequence[Finding], confidence: float) -> list[dict[str, Any
 
 
 def by_p_value(tier: str, name: str, told: tuple[str, str], p_value: float, control: float) -> Finding:
-    """A finding whose p-value, and that of its control, are known; `told` is what was found and what is claimed."""
+    """Return a finding with the p-values of the claim and its control. `told`: what was found, and what is claimed."""
     return Finding(
         tier, name, *told, lambda confidence: p_value < 1 - confidence,
         control=lambda confidence: control < 1 - confidence, more={"p_value": p_value},
@@ -73,5 +74,5 @@ def by_p_value(tier: str, name: str, told: tuple[str, str], p_value: float, cont
 
 
 def exact(tier: str, name: str, found: str, claimed: str, refuted: bool) -> Finding:
-    """A finding that no chance takes part in."""
+    """Return a finding that does not depend on chance."""
     return Finding(tier, name, found, claimed, lambda confidence: refuted, chance=False)

@@ -1,10 +1,10 @@
-"""Tier C of the grid: whether what a run without a seed releases lies on the public grid (`noise/run.py`).
+"""Tier C for the noise grid: whether a run without a seed releases only numbers on the public grid (`core/noise.py`).
 
 A short run draws its noise from the operating system. Each released number v must be (k + 1/2) q for an integer k and
-the q that public numbers give. Sums with floating-point noise are elsewhere: of n of them all pass with probability
-8^-n. What is on the public grid is on no grid that depends on data.
+the q computed from public numbers. Sums with floating-point noise do not: n of them all pass with probability 8^-n. A
+number on the public grid is on no grid that depends on data.
 
-Not here: the law of the noise (`parts.py`). Choices and votes show indices and decisions, no number.
+`parts.py` checks the distribution of the noise. Choices and votes release indices and decisions, not numbers.
 """
 
 from __future__ import annotations
@@ -31,21 +31,24 @@ from dpsgd_cli.training.start import Trials
 
 _SIZE = Size(trials=1, canaries=4, rows=20_000)
 _SMALL = 2.0**47
-"""Steps of the grid up to which float64 tells whether a number is on it."""
+"""Number of grid steps up to which float64 shows whether a number is on the grid."""
 _OFF = 1 / 16
 _LEAST = 20
-"""Numbers that must be seen."""
+"""Smallest number of released values that the check needs."""
 
 
 def off_grid(released: np.ndarray, step: np.ndarray | float) -> np.ndarray:
-    """How far from (k + 1/2) `step` numbers are, in steps, of those below 2^47 steps; 0 to 1/2."""
+    """Return the distances of numbers from (k + 1/2) `step`, in steps, 0 to 1/2.
+
+    Numbers beyond 2^47 steps are left out.
+    """
     places = np.asarray(released / step, dtype=np.float64).ravel()
     places = places[np.abs(places) < _SMALL] - 0.5
     return np.abs(places - np.rint(places))
 
 
 class _Seen:
-    """Notes how far released numbers are from the grid, by what releases them."""
+    """Observer that notes the distance of released numbers from the grid, for each kind of release."""
 
     def __init__(self) -> None:
         self.off: dict[str, list[np.ndarray]] = {}
@@ -84,7 +87,7 @@ class _Seen:
 
 
 def compare(loaded: LoadedRecipe, outline: data.Outline, plan: Plan) -> list[Finding]:
-    """A row for each kind of release."""
+    """Return a finding for each kind of release."""
     update: dict[str, Any] = {"seed": None}
     if loaded.recipe.privacy is not None:
         update["privacy"] = loaded.recipe.privacy.model_copy(update={"noise_source": None})

@@ -1,18 +1,17 @@
-"""Canary lanes: parameters that no real record's gradient touches, one canary's gradient far above the clip bound each.
+"""Canary coordinates: parameters on which one canary has a gradient above the clip norm, and no other record has any.
 
-A canary is a record like any other: a row of the table, drawn by the sampler, clipped, summed, covered by noise. Only
-its gradient is made: on its own lane it is `STEEP` (or minus that, for what replaces it), and everywhere else as
-good as nothing, so that clipping leaves a vector of the clip bound's length along the lane. What is then released of
-the lane is noise, plus the bound where the canary was drawn: all that anybody can learn of it.
+A canary is a record like any other: a row of the table that is drawn by the sampler, clipped, summed and covered by
+noise. Only its gradient is artificial. It is `STEEP` on the canary's own coordinate (minus `STEEP` for a record that
+replaces the canary) and negligible everywhere else, so clipping leaves a vector along that coordinate, as long as the
+clip norm. The release then shows noise on the coordinate, plus the clip norm if the canary was drawn. Nothing more can
+be learned of the canary.
 
-In a packed model (`engine/packing.py`) lanes are parameters of a layer that is there already, so that layers, and what
-clipping layer by layer makes of their number, stay as they are: `instrument` gives lanes to the last layer (flat
-clipping), or to every layer (where each has a bound of its own, and the worst record is at all of them). A canary is
-known by its input, `MARK` plus its number, which the model itself never sees. A convex model's fast path knows no
-layers: its lanes are further columns of the input (`columns`), so large that every canary's gradient stays above the
-bound as long as its margin is below 1.
-
-Not here: which canary is in (`stage.py`), what is seen (`watch.py`).
+In a model of `core/packing.py`, canary coordinates are further parameters of layers that exist already. The number of
+layers, on which layer-wise clipping depends, does not change. `instrument` adds them to the last layer (flat clipping)
+or to every layer (clipping layer by layer: the worst-case record reaches every layer's clip norm). The input of canary
+i is `MARK` + i; the model itself never sees it. The fast path of a convex model has no layers. There, the canary
+coordinates are the weights of further input columns (`columns`), so large that a canary's gradient stays above the clip
+norm as long as its margin is below 1.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from dpsgd_cli.engine.packing import rule_for
 MARK = float(1 << 20)
 STEEP = 1e10
 COLUMN = 5.0
-"""A convex canary's feature, in clip bounds: at a margin of 0 half of that is the gradient of a logistic loss."""
+"""Feature of a convex canary, in clip norms. At margin 0, a logistic loss has half of it as gradient."""
 
 
 class Marks:
-    """Which rows of the pass before were canaries: the number of each, or -1."""
+    """Numbers of the canaries in the rows of the last forward pass; -1 for a row that is no canary."""
 
     def __init__(self) -> None:
         self.found = torch.empty(0, dtype=torch.long)
 
     def taken_from(self, x: Tensor) -> Tensor:
-        """Rows (n, ...) with canaries replaced by zeros, once their numbers were noted."""
+        """Return rows (n, ...) with canaries replaced by zeros, and note the canaries' numbers."""
         largest = x.flatten(1).amax(dim=1)
         marked = largest >= MARK
         self.found = torch.where(marked, largest - MARK, -1.0).long()
@@ -49,7 +48,7 @@ class Marks:
 
 
 class Marked(nn.Module):
-    """A model that takes the marks from its input first."""
+    """A model that first takes the canaries' marks from its input."""
 
     OVERWRITTEN = frozenset({"marks"})
 
@@ -64,7 +63,7 @@ class Marked(nn.Module):
 
 
 class LanedLayer(Layer):
-    """A layer of any rule, with lanes beside its own parameters; one example's gradient is that of both."""
+    """A layer of any rule with canary coordinates. An example's gradient has both parts."""
 
     OVERWRITTEN = frozenset({"marks", "leading"})
     kinds = ()
@@ -77,7 +76,7 @@ class LanedLayer(Layer):
         assert isinstance(source, Laned)
         rule = rule_for(source.inner, "")
         assert rule is not None
-        self.own = [rule(source.inner, session)]  # in a list: the pack shall not find it as a layer
+        self.own = [rule(source.inner, session)]  # in a list, so that the pack does not find it as a layer
         self.kind, self.marks = self.own[0].kind, source.marks
         self.inputs, self.gradients = self.own[0].inputs, self.own[0].gradients
         self.leading = 1
@@ -92,7 +91,7 @@ class LanedLayer(Layer):
         self.own[0].bind(*inner)
 
     def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
-        # of each trial, or of all together where these share their rows
+        # one copy of the rows for each trial, or a single one that all trials share
         self.leading = len(self.marks.found) // self.session.rows
         y: Tensor = self.own[0](x, *more, **named)
         return y
@@ -110,7 +109,10 @@ class LanedLayer(Layer):
         self.own[0].erase(bad)
 
     def _canaries(self) -> Tensor:
-        """The number of each row's canary (R or 1, B), or -1; of several copies of the examples, the first's."""
+        """Return the number of each row's canary (R or 1, B), or -1.
+
+        If examples are in several copies, the first copy decides.
+        """
         return self.marks.found.view(self.leading, -1)[:, : self.session.rows]
 
     def square_norms(self) -> Tensor:
@@ -129,7 +131,7 @@ class LanedLayer(Layer):
 
 
 class Laned(Ruled):
-    """A layer of the model, and its lanes."""
+    """A layer of the model together with its canary coordinates."""
 
     rule = LanedLayer
     OVERWRITTEN = frozenset({"marks"})
@@ -142,7 +144,7 @@ class Laned(Ruled):
 
 
 def instrument(lanes: int, every: bool) -> Callable[[Builder], Builder]:
-    """What turns a model's builder into that of the model with lanes: in its last layer, or in `every` layer."""
+    """Return a function that adds canary coordinates to a model's builder: to its last layer, or to `every` layer."""
 
     def changed(build: Builder) -> Builder:
         def made() -> nn.Module:
@@ -159,7 +161,7 @@ def instrument(lanes: int, every: bool) -> Callable[[Builder], Builder]:
 
 
 def layers_of(model: nn.Module, name: str = "") -> list[str]:
-    """Where the modules are that a pack makes layers of."""
+    """Return the names of the modules that become layers with a rule of their own."""
     if rule_for(model, name) is not None:
         return [name]
     found = [layers_of(child, f"{name}.{key}".strip(".")) for key, child in model.named_children()]
@@ -176,13 +178,16 @@ def _replaced(model: nn.Module, place: str, marks: Marks, lanes: int) -> nn.Modu
 
 
 def marked_rows(shape: tuple[int, ...], canaries: int) -> np.ndarray:
-    """Inputs (canaries, *shape) of canaries 0, 1, ... of a packed model."""
+    """Return the inputs (canaries, *shape) of canaries 0, 1, ... of a model that is not on a convex fast path."""
     numbers = (MARK + np.arange(canaries)).astype(np.float32)
     return np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (canaries, *shape)).copy()
 
 
 def columns(features: int, canaries: int, clip: float, replaced: bool) -> np.ndarray:
-    """Inputs (canaries, features + lanes) of a convex model's canaries; `replaced`: and of those that replace them."""
+    """Return the inputs (rows, features + canaries) of a convex model's canaries.
+
+    With `replaced`, as many rows with the opposite sign follow: the records that replace the canaries.
+    """
     lane = np.eye(canaries, dtype=np.float32) * np.float32(COLUMN * clip)
     rows = np.concatenate([lane, -lane]) if replaced else lane
     return np.concatenate([np.zeros((len(rows), features), np.float32), rows], axis=1)

@@ -1,7 +1,4 @@
-"""Tiers A, B and C of one training: canaries in lanes, told in from out by their scores; noise and batches.
-
-Not here: how it is staged and trained (`stage.py`, `training.py`), the parts (`parts.py`).
-"""
+"""Tiers A, B and C of one training: membership of canaries by their scores, noise, and batches."""
 
 from __future__ import annotations
 
@@ -22,11 +19,14 @@ from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.recipe.loading import LoadedRecipe
 
 Found = tuple[list[Finding], dict[str, Any], list[str]]
-"""Findings, what the document says besides, and what was left out and why."""
+"""Findings, further entries of the audit's document, and what was not audited, with the reason."""
 
 
 def watched(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Options) -> Found:
-    """Tiers A, B and C of one training with canaries; `charged` is what its first trial's ledger holds."""
+    """Return tiers A, B and C of one training with canaries.
+
+    The entry `charged` has all mechanisms of the first trial's ledger.
+    """
     findings: list[Finding] = []
     told: dict[str, Any] = {}
     left_out: list[str] = []
@@ -58,14 +58,18 @@ def watched(loaded: LoadedRecipe, outline: data.Outline, plan: Plan, options: Op
 def membership(
     watch: Watch, claim: Claim, options: Options, told: dict[str, Any], left_out: list[str]
 ) -> list[Finding]:
-    """Tiers A and B of the scores that a training gave its canaries.
+    """Return tiers A and B from the canaries' scores; add to `told` and `left_out`.
 
-    Many canaries of one trial are one run. Tier B counts them as independent, which they are in every member of the
-    claim's family: each has a lane and a coin of its own, noise on different coordinates is independent, and so is who
-    is in a Poisson batch (who is in a shuffled one is told to the attacker, as the theorem that prices it allows; in
-    batches of one size, or one largest size, they are negatively associated, so that counts stray less).
-    Tier C looks whether that is so. Tier A may not assume it, and does not: its bound is that of guesses of one run,
-    for which coins alone have to be independent (`statistics.one_run_p_value`).
+    The many canaries of one trial belong to one run. Tier B counts them as independent, which they are in every member
+    of the claim's family:
+
+    - Each canary has its own coordinate and its own coin, and noise on different coordinates is independent.
+    - Membership in Poisson batches is independent.
+    - Membership in shuffled batches is known to the attacker, as the theorem that prices them allows.
+    - Membership in batches of a fixed or a largest size is negatively associated, so counts vary less.
+
+    Tier C tests the independence. Tier A does not assume it: its bound is for guesses about one run, and only the coins
+    have to be independent (`statistics.one_run_p_value`).
     """
     reason = unsupported(claim)
     staged = watch.staged
@@ -113,7 +117,7 @@ def membership(
 
 
 def _curves(claim: Claim, stands: Claim | None) -> dict[str, list[float]]:
-    """False-negative rates that are allowed, by false-positive rate: by the claim, and by what was not refuted."""
+    """Return the false negative rates that the claim allows, and those not refuted, by false positive rate."""
     at = picture.points()
     allowed = [[1 - one.curve.power(float(rate)) for rate in at] for one in (claim, stands) if one is not None]
     blind = list(1 - at)

@@ -1,12 +1,12 @@
-"""Tier D: neighbouring data sets and the same randomness, compared step by step from equal weights.
+"""Tier D: neighbouring data sets with the same randomness, compared step by step from equal weights.
 
-All trainings have the same seed, so the same batches, the same noise and the same initial weights. They train on the
-same records but one: the first training lacks it (under replace-one: has an ordinary one in its place), each other one
-has another worst case there: huge, infinite or no numbers, another label, the opposite direction. After each step all
-go on from the first one's update, so that every step compares sums from equal weights. What must hold is
-exact, no statistic: sums move by at most the ledger's sensitivity, and whatever is public moves by nothing.
+All trainings have the same seed, and thus the same batches, noise and initial weights. Their records are the same but
+for one. The first training lacks that record (under replace-one: has an ordinary one instead). Each other training has
+a different worst case: huge, infinite or NaN values, another label, the opposite direction. After each step, all
+trainings continue from the first one's update, so every step compares sums from equal weights. The checks are exact,
+not statistical: sums move by at most the ledger's sensitivity, and public values do not move at all.
 
-Not here: whether noise covers that sensitivity (`parts.py`).
+`parts.py` checks that the noise is as large as the ledger says.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PLACE = 5
 
 @dataclass(frozen=True)
 class Difference:
-    """What two neighbours may differ in, and what was found. `worst` names the neighbour."""
+    """One comparison of neighbours: its subject, what was found and what is allowed. `worst` names the neighbour."""
 
     name: str
     found: str
@@ -60,10 +60,11 @@ class Difference:
 
 @dataclass
 class _Seen:
-    """Of one training: batches, exact sums, noisy means, and what was charged and published in the end.
+    """Observations of one training: batches, exact sums, noisy means, charges and published values.
 
-    `before`: of each release before the first step, who is charged for it, and its sums before and after noise.
-    `public`: everything public in the result that the training would write; nothing of a method that chooses weights.
+    - `before`: for each release before the first step, the mechanism, and the sums before and after noise.
+    - `looks`: how often validation records were used.
+    - `public`: all public values of the result that the training would write; empty for methods that choose weights.
     """
 
     batches: list[tuple[Tensor, ...]] = field(default_factory=list)
@@ -79,7 +80,7 @@ class _Seen:
 
 
 class _Follower:
-    """Notes a training, which goes on from the noisy means of the `first` where there is one."""
+    """Observer of a training. Given a `first` training, it replaces noisy means by those of the first."""
 
     def __init__(self, first: _Seen | None) -> None:
         self.first = first
@@ -114,7 +115,7 @@ class _Follower:
 
 
 def worst_rows(shape: tuple[int, ...], outputs: int) -> dict[str, tuple[np.ndarray, Any]]:
-    """Records that are hard to bound, by name: features and label."""
+    """Return records that are hard to bound, by name: features and label."""
     random = np.random.default_rng(7)
     usual = random.random(shape, dtype=np.float32)
     last = outputs - 1 if outputs > 1 else 1.0
@@ -132,7 +133,7 @@ def worst_rows(shape: tuple[int, ...], outputs: int) -> dict[str, tuple[np.ndarr
 
 
 def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[Difference]:
-    """Train neighbours, one after the other, by a recipe whose plan is `whole`; what they differ in."""
+    """Train on each neighbour with a recipe whose plan is `whole`, and return the differences."""
     assert outline.input_shape is not None
     rows = worst_rows(outline.input_shape, outline.outputs)
     size = Size(1, _RECORDS // 3, 0)
@@ -143,7 +144,7 @@ def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[Di
     assert plan is not None
     stands: dict[str, tuple[np.ndarray, Any] | None] = {**rows}
     if isinstance(plan, SelectionPlan):
-        stands = {"nobody": rows["not a number"], **rows}  # its table has no places that are nobody's
+        stands = {"nobody": rows["not a number"], **rows}  # its table has no empty places
     elif plan.sampling.adjacency != "replace-one":
         stands = {"nobody": None, **rows}
     seen: dict[str, _Seen] = {}
@@ -156,7 +157,7 @@ def compare(loaded: LoadedRecipe, outline: data.Outline, whole: Plan) -> list[Di
 
 
 def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | None) -> _Seen:
-    """A training on `dataset`; one that `lacks` a record has nobody in its place."""
+    """Train on `dataset`, and return the observations. With `lacks`, the place of one record is empty."""
     follower = _Follower(first)
     share = _without if lacks else (lambda table: table)
     at = start([member], stage=Stage(dataset, share=share, watcher=follower))
@@ -166,7 +167,7 @@ def _trained(member: Member, dataset: data.Dataset, lacks: bool, first: _Seen | 
         at.history.append(record(at, at.done, noted, wanted=True))
         at.done += 1
     follower.seen.entries, follower.seen.epochs = list(at.context.ledgers[0].entries), at.method.epochs
-    # whichever candidate is chosen, all of them were trained
+    # all candidates were trained, whichever is chosen
     trained = at.method.inner if isinstance(at.method, PrivateSelection) else at.method
     follower.seen.output = trained.output.clone()
     if isinstance(at.method, DpSgd):
@@ -226,7 +227,7 @@ def _differences(seen: dict[str, _Seen], plan: Plan, cut: ValidationSet | None) 
 
 
 def _before(seen: dict[str, _Seen]) -> Iterator[Difference]:
-    """What neighbours move sums by that are released before the first step, each of which must be charged."""
+    """Yield how far neighbours move each sum released before the first step. Each must be charged."""
     base = next(iter(seen.values()))
     charged = [e.release.mechanism for e in base.entries if e.phase == "before"]
     for number, (mechanism, exact, _) in enumerate(base.before):
@@ -243,7 +244,7 @@ def _before(seen: dict[str, _Seen]) -> Iterator[Difference]:
 
 
 def _preconditioner(seen: dict[str, _Seen], sensitivity: float) -> Difference:
-    """How far a record moves what a preconditioner is made of; and noise, which no record may move."""
+    """Return how far a record moves a preconditioner's second moments, and their noise, which must not move."""
     pairs = {name: one.moments for name, one in seen.items() if one.moments is not None}
     exact, noisy = next(iter(pairs.values()))
     moved = {name: float(np.linalg.norm(own[0] - exact)) / sensitivity for name, own in pairs.items()}
@@ -259,7 +260,7 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _dataset(outline: data.Outline, records: int, row: tuple[np.ndarray, Any] | None) -> data.Dataset:
-    """Usual records, with `row` in the place of one, or with zeros in a place that is nobody's."""
+    """Return ordinary records with `row` instead of one of them, or with zeros there for an empty place."""
     random = np.random.default_rng(0)
     shape, outputs = outline.input_shape, outline.outputs
     assert shape is not None
@@ -278,7 +279,7 @@ def _dataset(outline: data.Outline, records: int, row: tuple[np.ndarray, Any] | 
 
 
 def _without(table: Table) -> Table:
-    """The usual records, with nobody in the place of one."""
+    """Return the table with one record's place left empty."""
     own = torch.arange(table.rows, device=table.y.device)
     own[_PLACE] = -1
     return dataclasses.replace(table, own=own[None], held_out=(own < 0)[:, None], filled=False)

@@ -1,4 +1,4 @@
-"""How an audit is asked for: which tiers, how sure, how much is trained."""
+"""Options of an audit: tiers, confidence, and size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUICK = Size(trials=20, canaries=100, rows=3e5)
 
 @dataclass(frozen=True)
 class Options:
-    """How to audit: numbers that are None are left to `quick`; `curves` are what a picture is drawn from."""
+    """Options of an audit. `quick` decides numbers that are None. `curves`: keep the curves of the picture."""
 
     tiers: tuple[str, ...] = tuple(TIERS)
     confidence: float = 0.95

@@ -1,19 +1,20 @@
-"""Attacks on what a method releases once, whatever it does in between: worst neighbours, told apart over many trials.
+"""Attacks on a method's single output: two worst-case neighbours are distinguished over many trials.
 
-Half of the trials train with a worst-case record, half without it (under zero-out and replace-one: with one that adds
-nothing, or with the opposite one). Each trial gives one number, and the errors of one test on it are counted:
+Half of the trials train with a worst-case record, half without it. Under zero-out, a record that adds nothing replaces
+it; under replace-one, the opposite record does. Each trial gives one number. A test on it counts errors:
 
-- a Gaussian release: what is released is its known mean under either data set and noise, so the number is the
-  log-likelihood ratio, along what the two means differ by; noise itself is looked at, too (tier C), and how far the
-  record moves the mean (tier D, exactly);
-- objective perturbation: weights near a minimiser tell the random term that they minimise with, under either data set;
-  the number is the ratio of their densities (`_density`);
-- anything else: a direction and a line that serve one half of the trials best, tried on the other half.
+- Gaussian release: a known mean (for each data set) plus noise. The number is the log-likelihood ratio along the
+  difference of the two means. The noise is checked, too (tier C), and how far the record moves the mean (tier D,
+  exact).
+- Objective perturbation: weights near a minimiser reveal the random term of the objective, for each data set. The
+  number is the ratio of their densities (`_density`).
+- Any other method: the direction and threshold that are best for one half of the trials, tested on the other half.
 
-Thresholds are fixed by the law that is claimed. Every trial has noise of its own, so trials are independent, and tier
-A's bound of two error rates assumes nothing more. Where all that is released is one Gaussian, tier B's is of the same
-errors. The worst record is one alone in its direction, and as long as the data allow or longer; for objective
-perturbation all others are in that direction as well and of the other label, so that its loss is as steep as it gets.
+Except in the last case, the threshold follows from the claimed distribution. Every trial has its own noise, so trials
+are independent, and tier A's bound from two error rates assumes nothing more. If the whole release is one Gaussian,
+tier B uses the same errors. The worst-case record is alone in its direction, and at least as long as the data allow.
+For objective perturbation, all other records are in that direction as well, with the other label, so that its loss is
+as steep as possible.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _CLOSE = 1 + 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """What `attack` found: rows of the audit, what the first trial's ledger holds, and what was trained on."""
+    """Results of `attack`: findings, the entries of the first trial's ledger, and the size of the attack."""
 
     findings: list[Finding]
     entries: list[LedgerEntry]
@@ -71,7 +72,7 @@ class Attack:
 
 
 class _Released:
-    """Notes the release of each trial, if it is one Gaussian's."""
+    """Observer that notes each trial's release, if it is one Gaussian."""
 
     def __init__(self) -> None:
         self.exact: np.ndarray | None = None
@@ -97,7 +98,7 @@ class _Released:
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """The trials of one of two neighbours."""
+    """Trials on one of two neighbours."""
 
     trials: Trials
     seen: _Released
@@ -108,7 +109,7 @@ class _Side:
 
 
 def attack(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, trials: int, confidence: float) -> Attack:
-    """Train `trials` trials on each of two neighbours, and tell them apart."""
+    """Train `trials` trials on each of two neighbours, and distinguish the neighbours by what is released."""
     records = min(_RECORDS.get(loaded.recipe.method.kind, _FEW_RECORDS), whole.sampling.records)
     small, _ = smaller(loaded, trials, min(whole.sampling.batch_size, records))
     shape = outline.input_shape
@@ -138,7 +139,7 @@ def _side(small: LoadedRecipe, outline: data.Outline, plan: Plan, present: bool)
 
 
 def without_seed(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, watcher: Watcher) -> Trials:
-    """One trial on the rows of the neighbour with the worst record, with the operating system's noise."""
+    """Start one trial on the neighbour with the worst-case record, with the operating system's noise."""
     records = min(_FEW_RECORDS, whole.sampling.records)
     small, _ = smaller(loaded, 1, min(whole.sampling.batch_size, records))
     shape = outline.input_shape
@@ -178,7 +179,7 @@ def _findings(sides: Sequence[_Side], plan: Plan, confidence: float) -> Iterator
 
 
 def _parts(sides: Sequence[_Side], mechanism: GaussianSum, confidence: float) -> Iterator[Finding]:
-    """Noise of a Gaussian release against the ledger's, and how far the record moved its mean."""
+    """Compare the noise of a Gaussian release with the ledger's, and how far the record moved the mean."""
     made = Noise()
     for side in sides:
         assert side.seen.exact is not None
@@ -200,7 +201,10 @@ def _apart(sides: Sequence[_Side]) -> np.ndarray:
 
 
 def _by_gaussian(sides: Sequence[_Side], mechanism: GaussianSum, confidence: float) -> tuple[Errors, float]:
-    """Errors of the likelihood ratio of two known means under the ledger's noise; and mu, their distance in noise."""
+    """Return errors of the likelihood ratio of two known means under the ledger's noise, and mu, their distance.
+
+    mu is in standard deviations of the noise.
+    """
     apart, scale = _apart(sides), mechanism.noise_multiplier * mechanism.sensitivity
     scores = [
         log_ratio((np.concatenate(side.seen.noisy) - sides[1].seen.exact) @ apart, float(apart @ apart), scale, 1.0)
@@ -211,13 +215,13 @@ def _by_gaussian(sides: Sequence[_Side], mechanism: GaussianSum, confidence: flo
 
 
 def _counted(scores: Sequence[np.ndarray], mu: float, confidence: float) -> Errors:
-    """Errors at the threshold that is best for log-likelihood ratios of one Gaussian of `mu`; present, then absent."""
+    """Return errors at the best threshold for log-likelihood ratios of one Gaussian of `mu`: present, then absent."""
     line = threshold_of_gaussian(mu, len(scores[0]), len(scores[1]), confidence)
     return errors_at(np.concatenate(scores), np.repeat([True, False], [len(one) for one in scores]), line)
 
 
 def _by_density(sides: Sequence[_Side], confidence: float) -> tuple[Errors, float]:
-    """Errors of the ratio of densities that published weights have under either data set; mu is one of b's law."""
+    """Return errors of the density ratio of published weights on either data set, and mu of the law of b."""
     scores = [(_density(sides[0], side.weights) - _density(sides[1], side.weights)).cpu().numpy() for side in sides]
     method = sides[0].trials.method
     assert isinstance(method, ObjectivePerturbation)
@@ -232,10 +236,10 @@ def _noise(method: ObjectivePerturbation) -> perturbations.Noise:
 
 
 def _density(side: _Side, weights: Tensor) -> Tensor:
-    """Log-density (R,) of a minimiser at `weights`, up to what neighbours share.
+    """Return the log-density (R,) of a minimiser at `weights`, up to a summand that neighbours share.
 
-    b is what makes the gradient of the whole objective 0 there; the Jacobian is the Hessian, and as all rows of
-    `_dataset` are on one line, its only eigenvalue that is not k is the sum of phi'' |z|^2, plus k.
+    The random term b makes the gradient of the whole objective 0 at `weights`. The Jacobian is the Hessian. All rows of
+    `_dataset` are on one line, so only one eigenvalue of the Hessian is not k: the sum of phi'' |z|^2, plus k.
     """
     method = side.trials.method
     assert isinstance(method, ObjectivePerturbation)
@@ -249,13 +253,13 @@ def _density(side: _Side, weights: Tensor) -> Tensor:
 
 
 def told_apart(present: np.ndarray, absent: np.ndarray, confidence: float) -> Errors:
-    """Errors on the second halves of weights (R, P), by the direction and line that serve the first halves best."""
+    """Return errors on the second halves of weights (R, P), at the direction and threshold best for the first."""
     half = len(present) // 2
     first, second = (present[:half], absent[:half]), (present[half:], absent[half:])
     spread = (first[0].var(axis=0) + first[1].var(axis=0)) / 2
     apart = first[0].mean(axis=0) - first[1].mean(axis=0)
     direction = np.divide(apart, spread, out=np.zeros_like(apart), where=spread > 0)
-    # coordinates whose means differ by no more than chance would only add noise
+    # drop coordinates whose means differ by no more than chance: they would only add noise
     direction[np.abs(apart) < 3 * np.sqrt(2 * spread / half)] = 0.0
     if not direction.any():
         direction[int(np.argmax(np.abs(apart) / np.sqrt(spread + 1e-300)))] = 1.0
@@ -270,9 +274,9 @@ def _errors(present: np.ndarray, absent: np.ndarray, line: float) -> Errors:
 
 
 def _dataset(loaded: LoadedRecipe, outline: data.Outline, records: int, present: bool, replaced: bool) -> data.Dataset:
-    """Rows of chance without the first feature, and a last one that has nothing else.
+    """Return random rows whose first feature is 0, and a last row in which every other feature is 0.
 
-    Of objective perturbation: all rows are that one, but of the other label.
+    For objective perturbation, all rows are like the last one, with the other label.
     """
     random = np.random.default_rng(0)
     shape, outputs = outline.input_shape, outline.outputs
@@ -284,7 +288,7 @@ def _dataset(loaded: LoadedRecipe, outline: data.Outline, records: int, present:
     def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
         x = (random.random((count, *shape)) * scale).astype(np.float32)
         x.reshape(count, -1)[:, 0] = 0.0
-        # in equal numbers: where classes are counted, one record more decides
+        # equal numbers of each class: if a method counts classes, one more record decides
         y = np.arange(count) % outputs if outputs > 1 else random.random(count, dtype=np.float32)
         if against and outputs > 1:
             x[:], y = 0.0, np.zeros_like(y)

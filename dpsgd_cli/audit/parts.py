@@ -1,9 +1,7 @@
-"""Tier C: the parts of a mechanism, from a run's own noise and batches, each against what the ledger says of it.
+"""Tier C: the parts of a mechanism, from a run's own noise and batches, each compared with the ledger.
 
-Every check has a control: the same check of a claim that is wrong by a known factor (noise of 3/2, a rate of 3/2, every
-tenth number repeated, ...). A check whose control is not refuted had too little to look at, and says so.
-
-Not here: what noise and batches were seen (`watch.py`), laws of scores (`claim.py`).
+Every check has a control: the same check of a claim that is wrong by a known amount, such as 3/2 times the noise or the
+rate, or a correlation of 0.8. If its control is not refuted, a check had too few observations, and the report says so.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _FEW = 200
 
 @dataclass(frozen=True)
 class Check:
-    """One part: what was found beside what is claimed, how likely that is of the claim, and that of a wrong claim."""
+    """One part of a mechanism: what was found and claimed, the p-value of the claim, and that of a wrong claim."""
 
     name: str
     found: str
@@ -39,13 +37,13 @@ class Check:
 
 
 def checks_of(watch: Watch, confidence: float) -> list[Check]:
-    """Every check that the run allows."""
+    """Return every check that the run allows."""
     before = [check for noise in watch.before for check in _before(noise)]
     return [*before, *noise_checks(watch.drew, confidence), *batch_checks(watch), *norm_checks(watch)]
 
 
 def _before(noise: np.ndarray) -> Iterator[Check]:
-    """Noise (R, n) of what was released before the first step, in units of the ledger's."""
+    """Check noise (R, n) of a release before the first step, in units of the ledger's noise."""
     squares, count = float(np.square(noise).sum()), noise.size
     yield Check(
         "noise before training", f"{math.sqrt(squares / count):.4f} times the ledger's ({count:,} draws)", "1",
@@ -73,7 +71,7 @@ def noise_checks(drew: Noise, confidence: float) -> Iterator[Check]:
     )
     epochs = sorted(drew.squares)
     if len(epochs) > 1:
-        # an epoch that is not the claimed one has other noise; too much of it is no breach, but not what is claimed
+        # each epoch must have the claimed noise; too much is no breach of privacy, but still contradicts the claim
         each = [_two_sided(drew.squares[e], drew.counts[e]) for e in epochs]
         wrong = [_two_sided(drew.squares[e] / _WRONG**2, drew.counts[e]) for e in epochs]
         worst = epochs[int(np.argmin(each))]
@@ -106,7 +104,7 @@ def noise_checks(drew: Noise, confidence: float) -> Iterator[Check]:
 
 
 def _by_coordinate(seen: np.ndarray) -> Iterator[Check]:
-    """The least noise of any coordinate of noise (T, R, c): one without would not show among many."""
+    """Check the coordinate with the least noise of (T, R, c). A missing noise would not show in the average."""
     draws = seen.shape[0] * seen.shape[1]
     if draws < _FEW:
         return
@@ -123,9 +121,10 @@ def _two_sided(squares: float, count: int) -> float:
 
 
 def largest_correlation(rows: np.ndarray) -> tuple[float, float]:
-    """The largest correlation of any two of `rows` (n, m), each of standard normals, and its p-value over all pairs.
+    """Return the largest correlation of any two of `rows` (n, m) of standard normals, and its p-value over all pairs.
 
-    Of independent normals (m - 2)^(1/2) r / (1 - r^2)^(1/2) is Student's t; pairs are Bonferroni's.
+    For independent normals, (m - 2)^(1/2) r / (1 - r^2)^(1/2) has Student's t distribution. Bonferroni covers the
+    pairs.
     """
     if len(rows) > _LONGEST:
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, _LONGEST).astype(int))]
@@ -141,7 +140,7 @@ def largest_correlation(rows: np.ndarray) -> tuple[float, float]:
 
 
 def norm_checks(watch: Watch) -> Iterator[Check]:
-    """Not a statistic: what one canary moved a sum by, in sensitivities, was seen without noise."""
+    """Check how far one canary moved a sum, in sensitivities. Exact: the sum was observed before noise."""
 
     def over(largest: float) -> float:
         return 0.0 if largest > _CLOSE else 1.0
@@ -164,7 +163,10 @@ def batch_checks(watch: Watch) -> Iterator[Check]:
 
 
 def _cyclic(watch: Watch, mechanism: CorrelatedSums) -> Iterator[Check]:
-    """Every record in the steps of one group only: exact; and of a cycle, which holds it once at most, Poisson."""
+    """Check that every record is in the steps of one group only (exact), and that the batches of a cycle are Poisson.
+
+    A cycle holds each record at most once.
+    """
     bands, held, sizes = mechanism.bands, watch.held(), np.stack(watch.batches.sizes)
     cycles = len(held) // bands
     if not cycles:
@@ -183,7 +185,7 @@ def _poisson(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
 
 
 def _truncated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
-    """Sizes of a binomial cut at the largest batch, whose records are a uniform set."""
+    """Check that sizes are binomial, cut at the largest batch, and that each batch is a uniform set of records."""
     assert isinstance(mechanism, TruncatedSum)
     sizes, held = np.stack(watch.batches.sizes), watch.held()
     records, largest = mechanism.records, mechanism.largest_batch
@@ -205,7 +207,7 @@ def _truncated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
 
 
 def _each_record(held: np.ndarray, rate: float) -> Iterator[Check]:
-    """How often each of the watched records is in a batch: binomial, record by record."""
+    """Check how often each watched record is in a batch: binomial for each record."""
     each = held.sum(axis=(0, 1))
     times = held.shape[0] * held.shape[1]
     p, control = (float(np.min(_far(each, times, q))) * len(each) for q in (rate, min(1.0, _WRONG * rate)))
@@ -214,7 +216,10 @@ def _each_record(held: np.ndarray, rate: float) -> Iterator[Check]:
 
 
 def _independent(watch: Watch, mechanism: GaussianSum, sizes: np.ndarray, held: np.ndarray) -> Iterator[Check]:
-    """Each record by itself in each of T batches: their `sizes` (T, R), and the watched ones (T, R, W)."""
+    """Check that each record is independently in each of T batches.
+
+    `sizes` (T, R) are the sizes of the batches; `held` (T, R, W) has the watched records in them.
+    """
     staged = watch.staged
     assert staged is not None
     rate, records = mechanism.sampling_rate, staged.plan.sampling.records
@@ -241,7 +246,7 @@ def _independent(watch: Watch, mechanism: GaussianSum, sizes: np.ndarray, held: 
 
 
 def _over_time(held: np.ndarray, rate: float) -> Iterator[Check]:
-    """How often a record is in two batches at once, which for independent draws is rate^2: binomial, pair by pair."""
+    """Check how often a record is in both of two batches: binomial for each pair, of rate^2 for independent draws."""
     steps, trials, _ = held.shape
     ways: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     if steps > 1:
@@ -264,14 +269,17 @@ def _far(counts: np.ndarray, times: int, rate: float) -> np.ndarray:
 
 
 def _two_sided_normal(squares: float, count: int, records: int, rate: float) -> float:
-    """p-value of a sum of squared standardised binomials: normal, with the binomial's own fourth moment."""
+    """Return the p-value of a sum of squared standardised binomials: normal, with the binomial's own fourth moment."""
     variance = records * rate * (1 - rate)
     spread = math.sqrt(count * (2 + (1 - 6 * rate * (1 - rate)) / variance)) if variance > 0 else math.inf
     return float(2 * stats.norm.sf(abs(squares - count) / spread))
 
 
 def _shuffled(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
-    """Every record once an epoch: exact; and another partition each epoch and trial, of batches of a known size."""
+    """Check that every record is used once an epoch (exact), and that epochs and trials have independent partitions.
+
+    The sizes of the batches are known.
+    """
     del mechanism
     staged = watch.staged
     assert staged is not None
@@ -281,13 +289,13 @@ def _shuffled(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
 
 
 def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
-    """The same, of batches whose sizes are those of independent draws of a step."""
+    """Check that every record is used once an epoch (exact), in a step drawn independently of all other records."""
     yield from _once_an_epoch(watch, mechanism.sampling_rate)
     sizes, rate = np.stack(watch.batches.sizes), mechanism.sampling_rate
     staged = watch.staged
     assert staged is not None
     if mechanism.steps > 1:
-        # T sizes of an epoch that add up have T - 1 free squares: Pearson's statistic, epoch by epoch
+        # an epoch's T sizes have a fixed sum, so T - 1 degrees of freedom: Pearson's statistic for each epoch
         squares = float(np.square(sizes - staged.plan.sampling.records * rate).sum())
         squares /= staged.plan.sampling.records * rate
         free = sizes.size // mechanism.steps * (mechanism.steps - 1)
@@ -296,7 +304,7 @@ def _allocated(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
 
 
 def _once_an_epoch(watch: Watch, rate: float) -> Iterator[Check]:
-    """Two partitions put a record into the same batch with probability `rate`."""
+    """Check that two partitions put a record into the same batch with probability `rate`."""
     staged = watch.staged
     assert staged is not None
     held, per_epoch = watch.held(), staged.plan.sampling.steps_per_epoch
@@ -317,13 +325,13 @@ def _once_an_epoch(watch: Watch, rate: float) -> Iterator[Check]:
 
 
 def _matching(same: int, count: int, rate: float) -> float:
-    """p-value of matches of two independent partitions, of which pairs of records are nearly uncorrelated: normal."""
+    """Return the p-value of matches of two independent partitions (normal: pairs of records hardly correlate)."""
     spread = math.sqrt(count * rate * (1 - rate))
     return float(2 * stats.norm.sf(max(0.0, abs(same - count * rate) - 0.5) / spread))
 
 
 def _fixed(watch: Watch, mechanism: GaussianSum) -> Iterator[Check]:
-    """Every batch of one size: exact; and every record by itself over time."""
+    """Check that every batch has the same size (exact), and each record's inclusion over time."""
     staged = watch.staged
     assert staged is not None
     held, rate, sizes = watch.held(), mechanism.sampling_rate, np.stack(watch.batches.sizes)

@@ -1,7 +1,8 @@
-"""The picture of an audit: error rates that the claim allows, those that were observed, and what was refuted.
+"""Picture of an audit: error rates that the claim allows, observed error rates, and refuted error rates.
 
-False negatives over false positives. Below the claim's curve nobody should get; the box holds both true rates at the
-stated confidence, and the dashed curve is that of the last member of the claim's family which the box leaves standing.
+It shows false negatives over false positives. No attack should get below the claim's curve. The box contains both true
+rates at the stated confidence. The dashed curve is that of the last member of the claim's family that the box does not
+refute.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LEAST = 1e-6
 
 
 def draw(document: dict[str, Any], directory: Path) -> list[Path]:
-    """The trade-off curves as SVG and PNG; nothing where no canary was scored."""
+    """Draw the trade-off curves as SVG and PNG, and return the files; none if no canary was scored."""
     found = document.get("membership")
     if found is None or "curves" not in found:
         return []
@@ -64,5 +65,5 @@ def draw(document: dict[str, Any], directory: Path) -> list[Path]:
 
 
 def points() -> np.ndarray:
-    """The false-positive rates at which curves are drawn: closer together near 0, where they are steep."""
+    """Return the false positive rates at which curves are drawn: denser near 0, where curves are steep."""
     return np.asarray(np.clip(np.linspace(0, 1, _POINTS) ** 2, _LEAST, 1 - _LEAST))

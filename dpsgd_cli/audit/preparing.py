@@ -1,7 +1,7 @@
-"""Tier D of preprocessing: what steps keep of neighbouring rows, and whether that was charged or declared.
+"""Tier D for preprocessing: what each step learns from neighbouring rows, and whether that is charged or declared.
 
-A step that keeps something of the training rows is a release, which must have noise and a charge, or is declared not to
-be private. Each step learns from chance rows and from the same with one record changed, with equal draws.
+A step that learns from the training rows is a release: it must have noise and a charge, or be declared non-private.
+Each step learns from random rows, and again with one record changed and the same random draws.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RECORDS = 40
 
 
 def compare(loaded: LoadedRecipe, plan: Plan) -> list[Finding]:
-    """A row for each step of preprocessing that may keep something."""
+    """Return a finding for each preprocessing step that may learn from rows."""
     recipe = loaded.recipe
     if recipe.data.features is not None:
         return []
@@ -54,7 +54,7 @@ def _kept(step: Step, rows: np.ndarray, layout: Layout) -> np.ndarray | None:
 
 
 def _rows(layout: Layout) -> np.ndarray:
-    """Chance records as they are read: numbers in [0, 1), and codes of categories."""
+    """Return random records in the form in which a file is read: numbers in [0, 1) and codes of categories."""
     random = np.random.default_rng(2)
     if layout.columns is None:
         return random.random((_RECORDS, *layout.shape), dtype=np.float32)
@@ -65,7 +65,7 @@ def _rows(layout: Layout) -> np.ndarray:
 
 
 def _changed(rows: np.ndarray) -> np.ndarray:
-    """The same, but for one record, which has the values of another, doubled where they are no codes."""
+    """Return the rows with the first record replaced by a copy of the second."""
     other = rows.copy()
     other[0] = other[1]
     return other

@@ -1,4 +1,4 @@
-"""An audit's files: `audit.json`, the same in words, and its pictures. Not here: what was found (`auditing.py`)."""
+"""Files of an audit: `audit.json`, a page in words, and pictures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OTHER_SEED = "seed=1000"
 
 
 def write(document: dict[str, Any], directory: Path) -> list[Path]:
-    """Write everything into `directory`, and return the files."""
+    """Write all files into `directory`, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     drawn = picture.draw(document, directory)
     write_whole(directory / "audit.md", markdown(page(document, [path.name for path in drawn])), owner_only=True)
@@ -25,7 +25,7 @@ def write(document: dict[str, Any], directory: Path) -> list[Path]:
 
 
 def lines(document: dict[str, Any]) -> list[str]:
-    """What the command prints."""
+    """Return the lines that the command prints."""
     claim, told = document["claim"], [f"{document['name']}: {verdict(document)}"]
     told.append(
         f"  claim     epsilon {epsilon_text(claim['epsilon'])} at delta {claim['delta']:g} ({claim['adjacency']})"

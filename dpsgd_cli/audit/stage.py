@@ -1,12 +1,12 @@
-"""The stage of an audit: a recipe as it is shipped, rows that are no records, and canaries that are in by a fair coin.
+"""Preparation of an audit: the recipe on random synthetic rows, with canaries that are in by a fair coin.
 
-What is trained is the recipe's own: planner, ledger, sampler, clipping, noise, normaliser, schedule, update. In the
-place of its records stand rows of chance and canaries. Where that would take long there are fewer of both, with batches
-as much smaller: sampling rates, batches in an epoch, and so the plan, stay as they are to rounding. `Cut.changed` says
-what an audit of this size changes of a recipe.
+The audit trains the recipe's own planner, ledger, sampler, clipping, noise, normaliser, schedule and update. Random
+rows and canaries replace the records. If that would take long, there are fewer of both and batches shrink in
+proportion. Sampling rates and batches per epoch, and therefore the plan, stay the same up to rounding. `Cut.changed`
+lists what an audit of this size changes of a recipe.
 
-Each trial flips its own coins. A canary that is out leaves a place for a record that adds nothing, so that the number
-of records, which is public, tells nobody; under replace-one another canary of the opposite gradient is in its place.
+Each trial tosses its own coins. A canary that is out leaves an empty place that adds nothing, so the public number of
+records does not depend on the coins. Under replace-one, another canary with the opposite gradient takes the place.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SAME_RATE = 0.01
 _TEST_RECORDS = 8
 _STEADY = 0.1
 _FEATURES = 200
-"""Of rows behind a preconditioner, whose second moments every trial releases of its own."""
+"""Largest number of features behind a preconditioner, where every trial releases second moments of its own."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained: trials, canaries a trial, and about how many rows all trials may see in all steps."""
+    """Size of an audit: trials, canaries in each trial, and about how many rows all trials may process in all steps."""
 
     trials: int
     canaries: int
@@ -56,9 +56,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Staged:
-    """An audit that is ready to train. `inside` (R, k): which canaries are in; `places` (k,): their rows' numbers.
+    """An audit that is ready to train.
 
-    `columns`: where lanes are among the parameters. `aim`: of canaries whose gradients are not all of one length.
+    - `inside` (R, k): which canaries are in.
+    - `places` (k,): rows of the canaries.
+    - `columns`: canary coordinates among the parameters, one array (k,) for each layer or output that has them.
+    - `signs`: sign of a canary's gradient on its coordinate.
+    - `changed`: what the audit changes of the recipe.
+    - `aim`: gradients of canaries whose gradients differ in length; else None.
     """
 
     trials: Trials
@@ -72,7 +77,7 @@ class Staged:
 
 
 def fast_path(loaded: LoadedRecipe) -> bool:
-    """Whether the method takes a convex model's gradients without packed layers."""
+    """Return whether the method computes a convex model's gradients without layers."""
     recipe = loaded.recipe
     by_record = isinstance(recipe.method, Gradient) and recipe.method.one_by_one
     kinds = recipe.method.batching == "full" or by_record
@@ -81,7 +86,7 @@ def fast_path(loaded: LoadedRecipe) -> bool:
 
 
 def aimed(loaded: LoadedRecipe) -> bool:
-    """Whether canaries' gradients are told by an `Aim`: behind a preconditioner, and of a dense layer's fast path."""
+    """Return whether an `Aim` computes canaries' gradients: with a preconditioner, or on a dense layer's fast path."""
     recipe = loaded.recipe
     runs = named(recipe.method.described.runs)
     dense = isinstance(recipe.model, LinearModel) and isinstance(runs, type) and issubclass(runs, FullBatchMethod)
@@ -89,12 +94,12 @@ def aimed(loaded: LoadedRecipe) -> bool:
 
 
 def canaries_of(plan: Plan, size: Size) -> int:
-    """No more than a third of the records."""
+    """Return the number of canaries: `size.canaries`, but at most a third of the records, and at least 1."""
     return max(1, min(size.canaries, plan.sampling.records // 3))
 
 
 def sized(plan: Plan, size: Size, convex: bool) -> tuple[int, int]:
-    """Records and expected batch of the audit: the recipe's own where those are not too many."""
+    """Return the records and expected batch size of the audit: the recipe's own, or fewer if those take too long."""
     sampling, canaries = plan.sampling, canaries_of(plan, size)
     records, batch = sampling.records, sampling.batch_size
     steps = (plan.most_epochs or _UNKNOWN_LENGTH) * sampling.steps_per_epoch
@@ -108,9 +113,9 @@ def sized(plan: Plan, size: Size, convex: bool) -> tuple[int, int]:
     if sampling.kind.by_epoch:
         small = -(-least // sampling.steps_per_epoch)
         return (small * sampling.steps_per_epoch, small) if small < batch else (records, batch)
-    # of all records, whatever the number of groups that take turns
+    # share of all records, also if groups of them take turns
     rate = sampling.rate / sampling.groups
-    # one record a step is another method
+    # a fixed batch of one record would be another method
     small = max(2 if sampling.batching == "fixed" else 1, math.ceil(least * rate))
     while small < batch and abs(small / round(small / rate) / rate - 1) > _SAME_RATE:
         small += 1
@@ -119,7 +124,7 @@ def sized(plan: Plan, size: Size, convex: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A recipe at the size of its audit, with its plan, and what that changes of it."""
+    """A recipe at the size of its audit, its plan, and what the audit changes of it."""
 
     loaded: LoadedRecipe
     outline: data.Outline
@@ -129,7 +134,7 @@ class Cut:
 
 
 def cut(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size: Size) -> Cut:
-    """The recipe, whose plan is `whole`, for an audit of `size`."""
+    """Return the recipe, whose plan is `whole`, at the `size` of its audit."""
     records, batch = sized(whole, size, fast_path(loaded))
     small, changed = smaller(loaded, size.trials, batch)
     plan: Plan | None = whole
@@ -147,7 +152,10 @@ def cut(loaded: LoadedRecipe, outline: data.Outline, whole: Plan, size: Size) ->
 
 
 def _as_steady(loaded: LoadedRecipe, share: float, changed: dict[str, Any]) -> LoadedRecipe:
-    """With steps so short that noise does not decide whether a canary is learned, which leaves it no gradient."""
+    """Return the recipe with a smaller learning rate, so that noise does not decide whether a canary is learned.
+
+    A canary that has been learned has no gradient left to find. The new rate is noted in `changed`.
+    """
     rate = getattr(loaded.recipe.method, "learning_rate", None)
     if not isinstance(rate, int | float):
         return loaded
@@ -157,7 +165,7 @@ def _as_steady(loaded: LoadedRecipe, share: float, changed: dict[str, Any]) -> L
 
 
 def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) -> Staged:
-    """All trials of the audit, ready for their first epoch (or, with a checkpoint, for where it left off)."""
+    """Return the audit's trials, ready for their first epoch, or to go on from the checkpoint `earlier`."""
     recipe, plan, canaries, outline = made.loaded.recipe, made.plan, made.canaries, made.outline
     replaced, aim_at = plan.sampling.adjacency == "replace-one", aimed(made.loaded)
     convex = fast_path(made.loaded) or aim_at
@@ -188,12 +196,12 @@ def stage(made: Cut, watcher: Watcher, earlier: dict[str, Any] | None = None) ->
 
 
 def without_folds(loaded: LoadedRecipe) -> LoadedRecipe:
-    """The recipe as it trains on its whole training part."""
+    """Return the recipe without folds: it trains on its whole training part."""
     return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"folds": None}))
 
 
 def smaller(loaded: LoadedRecipe, trials: int, batch: int) -> tuple[LoadedRecipe, dict[str, Any]]:
-    """The recipe for an audit's trials, and what else it changes."""
+    """Return the recipe for an audit of `trials` trials and batches of `batch`, and the settings that this changes."""
     recipe = loaded.recipe
     changed: dict[str, Any] = {}
     method, runtime = recipe.method, recipe.runtime
@@ -213,7 +221,10 @@ def smaller(loaded: LoadedRecipe, trials: int, batch: int) -> tuple[LoadedRecipe
 
 @dataclass(frozen=True)
 class _Rows:
-    """Canaries' `rows`, of `label`, and `others`: of chance, or `silent`, which is 0. `flat`: features in columns."""
+    """Canaries' `rows` and their `label`, and the number of `others`.
+
+    Other rows are random, or 0 if `silent`. `flat` means that rows are vectors of features.
+    """
 
     rows: np.ndarray
     others: int
@@ -223,7 +234,10 @@ class _Rows:
 
 
 def _dataset(outline: data.Outline, made: _Rows) -> data.Dataset:
-    """Other rows, and then the canaries, all of label 0 (of a convex model's columns: 1, of negative gradient)."""
+    """Return the other rows followed by the canaries.
+
+    Canaries have label 0; on a convex model's columns they have label 1, so that their gradient is negative.
+    """
     random, rows = np.random.default_rng(0), made.rows
     assert outline.input_shape is not None
     shape, outputs = outline.input_shape, outline.outputs
@@ -249,7 +263,7 @@ def _dataset(outline: data.Outline, made: _Rows) -> data.Dataset:
 
 
 def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:
-    """Trials' own parts of the table: a canary's place is empty where it is out, or its replacement's."""
+    """Return the table with each trial's own rows: the place of a canary that is out is empty, or its replacement's."""
     trials, canaries = inside.shape
     others = table.rows - canaries * (2 if replaced else 1)
     first = np.arange(others, others + canaries)
@@ -270,14 +284,17 @@ def _shared(table: Table, inside: np.ndarray, replaced: bool) -> Table:
 
 
 def _lane_columns(trials: Trials) -> list[np.ndarray]:
-    """The places of lanes among a pack's parameters, one array (k,) for each layer that has some."""
+    """Return the canary coordinates among all parameters, an array (k,) for each layer that has them."""
     spans = trials.context.pack.spans
     found = [span for name, span in spans.items() if name.rpartition(".")[2] == "lanes"]
     return [np.arange(offset, offset + shape.numel()) for offset, shape in found]
 
 
 def _last_features(trials: Trials, canaries: int) -> list[np.ndarray]:
-    """The weights of the last features of a dense layer, of each output; its constant, if it has one, comes after."""
+    """Return the weights of a dense layer's last features, an array (k,) for each output.
+
+    In the vector of parameters, the constant (if the layer has one) follows the weights.
+    """
     offset, shape = next(span for name, span in trials.context.pack.spans.items() if name.endswith("weight"))
     width = shape[-1]
     ends = range(offset + width, offset + shape.numel() + 1, width)

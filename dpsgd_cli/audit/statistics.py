@@ -1,10 +1,8 @@
-"""What observations prove: bounds on error rates, on epsilon and on noise, each true at its stated confidence.
+"""Statistical bounds on error rates, epsilon and noise, each valid at its stated confidence.
 
-Notation: of `negatives` canaries that were out, `false_positives` scored above a threshold; of `positives` that were
-in, `false_negatives` did not. FPR and FNR are the probabilities behind those counts. Thresholds, and numbers of
-guesses, are fixed before anything is observed (`thresholds.py`): a bound that was chosen after looking proves nothing.
-
-Not here: which law a claim gives scores (`claim.py`), where scores come from (`lanes.py`).
+Notation: `false_positives` of the `negatives` canaries that were out scored above a threshold; `false_negatives` of the
+`positives` canaries that were in did not. FPR and FNR are the probabilities behind these counts. Thresholds and numbers
+of guesses are fixed before anything is observed (`thresholds.py`): a bound chosen afterwards proves nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ _MOST_EPSILON = 50.0
 
 @dataclass(frozen=True)
 class Errors:
-    """Counted errors of one test of membership, and the canaries that it was tried on."""
+    """Counted errors of one membership test, and the numbers of canaries."""
 
     false_positives: int
     negatives: int
@@ -29,11 +27,11 @@ class Errors:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """FPR and FNR as they were observed."""
+        """Return the observed FPR and FNR."""
         return self.false_positives / max(1, self.negatives), self.false_negatives / max(1, self.positives)
 
     def upper(self, confidence: float) -> tuple[float, float]:
-        """FPR and FNR are both at most these, with probability `confidence`: half of what may go wrong each."""
+        """Return upper bounds on FPR and FNR that both hold with probability `confidence` (half of the error each)."""
         half = (1 + confidence) / 2
         return (
             upper_rate(self.false_positives, self.negatives, half),
@@ -41,7 +39,7 @@ class Errors:
         )
 
     def lower(self, confidence: float) -> tuple[float, float]:
-        """FPR and FNR are both at least these, likewise."""
+        """Return lower bounds on FPR and FNR that both hold with probability `confidence` (half of the error each)."""
         half = (1 + confidence) / 2
         return (
             lower_rate(self.false_positives, self.negatives, half),
@@ -50,9 +48,9 @@ class Errors:
 
 
 def upper_rate(count: int, trials: int, confidence: float) -> float:
-    """One-sided Clopper-Pearson bound: the probability behind `count` of `trials` is at most this.
+    """Return the one-sided Clopper-Pearson upper bound on the probability behind `count` of `trials`.
 
-    Guarantee: wrong with probability at most 1 - `confidence`, whatever the probability is, for independent trials.
+    Guarantee: wrong with probability at most 1 - `confidence`, for every probability, if the trials are independent.
 
     >>> round(upper_rate(0, 100, 0.975), 4)
     0.0362
@@ -61,15 +59,15 @@ def upper_rate(count: int, trials: int, confidence: float) -> float:
 
 
 def lower_rate(count: int, trials: int, confidence: float) -> float:
-    """The same from below."""
+    """Return the one-sided Clopper-Pearson lower bound on the probability behind `count` of `trials`."""
     return 0.0 if count <= 0 else float(stats.beta.ppf(1 - confidence, count, trials - count + 1))
 
 
 def epsilon_of_errors(errors: Errors, delta: float, confidence: float) -> float:
-    """Tier A from independent trials: what is (epsilon, delta)-DP has epsilon at least this.
+    """Return a lower bound on epsilon at `delta` from independent trials (tier A).
 
     From 1 - FNR <= e^epsilon FPR + delta, and the same with the roles exchanged (1 - FPR <= e^epsilon FNR + delta),
-    with upper bounds for both rates. Nothing is assumed of the noise; each canary is taken to be a trial of its own.
+    with upper bounds for both rates. Nothing is assumed about the noise. Each canary counts as a trial of its own.
 
     >>> round(epsilon_of_errors(Errors(100, 5000, 2000, 5000), 1e-5, 0.95), 3)
     3.184
@@ -83,14 +81,14 @@ def epsilon_of_errors(errors: Errors, delta: float, confidence: float) -> float:
 
 
 def mu_of_errors(errors: Errors, confidence: float) -> float:
-    """Tier B on full batches: what is mu-Gaussian-DP has mu at least this (-Phi^-1(FPR) - Phi^-1(FNR))."""
+    """Return a lower bound on mu of mu-Gaussian DP (tier B, full batches): -Phi^-1(FPR) - Phi^-1(FNR), at least 0."""
     positive, negative = errors.upper(confidence)
     return max(0.0, float(-stats.norm.ppf(positive) - stats.norm.ppf(negative)))
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """Of `canaries`, each in or out by a fair coin of its own, `made` were guessed and `right` guesses were right."""
+    """Guesses on `canaries`, each in or out by its own fair coin: `made` guesses, of which `right` were right."""
 
     canaries: int
     made: int
@@ -98,11 +96,13 @@ class Guesses:
 
 
 def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """The largest probability that anything (epsilon, delta)-DP lets so many guesses be right.
+    """Return a bound on the probability that at least `right` of `made` guesses are right under (epsilon, delta)-DP.
 
-    P[Bin(r, p) >= v] + 2 m delta max_i P[v - i <= Bin(r, p) < v] / i with p = e^epsilon / (1 + e^epsilon).
-    Guarantee: holds however the guesses of one run, or of several on coins of their own, depend on each other: coins
-    are independent, and one canary changes what one release of all is computed from. The number of guesses is fixed
+    P[Bin(r, p) >= v] + 2 m delta max_i P[v - i <= Bin(r, p) < v] / i with p = e^epsilon / (1 + e^epsilon), for v right
+    of r guesses on m canaries.
+
+    Guarantee: guesses of one run, or of several runs with their own coins, may depend on each other in any way. The
+    coins are independent, and each canary changes the input of only one of the releases. The number of guesses is fixed
     beforehand. Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
     """
     made, right = guesses.made, guesses.right
@@ -117,7 +117,7 @@ def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_of_guesses(guesses: Guesses, delta: float, confidence: float) -> float:
-    """Tier A from one run: the largest epsilon that the guesses refute at `confidence`; 0 where they refute none."""
+    """Return the largest epsilon that the guesses of one run refute at `confidence` (tier A); 0 if they refute none."""
     wrong = 1 - confidence
     if one_run_p_value(guesses, 0.0, delta) > wrong:
         return 0.0
@@ -129,20 +129,23 @@ def epsilon_of_guesses(guesses: Guesses, delta: float, confidence: float) -> flo
 
 
 def noise_bound(squares: float, count: int, confidence: float) -> float:
-    """Upper bound on a standard deviation, from a sum of squares of `count` independent centred normals.
+    """Return an upper bound on a standard deviation, from the sum of squares of `count` independent centred normals.
 
-    squares / sigma^2 is chi-square of `count` degrees of freedom.
+    squares / sigma^2 is chi-square with `count` degrees of freedom.
     """
     return math.sqrt(squares / stats.chi2.ppf(1 - confidence, count)) if count else math.inf
 
 
 def too_little_noise(squares: float, count: int) -> float:
-    """Probability that `count` normals of standard deviation 1 or more have so small a sum of squares, or smaller."""
+    """Return the probability that `count` normals of standard deviation 1 have a sum of squares of at most `squares`.
+
+    For a larger standard deviation the probability is smaller.
+    """
     return float(stats.chi2.cdf(squares, count))
 
 
 def far_from(count: float, trials: float, rate: float) -> float:
-    """Two-sided p-value of `count` under Binomial(trials, rate); exact tails, doubled.
+    """Return the two-sided p-value of `count` under Binomial(trials, rate): exact tails, doubled.
 
     >>> far_from(500, 1000, 0.5) > 0.9
     True
@@ -152,11 +155,11 @@ def far_from(count: float, trials: float, rate: float) -> float:
 
 
 def uncorrelated(x: np.ndarray, y: np.ndarray) -> float:
-    """Two-sided p-value of the correlation of standard normal pairs: sqrt(n) r is normal, n being large."""
+    """Return the two-sided p-value of the correlation of standard normal pairs: sqrt(n) r is normal for large n."""
     r = float((x * y).mean())
     return float(2 * stats.norm.sf(abs(r) * math.sqrt(x.size)))
 
 
 def normal(x: np.ndarray) -> float:
-    """p-value of Kolmogorov and Smirnov's test that `x` are standard normal."""
+    """Return the p-value of the Kolmogorov-Smirnov test that `x` are standard normal."""
     return float(stats.kstest(x, "norm").pvalue)

@@ -1,7 +1,7 @@
-"""Where a test of membership draws its line, and how many canaries it guesses: chosen by the claimed law alone.
+"""Threshold and number of guesses of a membership test, chosen from the claimed distribution alone.
 
-Scores are drawn by the claim's own law, never by the run that is audited; of the lines that were tried the one with the
-best bound on such scores is taken. A choice that looked at the observed scores would need a correction for it.
+Scores are drawn from the claimed distribution, never taken from the audited run. Of several thresholds, the one with
+the best bound on such scores is used. A choice based on the observed scores would need a correction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DRAWS = 20_000
 
 @dataclass(frozen=True)
 class Line:
-    """`threshold` of tier B's test, and the share of all canaries that tier A guesses at each end of the scores."""
+    """The `threshold` of tier B's test, and the share of all canaries that tier A guesses at each end of the scores."""
 
     threshold: float
     share_in: float
@@ -29,7 +29,7 @@ class Line:
 
 
 def line_for(claim: Claim, positives: int, negatives: int, confidence: float) -> Line:
-    """What serves so many canaries of each kind best, if the claim is true."""
+    """Return the best threshold and shares for `positives` canaries in and `negatives` out, if the claim is true."""
     out, inside = claim.sample(np.random.default_rng(23))
     threshold = _threshold(out, inside, positives, negatives, confidence)
     both = np.concatenate([out, inside])
@@ -50,7 +50,7 @@ def line_for(claim: Claim, positives: int, negatives: int, confidence: float) ->
 
 
 def threshold_of_gaussian(mu: float, positives: int, negatives: int, confidence: float) -> float:
-    """What serves log-likelihood ratios of two Gaussians best, whose means are `mu` standard deviations apart."""
+    """Return the best threshold for log-likelihood ratios of two Gaussians, `mu` standard deviations apart."""
     drawn = np.random.default_rng(23).standard_normal((2, _DRAWS))
     out, inside = (mu * own + sign * mu**2 / 2 for own, sign in zip(drawn, (-1, 1), strict=True))
     return _threshold(out, inside, positives, negatives, confidence)
@@ -68,13 +68,13 @@ def _expected(out: np.ndarray, inside: np.ndarray, threshold: float, positives: 
 
 
 def errors_at(scores: np.ndarray, inside: np.ndarray, threshold: float) -> Errors:
-    """Counted errors of saying `in` above `threshold`."""
+    """Return the counted errors of the test that guesses `in` above `threshold`."""
     over, out = scores > threshold, ~inside
     return Errors(int((over & out).sum()), int(out.sum()), int((~over & inside).sum()), int(inside.sum()))
 
 
 def guesses_of(scores: np.ndarray, inside: np.ndarray, line: Line) -> Guesses:
-    """Those with the highest scores are guessed to be in, those with the lowest to be out, so many as `line` says."""
+    """Guess that canaries with the highest scores are in and those with the lowest are out, in the shares of `line`."""
     member = inside.ravel()[np.argsort(scores.ravel(), kind="stable")]
     top, bottom = (int(share * member.size) for share in (line.share_in, line.share_out))
     right = int(member[member.size - top :].sum()) + int((~member[:bottom]).sum())

@@ -1,4 +1,4 @@
-"""An audit by training: the recipe's trials with canaries, stopped in the middle and resumed, watched step by step."""
+"""Training of an audit: the recipe's trials with canaries, stopped halfway and resumed, observed step by step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpsgd_cli.errors import PrivacyError
 
 
 def train(made: Cut) -> tuple[Watch, Claim]:
-    """Train all trials; what was seen of them, and what their ledgers claim."""
+    """Train all trials; return the observations and the claim in the trials' ledgers."""
     watch = Watch()
     staged = stage(made, watch)
     watch.begin(staged)
@@ -39,7 +39,7 @@ def _epochs(staged: Staged, until: int) -> None:
 
 
 def _resumed(staged: Staged, made: Cut, watch: Watch) -> Staged:
-    """The same training, continued by another process from its checkpoint."""
+    """Return the training as another process would continue it from its checkpoint."""
     content = _through_a_file(staged.trials.checkpoint(staged.trials.snapshot()))
     again = stage(made, watch, content)
     again.trials.restore(content, Path("the audit's checkpoint"))
@@ -55,14 +55,17 @@ def _through_a_file(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def claim_of(staged: Staged) -> Claim:
-    """What the trials' ledgers say: of planned releases those of the first, of chosen ones the budget."""
+    """Return the claim: the first trial's charges if releases are planned, the budget if they are chosen.
+
+    Raises PrivacyError if trials were charged differently.
+    """
     plan, ledgers = staged.plan, staged.trials.context.ledgers
     stated = plan.guarantee()
     cap = plan.budget_cap
     if isinstance(cap, GaussianSum):
         return Claim((Release(cap),), stated.epsilon, plan.delta)
     if isinstance(cap, ZeroConcentrated):
-        # of what is rho-zCDP the Gaussian that is so exactly
+        # the Gaussian whose zCDP is exactly rho
         one = GaussianSum(1 / math.sqrt(2 * cap.rho), cap.adjacency)
         return Claim((Release(one),), stated.epsilon, plan.delta)
     found = [_epochs_of(ledger) for ledger in ledgers]
@@ -72,9 +75,10 @@ def claim_of(staged: Staged) -> Claim:
 
 
 def law_of(staged: Staged) -> Claim:
-    """What the first trial's ledger says that its gradients were: the law by which scores are cut, whatever is claimed.
+    """Return the distribution from which thresholds are chosen, as the first trial's ledger states it.
 
-    Where releases are chosen, that is less than the budget. A ledger is public, and no score takes part in it.
+    If releases are chosen, these are its charges for gradients, less than the claimed budget; else the claim. A ledger
+    is public and does not depend on scores.
     """
     claim = claim_of(staged)
     made = [entry.release for entry in staged.trials.context.ledgers[0].entries]

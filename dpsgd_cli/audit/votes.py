@@ -1,8 +1,8 @@
-"""Votes of teachers, attacked: by what one record moves, and by what is released of worst-case counts, many times.
+"""Attacks on teachers' votes: how far one record moves them, and what is released of worst-case counts, many times.
 
-What is released of counts is asked of the method's own rule, with the noise that its ledger is charged for; one vote is
-moved between neighbours, which moves two counts by 1. What is counted is one event: the label of a tie, and whether a
-query at the edge of the rule's test is answered. That a run has this noise is asked of the trained method (tier C).
+The method's own rule releases results from counts, with the noise that its ledger charges for. Neighbours differ by one
+vote, which moves two counts by 1. The attack counts one event: the label of a tie, or whether a query at the edge of
+the rule's test is answered. Tier C checks on the trained method that a run has this noise.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ _DELTA = 1e-9
 _TEACHERS, _RECORDS, _QUERIES = 4, 16, 12
 _ASKED, _WRONG = 4000, 1.5
 _SURE = 20.0
-"""How many times its noise a count is above what it always passes."""
+"""Margin, in units of noise, of a count that always passes."""
 
 
 @dataclass(frozen=True)
 class _Release:
-    """Something that is released of counts, and the event that it is attacked by: `answered`, or else label 0.
+    """A release from counts, and the event that attacks it: the query is answered (`answered`), or its label is 0.
 
-    `edge` are counts (2, K) of the worst neighbours. `apart` are counts (K,) at which the event has a probability that
-    only the noise decides: `rate` of how many times the ledger's it is.
+    - `edge` (2, K): counts of the worst neighbours.
+    - `apart` (K,): counts at which only the noise decides the event's probability.
+    - `rate`: that probability, given the noise as a multiple of the ledger's.
     """
 
     name: str
@@ -62,7 +63,7 @@ class _Release:
 def attack(
     loaded: LoadedRecipe, outline: data.Outline, plan: VotingPlan, draws: int, confidence: float
 ) -> list[Finding]:
-    """How far one record moves votes; what `draws` (0: none) of each release tell; and the noise of a run."""
+    """Return the findings on votes moved by one record, on `draws` of each release (0: none), and on a run's noise."""
     method, found = _moved_votes(loaded, outline)
     rule, adjacency = plan.aggregation, plan.sampling.adjacency
     assert rule is not None
@@ -71,7 +72,7 @@ def attack(
     made = _releases(rule, rule.answered(adjacency), rule.asked(adjacency), max(2, outline.outputs))
     for one in made:
         found += _of_law(one, _errors(rule, one, draws), plan, confidence)
-    # last, as it leaves no ledger to the method
+    # last, because it replaces the method's plan
     return [*found, *(_as_run(method, plan, one) for one in made)]
 
 
@@ -84,7 +85,7 @@ def _releases(rule: Aggregation, label: Mechanism | None, test: Mechanism | None
         if isinstance(rule, ConfidentMax):
             top += rule.test.threshold + _SURE * rule.test.threshold_noise
         gap = noise if laplace else math.sqrt(2) * noise
-        # of the difference of two Laplace or two normal numbers
+        # for the difference of two Laplace or two normal numbers
         rate = _two_laplace if laplace else _one_normal
         tie = _counts(classes, (top, top), (top + 1, top - 1))
         found.append(
@@ -103,14 +104,14 @@ def _releases(rule: Aggregation, label: Mechanism | None, test: Mechanism | None
 
 
 def _counts(classes: int, *firsts: tuple[float, float]) -> np.ndarray:
-    """Counts (n, K) of which all but the first two are 0."""
+    """Return counts (n, K), all 0 except the first two of each row."""
     counts = np.zeros((len(firsts), classes))
     counts[:, :2] = firsts
     return counts
 
 
 def _one_normal(scale: float) -> float:
-    """P[Z < 1] of a normal number of standard deviation `scale`."""
+    """Return P[Z < 1] for a normal number of standard deviation `scale`."""
     return float(ndtr(1 / scale))
 
 
@@ -119,12 +120,15 @@ def _one_laplace(scale: float) -> float:
 
 
 def _two_laplace(scale: float) -> float:
-    """Of the sum of two Laplace numbers, P[Z > g] = (2 + g / b) e^(-g / b) / 4."""
+    """Return P[Z <= g] for the sum Z of two Laplace numbers of scale b, with b / g = `scale`.
+
+    P[Z > g] = (2 + g / b) e^(-g / b) / 4.
+    """
     return 1 - (2 + 1 / scale) * math.exp(-1 / scale) / 4
 
 
 def _errors(rule: Aggregation, release: _Release, draws: int) -> Errors:
-    """How often the event is seen of either neighbour."""
+    """Count how often the event happens on either neighbour."""
     noise = FloatNoise(np.random.default_rng(31))
     asked = rule.accepts if release.answered else lambda counts, noise: rule.label(counts, noise) == 0
     seen = [sum(bool(asked(counts, noise)) for _ in range(draws)) for counts in release.edge]
@@ -133,7 +137,7 @@ def _errors(rule: Aggregation, release: _Release, draws: int) -> Errors:
 
 @dataclass(frozen=True)
 class FloatNoise:
-    """Noise on votes in floating point, fast and for attacks alone."""
+    """Floating-point noise on votes: fast, for attacks only."""
 
     random: np.random.Generator
 
@@ -148,7 +152,10 @@ class FloatNoise:
 
 
 def _as_run(method: Pate, plan: VotingPlan, release: _Release) -> Finding:
-    """Tier C: how often the event happens in the method, with its own streams; no ledger stops so many queries."""
+    """Check how often the event happens in the trained method with its own random streams (tier C).
+
+    The plan is replaced by one without a limit, so that the ledger does not stop the many queries.
+    """
     free = dataclasses.replace(plan, queries=_ASKED, answers=_ASKED, chooses=False, epochs=((),), most=None)
     method.plans = [free]
     count = int(release.of(method.answer(0, free, np.repeat(release.apart[None], _ASKED, axis=0))).sum())
@@ -160,7 +167,7 @@ def _as_run(method: Pate, plan: VotingPlan, release: _Release) -> Finding:
 
 
 def _of_law(release: _Release, errors: Errors, plan: VotingPlan, confidence: float) -> Iterator[Finding]:
-    """One release by its law; and all that the plan allows, if all have that noise."""
+    """Yield findings on one release, and on all that the plan allows if all have the same kind of noise."""
     name, told, mechanism = release.name, release.told, release.mechanism
     if isinstance(mechanism, PureDP | ApproximateDP):
         delta = getattr(mechanism, "delta", _DELTA)
@@ -184,7 +191,7 @@ def _of_law(release: _Release, errors: Errors, plan: VotingPlan, confidence: flo
 
 
 def _whole(plan: VotingPlan) -> Claim | None:
-    """All that votes may release, where it is Gaussian."""
+    """Return the claim on all that votes may release, if it is Gaussian; else None."""
     made = plan.releases if plan.budget_cap is None else [Release(plan.budget_cap)]
     if not made or not all(isinstance(one.mechanism, GaussianSum) for one in made):
         return None
@@ -192,7 +199,7 @@ def _whole(plan: VotingPlan) -> Claim | None:
 
 
 def _moved_votes(loaded: LoadedRecipe, outline: data.Outline) -> tuple[Pate, list[Finding]]:
-    """Tier D of votes: teachers trained on neighbouring records, with the same seeds; and the method that has them."""
+    """Train teachers on neighbouring records with the same seeds (tier D); return a trained method and the findings."""
     settings = loaded.recipe.method
     assert isinstance(settings, PateMethod) and outline.input_shape is not None
     teachers = settings.teachers.model_copy(update={"count": _TEACHERS})
@@ -223,7 +230,10 @@ def _moved_votes(loaded: LoadedRecipe, outline: data.Outline) -> tuple[Pate, lis
 
 
 def _voters(outline: data.Outline, changed: int) -> data.Dataset:
-    """Rows of chance for teachers and queries; `changed` of the first records have the opposite features and label."""
+    """Return random rows for teachers and queries.
+
+    With `changed` above 0, that record (counted from 1) has the opposite features, scaled, and another label.
+    """
     random = np.random.default_rng(5)
     shape, outputs = outline.input_shape, max(2, outline.outputs)
     assert shape is not None

@@ -1,9 +1,9 @@
-"""What an audit sees of a training while it runs: batches, clipped sums, noise, and what is released of canary lanes.
+"""Observer of an audited training: batches, clipped sums, noise, and released values on canary coordinates.
 
-Noise is the difference of what is released and the clipped sums, in units of what the ledger says: the released mean
-times the public divisor, less the sums, over noise multiplier times sensitivity. So noise that is added elsewhere, or
-divided by something else, shows. Noise that is correlated across steps is multiplied by the matrix of the plan first,
-which leaves the fresh noise that the ledger tells of.
+Noise is computed from what is released. It is the released mean times the public divisor, minus the clipped sums, in
+units of the ledger's noise multiplier times sensitivity. This shows noise that is added elsewhere and sums that are
+divided by another number. Noise that is correlated across steps is first multiplied by the plan's matrix, which leaves
+the independent noise that the ledger charges for.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ _MOST_COORDINATES = 256
 _MOST_MEMBERS = 1 << 26
 _MOST_MEASURED = 400
 BEFORE = -1
-"""In the place of an epoch: what a preconditioner releases before the first."""
+"""Used instead of an epoch's number for what a preconditioner releases before the first epoch."""
 
 
 @dataclass
 class Drawn:
-    """What was seen of batches: sizes (T, R), and which trials' batches held which of the watched records."""
+    """Observed batches: their sizes, and the watched records that each batch held.
+
+    `sizes` has an array (R,) for each step; `held` has an array of R rows of bits for each step, as bytes.
+    """
 
     sizes: list[np.ndarray] = field(default_factory=list)
     held: list[np.ndarray] = field(default_factory=list)
@@ -45,7 +48,7 @@ class Drawn:
 
 @dataclass
 class Noise:
-    """Noise in units of the ledger's: sums of squares and counts by epoch, and of each step some coordinates (R, c)."""
+    """Noise in units of the ledger's: sums of squares and counts by epoch, and some coordinates (R, c) of each step."""
 
     squares: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class Noise:
 
 
 class Watch:
-    """Sees every step of all trials. `begin` before the first epoch; a resumed training is begun again."""
+    """Observer of every step of all trials. Call `begin` before the first epoch, and again after a resumption."""
 
     def __init__(self) -> None:
         self.staged: Staged | None = None
@@ -93,7 +96,10 @@ class Watch:
         self.watched = np.sort(random.choice(sampling.records, watched, replace=False))
 
     def _kept(self, released: Tensor) -> np.ndarray:
-        """Which coordinates of what is released are kept: of one beside the sums, always."""
+        """Return the coordinates of a release whose noise is kept: a random choice, and always the last.
+
+        The last is one of the statistics released beside the sums, where there are any.
+        """
         if self.kept is None:
             width = released.shape[1]
             chosen = np.random.default_rng(3).choice(width, min(width, self._most_kept), replace=False)
@@ -155,15 +161,18 @@ class Watch:
         noise = noisy - exact
         self.drew.add(BEFORE, (as_vector(noise) if noise.ndim == 2 else noise) / (mechanism.noise_multiplier * unit))
         if staged.aim.instead is not None:
-            return  # a row and its opposite have one second moment
-        # of counts, each feature of these rows is a cell of one column
+            return  # a row and its opposite have the same second moment
+        # if cells are counted, each feature of these rows is the cell of a column
         own, shown = (np.diag(one) if one.ndim == 2 else one for one in (exact, noisy))
         lanes = np.arange(len(own) - staged.inside.shape[1], len(own))
         self.largest = max(self.largest, float(np.abs(own[lanes]).max()) / unit)
         self.scores[trial] += score(shown[lanes] / unit, mechanism.noise_multiplier, 1.0, shift_of(mechanism))
 
     def _of_ledgers(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Noise multipliers (R,) that trials were charged for in `epoch` (0: it is over), and noise by (R, 1 or P)."""
+        """Return the noise multipliers (R,) charged in `epoch`, and the standard deviations of noise (R, 1 or P).
+
+        The noise multiplier is 0 for a trial that has ended.
+        """
         staged = self.staged
         assert staged is not None
         if self._scale is not None and self._scale[0] == epoch:
@@ -177,9 +186,10 @@ class Watch:
         return multipliers, scales
 
     def _by_parameter(self) -> np.ndarray:
-        """How much noise each parameter has, (1, 1 or P), in units of what the ledger says of the whole vector.
+        """Return each parameter's noise (1, 1 or P), in units of the ledger's noise for the whole vector.
 
-        Noise z C_l on layer l of M is one Gaussian of multiplier z / sqrt(M) and sensitivity sqrt(sum C_l^2).
+        Noise z C_l on each layer l of M is one Gaussian of noise multiplier z / sqrt(M) and sensitivity sqrt(sum
+        C_l^2).
         """
         staged = self.staged
         assert staged is not None
@@ -227,12 +237,12 @@ class Watch:
         plan, rate = staged.plan, self._first.sampling_rate
 
         def on_lanes(flat: Tensor) -> np.ndarray:
-            """(R, k, outputs), in sensitivities."""
+            """Return the canary coordinates (R, k, outputs), in sensitivities."""
             own = [flat[:, columns].double().cpu().numpy() for columns in staged.columns]
             return np.stack(own, axis=2) / plan.sensitivity
 
         seen = on_lanes(mean) * plan.sampling.batch_size
-        if staged.trials.recipe.preconditioner is None:  # a root lets other canaries through, a little
+        if staged.trials.recipe.preconditioner is None:  # else other canaries leak in a little
             norms = np.linalg.norm(on_lanes(exact), axis=2)
             self.largest = max(self.largest, float(norms.max()) * _moves(plan.sampling))
         counted = running[:, None] & self._told()
@@ -249,7 +259,10 @@ class Watch:
         return self.mechanism
 
     def _weights(self) -> list[tuple[float, float]]:
-        """Weight and clip bound of each layer's lanes, for the one projection that tells in from out best."""
+        """Return weight and clip norm of each layer's canary coordinates.
+
+        The weighted sum is the projection that separates in from out best.
+        """
         staged = self.staged
         assert staged is not None
         privacy = staged.trials.recipe.privacy
@@ -260,7 +273,10 @@ class Watch:
         return [(1 / bound if privacy.clipping.noise_by_layer else bound, bound) for bound in bounds]
 
     def _told(self) -> np.ndarray:
-        """Which canaries' lanes (R, k) this step tells of: all, or where a partition is priced those of its batch."""
+        """Return a mask (R, k) of the canaries whose scores this step changes, or (1, 1) for all of them.
+
+        With shuffled batches these are the canaries in a trial's batch: the theorem that prices a partition reveals it.
+        """
         staged = self.staged
         assert staged is not None
         batch = self._batch
@@ -269,7 +285,7 @@ class Watch:
         return self._members(batch, staged.places)
 
     def _members(self, batch: Batch, places: np.ndarray) -> np.ndarray:
-        """Which of the records at `places` (k,) each trial's batch holds, (R, k)."""
+        """Return a mask (R, k) of the records at `places` (k,) that are in each trial's batch."""
         staged = self.staged
         assert staged is not None and batch.rows is not None
         rows = np.asarray(torch.as_tensor(batch.rows).cpu())
@@ -289,11 +305,11 @@ class Watch:
         self.batches.held.append(np.packbits(self._members(batch, self.watched), axis=1))
 
     def held(self) -> np.ndarray:
-        """Which of the watched records were in the batch of each step and trial: bool (T, R, W)."""
+        """Return a mask (T, R, W) of the watched records that were in the batch of each step and trial."""
         packed = np.stack(self.batches.held)
         return np.unpackbits(packed, axis=2, count=len(self.watched)).astype(bool)
 
 
 def _moves(sampling: Sampling) -> float:
-    """How many clip bounds a record can move a sum by."""
+    """Return the most that one record can move a sum, in clip norms."""
     return 2.0 if sampling.adjacency == "replace-one" else 1.0

@@ -1,16 +1,13 @@
-"""Is one method better than another? What may be subtracted, with intervals, and what may be called significant.
+"""Differences between methods: which results may be subtracted, intervals, and significance.
 
 One result is subtracted from another only on the same test records, at equal budgets, for one adjacency. Budgets are
-equal where both recipes name the same one (and release the same outside of it), otherwise where the stated epsilons
-agree to 1% at one delta. Without privacy there is no budget: such a result is compared at every one.
+equal if both recipes name the same one (and release the same outside of it), otherwise if the stated epsilons agree to
+1% at one delta. A result without privacy has no budget and is compared at every budget.
 
-Trials with the same seeds (and folds) are compared in pairs, which takes away what they share: initial weights,
-batches, the split. Others are compared by Welch's test. Either way, trials of one cross-validation share training
-rows; their variance is widened as Nadeau and Bengio 2003 ("corrected resampled t-test") do: by test over training
-records.
-Several differences of one table are judged together by Holm's 1979 procedure at 5%.
-
-Not here: which entries are compared (`comparison.py`).
+Trials with the same seeds (and folds) are compared in pairs, which removes what they share: initial weights, batches,
+the split. Others are compared by Welch's test. In both cases, trials of one cross-validation share training rows. Their
+variance is widened as in Nadeau and Bengio 2003 ("corrected resampled t-test"): by test over training records. Several
+differences of one table are judged together by Holm's 1979 procedure at 5%.
 """
 
 from __future__ import annotations
@@ -41,9 +38,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of a less mean of b: half-width of its 95% interval, p-value, and how it was found.
+    """Mean of a minus mean of b: half-width of its 95% interval, p-value, and the test.
 
-    `ci95` and `p` are None where a single trial tells nothing; `adjusted` is p after Holm's correction.
+    `ci95` and `p` are None for single trials; `adjusted` is p after Holm's correction.
     """
 
     mean: float
@@ -55,14 +52,14 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """`significant`, `not significant`, or `unknown` for single trials."""
+        """Return `significant`, `not significant`, or `unknown` for single trials."""
         if self.adjusted is None:
             return "unknown"
         return "significant" if self.adjusted < LEVEL else "not significant"
 
 
 def difference(a: Sample, b: Sample) -> Difference:
-    """Compare two samples, in pairs where their seeds and folds agree.
+    """Compare two samples, in pairs if their seeds and folds agree.
 
     >>> difference(Sample((0.9, 0.8, 0.85), (0, 1, 2)), Sample((0.88, 0.79, 0.82), (0, 1, 2))).kind
     'paired'
@@ -83,7 +80,7 @@ def _paired(a: Sample, b: Sample) -> Difference:
 
 
 def _overlap(sample: Sample) -> float:
-    """Test records over training records of a fold; 0 where trials share no training rows by design."""
+    """Return test records over training records of a fold; 0 if trials share no training rows by design."""
     return 1 / (sample.folds - 1) if sample.folds else 0.0
 
 
@@ -113,7 +110,10 @@ def _by_student(mean: float, error: float, freedom: float, kind: str, n: int) ->
 
 
 def judge_together(found: Sequence[Difference]) -> list[Difference]:
-    """Holm's procedure: the i-th smallest of m p-values counts m - i times, and never less than the one before."""
+    """Adjust p-values by Holm's procedure.
+
+    The i-th smallest of m p-values (i from 0) is multiplied by m - i, and is never less than the one before.
+    """
     known = sorted((d.p, i) for i, d in enumerate(found) if d.p is not None)
     judged, worst = list(found), 0.0
     for rank, (p, index) in enumerate(known):
@@ -123,7 +123,10 @@ def judge_together(found: Sequence[Difference]) -> list[Difference]:
 
 
 def reasons(ours: tuple[Evaluated, Row], theirs: tuple[Evaluated, Row]) -> list[str]:
-    """Why the two, each what it was tested on and its `privacy`, are not compared; empty where they are."""
+    """Return the reasons why two results are not compared; empty if they are.
+
+    Each result is given by its test data and its `privacy`.
+    """
     (tested, privacy), (base, base_privacy) = ours, theirs
     found = []
     if tested.source != base.source:
@@ -142,7 +145,7 @@ def reasons(ours: tuple[Evaluated, Row], theirs: tuple[Evaluated, Row]) -> list[
 
 
 def equal_budgets(a: Row, b: Row) -> bool:
-    """Whether two private results might spend the same; who left some of a budget was free to spend it."""
+    """Return whether two private results were allowed to spend the same; an unspent rest does not matter."""
     if a.get("budget") and _terms(a) == _terms(b):
         return True
     if a["epsilon"] is None or b["epsilon"] is None:
@@ -151,9 +154,9 @@ def equal_budgets(a: Row, b: Row) -> bool:
 
 
 def _terms(privacy: Row) -> tuple[Any, ...]:
-    """The budget that a recipe names, and what it releases besides."""
+    """Return the budget that a recipe names, what it covers, and the releases outside of it."""
     covers = privacy.get("budget_covers", "total")
-    # of a method that chooses what it releases, parts are what it spent; preprocessing is fixed for it, too
+    # if a method chooses its releases, `parts` is what it spent; its preprocessing is fixed all the same
     parts = privacy.get("parts") or (privacy.get("spent") or {}).get("parts", {})
     before = {label: part for label, part in parts.items() if label in PREPROCESS}
     return privacy.get("budget"), covers, before if covers == "training" else {}

@@ -1,6 +1,6 @@
-"""What a page says, as blocks; and the two ways to write them, Markdown and one HTML file that needs nothing else.
+"""Content of a page as blocks, and its output as Markdown or as one self-contained HTML file.
 
-Everything that comes from a recipe or a result is escaped. Not here: what is said (`report.py`, `page.py`).
+Everything that comes from a recipe or a result is escaped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pre{background:#f5f5f5;padding:.8rem;overflow-x:auto;font-size:.85rem}dt{font-we
 
 @dataclass(frozen=True)
 class Heading:
-    """A title; level 1 is the page's own."""
+    """A title; level 1 is that of the page."""
 
     text: str
     level: int = 2
@@ -36,21 +36,21 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; what stands between backticks is a name or a command."""
+    """A paragraph; backticks enclose names and commands."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Bullets:
-    """Paragraphs of a list."""
+    """A list of paragraphs."""
 
     items: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are to be read; the first column is text."""
+    """A table of finished texts; the first column is text."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -58,14 +58,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Commands:
-    """Lines to be typed."""
+    """Lines to type in a shell."""
 
     lines: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG element; Markdown, which has no pictures of its own, leaves it out."""
+    """An SVG element; Markdown leaves it out."""
 
     svg: str
     title: str
@@ -75,18 +75,18 @@ Block = Heading | Text | Bullets | Table | Commands | Picture
 
 
 def markdown(blocks: Sequence[Block]) -> str:
-    """The blocks as Markdown, without pictures."""
+    """Return the blocks as Markdown, without pictures."""
     return "\n\n".join(filter(None, map(_in_markdown, blocks))) + "\n"
 
 
 def html(blocks: Sequence[Block]) -> str:
-    """The blocks as a page; its title is the first heading."""
+    """Return the blocks as an HTML page. Its title is the first heading."""
     title = next(block.text for block in blocks if isinstance(block, Heading))
     return html_page(title, "\n".join(map(_in_html, blocks)))
 
 
 def html_page(title: str, body: str, script: str = "") -> str:
-    """A page around what is HTML already."""
+    """Return an HTML page around `body`, which is HTML already."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
@@ -137,7 +137,7 @@ def _marked(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """No HTML of a name's own, outside what is marked as code; lines stay one."""
+    """Return text on one line, with HTML disabled outside of code."""
     parts = text.replace("\n", " ").split("`")
     return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
 

@@ -1,7 +1,6 @@
-"""Files that appear whole or not at all, as JSON and CSV too, and what killed processes left in the making.
+"""Files that are written completely or not at all, also as JSON and CSV; and the removal of unfinished ones.
 
-A file or folder in the making has a hidden name that tells later whether its maker was killed.
-Not here: what is written (`store.py`, `training/checkpoint.py`).
+An unfinished file or folder has a hidden name that shows later whether the process that wrote it was killed.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ _A_DAY = 86_400.0
 
 
 def hidden_name(path: Path) -> Path:
-    """A name beside `path` that no other writer has; it says which process on which machine it belongs to."""
+    """Return a name beside `path` that no other writer has. It names the process and its machine."""
     return path.with_name(f".{path.name.lstrip('.')}.writing-{_host()}_{os.getpid()}_{secrets.token_hex(4)}")
 
 
 def write_whole(path: Path, content: str | bytes, owner_only: bool = False, replace: bool = True) -> None:
-    """Write a file at once, for its owner only if wanted. An OSError names it and leaves what was there.
+    """Write a file at once, on request readable by its owner only. An OSError names it and leaves the old file.
 
-    FileExistsError where it is not to be replaced and somebody was faster: of several processes, one writes.
+    Raises FileExistsError if `replace` is false and the file exists: of several processes, only one writes.
     """
     temporary, mode = hidden_name(path), 0o600 if owner_only else 0o666
     try:
-        # the process's own mask takes away from the usual mode, as for any file
+        # the process's umask restricts the mode, as for any file
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
@@ -52,7 +51,7 @@ def write_whole(path: Path, content: str | bytes, owner_only: bool = False, repl
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; DataError when it is damaged."""
+    """Return a JSON object. Raises DataError if the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -63,12 +62,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def to_json(value: Any) -> str:
-    """JSON with numbers that are not finite as null (JSON has no others)."""
+    """Return JSON, with null for numbers that are not finite (JSON has none)."""
     return json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n"
 
 
 def finite(value: Any) -> Any:
-    """The same with None for numbers that are not finite."""
+    """Return the value with None for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -77,7 +76,7 @@ def finite(value: Any) -> Any:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Rows with the columns of the first row that has each; missing cells stay empty, no text is a formula."""
+    """Return rows as CSV, with columns in order of appearance. Missing cells are empty, and no text is a formula."""
     layouts = dict.fromkeys(map(tuple, rows))  # most rows have the same keys
     columns = list(dict.fromkeys(key for layout in layouts for key in layout))
     text = io.StringIO()
@@ -88,10 +87,10 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 
 def no_formula(cell: Any) -> Any:
-    """`cell` as a CSV holds it: a text that a spreadsheet would run as a formula has an apostrophe before it.
+    """Return `cell` for a CSV: with an apostrophe before a text that a spreadsheet would run as a formula.
 
-    Such a text begins with =, +, -, @ or a tab, and is no number. Spreadsheets show the text alone. A carriage return,
-    which Python's writer leaves bare so that a line begins after it, becomes a space.
+    Such a text begins with =, +, -, @ or a tab, and is no number. Spreadsheets show the text alone. A carriage return
+    becomes a space, because Python's writer does not quote it and a new line would begin after it.
 
     >>> no_formula("=cmd()"), no_formula("-1"), no_formula(-1), no_formula("-x")
     ("'=cmd()", '-1', -1, "'-x")
@@ -109,14 +108,14 @@ def no_formula(cell: Any) -> Any:
 
 
 def sweep_up(folder: Path) -> None:
-    """Remove what killed processes left in the making: theirs of this machine at once, others' after a day."""
+    """Remove the unfinished files of killed processes: those of this machine at once, those of others after a day."""
     for left in folder.glob(".*.writing-*"):
         if _is_abandoned(left):
             _remove(left)
 
 
 def remove(path: Path) -> bool:
-    """Remove what this process and killed ones named by `hidden_name(path)`; returns whether there was any."""
+    """Remove the unfinished files of `path` from this process and from killed ones. Returns whether there were any."""
     names = path.parent.glob(f".{path.name.lstrip('.')}.writing-*")
     found = [left for left in names if _is_ours(left) or _is_abandoned(left)]
     for left in found:

@@ -1,7 +1,4 @@
-"""`history.csv` read back: its rows, and of one column what all trials had by each epoch.
-
-Not here: what the rows say (`training/assemble.py`), pictures of them (`pictures.py`, `report.py`).
-"""
+"""Reading of `history.csv`: its rows, and the values of one column over all trials by epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ _MOST = 1 << 53
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    """Its rows; an empty cell is an empty text. Raises DataError for what no result has."""
+    """Return the rows; an empty cell is an empty text. Raises DataError if the table is not that of a result."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -33,9 +30,10 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def by_epoch(rows: Sequence[dict[str, str]], column: str) -> dict[int, list[float]]:
-    """Epoch, from 1 -> values of all trials.
+    """Return the values of all trials by epoch, counted from 1.
 
-    A trial that has ended still has its weights and has spent its budget; it adds noise no more.
+    A trial that has ended keeps its last value: its weights and its spent budget stay. It has no noise multiplier any
+    more.
     """
     trials: dict[str, dict[int, float]] = {}
     for row in rows:

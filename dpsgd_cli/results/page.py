@@ -1,7 +1,6 @@
-"""A comparison as one HTML page that needs nothing else: tables, pictures, privacy statements, recipes.
+"""Comparison as one self-contained HTML page: tables, pictures, privacy statements, recipes.
 
-Pictures are inside the page; its only script sorts tables; everything that comes from a recipe or a result is escaped.
-Not here: what is compared (`comparison.py`), pictures (`pictures.py`).
+Pictures are embedded. The only script sorts tables. Everything that comes from a recipe or a result is escaped.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ for (const head of document.querySelectorAll("table.sortable th")) {
 
 
 def page(comparison: Comparison, pictures: dict[str, Path]) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     methods = list(dict.fromkeys(entry.method for entry in comparison.entries))
     title = f"{', '.join(methods[:4])}{' and others' if len(methods) > 4 else ''}: {in_words(comparison.metric)}"
     parts = [
@@ -95,7 +94,7 @@ def _head(column: str, words: str, rows: Sequence[Row]) -> str:
 
 
 def _cell(value: Any, spread: float | None, write: Callable[[float], str]) -> str:
-    """A number with its interval, as `write` has it, sorted by the number."""
+    """Return a table cell: a number with its interval, formatted by `write`, and sorted by the number."""
     if value is None:
         return "<td></td>"
     if isinstance(value, float):
@@ -113,7 +112,7 @@ def _figure(name: str, file: Path, words: str) -> str:
 
 
 def _statements(entries: Sequence[Entry]) -> str:
-    """What is guaranteed of each method; what does not depend on the budget is said once."""
+    """Return the guarantee of each method. Parts that do not depend on the budget are printed once."""
     parts = []
     for method in dict.fromkeys(entry.method for entry in entries):
         said: dict[tuple[tuple[str, str], ...], list[Entry]] = {}
@@ -149,7 +148,7 @@ def _said(entry: Entry) -> tuple[tuple[str, str], ...]:
 
 
 def _terms(said: Sequence[tuple[str, str]]) -> str:
-    """A list in which a term that has several descriptions stands once."""
+    """Return a list that prints a term once if it has several descriptions."""
     items, last = "", None
     for term, text in said:
         items += ("" if term == last else f"<dt>{escape(term)}</dt>") + f"<dd>{escape(text)}</dd>"

@@ -1,7 +1,7 @@
-"""Pictures of a comparison, as PNG and SVG: accuracy (and the objective) by budget, and three things by epoch.
+"""Pictures of a comparison, as PNG and SVG: the metric (and the objective) by budget, and three quantities by epoch.
 
-Colours, markers and dashes differ, and later curves are thinner than earlier ones, so that those which coincide are all
-seen. Curves by epoch are means over trials with 95% intervals. Not here: what is compared (`comparison.py`).
+Colours, markers and dashes differ, and later curves are thinner than earlier ones, so that coinciding curves are all
+visible. Curves by epoch are means over trials with 95% intervals.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ONE_BUDGET = 1.01
 
 
 def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> dict[str, Path]:
-    """Draw every picture there is data for; name -> PNG file (an SVG of the same name lies beside it).
+    """Draw every picture for which there is data. Returns the PNG files by name; each has an SVG beside it.
 
-    What was computed on training records without noise is drawn only `with_nonprivate`, or as the metric asked for.
+    Values computed from training records without noise are drawn only `with_nonprivate`, or if they are the metric.
     """
     import matplotlib
 
@@ -62,7 +62,7 @@ def draw(comparison: Comparison, out: Path, with_nonprivate: bool = False) -> di
 
 
 def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
-    """How each method is drawn; the label names the adjacency and the data where there is more than one."""
+    """Return the style of each method. Its label names the adjacency and the data if there are several."""
     styles = {}
     guarantees, data = len(comparison.adjacencies) > 1, len(comparison.data) > 1
     for number, entry in enumerate({entry.method: entry for entry in comparison.entries}.values()):
@@ -79,7 +79,7 @@ def _styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
 
 
 def _by_budget(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any]], metric: str, words: str) -> Any:
-    """Against epsilon; where all have the same, against the methods."""
+    """Draw the metric by epsilon; by method if all budgets are equal."""
     entries = [e for e in comparison.entries if (e.document["metrics"].get(metric) or {}).get("mean") is not None]
     budgets = sorted({_budget(entry) for entry in entries if entry.epsilon})
     if not budgets:
@@ -94,12 +94,12 @@ def _by_budget(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any
 
 
 def _budget(entry: Entry) -> float:
-    """What it was asked to keep to, or else what it has spent."""
+    """Return the target epsilon of an entry; without a target, the epsilon that it spent."""
     return entry.target or entry.epsilon or 0.0
 
 
 def _by_method(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, Any]], said: tuple[str, ...]) -> Any:
-    """Methods below each other: at one budget the horizontal axis has nothing to say of epsilon."""
+    """Draw one row for each method. All have the same budget, so epsilon needs no axis."""
     metric, words, at = said
     figure, axes = plt.subplots(figsize=(7, min(1.3 + 0.42 * len(entries), 24)), layout="constrained")
     for place, entry in enumerate(entries):
@@ -124,7 +124,7 @@ def _by_method(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, A
 
 
 def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, Any]], said: tuple[str, ...]) -> Any:
-    """Methods that keep to the same budgets stand side by side at each, so that intervals do not hide each other."""
+    """Draw the metric over epsilon. Methods with equal targets are drawn side by side, to keep intervals visible."""
     metric, words, at = said
     private = [entry for entry in entries if entry.epsilon]
     budgets = sorted({_budget(entry) for entry in private})
@@ -157,7 +157,7 @@ def _by_epsilon(plt: Any, entries: Sequence[Entry], styles: dict[str, dict[str, 
 
 
 def _aside(entry: Entry, apart: float, linear: Sequence[float] | None) -> float:
-    """Where to draw it: at what it has spent, or beside others at the budget that it was matched to."""
+    """Return the horizontal position of an entry: the epsilon that it spent, or a place beside its target budget."""
     if not entry.target:
         return entry.epsilon or 0.0
     return entry.target * (1 + apart) if linear is None else entry.target + apart * (linear[-1] - linear[0])
@@ -171,7 +171,7 @@ def _legend(axes: Any, styles: dict[str, Any]) -> None:
 
 
 def _objective(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any]]) -> Any:
-    """What all have: objectives, which know their own penalties only, or losses."""
+    """Draw what all entries have: the objective, which includes each recipe's own penalties, or else the loss."""
     for name, words in OBJECTIVES.items():
         if all(name in entry.document["metrics"] for entry in comparison.entries):
             return _by_budget(plt, comparison, styles, name, f"{words}, not private")
@@ -181,13 +181,13 @@ def _objective(plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any
 def _by_epoch(
     plt: Any, comparison: Comparison, styles: dict[str, dict[str, Any]], histories: dict[int, Any], column: str
 ) -> Any:
-    """One panel for each budget, most of them side by side; means over trials with a band of 95%."""
+    """Draw one panel for each budget, up to `MOST_PANELS` of the largest: means over trials with 95% bands."""
     titles: dict[float | None, list[Entry]] = {}
     for entry in comparison.entries:
         if any(column in row and row[column] for row in histories[id(entry)]):
             titles.setdefault(entry.target, []).append(entry)
     if len(titles) > 1:
-        # what was not matched to a budget stands beside every budget
+        # entries without a target budget are shown at every budget
         everywhere = titles.pop(None, [])
         titles = {target: [*entries, *everywhere] for target, entries in titles.items()}
     panels = sorted(titles.items(), key=lambda one: -1.0 if one[0] is None else one[0])[-MOST_PANELS:]
@@ -231,7 +231,7 @@ def _curve(axes: Any, history: Sequence[dict[str, str]], column: str, style: dic
 
 
 def _spread_markers(axes: Any) -> None:
-    """About eight on each curve, those of different curves at different epochs where there are enough."""
+    """Set about eight markers on each curve, at different epochs for different curves if there are enough epochs."""
     curves = [line for line in axes.get_lines() if line.get_marker() not in ("None", None, "")]
     for number, line in enumerate(curves):
         every = max(1, -(-len(line.get_xdata()) // 8))
@@ -239,7 +239,7 @@ def _spread_markers(axes: Any) -> None:
 
 
 def _label_logarithms(plt: Any, axis: Any) -> None:
-    """At least three labelled ticks: few times powers of ten, or what is round within the little that there is."""
+    """Label at least three ticks: small multiples of powers of ten, or round numbers if the range is small."""
     low, high = axis.get_view_interval()
     if high / low < 1.2:
         low, high = low / 1.1, high * 1.1
@@ -261,7 +261,7 @@ def _label_logarithms(plt: Any, axis: Any) -> None:
 
 
 def _within_accuracies(limits: Any, set_limits: Any, metric: str) -> None:
-    """Student's intervals may pass 0 and 1, which no accuracy does."""
+    """Limit an axis of accuracies to 0 to 1, which Student's intervals may exceed."""
     if metric.endswith("accuracy"):
         low, high = limits()
         set_limits(max(low, 0.0), min(high, 1.0))

@@ -1,8 +1,7 @@
-"""Prices that are asked for again and again, remembered: the cells of a sweep, and most trials, release alike.
+"""Prices of releases, cached, because the cells of a sweep and most trials have equal releases.
 
-What preprocessing, training and looks at validation records cost, each by itself: epsilons of parts do not add up to
-that of the whole; rhos do. Not here: the total (`training/assemble.py`), how anything is priced
-(`privacy/accountants/`).
+`parts` has the price of preprocessing, training and looks at validation records, each by itself. Epsilons of parts do
+not add up to that of the whole; rhos do. `privacy/accountants/` computes prices.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dpsgd_cli.results.result import Row
 
 
 def unscaled(release: Release) -> Release:
-    """The same release in units of its sensitivity, which is all that a price depends on."""
+    """Return the release in units of its sensitivity; a price depends on nothing else."""
     mechanism = release.mechanism
     if not isinstance(mechanism, GaussianSum) or mechanism.sensitivity == 1.0:
         return release
@@ -31,12 +30,12 @@ def unscaled(release: Release) -> Release:
 
 
 def epsilon(accountant: str, releases: Sequence[Release], delta: float) -> float:
-    """Epsilon at `delta` of everything released, as `accountant` states it; inf when there is none."""
+    """Return the accountant's epsilon at `delta` for all releases together; inf if there is none."""
     return _epsilon(accountant, tuple(merge([unscaled(release) for release in releases])), delta)
 
 
 def curve(accountant: str, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
-    """Epsilon at `delta` after each epoch."""
+    """Return epsilon at `delta` after each epoch."""
     return list(_curve(accountant, tuple(tuple(map(unscaled, releases)) for releases in epochs), delta))
 
 
@@ -52,7 +51,7 @@ def _curve(accountant: str, epochs: tuple[tuple[Release, ...], ...], delta: floa
 
 
 def attacker(ledgers: Sequence[Ledger]) -> Row | None:
-    """The best attacker on the trial that tells most; None where no accountant has a profile of it."""
+    """Return the best attacker on the trial that reveals most; None if no accountant has a profile of the trial."""
     try:
         found = strongest([_attacker(tuple(merge([unscaled(r) for r in ledger.to_price]))) for ledger in ledgers])
     except (UnsupportedMechanism, FailedAccountant):
@@ -67,9 +66,9 @@ def _attacker(releases: tuple[Release, ...]) -> Attacker:
 
 
 def parts(ledgers: Sequence[Ledger], accountant: str, delta: float) -> Row:
-    """Epsilon at `delta` and rho of each label (`pca`, `gradient`, ...) of mechanisms, in the most expensive trial.
+    """Return epsilon at `delta` and rho of each label (`pca`, `gradient`, ...), in the most expensive trial.
 
-    None stands for no finite epsilon, or for releases that have no rho.
+    None stands for no finite epsilon, or for releases without a rho.
     """
     known: dict[tuple[Release, ...], tuple[float | None, float | None]] = {}
     found: dict[str, list[tuple[float | None, float | None]]] = {}
@@ -90,6 +89,6 @@ def parts(ledgers: Sequence[Ledger], accountant: str, delta: float) -> Row:
 
 
 def largest(values: Sequence[float | None]) -> float | None:
-    """The largest of all trials; None (no finite bound, no rho) is larger than any number."""
+    """Return the largest value of all trials. None (no finite bound, no rho) is larger than any number."""
     known = [value for value in values if value is not None]
     return max(known) if len(known) == len(values) else None

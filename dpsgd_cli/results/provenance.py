@@ -1,7 +1,4 @@
-"""Where a result comes from: versions, device, seed and the SHA-256 of every file; and whether those files changed.
-
-Not here: what the result is (`training/assemble.py`).
-"""
+"""Origin of a result: versions, device, seed and the SHA-256 of every file; and a check that files are unchanged."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ from dpsgd_cli.results.result import Row
 
 
 def hashes(loaded: LoadedRecipe, sha256: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The hashes of what anybody can fetch, and those of the user's own files, or of those that a card of theirs names.
+    """Return the hashes of public files, and those of the user's own files or of files that the user's own card names.
 
-    The hash of a user's own file is a function of every record, without noise: who knows all others can try out
-    candidates for the last.
+    A hash of a user's own file is a function of every record, without noise. Somebody who knows all records but one
+    could try candidates for the last.
     """
     data = loaded.recipe.data
     own = data.files if data.card_file is None else [name for name in sha256 if name != "features"]
@@ -38,7 +35,7 @@ def hashes(loaded: LoadedRecipe, sha256: dict[str, str]) -> tuple[dict[str, str]
 
 
 def provenance(loaded: LoadedRecipe, data_sha256: dict[str, str], device: str) -> Row:
-    """What `result.json` says under that name of where a result comes from; `data_sha256` is of public files."""
+    """Return the `provenance` section of `result.json`. `data_sha256` has the hashes of public files."""
     recipe = loaded.recipe
     return {
         "version": dpsgd_cli.__version__,
@@ -57,45 +54,48 @@ def provenance(loaded: LoadedRecipe, data_sha256: dict[str, str], device: str) -
 
 
 def recipe_folder(loaded: LoadedRecipe, directory: Path) -> dict[str, str]:
-    """What a result in `directory` says of the folder that its recipe's paths start from, if it has any."""
+    """Return the path from `directory` to the folder from which the recipe's relative paths start.
+
+    The result is empty if the recipe names no relative path.
+    """
     if all(Path(name).is_absolute() for name in named_files(loaded.recipe)):
         return {}
     return {RECIPE_FOLDER: Path(os.path.relpath(loaded.base.resolve(), directory.resolve())).as_posix()}
 
 
 def own_code(loaded: LoadedRecipe) -> dict[str, Path]:
-    """The Python files that the recipe names, by the name it gives them."""
+    """Return the Python files that the recipe names, by their names in the recipe."""
     return {file: loaded.base / file for file in loading.own_code(loaded.recipe)}
 
 
 def code_sha256(loaded: LoadedRecipe) -> dict[str, str]:
-    """SHA-256 of each of `own_code`; what they import is not covered."""
+    """Return the SHA-256 of each of `own_code`. The modules that they import are not covered."""
     return {name: sha256(path) for name, path in own_code(loaded).items()}
 
 
 def weights_sha256(loaded: LoadedRecipe) -> dict[str, str]:
-    """SHA-256 of the file of `model.weights`, by the name that the recipe gives it; empty without one."""
+    """Return the SHA-256 of the file of `model.weights`, by its name in the recipe; empty without one."""
     return {name: sha256(loaded.base / name) for name in loading.own_weights(loaded.recipe)}
 
 
 def model_sha256(loaded: LoadedRecipe) -> dict[str, str]:
-    """SHA-256 of all files that a model of the user's own is made of; empty for built-in models."""
+    """Return the SHA-256 of all files of a user's own model; empty for built-in models."""
     model = loaded.recipe.model
     code = {model.file: sha256(loaded.base / model.file)} if isinstance(model, PythonModel) else {}
     return code | weights_sha256(loaded)
 
 
 def card_sha256(loaded: LoadedRecipe) -> dict[str, str]:
-    """SHA-256 of the card of the user's own that the recipe names, if it does and it is there."""
+    """Return the SHA-256 of the user's own card that the recipe names; empty if there is none."""
     name = loaded.recipe.data.card_file
     return {} if name is None or not (loaded.base / name).is_file() else {name: sha256(loaded.base / name)}
 
 
 def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> list[str]:
-    """See that the files the recipe names are those that the result in `directory` was made from.
+    """Check that the files that the recipe names are those from which the result in `directory` was made.
 
-    Returns the names of files that are no longer there, which cannot be compared. Raises RunError naming the
-    files that differ: the recipe is the same, and yet this is not its result.
+    Returns the names of files that no longer exist, which cannot be compared. Raises RunError that names changed files:
+    the recipe is the same, but the result is not that of these files.
     """
     data = loaded.recipe.data
     named = [*data.files, *([] if data.card_file is None else [data.card_file])]
@@ -114,7 +114,7 @@ def check_unchanged(document: Row, loaded: LoadedRecipe, directory: Path) -> lis
 
 @functools.cache
 def _git_commit() -> str | None:
-    """The commit of the checkout that the package runs from; None when installed."""
+    """Return the commit of the checkout from which the package runs; None if it is installed."""
     root = Path(dpsgd_cli.__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None

@@ -1,11 +1,9 @@
-"""The public copy of a result: a folder that holds what may be handed on, and nothing else.
+"""Public copy of a result: a folder with everything that may be published, and nothing else.
 
-It is made of what the ledgers were charged for, what the recipe says and what is declared public. Left out are all
-fields, columns and hashes with the mark `nonprivate_`, checkpoints, event files, audits, and where files lay: of a
-path, its last name stays. The Python files that the recipe names come along, since the model cannot be used without
-them. The copy is a result of its own, with hashes of its own, for `dpsgd account`, `predict` and `report`.
-
-Not here: the page (`report.py`), which the command writes into the copy.
+The copy consists of releases charged to the ledgers, the recipe, and declared public data. It leaves out all fields,
+columns and hashes marked `nonprivate_`, checkpoints, event files, audits, and folders: only the last name of a path
+stays. The Python files that the recipe names are copied, because the model cannot be used without them. The copy is a
+result with its own hashes, for `dpsgd account`, `predict` and `report`. The command adds the report's pages to it.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ _TABLES = ("trials.csv", "history.csv")
 def publish(directory: Path, out: Path) -> Path:
     """Write the public copy of the result in `directory` to the new folder `out`, and return it.
 
-    Raises UsageError where something is there, DataError where the result is not as it was written, and PrivacyError
-    where it may not be handed on: nothing protects its records, or not all that was learnt of them.
+    Raises UsageError if `out` exists, DataError if the result was changed after it was written, and PrivacyError if it
+    must not be published: nothing protects its records, or not everything that was learned from them.
     """
     if out.exists():
         raise UsageError(f"{out}: is there already; choose a new folder, in which nothing else lies")
@@ -86,7 +84,7 @@ def _check_may_be_published(directory: Path, document: Row) -> None:
 
 
 def _public_document(document: Row) -> Row:
-    """`result.json` without what is marked; the reader wants its lists of such things, which are empty."""
+    """Return `result.json` without marked fields. The marked fields that a reader requires are empty."""
     kept: Row = public(document)
     origin = {name: value for name, value in kept["provenance"].items() if name != RECIPE_FOLDER}
     for kind in ("data_sha256", "code_sha256"):
@@ -101,7 +99,7 @@ def _public_table(path: Path) -> bytes:
 
 
 def _without_folders(loaded: LoadedRecipe) -> Recipe:
-    """The recipe with the last name of every path, so that it says nothing of the computer that it was trained on."""
+    """Return the recipe with the last name of every path, so that it reveals nothing about the computer."""
     folders = {name: Path(name).name for name in named_files(loaded.recipe)}
     if loaded.recipe.data.cards is not None:
         folders[loaded.recipe.data.cards] = Path(loaded.recipe.data.cards).name

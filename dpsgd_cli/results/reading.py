@@ -1,17 +1,13 @@
-"""The one reader of results: is `result.json` what was written, of the right types, and are the files beside it?
+"""Reader of results: checks that `result.json` has the right types, and that it and all its files are unchanged.
 
-`result.json` holds the SHA-256 (and the number of lines) of every file that was written with it, and under
-`nonprivate_sha256` that of its own content without that field. A hash tells as much as what it is made of: those of
-tables with `nonprivate_` columns, and of the whole document, bear that mark too, as who knows all records but one could
-try out candidates for the last.
+`result.json` holds the SHA-256 (and the number of lines) of every file that was written with it. Under
+`nonprivate_sha256` it holds the hash of its own content without that field. A hash reveals as much as its input:
+somebody who knows all records but one could try candidates for the last. So hashes of tables with `nonprivate_`
+columns, and of the whole document, have that mark, too.
 
-So a ledger that lost its end, a number that was edited and a file that was deleted are found wherever a result is read,
-and nothing is stated of them.
-
-This finds accidents and careless edits. It is no signature: who changes a file on purpose can write new hashes, too.
-Trust in a result that somebody else sent rests on that person, as before.
-
-Not here: finding and writing results (`store.py`), the lines of a ledger (`accounting/ledger.py`).
+A truncated ledger, an edited number or a deleted file is found wherever a result is read, and no guarantee is given.
+This finds accidents and careless edits. It does not authenticate a result: somebody who changes a file on purpose can
+write new hashes, too. You must trust the person from whom you have the result.
 """
 
 from __future__ import annotations
@@ -52,12 +48,13 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 @dataclass(frozen=True, kw_only=True)
 class ResultFile:
-    """What is true of a file, or a folder of files, beside `result.json`. No field has a default.
+    """Properties of a file (or a folder of files) beside `result.json`. No field has a default.
 
-    `unreleased`: whether it holds what was computed of training rows without noise, so that its hash is marked and
-    nobody may be handed it as public; `of-uncovered-steps`: where a step of preprocessing did so.
-    `hashed`: it is written with `result.json`, which holds its hash; others are made of the result later.
-    `always`: every result has it. `lines`: it is text, whose lines are counted.
+    - `unreleased`: whether it holds values computed from training rows without noise, so that its hash is marked and it
+      must not be published; `of-uncovered-steps`: only if a preprocessing step computed such values.
+    - `hashed`: it is written with `result.json`, which holds its hash; other files are made from the result later.
+    - `always`: every result has it.
+    - `lines`: it is text, whose lines are counted.
     """
 
     unreleased: Literal["never", "always", "of-uncovered-steps"]
@@ -71,19 +68,19 @@ FILES: dict[str, ResultFile] = {
     "trials.csv": ResultFile(unreleased="always", hashed=True, always=True, lines=True),
     "history.csv": ResultFile(unreleased="always", hashed=True, always=True, lines=True),
     "ledger.jsonl": ResultFile(unreleased="never", hashed=True, always=True, lines=True),
-    # beside the weights, it holds what steps that read training rows without noise kept of them
+    # beside the weights, it holds what steps without noise learned from training rows
     MODEL: ResultFile(unreleased="of-uncovered-steps", hashed=True, always=False, lines=False),
     "report.md": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
     "report.html": ResultFile(unreleased="never", hashed=False, always=False, lines=True),
     "tensorboard": ResultFile(unreleased="always", hashed=False, always=False, lines=False),
 }
-"""Every file that may lie in a result; any other is refused."""
+"""Every file of a result, by name. `place` and `sealed` refuse any other name."""
 HASHED = tuple(name for name, file in FILES.items() if file.hashed)
 WITH_EVERY_RESULT = tuple(name for name, file in FILES.items() if file.always)
 
 
 def place(directory: Path, name: str) -> Path:
-    """Where a file of a result lies. Raises ValueError for one that `FILES` does not list."""
+    """Return the path of a file of a result. Raises ValueError if `FILES` does not list it."""
     if name not in FILES:
         raise ValueError(f"{name} is no file of a result: list it in FILES, and whether it may be public")
     return directory / name
@@ -111,7 +108,7 @@ class _Attacker(BaseModel):
 
 
 class _Privacy(BaseModel):
-    """The statement; all of it is null where nothing protects the data."""
+    """The privacy statement; all fields are null without privacy."""
 
     epsilon: float | None
     delta: float | None
@@ -172,7 +169,7 @@ class _File(BaseModel):
 
 
 class _Document(BaseModel):
-    """`result.json`. What is not listed is not read by any program of ours; its hash covers it all the same."""
+    """The fields of `result.json` that programs read. Its hash covers all others, too."""
 
     name: str
     privacy: _Privacy
@@ -188,10 +185,11 @@ class _Document(BaseModel):
 
 
 def sealed(document: Row, files: Mapping[str, bytes] | None = None, published: bool = False) -> Row:
-    """`document` with the hashes of the `files` beside it (left out: those that it has) and of its own content.
+    """Return `document` with the hashes of its `files` and of its own content.
 
-    `published`: no file holds anything that is marked, so that all hashes are public. What is not finite must be None
-    already. Raises ValueError for a file that `FILES` does not list, or one too few.
+    Without `files`, the hashes of files stay as they are. `published`: no file holds marked values, so all hashes are
+    public. Numbers that are not finite must already be None. Raises ValueError if `FILES` does not list a file, or if a
+    file is missing.
     """
     content = {name: value for name, value in document.items() if name != OWN_HASH}
     if files is not None:
@@ -215,12 +213,15 @@ def sealed(document: Row, files: Mapping[str, bytes] | None = None, published: b
 
 
 def _content_hash(content: Row) -> str:
-    """The same however the JSON is laid out: keys are sorted, and Python's numbers are read back as they were."""
+    """Return a hash of content that does not depend on the layout of the JSON.
+
+    Keys are sorted, and Python's numbers survive writing and reading.
+    """
     return hashlib.sha256(_CANONICAL.encode(content).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read(path: Path) -> Row:
-    """The content of a `result.json`, as it was written; DataError that says what is wrong with it."""
+    """Return the content of a `result.json`. Raises DataError if it was changed or is no result."""
     try:
         held = path.read_bytes()
         document = json.loads(held, parse_constant=_refused)
@@ -255,12 +256,15 @@ def _problem(detail: Any) -> str:
 
 
 def _files(document: Row) -> Row:
-    """Every file that was written with the document."""
+    """Return the entries of all files that were written with the document."""
     return {**document["files"], **document[f"{MARK}files"]}
 
 
 def checked(directory: Path, document: Row, name: str) -> Path:
-    """The file of that name beside `document`, if it is the one that was written with it; DataError otherwise."""
+    """Return the path of the file `name` beside `document`.
+
+    Raises DataError if the document does not list the file, or if it is missing or was changed.
+    """
     path, written = directory / name, _files(document).get(name)
     if written is None:
         raise DataError(f"{path}: does not belong to this result: {RESULT} has no such file")
@@ -277,7 +281,10 @@ def checked(directory: Path, document: Row, name: str) -> Path:
 
 
 def _hash_of(path: Path) -> str:
-    """Piece by piece: a model may be large. (`hashlib.file_digest` clears 256 KiB first, for a file of a few lines.)"""
+    """Return the SHA-256 of a file, which may be large, read in pieces.
+
+    `hashlib.file_digest` would first clear 256 KiB, even for a file of a few lines.
+    """
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
@@ -289,7 +296,7 @@ _ADVICE = "restore it, or remove the result and train again"
 
 
 def _lines(path: Path, written: int | None) -> str:
-    """How many lines it has, where their number tells something."""
+    """Return a remark on the file's number of lines; empty if its lines are not counted."""
     if written is None:
         return ""
     with path.open("rb") as file:
@@ -298,7 +305,10 @@ def _lines(path: Path, written: int | None) -> str:
 
 
 def check_files(directory: Path, document: Row) -> None:
-    """See that every file beside `document` is there and as it was written, and that there is no other of the kind."""
+    """Check that every file of `document` is present and unchanged, and that there is no unlisted model.
+
+    Raises DataError.
+    """
     if unlisted := sorted(_files(document).keys() - set(HASHED)):
         raise DataError(f"{directory / RESULT}: lists {', '.join(unlisted)}, which is no file of a result; train again")
     for name in dict.fromkeys((*WITH_EVERY_RESULT, *_files(document))):
@@ -308,13 +318,13 @@ def check_files(directory: Path, document: Row) -> None:
 
 
 def folds_in(recipe_text: str) -> int | None:
-    """K of a cross-validation, from the text of a resolved recipe."""
+    """Return the number of folds in the text of a resolved recipe; None without cross-validation."""
     found = _FOLDS.search(recipe_text)
     return int(found[1]) if found else None
 
 
 def recipe_text_of(path: Path) -> str:
-    """The text of a resolved recipe; DataError where the file cannot be read as that."""
+    """Return the text of a resolved recipe. Raises DataError if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -322,7 +332,10 @@ def recipe_text_of(path: Path) -> str:
 
 
 def data_in(recipe_text: str) -> Mapping[str, Any]:
-    """The `data:` section of a resolved recipe, as `tested_section` gives it; DataError where it has none."""
+    """Return the `data:` section of a resolved recipe, in the form of `tested_section`.
+
+    Raises DataError if it cannot be read.
+    """
     section, unit = _DATA.search(recipe_text), _UNIT.search(recipe_text)
     adjacency, method = _ADJACENCY.search(recipe_text), _METHOD.search(recipe_text)
     batching = None if method is None else _BATCHING.search(method[0])

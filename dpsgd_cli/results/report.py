@@ -1,10 +1,8 @@
-"""What a result means, for people: `report.md` and `report.html` beside it, each one page that needs nothing else.
+"""Report of a result: `report.md` and `report.html` beside it, each a self-contained page.
 
-A page is made of what is public in `result.json`, of the ledger and of `history.csv`, and of nothing that is marked
-`nonprivate_`, so it may be published with the model. It is written after the result, whose hashes do not cover it:
-`dpsgd report` writes it anew from the files, which are checked first.
-Not here: how blocks become text (`results/document.py`), the curves (`curves.py`), the attacker
-(`accounting/tradeoff.py`).
+A page uses only the public part of `result.json`, the ledger and `history.csv`, nothing marked `nonprivate_`, so it may
+be published with the model. It is written after the result, whose hashes do not cover it. `dpsgd report` checks the
+files of the result and writes the page again.
 """
 
 from __future__ import annotations
@@ -47,7 +45,10 @@ _OUTSIDE = (
 
 @dataclass(frozen=True)
 class _Read:
-    """A result as the page reads it: nothing of it is marked as not private but `hidden`, names of columns and keys."""
+    """A result as the page uses it: without anything marked as non-private.
+
+    `hidden` has the names of the marked columns and keys.
+    """
 
     name: str
     document: Row
@@ -67,9 +68,9 @@ class _Read:
 
 
 def write(directory: Path) -> list[Path]:
-    """Write both pages of the finished result in `directory`, and return them.
+    """Write both pages of the finished result in `directory`, and return their paths.
 
-    Raises DataError where the result is not as it was written.
+    Raises DataError if the result was changed after it was written.
     """
     found = _read(directory)
     blocks = [
@@ -87,7 +88,7 @@ def write(directory: Path) -> list[Path]:
 
 
 def is_written(directory: Path) -> bool:
-    """Whether both pages lie beside a result."""
+    """Return whether the result in `directory` has both pages."""
     return all((directory / name).is_file() for name in NAMES)
 
 
@@ -97,7 +98,7 @@ def _read(directory: Path) -> _Read:
     private = document["privacy"]["accountant"] is not None
     marked = dict.fromkeys(name for row in (*rows[:1], *document["trials"][:1]) for name in row)
     marked |= dict.fromkeys(key for part in (document, document["metrics"], document["timing"]) for key in part)
-    # a public copy has no table with such columns, and only empty fields of the name
+    # a public copy has no marked columns, and its marked fields are empty
     hidden = [name for name in marked if name.startswith(MARK) and document[f"{MARK}files"]]
     name = directory.resolve().name
     attacker = _attacker(directory / "ledger.jsonl") if private else None
@@ -105,7 +106,7 @@ def _read(directory: Path) -> _Read:
 
 
 def _one(privacy: Row) -> str:
-    """What neighbouring data differ in."""
+    """Return the words for what neighbouring data sets differ in."""
     return "a record" if privacy.get("unit") is None else "one person's rows"
 
 
@@ -114,7 +115,7 @@ def _neighbours(privacy: Row) -> str:
 
 
 def _protected(privacy: Row) -> str:
-    """Who is, and what is hidden of them."""
+    """Describe whom the guarantee protects, and what is hidden about them."""
     unit = privacy.get("unit")
     if unit is None:
         return f"Every single record of the training data. What is hidden is {NEIGHBOURS[privacy['adjacency']].hides}."
@@ -126,7 +127,7 @@ def _protected(privacy: Row) -> str:
 
 
 def _attacker(ledger: Path) -> Attacker | str:
-    """Of the trial that tells most; or why nothing is known."""
+    """Return the best attacker on the trial that reveals most; or the reason why none is known."""
     try:
         priced = {tuple(to_price(entries)) for entries in read_entries(ledger).values()}
         return strongest([best_attacker(releases) for releases in priced])
@@ -135,7 +136,7 @@ def _attacker(ledger: Path) -> Attacker | str:
 
 
 def _statement(found: _Read) -> list[Block]:
-    """Who is protected from what, what the numbers mean, what was taken for granted."""
+    """Describe the guarantee: who is protected from what, the meaning of the numbers, and the assumptions."""
     if not found.private:
         return [
             Heading(f"{found.document['name']}: nothing protects the training data", 1),
@@ -203,7 +204,7 @@ def _meaning(privacy: Row) -> list[Block]:
 
 
 def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
-    """The trade-off curve in three numbers."""
+    """Describe the trade-off curve by three numbers."""
     if not isinstance(attacker, Attacker):
         return [Text(f"Of attackers no more is known than that: {attacker}")]
     exact = attacker.mu is not None
@@ -236,7 +237,7 @@ def _attacks(attacker: Attacker | str | None, privacy: Row) -> list[Block]:
 
 
 def _audit(audit: Row | None) -> list[Block]:
-    """What attacks on the recipe's training found, where it was audited."""
+    """Describe the findings of the recipe's audit, if there is one."""
     if audit is None:
         return []
     verdict = f"REFUTED ({'; '.join(audit['refuted_by'])})" if audit["refuted"] else "not refuted"
@@ -281,7 +282,7 @@ def _interval(metric: Row) -> str:
 
 
 def _curves(found: _Read) -> list[Block]:
-    """Epsilon and the usual metric by epoch: a picture, and some of its points as numbers."""
+    """Show epsilon and the usual metric by epoch: a picture, and some of its points as numbers."""
     names = list(found.rows[0]) if found.rows else []
     metric = usual_metric(names)
     columns = {name: history.by_epoch(found.rows, name) for name in ("epsilon", metric) if name is not None}
@@ -316,7 +317,7 @@ def _point(values: Sequence[float] | None, epsilon: bool) -> str:
 
 
 def _chosen(found: _Read) -> list[Block]:
-    """Settings that the recipe left to the rule."""
+    """List the settings that the recipe leaves `auto`."""
     chosen = found.document["provenance"].get("chosen") or {}
     if not chosen:
         return []
@@ -354,7 +355,7 @@ def _not_to_publish(found: _Read) -> list[Block]:
 
 
 def _again(found: _Read) -> list[Block]:
-    """The commands that derive the numbers again."""
+    """List the commands that derive the numbers again."""
     lines = [f"dpsgd train {found.name}/recipe.yaml --out again"]
     if found.private:
         stated = f"--accountant {found.privacy['accountant']} --delta {json.dumps(found.privacy['delta'])}"

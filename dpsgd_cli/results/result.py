@@ -1,10 +1,11 @@
-"""What a run leaves: what anybody may see of it, what nobody may be shown as if it were public, and the tables of both.
+"""Result of a run: a public part, a non-private part, and the tables that hold both.
 
-Whatever builds a public field (`privacy`, `warnings`, `metrics`, `trials.csv`, ...) is given a `Released`, which leads
-to no training row and to nothing that was computed from one without noise; so what it says is post-processing of what
-the ledgers were charged for. Everything of the other record, `Unreleased`, passes `marked` on its way to a file.
+Code that builds a public field (`privacy`, `warnings`, `metrics`, `trials.csv`, ...) gets a `Released`. From it, no
+training row can be reached, and no value that was computed from one without noise. Public fields are therefore
+post-processing of the releases in the ledgers. Every field of the other record, `Unreleased`, is marked by `marked`
+before it is written.
 
-Not here: rows and statements made of them (`training/assemble.py`), files (`store.py`), text (`summary.py`).
+`assemble.py` builds rows and statements, `store.py` writes files, and `summary.py` prints text.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ MARK = "nonprivate_"
 
 
 def marked(row: Row) -> Row:
-    """The same under names that say what it is."""
+    """Return the row with the mark for non-private values before every name."""
     return {f"{MARK}{name}": value for name, value in row.items()}
 
 
 def public(value: Any) -> Any:
-    """What a result says (a document, or a part of it) without everything that is marked."""
+    """Return the public part of a result's document, or of a part of it: everything that is not marked."""
     if isinstance(value, dict):
         return {name: public(inner) for name, inner in value.items() if not name.startswith(MARK)}
     return [public(inner) for inner in value] if isinstance(value, list) else value
@@ -40,7 +41,7 @@ def public(value: Any) -> Any:
 class Stopped:
     """A training that ended before its plan: after `done` of at most `epochs` epochs.
 
-    `watched`: metrics by epoch could be seen before the end, so the moment may have been chosen by them.
+    `watched`: metrics by epoch were visible before the end, so they may have influenced the moment of stopping.
     """
 
     done: int
@@ -50,12 +51,15 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Released:
-    """Functions of the recipe, of releases that the ledgers hold, and of what is declared public. R trials, T epochs.
+    """Public values: functions of the recipe, of the releases in the ledgers, and of declared public data.
 
-    `metrics` are those of the published weights on rows that are declared public (R each), `epochs` the same epoch by
-    epoch, T of them. `finite`: whether each trial's published weights are finite (R). `data_sha256` is of files that
-    anybody can fetch. `declarations`, `uncovered_steps` and `warnings` are the data set's.
-    `stopped` is None where the whole plan was trained.
+    R is the number of trials, T of epochs.
+
+    - `metrics`: of the published weights on rows that are declared public, (R,) each; `epochs`: T such dictionaries.
+    - `finite`: whether each trial's published weights are finite (R).
+    - `data_sha256`: hashes of files that anybody can fetch.
+    - `declarations`, `uncovered_steps`, `warnings`: those of the data set.
+    - `stopped`: None if the whole plan was trained.
     """
 
     loaded: LoadedRecipe
@@ -77,10 +81,13 @@ class Released:
 
 @dataclass(frozen=True)
 class Unreleased:
-    """Functions of training rows without noise; names carry no mark yet. R trials, T epochs.
+    """Non-private values: functions of training rows without noise. Their names are not marked yet.
 
-    `epochs` has sums over each epoch's batches (R each, T of them), `metrics` those of the published weights on
-    training rows. `timing` is here because realised batch sizes and the rows' values decide how long a step takes.
+    R is the number of trials, T of epochs.
+
+    - `epochs`: T dictionaries of sums over an epoch's batches, (R,) each.
+    - `metrics`: of the published weights on training rows, (R,) each.
+    - `timing`: a step's time depends on the realised batch size and on the values of rows.
     """
 
     epochs: Sequence[dict[str, list[float]]]
@@ -91,15 +98,15 @@ class Unreleased:
 
 
 def together(public: Sequence[Row], others: Sequence[Row]) -> list[Row]:
-    """Rows of both kinds side by side, those of the second marked."""
+    """Join public rows with non-private rows, which are marked."""
     return [{**row, **marked(other)} for row, other in zip(public, others, strict=True)]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`.
+    """A finished run. `trials` and `history` are rows of the two tables, `ledger` the lines of `ledger.jsonl`.
 
-    `diverged` are trials whose published weights or test metrics show it.
+    `diverged`: trials whose published weights or test metrics show divergence.
     """
 
     name: str
@@ -115,7 +122,7 @@ class Result:
     diverged: list[int] = field(default_factory=list)
 
     def document(self) -> Row:
-        """The content of `result.json`."""
+        """Return the content of `result.json`."""
         return {
             "name": self.name,
             "privacy": self.privacy,
@@ -130,9 +137,9 @@ class Result:
 
 
 def summarise(found: Sequence[float | None]) -> Row:
-    """Mean, sample standard deviation and half-width of the 95% Student interval of the mean.
+    """Return the mean, the sample standard deviation and the half-width of the 95% Student interval of the mean.
 
-    `std` and `ci95` are None for a single value; all are None when a value is missing or not finite.
+    `std` and `ci95` are None for a single value; all are None if a value is missing or not finite.
     """
     n = len(found)
     values = [value for value in found if value is not None and math.isfinite(value)]
@@ -152,5 +159,5 @@ def summarise(found: Sequence[float | None]) -> Row:
 
 
 def summarise_columns(columns: Mapping[str, Sequence[float | None]]) -> dict[str, Row]:
-    """`summarise` of each column."""
+    """Return `summarise` of each column."""
     return {name: summarise(values) for name, values in columns.items()}

@@ -1,15 +1,14 @@
-"""Result directories on disk: written whole or not at all, found again by the recipe's content.
+"""Result directories on disk: written completely or not at all, found again by a hash of the recipe.
 
-A directory is `<out>/<recipe name>-<8 hex>`. It is assembled under a hidden name beside its final place and
+A directory is `<out>/<recipe name>-<8 hex>`. It is assembled under a hidden name beside its final place and then
 renamed, so that a reader sees a complete directory or none.
 
-The results of a pack come all or none, whenever the process is killed. Each is first written whole under a hidden name
-(`stage_result`, `keep`). When all are there, a record lists which hidden folder goes where; then they are renamed, and
-the record is removed. A process that is killed before the record is complete leaves no result; after that, whoever next
-works in the folder finishes the renaming (`roll_forward`). Several processes may do so at once: of two renames, one
-finds nothing left to do.
-
-Not here: what a result holds (`result.py`).
+Trials that train together may belong to several results, which are published all or none, whenever the process is
+killed. Each is first written completely under a hidden name (`stage_result`, `keep`). When all are there, a record
+lists the final name of each hidden folder. Then the folders are renamed and the record is removed. A process that is
+killed before the record is complete leaves no result. If it is killed later, the next process that works in the folder
+finishes the renaming (`roll_forward`). Several processes may do so at once: the second of two renames finds nothing
+left to do.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from dpsgd_cli.results.result import Result, Row
 
 _AT_ONCE = 16
 _HANDED_ON = ("recipe.yaml", "ledger.jsonl")
-"""Files that never hold a `nonprivate_` value; all others are for their owner alone."""
+"""Files that never hold a `nonprivate_` value. Other staged files can be read by their owner only."""
 _RECORD = ".publishing"
 Staged = tuple[Path, Path]
 FILES = (*reading.WITH_EVERY_RESULT, reading.RESULT)
 FAILED = ".failed.json"
-"""What ends the name of a record that a cell of a sweep failed, beside where its result would lie."""
+"""Ending of the name of a record of a sweep's failed cell, which lies where the cell's result would be."""
 INDEX = ".sweep.json"
-"""What ends the name of a file that says which cells a sweep consists of."""
+"""Ending of the name of a file that lists the cells of a sweep."""
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether `directory` is a finished result."""
+    """Return whether `directory` is a finished result."""
     return (directory / "result.json").is_file()
 
 
 def read_document(directory: Path) -> Row:
-    """`result.json` of a finished result as it was written; DataError when there is none, or it was damaged.
+    """Return `result.json` of a finished result. Raises DataError if there is none or it was changed.
 
-    Of the files beside it nothing is known before `reading.checked` has looked at them.
+    The files beside it are not checked: see `reading.checked`.
     """
     if not is_complete(directory):
         raise DataError(f"{directory}: not a result directory (it has no result.json)")
@@ -57,9 +56,11 @@ def read_document(directory: Path) -> Row:
 
 
 def read_whole(directory: Path) -> Row:
-    """The same, once every file of the result was seen to be as it was written; DataError names the first that is not.
+    """Return `result.json` of a finished result after checking all its files.
 
-    Guarantee: what is then read of the result is what its training wrote, short of an edit that is meant to deceive
+    Raises DataError that names the first file that is missing or was changed.
+
+    Guarantee: what is then read of the result is what its training wrote, except for an edit that is meant to deceive
     (see `reading.py`).
     """
     document = read_document(directory)
@@ -68,9 +69,9 @@ def read_whole(directory: Path) -> Row:
 
 
 def prepare_place(directory: Path) -> None:
-    """Make the folder that `directory` will lie in and see that it can be written, before anything is trained.
+    """Create the parent folder of `directory` and check, before any training, that it can be written.
 
-    Raises RunError that names the folder, or what lies where the result should go.
+    Raises RunError that names the folder, or whatever is in the result's place.
     """
     if directory.exists() and not is_complete(directory) and (not directory.is_dir() or any(directory.iterdir())):
         raise RunError(f"{directory}: is in the way and is no finished result; remove it or choose another --out")
@@ -86,10 +87,10 @@ def prepare_place(directory: Path) -> None:
 
 
 def stage_result(directory: Path, result: Result, recipe_text: str, model: bytes | None) -> Path:
-    """Write every file of `result` under a hidden name beside `directory`, which is returned.
+    """Write every file of `result` into a folder with a hidden name beside `directory`, and return the folder.
 
-    `model` is the content of `model.safetensors` (`engine/bundle.py`), or None. An OSError (a full disk) names the
-    file, leaves nothing behind and is passed on. `keep` must follow before the folder gets its name.
+    `model` is the content of `model.safetensors` (`core/bundle.py`), or None. An OSError (a full disk) names the file,
+    leaves nothing behind and is passed on. Call `keep` before the folder gets its final name.
     """
     staging = hidden_name(directory)
     files: dict[str, bytes] = {
@@ -116,9 +117,9 @@ def stage_result(directory: Path, result: Result, recipe_text: str, model: bytes
 
 
 def keep(stagings: Sequence[Path]) -> None:
-    """See that every file below these folders is on the disk. An OSError names the file that is not.
+    """Force every file in these folders to disk. An OSError names the file that failed.
 
-    All at once: a disk commits many files in hardly more time than one.
+    All files are forced at once: a disk commits many files in hardly more time than one.
     """
     files = [path for staging in stagings for path in staging.rglob("*") if path.is_file()]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -134,18 +135,18 @@ def _synchronise(path: Path) -> None:
 
 
 def _put_in_place(staging: Path, directory: Path) -> None:
-    """Rename a staged result; where a finished one came first, that is left and this one removed."""
+    """Rename a staged result. If another finished result is already there, keep that one and remove this one."""
     try:
         staging.rename(directory)
     except OSError:
-        # another run of the same recipe finished first: its result is as good, and complete
+        # another run of the same recipe finished first: its result is complete and equivalent
         if not is_complete(directory):
             raise
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def publish(staged: Sequence[Staged]) -> None:
-    """Rename each hidden folder to its place; no reader ever sees some of them without the rest coming."""
+    """Rename each hidden folder to its place. If some are renamed, the others will be, even after a crash."""
     if len(staged) == 1:
         _put_in_place(*staged[0])
         return
@@ -156,13 +157,13 @@ def publish(staged: Sequence[Staged]) -> None:
 
 
 def discard(staged: Sequence[Staged]) -> None:
-    """Remove what was staged and not published."""
+    """Remove staged results that were not published."""
     for hidden, _ in staged:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
 def roll_forward(out: Path) -> None:
-    """Finish what processes that were killed had begun to publish in `out`."""
+    """Finish in `out` the publishing that killed processes began."""
     for record in sorted(out.glob(f".*{_RECORD}")):
         _finish_publishing(record)
 
@@ -178,14 +179,15 @@ def _finish_publishing(record: Path) -> None:
 
 
 def is_hidden(path: Path, folder: Path) -> bool:
-    """Whether `path`, below `folder`, is in the making or not to be seen."""
+    """Return whether `path`, in `folder`, or a folder on the way to it is hidden (unfinished, or not to be listed)."""
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def missing_cells(folder: Path) -> list[Path]:
-    """Where results of cells should lie, by what sweeps in and below `folder` say they consist of, and do not.
+    """Return the missing result folders of cells that the indexes of sweeps in `folder` and its subfolders list.
 
-    A cell that failed has a record of it, and no result. Of a sweep that only shows its best run nothing is said.
+    A cell that failed has a record instead of a result, and is not missing. A sweep that lists only its best run adds
+    none.
     """
     found = []
     for index in sorted(folder.rglob(f"*{INDEX}")):

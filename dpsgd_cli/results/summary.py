@@ -1,4 +1,4 @@
-"""Results and plans as text for a terminal. Not here: any number's computation."""
+"""Results and plans as text for a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = tuple(f"test_{name}" for name in METRICS)
 
 
 def result_text(document: Row, directory: Path) -> str:
-    """What a user wants to see of `result.json` first, and may show: nothing of it is marked as not private."""
+    """Return the summary of `result.json` for a terminal. It has no non-private value, so it may be shown."""
     document = public(document)
     lines = [f"{document['name']}: {count(len(document['trials']), 'trial')}, {_lengths(document['trials'])}"]
     metrics = document["metrics"]
@@ -43,13 +43,13 @@ def _lengths(trials: Sequence[Row]) -> str:
 
 
 def _beside(metrics: Row, name: str) -> str:
-    """What a constant gets, where it is known."""
+    """Return the baseline's value of a metric, as text; empty if it is not known."""
     constant = metrics.get(name.replace("test_", "constant_", 1)) if name.startswith("test_") else None
     return "" if constant is None or constant["mean"] is None else f"; a constant: {metric_text(constant['mean'])}"
 
 
 def metric_over_trials(metric: Row) -> str:
-    """A metric over trials, with the interval of its mean where there are several."""
+    """Return a metric's mean over trials as text, with its interval if there are several trials."""
     if metric["mean"] is None:
         return "none: not every trial stayed finite"
     interval = "" if metric["ci95"] is None else f" (95% CI, {count(metric['n'], 'trial')})"
@@ -78,7 +78,7 @@ def _privacy_lines(privacy: Row) -> list[str]:
 
 
 def _attacker_lines(attacker: Row | None) -> list[str]:
-    """What nobody can surpass who says of a record whether it was there."""
+    """Return the bound on every attack that decides whether a record was in the data."""
     if attacker is None:
         return []
     rates = {float(rate): share for rate, share in attacker["true_positives"].items()}
@@ -86,7 +86,7 @@ def _attacker_lines(attacker: Row | None) -> list[str]:
 
 
 def _spent_lines(spent: Row | None) -> list[str]:
-    """What a method that chooses its releases spent of the budget which is its guarantee."""
+    """Return the spending of a method that chooses its releases; the guarantee is its budget."""
     if spent is None:
         return []
     epsilon = "none" if spent["epsilon"] is None else metric_text(spent["epsilon"])
@@ -96,7 +96,7 @@ def _spent_lines(spent: Row | None) -> list[str]:
 
 
 def _part_lines(parts: Row) -> list[str]:
-    """What each kind of release costs by itself, where there are several."""
+    """Return the price of each kind of release by itself, if there are several kinds."""
     if len(parts) < 2:
         return []
     return [
@@ -106,7 +106,7 @@ def _part_lines(parts: Row) -> list[str]:
 
 
 def plan_text(plan: Plan, recipe: Recipe, declarations: Sequence[str], chosen: Sequence[Choice] = ()) -> str:
-    """What `--dry-run` prints: everything that is decided before data is read."""
+    """Return the output of `--dry-run`: everything that is decided before data is read."""
     sampling, guarantee, rho = plan.sampling, plan.guarantee(), plan.rho()
     unit = recipe.data.unit
     drawn_from = count(sampling.records, "record" if unit is None else PERSON)
@@ -140,7 +140,7 @@ def _released(release: Release) -> str:
 
 
 def _planned_length(plan: Plan) -> str:
-    """A plan that decides while it runs knows the most at best."""
+    """Return the number of epochs; a plan that decides during training knows at most an upper bound."""
     steps = f"of {count(plan.sampling.steps_per_epoch, 'step')}"
     if plan.epochs:
         return f"{count(len(plan.epochs), 'epoch')} {steps}"
@@ -148,7 +148,7 @@ def _planned_length(plan: Plan) -> str:
 
 
 def _multiplier_lines(plan: Plan) -> list[str]:
-    """Runs of equal values on one line."""
+    """Return the noise multipliers by epoch, with equal neighbours on one line."""
     lines: list[str] = []
     start = 0
     values = plan.noise_multipliers

@@ -1,7 +1,4 @@
-"""A comparison as tables: Markdown for people, CSV and JSON for programs, and the notes that go with each.
-
-Not here: what is compared (`comparison.py`), pictures (`pictures.py`), the page (`page.py`).
-"""
+"""Comparison as tables: Markdown for people, CSV and JSON for programs, with notes."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from dpsgd_cli.results.result import MARK, Row
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """The table for people, with what its columns mean."""
+    """Return the table for people, followed by notes on its columns."""
     metric, told = comparison.metric, told_apart(comparison)
     epsilons = [f"epsilon ({adjacency})" for adjacency in comparison.adjacencies]
     found = [f"found at {rate * 100:g}%" for rate in RATES]
@@ -35,7 +32,7 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def told_apart(comparison: Comparison) -> list[str]:
-    """The columns that say what was tested on, where it is not the same for all."""
+    """Return the columns about the test data whose values differ between rows."""
     rows = comparison.rows
     return [
         column
@@ -48,7 +45,7 @@ def told_apart(comparison: Comparison) -> list[str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What a reader must know to judge the table."""
+    """Return the notes that a reader needs to judge the table."""
     told = [
         "Values are means over trials with 95% intervals (Student). Each epsilon is of one trial on its own. "
         + _of_all(comparison.why_apart)
@@ -96,7 +93,7 @@ def _epsilon(row: Row, name: str) -> str:
 
 
 def _found(row: Row, rate: float) -> str:
-    """The best attacker's true positives at a rate of false alarms, where they are known."""
+    """Return the best attacker's true positive rate at a false positive rate, as text; empty if it is unknown."""
     share = row[f"true_positives_at_{rate:g}"]
     return "" if share is None else f"{'' if row['mu'] is not None else '<= '}{percent(share)}"
 
@@ -106,7 +103,7 @@ def _spread(mean: float | None, half: float | None, sign: str) -> str:
 
 
 def write(comparison: Comparison, out: Path, stem: str = "comparison") -> list[Path]:
-    """Write `.csv`, `.json` and `.md`; returns their paths."""
+    """Write `.csv`, `.json` and `.md`, and return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {
         "metric": comparison.metric,

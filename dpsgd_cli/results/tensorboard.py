@@ -1,13 +1,11 @@
-"""TensorBoard event files: the scalars of `history.csv` by epoch, a run for each trial, under the columns' names.
+"""TensorBoard event files: the scalars of `history.csv` by epoch, under the columns' names, with a run for each trial.
 
-While training, `Watching` shows epochs that a checkpoint already holds, and no later ones. A run that is stopped goes
-on after its last checkpoint with fresh noise; had anybody seen epochs beyond it, those would be releases that no
-ledger has. Its files lie beside the checkpoint and, like it, are for their owner only; the result gets its own.
+During training, `Watching` shows only epochs that a checkpoint already holds. A run that is stopped continues after its
+last checkpoint with fresh noise. If anybody had seen later epochs, those would be releases that no ledger has. The
+files lie beside the checkpoint and, like it, are readable by their owner only; the result gets files of its own.
 
-The events carry the clock's time, which tells how long epochs took: like the columns that are marked `nonprivate_`, and
-unlike the others, that is not to be published.
-
-Not here: what an epoch's row says (`training/assemble.py`).
+The events contain the time of day, which reveals how long epochs took. Like columns marked `nonprivate_`, and unlike
+other columns, times must not be published.
 """
 
 from __future__ import annotations
@@ -27,25 +25,25 @@ if TYPE_CHECKING:
 
 FOLDER = "tensorboard"
 MOST_RUNS = 32
-"""Trials of one result that get event files; each is an open file while training."""
+"""Largest number of a result's trials with event files; each is an open file during training."""
 _NO_SCALARS = ("trial", "seed", "epoch")
 
 
 def check_installed() -> None:
-    """Raise UsageError where TensorBoard, which writes the files, is missing."""
+    """Raise UsageError if TensorBoard, which writes the files, is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError("runtime.tensorboard: true needs TensorBoard: pip install 'dpsgd[tensorboard]'")
 
 
 def left_out(trials: int) -> list[str]:
-    """What to tell the user where some of a result's trials get no event files."""
+    """Return a message if some of a result's trials get no event files."""
     if trials <= MOST_RUNS:
         return []
     return [f"tensorboard shows trials 0 to {MOST_RUNS - 1} of {trials}; history.csv has all of them"]
 
 
 def write(folder: Path, rows: Sequence[Row], times: Sequence[float]) -> None:
-    """Write the event files of a finished history to `folder`; `times[t]` is when epoch t was over."""
+    """Write the event files of a finished history to `folder`; `times[t]` is when epoch t ended."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     watching = _Runs(folder)
     try:
@@ -55,7 +53,7 @@ def write(folder: Path, rows: Sequence[Row], times: Sequence[float]) -> None:
 
 
 def remove_live(checkpoint: Path) -> bool:
-    """Remove what this process, and those that were killed, showed of the run with this checkpoint; was there any?"""
+    """Remove this process's and killed processes' live event files for the checkpoint. Returns whether any existed."""
     return files.remove(_live(checkpoint))
 
 
@@ -64,15 +62,15 @@ def _live(checkpoint: Path) -> Path:
 
 
 class Watching:
-    """Event files of the pack that has this checkpoint, while it trains."""
+    """Event files of a running training, for the trials that share one checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
-        # a folder of this process alone: another run of the same recipe may end before, and clean up after itself
+        # a folder for this process only: another run of the same recipe may end earlier and remove its files
         self.folder = files.hidden_name(_live(checkpoint))
         self._results: dict[str, _Runs] = {}
 
     def show(self, result: str, rows: Sequence[Row], times: Sequence[float]) -> None:
-        """Add what `rows`, the whole history of a result so far, say of epochs that were not shown before."""
+        """Add the epochs that were not shown before. `rows` is the whole history of a result so far."""
         if result not in self._results:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._results[result] = _Runs(self.folder / result)
@@ -85,7 +83,7 @@ class Watching:
 
 
 class _Runs:
-    """The event files of one result's trials."""
+    """Event files of one result's trials."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -93,7 +91,7 @@ class _Runs:
         self._shown: defaultdict[int, int] = defaultdict(lambda: -1)
 
     def add(self, rows: Sequence[Row], times: Sequence[float]) -> None:
-        """Add each trial's rows of epochs after those that it has."""
+        """Add each trial's rows of epochs that were not added before."""
         for row in rows:
             trial, epoch = row["trial"], row["epoch"]
             if trial >= MOST_RUNS or epoch <= self._shown[trial]:
@@ -106,7 +104,7 @@ class _Runs:
             writer.flush()
 
     def _writer(self, trial: int) -> SummaryWriter:
-        """The file of a trial; its first record tells a viewer to forget what an earlier file of this run said."""
+        """Return the writer of a trial. Its first record makes a viewer forget an earlier file of this run."""
         if trial not in self._writers:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -1,7 +1,7 @@
-"""What a reader of a result should be told of how the training went.
+"""Warnings about the course of a training.
 
-What is public looks at weights that are published and at metrics of test records, which are declared public; what looks
-at training rows is under another name. Not here: what the guarantee itself is worth (`accounting/statement.py`).
+Public warnings use only published weights and metrics of test records, which are declared public. Warnings that use
+training rows are kept under another name. Warnings about the guarantee itself are in `privacy/statement.py`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,29 @@ from dpsgd_cli.engine.metrics import METRICS, in_words, less_is_better
 from dpsgd_cli.results.result import Released, Unreleased
 
 RISE = 3.0
-"""A test loss of so many times the least of its epochs, by a model that no longer beats a constant, has diverged."""
-WORSE = 2.0
-"""A final log loss (RMSE of targets) of more than so many times the baseline's has diverged, whatever the accuracy.
+"""Multiple of a test loss's least value over epochs above which a training has diverged.
 
-The baseline always answers the share of each class (the mean target), so its loss is what knowing no feature costs. A
-weak model at a small epsilon ends near it: within a few standard errors, which are far below the baseline itself on any
-test set of some dozens of records. Twice is out of reach of that, and is what too long steps or too much noise lead to.
+This applies only if the model is also no better than the majority-class (mean) baseline.
+"""
+WORSE = 2.0
+"""A final log loss (RMSE of targets) above this multiple of the baseline's means divergence, whatever the accuracy is.
+
+The baseline always answers each class's share (the mean target), so its loss is the cost of using no feature. A weak
+model at a small epsilon ends near it: within a few standard errors, which are far below the baseline itself on any test
+set of some dozens of records. Twice is out of reach of that, and is what too long steps or too much noise lead to.
 """
 NEARLY_ALL = 0.95
-"""Share of clipped gradients from which on the clip is worth a word."""
+"""Share of clipped gradients from which a warning is given."""
 
 Columns = dict[str, list[float]]
 
 
 def diverged(released: Released) -> list[int]:
-    """Trials whose weights or metrics are not finite, whose test loss ran away, or that end far above the baseline."""
+    """Return the trials that diverged.
+
+    These are trials with weights or metrics that are not finite, with a test loss that ran away, or with a final loss
+    far above the baseline's.
+    """
     own = {name: values for name, values in released.metrics.items() if not name.startswith("constant_")}
     lost = [
         trial
@@ -43,7 +50,7 @@ def diverged(released: Released) -> list[int]:
 
 
 def warnings_of_training(released: Released) -> list[str]:
-    """What published weights, and metrics of public records, show to have gone wrong."""
+    """Return warnings that follow from published weights and metrics of public records."""
     bad, told = diverged(released), []
     if bad:
         several = f"{len(bad)} of {len(released.finite)} trials diverged (trial {', '.join(map(str, bad))})"
@@ -54,7 +61,10 @@ def warnings_of_training(released: Released) -> list[str]:
 
 
 def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool) -> list[str]:
-    """What tells something of the training rows; `bound`: whether somebody chose a bound to clip at."""
+    """Return warnings that reveal something about the training rows (non-private).
+
+    `bound`: whether the clipping leaves gradients as they are within a bound that the recipe states.
+    """
     told, bad = [], int(sum(sum(sums["nonfinite"]) for sums in unreleased.epochs))
     if bad:
         told.append(f"not finite and replaced by zero: {count(bad, 'per-example gradient')}")
@@ -75,7 +85,7 @@ def warnings_of_rows(unreleased: Unreleased, finite: Sequence[bool], bound: bool
 
 
 def _reason(released: Released, trial: int) -> str:
-    """Why a trial counts as diverged."""
+    """Return the reason why a trial counts as diverged."""
     if _ran_away(released, trial):
         return f"the test loss rose to more than {RISE:g} times its least"
     name = _worse(released, trial)
@@ -85,7 +95,7 @@ def _reason(released: Released, trial: int) -> str:
 
 
 def _worse(released: Released, trial: int) -> str | None:
-    """The loss by which a trial ends far above the baseline, if there is one."""
+    """Return the loss by which a trial ends far above the baseline; None if there is none."""
     for name in ("log_loss", "rmse"):
         ours, constant = (released.metrics.get(f"{place}_{name}") for place in ("test", "constant"))
         if ours is not None and constant is not None and ours[trial] > WORSE * constant[trial] > 0:
@@ -100,7 +110,7 @@ def _ran_away(released: Released, trial: int) -> bool:
 
 
 def _no_better(metrics: Columns) -> list[str]:
-    """Of the metric that stands for the others, over all trials."""
+    """Return a warning if the main metric's mean over all trials is no better than the baseline."""
     name = next((name for name in METRICS if {f"test_{name}", f"constant_{name}"} <= metrics.keys()), None)
     if name is None:
         return []
