@@ -126,7 +126,8 @@ ADDITIONS = {
             " lambda outputs, labels: 1.0 - right_answers(outputs, labels).float()),\n"
         },
     ),
-    # recipe/accountants.py: "Adding one is a file in `privacy/accountants/` and a line here; nothing else lists them."
+    # recipe/accountants.py: "Adding one is a file in `accounting/accountants/` and a line here; nothing else lists
+    # them."
     "accountant": Addition(
         files={
             "dpsgd_cli/privacy/accountants/generous.py": (

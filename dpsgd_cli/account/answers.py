@@ -1,6 +1,6 @@
 """Answers of `dpsgd account`: one row per accountant, series over epochs or over a parameter, and the gate.
 
-Text output is in `report.py`, accountants are in `privacy/accountants/`.
+Text output is in `report.py`, accountants are in `accounting/accountants/`.
 """
 
 from __future__ import annotations

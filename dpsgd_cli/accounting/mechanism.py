@@ -1,7 +1,7 @@
 """What was released: frozen records of mechanisms, and nothing about what they cost.
 
 A mechanism names the noise, relative to which sensitivity, on which sample of the data, under which
-adjacency. Ledgers list mechanisms with counts; accountants (`privacy/accountants/`) price them.
+adjacency. Ledgers list mechanisms with counts; accountants (`accounting/accountants/`) price them.
 
 Batching decides what ONE count of a `GaussianSum` means:
 

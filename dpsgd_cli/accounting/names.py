@@ -1,4 +1,4 @@
-"""Every accountant by name. Adding one is a file in `privacy/accountants/` and a line here; nothing else lists them.
+"""Every accountant by name. Adding one is a file in `accounting/accountants/` and a line here; nothing else lists them.
 
 Not here: what an accountant offers (`accounting/accountants/base.py`).
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 class Listed:
     """How an accountant is found, and what it may be asked for. No field has a default.
 
-    `runs` is `module:class` in `privacy/accountants/`, imported when it is needed; the class states the direction of
+    `runs` is `module:class` in `accounting/accountants/`, imported when it is needed; the class states the direction of
     its bound, and which mechanisms and adjacencies it is proved for.
     `usual`: whether it answers a query that names none; the others are variants and looser noise levels.
     `in_recipes`: whether a recipe may name it. Only an upper bound may; looser variants state nothing of a training.

@@ -3,7 +3,7 @@
 By doubling and bisection. Everything that is solved for (`auto` in a recipe, `--solve`, a factor of all noise, the rho
 behind an epsilon, a delta) is found here, so that two places which ask the same question give the same number. Sums
 are held to a limit exactly, not after rounding.
-Not here: what is asked (`accounting/budget.py`, `privacy/accountants/`), least values of functions
+Not here: what is asked (`accounting/budget.py`, `accounting/accountants/`), least values of functions
 (`privacy/conversions.minimise`).
 """
 

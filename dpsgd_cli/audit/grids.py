@@ -1,4 +1,4 @@
-"""Tier C for the noise grid: whether a run without a seed releases only numbers on the public grid (`core/noise.py`).
+"""Tier C for the noise grid: whether a run without a seed releases only numbers on the public grid (`noise/run.py`).
 
 A short run draws its noise from the operating system. Each released number v must be (k + 1/2) q for an integer k and
 the q computed from public numbers. Sums with floating-point noise do not: n of them all pass with probability 8^-n. A

@@ -6,7 +6,7 @@ replaces the canary) and negligible everywhere else, so clipping leaves a vector
 clip norm. The release then shows noise on the coordinate, plus the clip norm if the canary was drawn. Nothing more can
 be learned of the canary.
 
-In a model of `core/packing.py`, canary coordinates are further parameters of layers that exist already. The number of
+In a model of `engine/packing.py`, canary coordinates are further parameters of layers that exist already. The number of
 layers, on which layer-wise clipping depends, does not change. `instrument` adds them to the last layer (flat clipping)
 or to every layer (clipping layer by layer: the worst-case record reaches every layer's clip norm). The input of canary
 i is `MARK` + i; the model itself never sees it. The fast path of a convex model has no layers. There, the canary

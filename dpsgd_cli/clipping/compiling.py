@@ -13,7 +13,7 @@ the norm and once for the sum, and where terms cancel (a derivative near zero) t
 there is of it. It might also leave out a rounding to fewer bits that one place relies on and not another, so rounded
 passes (`engine/precision.py`) are refused.
 
-Not here: the sums themselves (`clipping.py`).
+Not here: the sums themselves (`run.py`).
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def add_clipped_sums(
     `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands
     for rows that all trials share. With K > 1 copies of every example (`data/augmentation.py`), first all first copies,
     an example's loss is the mean over its copies, so what is clipped is the mean of their gradients. An example may be
-    a user with several rows (`units.py`): labels are (R or 1, B, m) then, and what is clipped is the mean over the
+    a user with several rows (`users/run.py`): labels are (R or 1, B, m) then, and what is clipped is the mean over the
     user's rows. Diagnostics go to `seen`. `function` takes the place of `sum_clipped`.
     """
     if batch[1].shape[1] > MOST_ROWS:

@@ -14,7 +14,7 @@ Draws: crop and flip of a copy are a hash of (the trial's key, step, record, cop
 the same images alone or in a pack, in one process or several, in batches of any size and after a resume. The hash need
 not be cryptographic: the guarantee holds for every choice of crops.
 
-Not here: how K copies become one gradient (`clipping.py`, `layers/base.py`).
+Not here: how K copies become one gradient (`clipping/run.py`, `layers/base.py`).
 """
 
 from __future__ import annotations

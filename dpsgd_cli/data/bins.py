@@ -17,7 +17,7 @@ Guarantee: the L2 norm of a transformed row is at most 1, whatever the record ho
 (`_entry` is rounded down, `_short` divides by a little more). A linear model of such a row is additive up to the row's
 own length: a sum of cosines, or a step function, of each column, or a step function of each pair.
 
-`recipe/schema/steps.py` defines the settings; `rule.py` chooses how many cosines a budget pays for.
+`data/step_settings.py` defines the settings; `rule.py` chooses how many cosines a budget pays for.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Part:
     """Rows and labels that belong together: x (N, ...), y (N,) class indices (int64) or targets (float32).
 
     Public records of a file without labels have the label UNKNOWN. `keys` (`splits.py`) are the input of the coins;
-    None if nothing is cut. Rows of users are grouped by user and share their user's key (`units.py`). Before they are
+    None if nothing is cut. Rows of users are grouped by user and share their user's key (`users.py`). Before they are
     grouped, `owners` (N,) names each row's user.
     """
 

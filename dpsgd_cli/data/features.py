@@ -6,8 +6,8 @@ made from public information: nothing at all (scattering, hog, colour-means), im
 ImageNet (torchvision), or data that the recipe declares public (pretrained). The result's declarations list the last
 three.
 
-Features are cached for the user, by the content of the rows and of the extractor. `core/scattering.py`,
-`core/patches.py` and `core/hog.py` compute the transforms; `loaded_features.py` has networks with weights.
+Features are cached for the user, by the content of the rows and of the extractor. `data/scattering.py`,
+`data/patches.py` and `data/hog.py` compute the transforms; `loaded_features.py` has networks with weights.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ for three reasons. Pages of a map count as the process's memory until the system
 more than a read (`benchmarks/sampling.py` measures both). If the file has become shorter, access to a map ends the
 process without a message. Each row is transformed on its own, each time it is read.
 
-`own_arrays.py` checks the content of a user's files; `core/streamed.py` forms batches.
+`own_arrays.py` checks the content of a user's files; `batching/streamed.py` forms batches.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
 
     A plan and a training use the same files, and so do the recipes of a comparison and the cells of a sweep. So the
     source is cached, and returned again for the same content under the same names; its arrays are read-only. If users
-    are the unit of privacy, rows are in memory, grouped by user (`units.py`). Raises DataError for anything unusable;
+    are the unit of privacy, rows are in memory, grouped by user (`users.py`). Raises DataError for anything unusable;
     for a table the message includes what `judge` refuses.
     """
     if data.unit is None:

@@ -1,6 +1,6 @@
 """Principal directions of a noisy covariance, and the whitening of projections onto them: post-processing.
 
-`core/second_moments.py` computes the covariance and its noise.
+`preconditioning/second_moments.py` computes the covariance and its noise.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The steps of a `preprocess:` list: their effect on the layout, on rows, and on the bound of a row's norm.
 
-`dataset.py` defines the interface of a step; `pca.py` and `core/second_moments.py` have the mathematics of PCA.
+`dataset.py` defines the interface of a step; `pca.py` and `preconditioning/second_moments.py` have the mathematics of
+PCA.
 """
 
 from __future__ import annotations
@@ -213,9 +214,9 @@ class AppendConstant(Step):
 class Project(PrivateStep):
     """Projection of the rows onto the principal directions of their (noisy) unit-norm covariance.
 
-    The rows are shrunk to unit norm for the covariance only (`core/second_moments.py`), as in Abadi et al. 2016,
-    section 5.2; the rows themselves are projected. `public` leaves the noise out; `whiten` scales the projections,
-    which is post-processing of the same release.
+    The rows are shrunk to unit norm for the covariance only (`preconditioning/second_moments.py`), as in Abadi et al.
+    2016, section 5.2; the rows themselves are projected. `public` leaves the noise out; `whiten` scales the
+    projections, which is post-processing of the same release.
     """
 
     def __init__(self, settings: Pca, adjacency: Adjacency) -> None:

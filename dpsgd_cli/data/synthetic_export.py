@@ -1,4 +1,4 @@
-"""Files of synthetic images, for people to look at. `core/synthetic.py` draws the images."""
+"""Files of synthetic images, for people to look at. `data/synthetic.py` draws the images."""
 
 from __future__ import annotations
 

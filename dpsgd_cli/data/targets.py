@@ -4,7 +4,7 @@ Clipped gradients bound the length of a step, so a model needs many steps to rea
 of some hundreds. Training therefore scales the recipe's public target bounds to [-1, 1], whatever the data are. Metrics
 and predictions are in the targets' own unit.
 
-`core/losses.py` clamps targets out of bounds in training.
+`engine/losses.py` clamps targets out of bounds in training.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ otherwise. The key and the user's own rows decide:
 Adding or removing a row therefore changes which rows of its own user are used, and nobody else's. The number of users
 is public, as the number of records is elsewhere. The number of rows of a user is not.
 
-`core/units.py` computes what a user adds to a sum.
+`users/run.py` computes what a user adds to a sum.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class Bundle:
     """`weights` of each trial by name; `kept` by "step" or "trial/step"; `unreleased` likewise, without any noise.
 
     `untrained` are buffers and frozen parameters by name, the same in all trials; those that `model.weights.file` loads
-    are not among them. `cuts` are those of a preconditioner, one a trial (`preconditioning.py`); empty without one.
+    are not among them. `cuts` are those of a preconditioner, one a trial (`preconditioning/maps.py`); empty without
+    one.
     """
 
     weights: Sequence[dict[str, Tensor]]

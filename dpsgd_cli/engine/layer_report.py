@@ -1,6 +1,6 @@
 """Layer by layer, how a model is clipped, and what of it cannot be. Reads no data; for people, before training.
 
-Not here: rules (`core/layers/`), which one applies (`engine/packing.py`), whether examples stay apart
+Not here: rules (`engine/layers/`), which one applies (`engine/packing.py`), whether examples stay apart
 (`engine/independence.py`).
 """
 

@@ -1,10 +1,10 @@
 """A pack: R copies of one model with every trained tensor stacked along a leading trials axis.
 
 All parameters live in one flat tensor (R, P), all clipped sums in another, so noise and updates are single
-operations whatever the model. Leaf layers are replaced by packed layers (`core/layers/`); everything without
+operations whatever the model. Leaf layers are replaced by packed layers (`engine/layers/`); everything without
 parameters is used as it stands. Modules that mix examples are refused by name.
 
-Not here: clipping (`clipping.py`), built-in models (`engine/models.py`), models that mix examples by other means
+Not here: clipping (`clipping/run.py`), built-in models (`engine/models.py`), models that mix examples by other means
 (`engine/independence.py`).
 """
 

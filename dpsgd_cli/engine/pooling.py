@@ -4,7 +4,7 @@ PyTorch's own kernel looks at one number at a time on a CPU. Maxima of shifted c
 benchmarks/pooling.py`) and give the same outputs and the same gradients, ties included. On other devices, for other
 windows and strides, and for a compiler, which vectorises it, PyTorch's own is used.
 
-Not here: layers with parameters (`core/layers/`).
+Not here: layers with parameters (`engine/layers/`).
 """
 
 from __future__ import annotations

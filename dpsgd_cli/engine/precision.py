@@ -57,7 +57,7 @@ off in pieces of it: every product has one shape, whoever is in the batch. That 
 place in a product is taken for granted.
 
 Not here: which layers can (`Layer.rounds`), the passes and clipped sums themselves (`engine/packing.py`,
-`clipping.py`).
+`clipping/run.py`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dpsgd_cli.errors import RunError
 Examples = tuple[Tensor, Tensor, Tensor | None]
 """Inputs (R or 1, B, ...), labels (R or 1, B), and a mask (R, B) or None: a 1 stands for rows that all trials share.
 
-Of users (`units.py`) m B inputs, and labels (R or 1, B, m).
+Of users (`users/run.py`) m B inputs, and labels (R or 1, B, m).
 """
 
 

@@ -4,7 +4,7 @@ Used by `preprocess: pca`, by `method.preconditioner` and by `dp-least-squares`:
 here, whatever the rows were, and the sensitivities stand in `preconditioning/price.py`. A mean is never subtracted: it
 would be a second use of the private rows.
 
-Not here: charging it (`accounting/`, `training/start.py`), what is made of the noisy matrix (`preconditioning.py`,
+Not here: charging it (`accounting/`, `training/start.py`), what is made of the noisy matrix (`maps.py`,
 `data/pca.py`).
 """
 

@@ -1,7 +1,7 @@
 """Prices of releases, cached, because the cells of a sweep and most trials have equal releases.
 
 `parts` has the price of preprocessing, training and looks at validation records, each by itself. Epsilons of parts do
-not add up to that of the whole; rhos do. `privacy/accountants/` computes prices.
+not add up to that of the whole; rhos do. `accounting/accountants/` computes prices.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def prepare_place(directory: Path) -> None:
 def stage_result(directory: Path, result: Result, recipe_text: str, model: bytes | None) -> Path:
     """Write every file of `result` into a folder with a hidden name beside `directory`, and return the folder.
 
-    `model` is the content of `model.safetensors` (`core/bundle.py`), or None. An OSError (a full disk) names the file,
-    leaves nothing behind and is passed on. Call `keep` before the folder gets its final name.
+    `model` is the content of `model.safetensors` (`engine/bundle.py`), or None. An OSError (a full disk) names the
+    file, leaves nothing behind and is passed on. Call `keep` before the folder gets its final name.
     """
     staging = hidden_name(directory)
     files: dict[str, bytes] = {

@@ -1,7 +1,7 @@
 """Warnings about the course of a training.
 
 Public warnings use only published weights and metrics of test records, which are declared public. Warnings that use
-training rows are kept under another name. Warnings about the guarantee itself are in `privacy/statement.py`.
+training rows are kept under another name. Warnings about the guarantee itself are in `accounting/statement.py`.
 """
 
 from __future__ import annotations

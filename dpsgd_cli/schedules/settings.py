@@ -3,7 +3,7 @@
 A kind of schedule is one class here, and its name in the union `Schedule` (in `Decay`, where it can be a part of
 another one). The class owns its noise at epoch t (epochs count from 0), what becomes of it when all noise is scaled,
 and, in the type of each number that may be `auto`, where that is searched and in which direction it costs more.
-Not here: how much of a budget that spends (`accounting/budget.py`), what an epoch costs (`privacy/accountants/`).
+Not here: how much of a budget that spends (`accounting/budget.py`), what an epoch costs (`accounting/accountants/`).
 """
 
 from __future__ import annotations

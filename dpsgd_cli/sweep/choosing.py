@@ -164,9 +164,9 @@ def _exponential(
 ) -> tuple[Cell, Any] | None:
     """Draw a trial with probability proportional to exp(epsilon / 2 * count): epsilon-DP for counts of sensitivity 1.
 
-    Without a seed the choice is made in integers, exactly (`core/discrete.py`); with a seed by Gumbel noise in floating
-    point, as an experiment. A trial without a count (it diverged) counts 0, so that the set of candidates depends on no
-    record.
+    Without a seed the choice is made in integers, exactly (`engine/discrete.py`); with a seed by Gumbel noise in
+    floating point, as an experiment. A trial without a count (it diverged) counts 0, so that the set of candidates
+    depends on no record.
     """
     if not trials:
         return None

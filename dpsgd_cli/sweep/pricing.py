@@ -1,16 +1,16 @@
 """The privacy price of a sweep, in three statements: each trial, all trials together, and the private choice of one.
 
-all together    The releases of all trials compose if their ledgers may be added (`privacy/together.py`).
+all together    The releases of all trials compose if their ledgers may be added (`accounting/joint_composition.py`).
 random stopping The number of runs is random and each run is a cell drawn uniformly. Only the best run is published, or,
                 if a Poisson number is 0, that there is none. The price depends on the law, not on the number drawn. A
                 run is a mixture over cells with public weights whose label is published too, so its Renyi divergence
                 is at most the largest of the cells', order by order (quasi-convexity: van Erven and Harremoes 2014,
-                Theorem 13). `privacy/selection.py` has the theorem on the best run. The theorem covers the output of
-                ONE run: its settings, its weights, and its score, which costs nothing because it is measured on test
-                records that no cell trains on. It does not cover the number of runs, the cells that were drawn, the
-                results of the others, or which of the runs is the best: `choosing.py` keeps and shows none of these.
-                If the number or any noise comes from a seed, the sweep is an experiment: anyone who knows the seed
-                knows the number, or can remove the noise.
+                Theorem 13). `accounting/repeated_selection.py` has the theorem on the best run. The theorem covers the
+                output of ONE run: its settings, its weights, and its score, which costs nothing because it is measured
+                on test records that no cell trains on. It does not cover the number of runs, the cells that were drawn,
+                the results of the others, or which of the runs is the best: `choosing.py` keeps and shows none of
+                these. If the number or any noise comes from a seed, the sweep is an experiment: anyone who knows the
+                seed knows the number, or can remove the noise.
 exponential     All cells compose, plus the epsilon of the exponential mechanism. A count of correctly classified
                 training records moves by at most 1 with one record.
 """

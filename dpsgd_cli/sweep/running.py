@@ -95,7 +95,7 @@ def _run(job: Job, cells: Sequence[Cell], outcome: Outcome) -> None:
 
 def _train(job: Job, cells: Sequence[Cell], members: Sequence[Member], outcome: Outcome) -> None:
     """Train cells together. If that fails, train each half alone, down to the faulty cell."""
-    place = experiment.checkpoint_place(members, job.out)
+    place = loop.checkpoint_place(members, job.out)
     try:
         loop.run_pack(members, loop.Options(job.out, resume=place.exists(), say=job.say))
     except Exception as error:

@@ -15,7 +15,7 @@ of a user is the mean over their rows, so what a layer hands to the clipping is 
 places left over, which hold zeros, and a label that says that nobody is there (`absent`): their loss is not counted and
 their gradient is exactly 0, whatever the weights; in particular nothing of another user's row is in them.
 
-Not here: clipping (`clipping.py`), which rows a user has (`data/users.py`).
+Not here: clipping (`clipping/run.py`), which rows a user has (`data/users.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training sets of PATE students: public records with released labels.
 
-They use no private data, so they cost nothing. Votes and their release are in `pate.py`.
+They use no private data, so they cost nothing. Votes and their release are in `run.py`.
 """
 
 from __future__ import annotations
