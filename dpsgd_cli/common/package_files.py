@@ -11,7 +11,7 @@ from typing import Literal
 
 MODEL = "model.safetensors"
 """Its name in a result (`engine/bundle.py`)."""
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
