@@ -1,6 +1,6 @@
-"""Sections of the methods for convex problems: full-batch descent, DP-AGD, and the baselines of their papers.
+"""Sections of the methods for convex problems: DP-AGD, perturbations, least squares, baselines.
 
-Not here: the mini-batch gradient methods (`method.py`), the problem itself (`model.py`).
+The gradient methods are in `method.py`, the convex problem is in `model.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class FullBatch(Section):
-    """What methods that see every record in every step say about batching."""
+    """Base of the methods that use every record in every step."""
 
     must_state = ("descriptor",)
 
@@ -25,16 +25,16 @@ class FullBatch(Section):
 
     @property
     def described(self) -> Descriptor:
-        """What the rest of the program knows of this method."""
+        """Return the method's descriptor."""
         return self.descriptor
 
     @property
     def batch(self) -> None:
-        """None: the batch is everything."""
+        """Return None: a batch is all records."""
 
 
 class DpAgdMethod(FullBatch):
-    """Lee and Kifer 2018, Algorithm 2; the defaults are theirs."""
+    """DP-AGD: Lee and Kifer 2018, Algorithm 2, with their defaults."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_agd:DpAgd",
@@ -76,7 +76,10 @@ OFF_GRID = "its random term enters a search, so no proof covers the floating-poi
 
 
 class ObjectivePerturbationMethod(FullBatch):
-    """Kifer, Smith and Thakurta 2012 with Gaussian noise; what the search leaves is paid for (Iyengar et al. 2019)."""
+    """Objective perturbation with Gaussian noise (Kifer, Smith and Thakurta 2012).
+
+    The inexactness of the minimum is paid for (Iyengar et al. 2019).
+    """
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.perturbations:ObjectivePerturbation",
@@ -90,7 +93,7 @@ class ObjectivePerturbationMethod(FullBatch):
 
 
 class OutputPerturbationMethod(FullBatch):
-    """Noise on the last iterate of full-batch gradient descent, by its stability."""
+    """Output perturbation: noise on the last iterate of full-batch gradient descent, by its stability."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.perturbations:OutputPerturbation",
@@ -105,7 +108,7 @@ class OutputPerturbationMethod(FullBatch):
 
 
 class LeastSquaresMethod(FullBatch):
-    """Mehta et al. 2022: noisy X^T X and X^T Y, solved with a ridge; one release, no settings of learning."""
+    """Least squares by noisy X^T X and X^T Y and a ridge (Mehta et al. 2022): one release, no learning rate."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.least_squares:DpLeastSquares",
@@ -121,7 +124,7 @@ class LeastSquaresMethod(FullBatch):
 
 
 class PrivGeneMethod(FullBatch):
-    """Zhang et al. 2013: a genetic search whose survivors are chosen by the exponential mechanism."""
+    """PrivGene (Zhang et al. 2013): a genetic search whose survivors are chosen by the exponential mechanism."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.privgene:PrivGene",
@@ -140,12 +143,12 @@ class PrivGeneMethod(FullBatch):
 
     @property
     def choices(self) -> int:
-        """Uses of the exponential mechanism: the survivors of each round, and the winner."""
+        """Return the number of uses of the exponential mechanism: the survivors of each round, and the winner."""
         return self.rounds * self.survivors + 1
 
 
 class NonPrivateMethod(FullBatch):
-    """The optimum without privacy, by L-BFGS: the yardstick."""
+    """The optimum without privacy, by L-BFGS, for comparison."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.baselines:NonPrivate",
@@ -159,7 +162,7 @@ class NonPrivateMethod(FullBatch):
 
 
 class MajorityMethod(FullBatch):
-    """Majority-class baseline, by a Laplace count; without a privacy section, by the exact count."""
+    """Majority-class baseline, by a Laplace count; by the exact count without a privacy section."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.baselines:Majority",

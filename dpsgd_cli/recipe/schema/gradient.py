@@ -1,7 +1,4 @@
-"""What every gradient method shares: batching, step lengths, updates, averages.
-
-Not here: the methods (`method.py`).
-"""
+"""Settings that all gradient methods (`method.py`) share: batching, step lengths, updates, averages."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from dpsgd_cli.recipe.schema.learning_rate import Rate
 
 
 class OptimizerKind(Section):
-    """What every optimizer offers. `made`: `module:class` of the `Update` that these settings make."""
+    """Base of the optimizers. `made`: `module:class` of the `Update` that these settings configure."""
 
     must_state = ("made",)
     made: ClassVar[str]
@@ -33,7 +30,7 @@ class SgdSettings(OptimizerKind):
 
     @property
     def kept(self) -> float:
-        """The momentum; none where nobody chose it."""
+        """Return the momentum; 0 while it is `auto`."""
         return 0.0 if self.momentum == "auto" else self.momentum
 
 
@@ -73,10 +70,10 @@ Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discrimina
 
 
 class PreconditionerKind(Section):
-    """What every preconditioner offers.
+    """Base of the preconditioners.
 
-    `sensitivity`: `module:name` of the function from an adjacency to the L2 norm of how far one record moves what is
-    released; its noise and its charge rest on it.
+    `sensitivity`: `module:name` of a function from an adjacency to the L2 sensitivity of the released statistics. Their
+    noise and their charge depend on it.
     """
 
     must_state = ("sensitivity",)
@@ -85,7 +82,7 @@ class PreconditionerKind(Section):
 
 
 class SecondMoments(PreconditionerKind):
-    """Rows on which all directions weigh alike, by a noised second-moment matrix of the training records."""
+    """Rows scaled to equal weight in all directions, by a noisy second-moment matrix of the training records."""
 
     sensitivity = "dpsgd_cli.privacy.second_moments:sensitivity"
     kind: Literal["second-moment"] = "second-moment"
@@ -93,7 +90,7 @@ class SecondMoments(PreconditionerKind):
 
 
 class Marginals(PreconditionerKind):
-    """Rows on which all directions weigh alike, as far as noised counts of each column's values tell; after bin."""
+    """Rows scaled towards equal weight in all directions, by noisy counts of each column's values; after `bin`."""
 
     sensitivity = "dpsgd_cli.privacy.second_moments:sensitivity"
     kind: Literal["marginals"] = "marginals"
@@ -104,7 +101,7 @@ Preconditioner = Annotated[SecondMoments | Marginals, Field(discriminator="kind"
 
 
 class Gradient(Section):
-    """What every gradient method shares."""
+    """Settings that all gradient methods share."""
 
     must_state: ClassVar[tuple[str, ...]] = ("descriptor",)
 
@@ -159,17 +156,17 @@ class Gradient(Section):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether a step sees one record, as in Algorithm 3 of Lecture 15, which has a class of its own."""
+        """Return True if a step reads a single record: Algorithm 3 of Lecture 15, which has a class of its own."""
         return self.batching == "fixed" and self.batch_size in (1, "auto")
 
     @property
     def truncation(self) -> dict[str, int]:
-        """What the sampler and the record of a truncated batch are told besides."""
+        """Return the further arguments of a truncated batch's sampler and mechanism; empty for other batches."""
         return {} if self.largest_batch is None else {"largest_batch": self.largest_batch}
 
     @property
     def batch(self) -> int | None:
-        """Expected or exact size of a batch; None for all records. Raises RecipeError where nobody chose it."""
+        """Return the expected or exact size of a batch; None for all records. Raise RecipeError while it is `auto`."""
         if self.batching == "full" or self.batch_size is None:
             return None
         if self.batch_size == "auto":
@@ -178,22 +175,22 @@ class Gradient(Section):
 
     @property
     def rate(self) -> float | Rate | Literal["theorem"]:
-        """The learning rate; what is no good for most where nobody chose it."""
+        """Return the learning rate; a placeholder, 0.1, while it is `auto`."""
         return 0.1 if self.learning_rate == "auto" else self.learning_rate
 
     @property
     def average(self) -> Averaging | None:
-        """What is averaged; nothing where nobody chose it."""
+        """Return the averaging of the weights; None while it is `auto`."""
         return None if self.averaging == "auto" else self.averaging
 
     @property
     def described(self) -> Descriptor:
-        """What the rest of the program knows of this method, with these settings."""
+        """Return the method's descriptor under these settings."""
         return self.descriptor
 
 
 class Preconditioned(Gradient):
-    """What gradient methods share that can take a preconditioner."""
+    """Settings of the gradient methods that can take a preconditioner."""
 
     preconditioner: Preconditioner | Auto | None = Field(
         "auto",
@@ -203,5 +200,5 @@ class Preconditioned(Gradient):
 
     @property
     def conditioned(self) -> Preconditioner | None:
-        """The preconditioner; none where nobody chose it."""
+        """Return the preconditioner; None while it is `auto`."""
         return None if self.preconditioner == "auto" else self.preconditioner

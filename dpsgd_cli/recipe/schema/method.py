@@ -1,4 +1,4 @@
-"""The `method:` section: how records reach a step and how a gradient becomes an update."""
+"""The `method:` section: the gradient methods, and the union of all methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpsgd_cli.recipe.schema.schedule import Decay
 
 
 class SgdMethod(Gradient):
-    """No clipping, no noise, no privacy: the yardstick."""
+    """SGD without clipping, noise or privacy, for comparison."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_sgd:WithoutPrivacy",
@@ -33,7 +33,7 @@ class SgdMethod(Gradient):
 
 
 class DpSgdMethod(Preconditioned):
-    """Batches of clipped gradients; `fixed` ones of one record are Algorithm 3 of Lecture 15."""
+    """DP-SGD: batches of clipped gradients with noise. `fixed` batches of one record are Algorithm 3 of Lecture 15."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_sgd:DpSgd",
@@ -58,12 +58,12 @@ class DpSgdMethod(Preconditioned):
         if self.one_by_one:
             single = "dpsgd_cli.methods.lecture_sgd:LectureSgd"
             return replace(self.descriptor, runs=single, in_processes=False, by_rule=False, by_unit=False)
-        # the second moments are a look at all rows that no sum over processes makes
+        # the second moments need all rows, and no sum over processes computes them
         return self.descriptor if self.conditioned is None else replace(self.descriptor, in_processes=False)
 
 
 class PrivateSelectionMethod(Gradient):
-    """Yu et al. 2019, IV-A3: train every candidate on a part of its own, publish one, chosen on the last part."""
+    """Private selection (Yu et al. 2019, IV-A3): candidates train on separate parts; the last part chooses one."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.private_selection:PrivateSelection",
@@ -88,7 +88,7 @@ class FullGradient(Gradient):
 
 
 class GdMethod(FullGradient):
-    """Lecture 15, Algorithm 1: no noise, no privacy."""
+    """Gradient descent without noise or privacy: Lecture 15, Algorithm 1."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_gd:Gd",
@@ -102,7 +102,7 @@ class GdMethod(FullGradient):
 
 
 class DpGdMethod(FullGradient, Preconditioned):
-    """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
+    """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` names the theorem that chooses the noise."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_gd:DpGd",
@@ -119,7 +119,7 @@ class DpGdMethod(FullGradient, Preconditioned):
 
 
 class SgdMaMethod(Gradient):
-    """DP-SGD as Lee and Kifer compared with: Poisson batches, noise by the moments accountant."""
+    """DP-SGD as in the comparison of Lee and Kifer: Poisson batches, noise by the moments accountant."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_sgd:DpSgd",
@@ -187,4 +187,4 @@ Method = Annotated[
 ]
 
 METHODS: dict[str, Any] = {one.model_fields["kind"].default: one for one in get_args(get_args(Method)[0])}
-"""Settings by kind."""
+"""Section classes of all methods, by kind."""

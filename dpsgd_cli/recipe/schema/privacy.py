@@ -1,4 +1,4 @@
-"""The `privacy:` section: everything that can change the guarantee."""
+"""The `privacy:` section: all settings that can change the guarantee."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NoiseSource = Literal["seeded", "secure"]
 
 
 def noise_source(*seeds: int | None) -> NoiseSource:
-    """Where randomness comes from that these seeds decide: the operating system only where none is given."""
+    """Return the source of the randomness under these seeds: `secure`, the operating system, only if all are None."""
     return "secure" if all(seed is None for seed in seeds) else "seeded"
 
 
 def describe_noise(source: NoiseSource) -> str:
-    """The same as every statement says it: what a seed can repeat is an experiment."""
+    """Return the words for a noise source in statements: noise that a seed can repeat is for experiments."""
     if source == "secure":
         return "secure"
     return "seeded (experiment: who knows the seed can take the noise away, and runs with one seed share their noise)"
@@ -78,7 +78,7 @@ class Privacy(Section):
 
     @property
     def correlated(self) -> CorrelatedNoise | None:
-        """The kind of noise, where that of one step is not independent of that of others."""
+        """Return the kind of noise if it is correlated between steps; None for independent noise."""
         if self.noise is None or isinstance(self.noise, IndependentNoise):
             return None
         return self.noise
