@@ -54,13 +54,13 @@ def _device(name: str, team: Team) -> torch.device:
     """Return the device of this process; make it current if it is a GPU. Raise UsageError if it is not usable."""
     try:
         asked = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        # each process takes its own before anything is put on any
+        # each process selects its own GPU before anything is allocated on one
         device = team.device(asked)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"runtime.device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
     if device.type == "cuda" and device.index is not None:
-        # streams and events are the current device's, wherever tensors lie
+        # streams and events belong to the current device, wherever tensors are
         torch.cuda.set_device(device)
     return device
 

@@ -23,7 +23,8 @@ or a target.
 - Preconditioner, if a linear model may have one and has at most 2,048 features, or features that are directions: by
   second moments, for .15 of mu^2. If `bin` makes features of single columns and signal is below 10,000: by counts of
   these, for .05. A matrix shows how columns are related, but has noise in far more numbers. There is none for fewer
-  than 8 features that are not of `bin`: rows are divided by their lengths, which leaves little of few numbers.
+  than 8 features that are neither of `bin` nor directions: rows are divided by their lengths, which leaves little of
+  few numbers.
 - Bias beside a constant among the features, for a target: its mean may be far from 0, and is learnt sooner this way.
 - Momentum, and the average of the last half of the steps.
 - Clip norm: c R u, so that a residual is clipped at c; 1 for an MLP. A small budget is best spent on records with small
@@ -73,7 +74,7 @@ MATRIX_FROM = 10_000
 """Least signal for which a noisy matrix of a table's features is more informative than counts of its columns."""
 MOST_FEATURES = 2048
 FEWEST_FEATURES = 8
-"""Fewest features (not of `bin`) for a preconditioner, which keeps only the direction of a row."""
+"""Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin` or `rotate`."""
 OF_TARGETS = 0.2
 WAVES = (4, 8, 16, 32)
 

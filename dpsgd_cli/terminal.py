@@ -42,7 +42,7 @@ def only_visible() -> Iterator[None]:
     try:
         yield
     finally:
-        # click replaces a stream whose reader has gone; that replacement stays
+        # click replaces a stream whose reader has gone; keep that replacement
         if sys.stdout is out:
             sys.stdout = out.unfiltered
         if sys.stderr is err:

@@ -89,7 +89,7 @@ def similar(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
     >>> similar("BATCH-SIZE", ["batch_size", "seed"]), similar("xyzzy", ["seed"])
     ('batch_size', None)
     """
-    # comparing takes time that grows with the product of lengths
+    # the time of a comparison grows with the product of the lengths
     known = {
         _plain(name): name for name in itertools.islice(candidates, _MOST_COMPARED) if len(name) <= _LONGEST_COMPARED
     }

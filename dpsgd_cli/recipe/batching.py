@@ -177,7 +177,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         proved=("add-remove", "replace-one", "zero-out"),
         unproved={},
     ),
-    # The record is swapped for another one of the data, which only replace-one bounds.
+    # Another record of the data takes the record's place in a batch; only replace-one bounds that.
     "fixed": BatchingKind(
         adjacency="replace-one",
         claim="a step is a Gaussian on a batch drawn without replacement (pld, rdp); replace-one",

@@ -79,7 +79,7 @@ def _compiling(recipe: Recipe) -> list[str]:
 
 
 def _unit(recipe: Recipe) -> list[str]:
-    """With a user as unit, refuse everything whose sensitivity is proved for one record but not for all of a user's."""
+    """Refuse, for users as unit, everything whose sensitivity is proved for one record but not for all of a user's."""
     unit = None if recipe.privacy is None else recipe.privacy.unit
     if unit is None:
         return []

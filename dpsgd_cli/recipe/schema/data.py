@@ -120,7 +120,7 @@ class Extractor(Section):
 
 
 class ScatteringFeatures(Extractor):
-    """A wavelet scattering transform to order 2: no weights, no data."""
+    """A wavelet scattering transform to order 2, without weights or data."""
 
     kind: Literal["scattering"] = "scattering"
     scales: Annotated[int, Field(ge=1, le=4)] = Field(2, description="J: the grid has side / 2^J places a side.")

@@ -24,7 +24,7 @@ ITS_TRAINING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """Properties of a method. Fields that the guarantee depends on have no default; for the others it means "no".
+    """Properties of a method. Fields that the guarantee depends on have no default; the others default to "no".
 
     `runs` and `planner` are `module:name`, imported when they are needed, so that a recipe is read without torch.
     `runs`: the class that trains. `planner`: a function from a recipe and the facts about its data to a plan; None for

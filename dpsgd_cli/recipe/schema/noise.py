@@ -86,15 +86,15 @@ class BandedNoise(CorrelatedNoise):
         """Return one use per cycle of b steps, charged in the epoch of its first step, before anything is released.
 
         A record sampled in cycle r (steps r b to (r + 1) b - 1) moves the noisy sums of steps r b to (r + 2) b - 2 and
-        no others. So the least noise of those of these steps that exist bounds the cost of the cycle. An epoch in which
-        no cycle begins is charged no use. The first charge of every epoch states the epoch's own noise.
+        no others. So the least noise of these steps, as far as training goes, bounds the cost of the cycle. An epoch in
+        which no cycle begins is charged no use. The first charge of every epoch states the epoch's own noise.
         """
         bands, last = self.groups, len(multipliers) * steps - 1
         found: list[Charges] = []
         for epoch, own in enumerate(multipliers):
             begun, end = -(-epoch * steps // bands), -(-(epoch + 1) * steps // bands)
             ended = end if epoch + 1 == len(multipliers) else ((epoch + 1) * steps + 1) // bands - 1
-            # cycles from `across` on move steps of later epochs, too
+            # cycles from `across` on also move steps of later epochs
             across = min(max(ended, begun), end)
             counts = {own: across - begun}
             for cycle in range(across, end):
