@@ -1,33 +1,33 @@
-"""Every error that a user can cause, and the exit code that each one becomes.
+"""Errors that a user can cause, and their exit codes.
 
 DpsgdError                    exit code
-├── UsageError            2   wrong flags or arguments
-├── RecipeError           2   a recipe that does not parse, validate or make sense (holds ALL its problems)
-├── DataError             1   a file that is missing, damaged or does not hold what its card says
-├── PrivacyError          2   a combination that has no guarantee
-│   ├── UnsupportedMechanism  an accountant refuses a mechanism by name
-│   │   └── FailedAccountant  its numbers are beyond what floats hold: it states nothing
-│   └── InfeasibleBudget      no noise level or epoch count fits the budget
-├── BudgetExceeded        1   a release would have passed the budget; it was not made
-├── ModelError            2   a model that cannot be trained privately
-└── RunError              1   training or writing failed (disk full, diverged, damaged checkpoint)
+├── UsageError            2   Wrong flags or arguments.
+├── RecipeError           2   A recipe that does not parse, validate or make sense (holds ALL its problems).
+├── DataError             1   A file that is missing, damaged or differs from its card.
+├── PrivacyError          2   A combination that has no guarantee.
+│   ├── UnsupportedMechanism  An accountant refuses a mechanism by name.
+│   │   └── FailedAccountant  Its numbers are beyond the range of floats: it states nothing.
+│   └── InfeasibleBudget      No noise level or number of epochs fits the budget.
+├── BudgetExceeded        1   A release would have exceeded the budget; it was not made.
+├── ModelError            2   A model that cannot be trained privately.
+└── RunError              1   Training or writing failed (disk full, diverged, damaged checkpoint).
 
-An interruption is a RunError too, with the exit code that shells know it by: 130 for Ctrl-C, 143 for SIGTERM.
-SaidElsewhere is no error: it ends a process of a team in silence. Only `dpsgd_cli.main` turns these into messages and
-exit codes; whatever else is raised is a bug of ours, which it says in a line, with the file that holds the traceback.
+An interruption is a RunError, too, with the exit code that shells expect: 130 for Ctrl-C, 143 for SIGTERM.
+SaidElsewhere is not an error: it ends a process of a team silently. Only `dpsgd_cli.main` turns these into messages and
+exit codes. Any other exception is a bug of dpsgd; the message says so, and names the file that holds the traceback.
 """
 
 from __future__ import annotations
 
 
 class DpsgdError(Exception):
-    """Base of every expected error; `str(error)` is the message the user sees."""
+    """Base of all expected errors; `str(error)` is the message to the user."""
 
     exit_code = 1
 
 
 class SaidElsewhere(SystemExit):
-    """Ends a process quietly, since another one of its team has said why."""
+    """Silent end of a process, because another one of its team has printed the reason."""
 
 
 class UsageError(DpsgdError):
@@ -37,7 +37,7 @@ class UsageError(DpsgdError):
 class RecipeError(DpsgdError):
     """One or more problems of one recipe, reported together.
 
-    `problems` holds one line of text each, already carrying `file:line` where known.
+    `problems` holds one line of text each, which begins with `file:line` if that is known.
     """
 
     exit_code = 2
@@ -60,7 +60,7 @@ class UnsupportedMechanism(PrivacyError):
 
 
 class FailedAccountant(UnsupportedMechanism):
-    """An accountant's own numbers failed (overflow, not a number), so that it states nothing."""
+    """An accountant's own numbers failed (overflow, NaN), so it states nothing."""
 
 
 class InfeasibleBudget(PrivacyError):
@@ -68,7 +68,7 @@ class InfeasibleBudget(PrivacyError):
 
 
 class BudgetExceeded(DpsgdError):
-    """Raised BEFORE a release that would pass the budget; nothing was released."""
+    """Refusal BEFORE a release that would exceed the budget; nothing was released."""
 
     exit_code = 1
 

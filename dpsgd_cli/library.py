@@ -1,9 +1,7 @@
-"""dpsgd from Python: train a recipe, open a result, and use its model. `dpsgd_cli.train`, `.load` and `.Result`.
+"""Python interface: train a recipe, open a result, and use its model. `dpsgd_cli.train`, `.load` and `.Result`.
 
-What is said and refused is what the commands say and refuse; errors are those of `dpsgd_cli.errors`.
-
-Not here: prices (`account/calling.py`), which need none of this, and the work itself (`training/loop.py`,
-`training/inference.py`).
+Messages and refusals are those of the commands; errors are those of `dpsgd_cli.errors`. The work is done in
+`training/loop.py` and `training/inference.py`. Prices from Python are in `account/calling.py`.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ def train(
 ) -> Result:
     """Train the model of a recipe, as `dpsgd train` does, and open its result.
 
-    `recipe` is a YAML file or the name of a shipped recipe; `overrides` replaces settings by dotted key, as
-    {"privacy.budget.epsilon": 1}. The result directory is made in `out`; one that is there already is not made again.
-    `resume` goes on with an interrupted run, and `finish` makes a result of its last checkpoint. `say` is told what the
-    command would print on stderr.
+    `recipe` is a YAML file or the name of a shipped recipe. `overrides` replaces settings by dotted key, for example
+    {"privacy.budget.epsilon": 1}. The result directory is written in `out`; a complete one is reused. `resume`
+    continues an interrupted run, and `finish` makes a result of its last checkpoint. `say` receives the lines that the
+    command prints on stderr.
     """
     loaded = load_recipe(str(recipe), assignments(overrides))
     options = loop.Options(Path(out), resume, save_models=True)
@@ -53,19 +51,19 @@ def train(
 
 
 def load(path: str | Path, *, trust_code: bool = False) -> Result:
-    """Open a result directory, once every file in it was seen to be as it was written.
+    """Open a result directory after checking that every file in it is unchanged.
 
-    Its models may need a Python file. One that this user has not trained with runs only with `trust_code`; UsageError
-    otherwise, when the models are used.
+    Its models may need a Python file. If this user has not trained with that file, it runs only with `trust_code`;
+    otherwise using the models raises UsageError.
     """
     return Result(Path(path), store.read_whole(Path(path)), trust_code)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. `document` is its `result.json`; `print(result)` says what `dpsgd train` prints.
+    """A finished run. `document` is its `result.json`; `print(result)` prints the summary of `dpsgd train`.
 
-    Fields whose names begin with `nonprivate_` are of training records, without noise: not to be published.
+    Fields whose names begin with `nonprivate_` are computed from training records without noise. Do not publish them.
     """
 
     directory: Path
@@ -74,35 +72,36 @@ class Result:
 
     @property
     def privacy(self) -> dict[str, Any]:
-        """The statement: `epsilon`, `delta`, `adjacency`, `accountant`, `bound`, `declarations`, and what else."""
+        """Return the statement: `epsilon`, `delta`, `adjacency`, `accountant`, `bound`, `declarations` and more."""
         return dict(self.document["privacy"])
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """`mean`, `std`, `ci95` and `n` over trials of each metric, as `test_accuracy`."""
+        """Return `mean`, `std`, `ci95` and `n` over trials, by metric, such as `test_accuracy`."""
         return dict(self.document["metrics"])
 
     @property
     def trials(self) -> list[dict[str, Any]]:
-        """What each trial came to."""
+        """Return the outcome of each trial."""
         return list(self.document["trials"])
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader of the statement should know."""
+        """Return the warnings for a reader of the statement."""
         return list(self.document["warnings"])
 
     @cached_property
     def trained(self) -> Trained:
-        """Its models. Raises DataError where it holds none."""
+        """Return the trained models. Raise DataError if the result holds none."""
         with trusting(really=self.trust_code):
             return Trained.load(self.directory)
 
     def predict(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> pd.Series:
-        """The class of each record, or its predicted target, by the model of one trial.
+        """Return the class or target of each record, predicted by the model of one trial.
 
-        `records` are a table with the columns of the training records (more are left alone), an array where they are
-        one, or a file of either. The index is that of the table. Raises DataError for what the recipe does not allow.
+        `records` is a table with the columns of the training records (others are ignored), an array if the training
+        records are one, or a file of either. The index is that of the table. Raises DataError for records that the
+        recipe does not allow.
         """
         import pandas as pd
 
@@ -111,7 +110,7 @@ class Result:
         return pd.Series(found, index=_index(records), name="prediction").infer_objects()
 
     def probabilities(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> pd.DataFrame:
-        """The probability of each class, a column each."""
+        """Return the probability of each class for each record, one column per class."""
         import pandas as pd
 
         with trusting(really=self.trust_code):
@@ -119,10 +118,10 @@ class Result:
         return pd.DataFrame(found, index=_index(records), columns=list(self.trained.classes or ()))
 
     def evaluate(self, labelled: pd.DataFrame | str | Path | None = None) -> dict[str, dict[str, Any]]:
-        """Metrics on other records with labels; left out, on those that the result itself was tested on.
+        """Return metrics on labelled records; by default, on the test records of the result.
 
-        A measurement without noise: the released models cost their training records nothing more, but whoever is in
-        these records is not protected.
+        The metrics have no noise. They cost the training records no further privacy, but the labelled records are not
+        protected.
         """
         with trusting(really=self.trust_code):
             if labelled is None:
@@ -130,12 +129,12 @@ class Result:
             return summarise_columns(self.trained.evaluate(self.trained.labelled(labelled)))
 
     def inputs(self, records: pd.DataFrame | np.ndarray | str | Path, trial: int = 0) -> Tensor:
-        """What `module` takes for these records: preprocessed as for training."""
+        """Return the inputs of `module` for these records, preprocessed as for training."""
         with trusting(really=self.trust_code):
             return from_numpy(self.trained.inputs(self.trained.rows(records), trial))
 
     def module(self, trial: int = 0) -> nn.Module:
-        """The model of one trial: an ordinary module with its weights, on the CPU, for what `inputs` gives."""
+        """Return the model of one trial: an ordinary module with its weights, on the CPU, that takes `inputs`."""
         with trusting(really=self.trust_code):
             return self.trained.module(trial)
 

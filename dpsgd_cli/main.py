@@ -1,7 +1,6 @@
 """The command line: the Click group, and the only place where an error becomes a message and an exit code.
 
-Not here: what any command does (`cli/`, one file each, imported only when it is called, so that
-`dpsgd --help` needs nothing but Click).
+Each command is a file in `cli/`, imported only when it is called, so that `dpsgd --help` needs nothing but Click.
 
 Exit codes: 0 done; 1 the run failed; 2 wrong usage or an invalid recipe; 130 (Ctrl-C), 143 (SIGTERM) interrupted.
 """
@@ -50,7 +49,7 @@ FILE_ADVICE = {
 
 
 MOST_LINES, MOST_CHARACTERS = 50, 4000
-"""Of a message. A file may be wrong in twenty thousand columns; who mends the first fifty sees the next."""
+"""Limits on a message. A file may have errors in twenty thousand columns; fix the first fifty to see the next."""
 
 
 class Failure(click.ClickException):
@@ -69,7 +68,7 @@ class Failure(click.ClickException):
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands' names and one-line help without importing them."""
+    """A group that lists its commands' names and one-line help without importing them."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         with only_visible():
@@ -110,7 +109,7 @@ class LazyGroup(click.Group):
             raise Failure(f"out of memory{detail}; use a smaller problem or a larger machine") from error
         except (Exception, SystemExit) as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # whoever read the output has gone; click ends quietly
+                raise  # the reader of the output has gone; click ends silently
             if isinstance(error, OSError) and error.errno in FILE_ADVICE:
                 named = f"{error.filename}: " if error.filename else ""
                 raise Failure(f"{named}{FILE_ADVICE[error.errno]}") from error
@@ -118,7 +117,7 @@ class LazyGroup(click.Group):
 
 
 def _our_fault(error: BaseException) -> str:
-    """One line about what nobody foresaw, which names the file that the traceback was written to."""
+    """Return a line about an unexpected exception, with the name of the file that its traceback was written to."""
     import platform
     import sys
     import tempfile

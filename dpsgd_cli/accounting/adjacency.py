@@ -1,9 +1,8 @@
-"""How records reach a step: the kinds of batching, and what is proved for each under which adjacency.
+"""Kinds of batching, and the adjacencies that each is proved for.
 
-A kind of batching is one entry of `BATCHINGS`, which names what draws and prices it, and its name in `Batching`; a
-method says which of them it takes. An adjacency is one entry of `NEIGHBOURS`, and its name in `Adjacency`.
-
-Not here: drawing batches (`batching/run.py`), prices (`accounting/sampled_pairs.py`).
+A kind of batching is an entry of `BATCHINGS`, which names the code that draws it (`batching/run.py`) and prices it
+(`accounting/sampled_pairs.py`), and a name in `Batching`. A method states the kinds that it takes. An adjacency is an
+entry of `NEIGHBOURS` and a name in `Adjacency`.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ Batching = Literal["poisson", "shuffle", "full", "fixed", "truncated-poisson", "
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourKind:
-    """What depends on who is a neighbour. No field has a default.
+    """Properties of an adjacency. No field has a default.
 
-    `moves`: how many times the bound on one record's part a sum may move.
-    `replaced`: two different records may be compared, so that what one of them adds is taken away and something else
-    comes in its place; otherwise a record's part is only added or only taken away.
-    `counted`: the number of records differs, so that nothing which depends on it may be taken for public.
+    `moves`: the most that a sum differs between neighbours, in units of the bound on one record's contribution.
+    `replaced`: neighbours may hold two different records, so one contribution is removed and another one added.
+    Otherwise a contribution is only added or only removed.
+    `counted`: the number of records differs between neighbours, so nothing that depends on it is public.
     `hides`: what a statement about one record hides, in words; `hides_of_users`: about all rows of a user.
     """
 
@@ -66,7 +65,7 @@ NEIGHBOURS: dict[Adjacency, NeighbourKind] = {
 
 
 def of_whom(adjacency: str, unit: object) -> str:
-    """The adjacency as one that is told from others: of single records, or with a `unit` of users with all their rows.
+    """Return the name of an adjacency of single records, or with a `unit`, of users with all their rows.
 
     >>> of_whom("add-remove", None), of_whom("add-remove", "user")
     ('add-remove', 'add-remove of users')
@@ -76,20 +75,23 @@ def of_whom(adjacency: str, unit: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingKind:
-    """What depends on how records reach a step. Names are `module:name`, imported when they are needed.
+    """Properties of a kind of batching. Code is named as `module:name` and imported when it is needed.
 
-    No field has a default. Raises ValueError for statements that contradict each other.
+    No field has a default. Raises ValueError for fields that contradict each other.
 
-    `adjacency`: what a statement is for where nobody says. `claim`: what an epoch is charged, in words. `sampler`: what
-    draws batches, from the streams of the trials, the number of records and the size of a batch; None for all records.
-    `sampled`: a record is in a batch with some rate, which amplifies what a batch guarantees; otherwise it takes part
-    in every use. `by_epoch`: one use of the mechanism is an epoch, not a step; where it is sampled, too, its rate is 1
-    over the steps of an epoch. `recorded`: the kind of mechanism that says all its price depends on.
-
-    `losses`: from a mechanism and the width of a cell to its dominating losses. `divergence`: from a mechanism and an
-    order to a bound on its Renyi divergence. Both None where a use is one Gaussian, or nothing is proved here.
-    `amplifies_pairs`: whether sampling makes (log(1 + q (e^eps - 1)), q delta) of (eps, delta).
-    `proved`: the neighbours that a theorem covers. `unproved`: why none covers the others.
+    `adjacency`: the adjacency of a statement if the recipe gives none.
+    `claim`: the charge of an epoch, in words.
+    `sampler`: a function that draws batches from the trials' streams, the number of records and the batch size; None if
+    a batch is all records.
+    `sampled`: a record is in a batch at some rate, which amplifies the guarantee. Otherwise it takes part in every use.
+    `by_epoch`: one use of the mechanism is an epoch, not a step. If it is sampled, too, the rate is 1 over the steps of
+    an epoch.
+    `recorded`: the kind of mechanism that holds all that the price depends on.
+    `losses`: a function from a mechanism and the width of a cell to its dominating losses. `divergence`: a function
+    from a mechanism and an order to a bound on its Renyi divergence. Both are None if a use is one Gaussian, or if
+    nothing is proved here.
+    `amplifies_pairs`: True if sampling turns (eps, delta) into (log(1 + q (e^eps - 1)), q delta).
+    `proved`: the adjacencies that a theorem covers. `unproved`: the reason for each of the others.
     """
 
     adjacency: Adjacency
@@ -113,11 +115,11 @@ class BatchingKind:
             raise ValueError("batches that amplify must name their dominating losses")
 
     def refusal(self, adjacency: Adjacency) -> str | None:
-        """Why no theorem covers this batching for `adjacency`; None where one does. KeyError for an unknown one."""
+        """Return why no theorem covers this batching for `adjacency`; None if one does. Raise KeyError if unknown."""
         return None if adjacency in self.proved else self.unproved[adjacency]
 
     def rate(self, batch_size: int, records: int) -> float:
-        """The share of the records that a batch is expected to hold, where that amplifies; else 1."""
+        """Return the expected share of the records in a batch if sampling amplifies, else 1."""
         if self.sampled and self.by_epoch:
             return 1 / -(-records // batch_size)
         return batch_size / records if self.sampled else 1.0
@@ -129,7 +131,7 @@ _FIXED = (
 )
 BATCHINGS: dict[Batching, BatchingKind] = {
     # The null record of zero-out adds nothing to a sum whether it is drawn or not, so the two output distributions are
-    # those of add-remove. Of replaced records: `accounting/sampled_pairs.py`.
+    # those of add-remove. For replace-one see `accounting/sampled_pairs.py`.
     "poisson": BatchingKind(
         adjacency="add-remove",
         claim="a step is a subsampled Gaussian (rdp, pld, moments, zcdp-rs); any adjacency",
@@ -143,8 +145,8 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         proved=("add-remove", "replace-one", "zero-out"),
         unproved={},
     ),
-    # Yu et al. 2019, Theorem 2, needs the partition to be drawn without looking at the data, and it depends on the
-    # number of records.
+    # Yu et al. 2019, Theorem 2, needs a partition that is drawn independently of the data; it depends on the number of
+    # records.
     "shuffle": BatchingKind(
         adjacency="zero-out",
         claim="an epoch is one Gaussian (zcdp, gaussian, rdp, pld); zero-out or replace-one",
@@ -175,7 +177,7 @@ BATCHINGS: dict[Batching, BatchingKind] = {
         proved=("add-remove", "replace-one", "zero-out"),
         unproved={},
     ),
-    # The record is swapped for another one of the data, which only replace-one bounds.
+    # Another record of the data takes the record's place in a batch; only replace-one bounds that.
     "fixed": BatchingKind(
         adjacency="replace-one",
         claim="a step is a Gaussian on a batch drawn without replacement (pld, rdp); replace-one",
@@ -222,5 +224,5 @@ BATCHINGS: dict[Batching, BatchingKind] = {
 
 
 def moves_of_a_sum(adjacency: Adjacency) -> float:
-    """How many times the bound on one record's part a sum may move: 2 where another record replaces it, else 1."""
+    """Return the most that a sum may move, in bounds on one record's part: 2 if another record replaces it, else 1."""
     return NEIGHBOURS[adjacency].moves

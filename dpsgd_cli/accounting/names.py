@@ -1,6 +1,7 @@
-"""Every accountant by name. Adding one is a file in `accounting/accountants/` and a line here; nothing else lists them.
+"""Table of all accountants by name.
 
-Not here: what an accountant offers (`accounting/accountants/base.py`).
+To add one: a file in `accounting/accountants/` (its interface is in `base.py` there) and a line here. Nothing else
+lists them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """How an accountant is found, and what it may be asked for. No field has a default.
+    """Entry of an accountant in the table. No field has a default.
 
-    `runs` is `module:class` in `accounting/accountants/`, imported when it is needed; the class states the direction of
-    its bound, and which mechanisms and adjacencies it is proved for.
-    `usual`: whether it answers a query that names none; the others are variants and looser noise levels.
-    `in_recipes`: whether a recipe may name it. Only an upper bound may; looser variants state nothing of a training.
+    `runs`: `module:class` in `accounting/accountants/`, imported when it is needed. The class states the direction of
+    its bound, and the mechanisms and adjacencies that it is proved for. `usual`: True if it answers a query that names
+    no accountant; the others are variants and looser noise levels. `in_recipes`: True if a recipe may name it. Only
+    upper bounds may be named, and no variants that are looser.
     """
 
     runs: str

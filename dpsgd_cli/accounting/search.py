@@ -1,10 +1,11 @@
-"""The one search of this package: how far a number may go before a budget, or another monotone question, says no.
+"""Search for the last value of a number that a budget, or another monotone condition, allows.
 
-By doubling and bisection. Everything that is solved for (`auto` in a recipe, `--solve`, a factor of all noise, the rho
-behind an epsilon, a delta) is found here, so that two places which ask the same question give the same number. Sums
-are held to a limit exactly, not after rounding.
-Not here: what is asked (`accounting/budget.py`, `accounting/accountants/`), least values of functions
-(`privacy/conversions.minimise`).
+It doubles and bisects. Everything that is solved for (`auto` in a recipe, `--solve`, a factor of all noise, the rho of
+an epsilon, a delta) is found here, so that equal questions give equal numbers. Sums are compared with a limit exactly,
+not after rounding.
+
+The conditions are in `accounting/budget.py` and `accounting/accountants/`; minima are found by
+`privacy/conversions.minimise`.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from dataclasses import dataclass
 from dpsgd_cli.errors import UnsupportedMechanism
 
 PRECISION = 1e-7
-"""Relative, where an accountant must be asked for each price; where prices are exact sums it is 0, the last bit."""
+"""Relative precision if each price needs an accountant. If prices are exact sums, it is 0: the last bit."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where a number may lie, from its `cheap` end to its `expensive` end, either of which may be the larger.
+    """Range of a number, from its `cheap` end to its `expensive` end. Both are positive; either may be the larger.
 
-    `start` is where the search begins: among the cheap ones, since an accountant may not know what next to no noise
-    costs. `precision` is relative; 0 is the last bit. Both ends are positive.
+    The search begins at `start`, a cheap value, because an accountant may have no price for almost no noise.
+    `precision` is relative; 0 is the last bit. `whole`: the number is an integer.
     """
 
     name: str
@@ -39,16 +40,16 @@ class Span:
 NOISE = Span("noise multiplier", cheap=1e12, expensive=1e-6, start=1.0, precision=PRECISION)
 
 Gap = Callable[[float], float]
-"""How far beyond the limit a value is, log(spent / limit): <= 0 where it fits, inf where nobody can say how far."""
+"""Function from a value to log(spent / limit): <= 0 if the value fits, inf if the excess is unknown."""
 
 
 def most_expensive(gap: Gap, span: Span) -> float | None:
-    """The value nearest `span.expensive` that fits; None where not even `span.cheap` does.
+    """Return the value nearest `span.expensive` that fits; None if not even `span.cheap` does.
 
-    Guarantee: gap(answer) was asked, and is <= 0; where `gap` grows towards `span.expensive`, no value beyond the
-    answer by more than the precision fits.
-    Raises UnsupportedMechanism where it is a refusal, and no price, that lies behind the last value that fits: how much
-    the budget affords is then not known to whoever was asked.
+    Guarantee: gap(answer) was computed and is <= 0. If `gap` grows towards `span.expensive`, no value beyond the answer
+    by more than the precision fits.
+    Raises UnsupportedMechanism if the value next to the answer does not fit because it was refused, not because of its
+    price. The accountant then does not know how much the budget affords.
     """
     refusals: dict[float, UnsupportedMechanism] = {}
 
@@ -72,7 +73,7 @@ def most_expensive(gap: Gap, span: Span) -> float | None:
 
 
 def _bracket(gap: Gap, span: Span) -> tuple[float | None, float | None]:
-    """Two values, one that fits and one that does not, at most a factor of 2 apart; None for what was not found."""
+    """Return a value that fits and one that does not, at most a factor of 2 apart; None for one that was not found."""
     value, fits, fails = span.start, None, None
     end = span.expensive if gap(value) <= 0 else span.cheap
     while True:
@@ -86,10 +87,11 @@ def _bracket(gap: Gap, span: Span) -> tuple[float | None, float | None]:
 
 
 def narrow(gap: Gap, fits: float, fails: float, precision: float = 0.0, whole: bool = False) -> tuple[float, float]:
-    """Shrink gap(fits) <= 0 < gap(fails), either of which may be the larger, until they are as near as wanted.
+    """Move `fits` and `fails` together to the wanted precision, with gap(fits) <= 0 < gap(fails). Return both.
 
-    Steps along the secant where both gaps are known, aimed a little past the expected root so that the other end
-    follows; a bisection where not, or when two steps have not halved the interval. Stops where no number is between.
+    Either may be the larger. If both gaps are finite, a step goes along the secant, to a little past the expected root
+    so that the other end follows. Otherwise, or if two steps have not halved the interval, it bisects. It stops if
+    there is no number between the two.
     """
     at_fits, at_fails, slow = gap(fits), gap(fails), 0
     while (width := abs(fails - fits)) > (1 if whole else precision * max(abs(fits), abs(fails))):
@@ -112,7 +114,7 @@ def narrow(gap: Gap, fits: float, fails: float, precision: float = 0.0, whole: b
 
 
 def _between(low: float, high: float, share: float, whole: bool) -> float | None:
-    """A number strictly between, at about `share` of the way; None where there is none."""
+    """Return a number strictly between the two, at about `share` of the way; None if there is none."""
     if 0 < 4 * low < high:
         middle = math.sqrt(low) * math.sqrt(high)
     else:
@@ -125,12 +127,18 @@ def _between(low: float, high: float, share: float, whole: bool) -> float | None
 
 
 def smallest(holds: Callable[[float], bool], low: float, high: float, precision: float = 1e-12) -> float:
-    """Least x in (low, high] where the monotone `holds` is true, from above; `high` must hold, `low` is not asked."""
+    """Return the least x in (low, high] for which the monotone `holds` is true, rounded up to the precision.
+
+    `holds(high)` must be true; `low` is not tried.
+    """
     return narrow(_of_answers(holds, low), high, low, precision)[0]
 
 
 def largest(holds: Callable[[float], bool], low: float, high: float, precision: float = 1e-12) -> float:
-    """Largest x in [low, high) where the monotone `holds` is true, from below; `low` must hold, `high` is not asked."""
+    """Return the largest x in [low, high) for which the monotone `holds` is true, rounded down to the precision.
+
+    `holds(low)` must be true; `high` is not tried.
+    """
     return narrow(_of_answers(holds, high), low, high, precision)[0]
 
 
@@ -139,7 +147,7 @@ def _of_answers(holds: Callable[[float], bool], fails: float) -> Gap:
 
 
 def gap_of(spent: float, limit: float) -> float:
-    """log(spent / limit), nearly linear in what is searched for."""
+    """Return log(spent / limit), which is nearly linear in the numbers that are searched for."""
     if math.isnan(spent) or spent == math.inf:
         return math.inf
     if spent <= 0:
@@ -149,7 +157,7 @@ def gap_of(spent: float, limit: float) -> float:
 
 
 def gap_of_sum(terms: list[float], limit: float) -> float:
-    """The same of a sum: > 0 exactly where the sum of `terms` is above `limit`, before any rounding."""
+    """Return log(sum of `terms` / limit); it is > 0 if and only if the sum is above `limit` before any rounding."""
     try:
         total = math.fsum(terms)
     except OverflowError:
@@ -159,14 +167,14 @@ def gap_of_sum(terms: list[float], limit: float) -> float:
 
 
 def _signed(gap: float, beyond: bool) -> float:
-    """`gap`, whose rounding must not say otherwise than `beyond`."""
+    """Return `gap`, corrected if its rounded sign contradicts `beyond`."""
     return max(gap, math.ulp(1.0)) if beyond else min(gap, 0.0)
 
 
 class ExactSum:
-    """Terms added one at a time; `total` is what `math.fsum` gives for all of them, correctly rounded.
+    """Exact sum of terms added one at a time. `total` is correctly rounded, like `math.fsum` of all terms.
 
-    The exact value is held as a few floats whose digits do not overlap (Shewchuk 1997, "Adaptive precision
+    The exact value is stored as a few floats whose digits do not overlap (Shewchuk 1997, "Adaptive precision
     floating-point arithmetic", Grow-Expansion). Terms are >= 0, possibly inf.
     """
 
@@ -184,11 +192,11 @@ class ExactSum:
         self._parts = [*parts, term] if math.isfinite(term) else [term]
 
     def passes(self, limit: float, extra: float) -> bool:
-        """Whether the sum with `extra` on top is above `limit`."""
+        """Return True if the sum plus `extra` is above `limit`, exactly."""
         return exceeds([*self._parts, extra], limit)
 
     def total(self, extra: float = 0.0) -> float:
-        """The sum, with `extra` on top that is not kept; inf where it passes the range of floats."""
+        """Return the sum plus `extra`, which is not stored; inf beyond the range of floats."""
         try:
             return math.fsum([*self._parts, extra])
         except OverflowError:
@@ -196,9 +204,9 @@ class ExactSum:
 
 
 def exceeds(terms: Sequence[float], limit: float) -> bool:
-    """Whether the sum of `terms` is above `limit`: exactly, not after rounding, so that nothing slips below an ulp.
+    """Return True if the exact sum of `terms` is above `limit`. No excess is lost to rounding.
 
-    What is no number is above every limit.
+    NaN counts as above every limit.
     """
     try:
         return not math.fsum([*terms, -limit]) <= 0

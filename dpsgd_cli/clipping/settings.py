@@ -1,7 +1,7 @@
-"""`privacy.clipping`: how one record's gradient is bounded, and all that depends on it.
+"""`privacy.clipping`: the bound on one record's gradient, and all that depends on its kind.
 
-A kind of clipping is one class here, and its name in the union `Clipping`. The class owns its bounds, and with them the
-sensitivity that is charged; what a gradient is multiplied by is a function of `clipping/run.py` that it names.
+To add a kind: a class here, and its name in the union `Clipping`. The class states its bounds, and with them the
+sensitivity that is charged. It names the function of `clipping/run.py` that computes the factors of gradients.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dpsgd_cli.errors import PrivacyError
 
 
 class ClippingKind(Section):
-    """What every kind of clipping offers. Each states the next five in its own body: none has a default.
+    """Base of the kinds of clipping. Each kind states the next five in its own body: they have no default.
 
-    `factors`: `module:name` of the function that says what a gradient is multiplied by, from the L2 bounds and the L2
-    norms of the gradients (tensors that broadcast) and `factor_settings`: no factor may leave a norm above its bound.
-    `plain`: gradients within bounds that the recipe states stay as they are. Theorems' learning rates, the rule of
-    `training/auto_rule.py` and advice about norms are of those.
-    `held`: `module:name` of the class that holds the bounds of trials while they train.
-    `in_units`: nobody knows the bound before training; sums are charged in units of it, so that `bounds` are 1.
-    `moves`: it changes from step to step.
+    `factors`: `module:name` of the function that computes the factor of each gradient, from L2 bounds and L2 norms of
+    gradients (tensors that broadcast) and `factor_settings`. No factor may leave a norm above its bound.
+    `plain`: the recipe states the bounds, and gradients within them are unchanged. Theorems' learning rates, automatic
+    settings (`rule.py`) and advice about norms apply to these kinds only.
+    `held`: `module:name` of the class that holds the bounds of trials during training.
+    `in_units`: the bound is unknown before training. Sums are charged in units of it, so `bounds` are 1.
+    `moves`: the bound changes from step to step.
     """
 
     must_state = ("factors", "plain", "held", "in_units", "moves")
@@ -40,44 +40,45 @@ class ClippingKind(Section):
 
     @property
     def by_layer(self) -> bool:
-        """Whether each layer's gradient is bounded by itself, or one record's whole gradient."""
+        """Return True if each layer's gradient has a bound of its own, False if a record's whole gradient has one."""
         return False
 
     @property
     def factor_settings(self) -> Mapping[str, float]:
-        """What `factors` takes besides bounds and norms, by name."""
+        """Return the keyword arguments of `factors` besides bounds and norms."""
         return {}
 
     @property
     def share_before(self) -> float | None:
-        """The share of the budget's mu^2 that a histogram of norms gets before training; None for no histogram."""
+        """Return the share of the budget's mu^2 for a histogram of norms before training; None without histogram."""
         return None
 
     @abstractmethod
     def bounds(self, layers: int | None) -> list[float]:
-        """L2 bounds on one record's gradient: one, or one for each of `layers` (None: unknown) where `by_layer`."""
+        """Return L2 bounds on a record's gradient: one, or one per layer if `by_layer`. `layers` None: unknown."""
 
     def norm_bound(self, layers: int | None) -> float:
-        """L2 bound on all that one record adds to a sum."""
+        """Return the L2 bound on one record's contribution to a sum."""
         return math.sqrt(math.fsum(bound**2 for bound in self.bounds(layers)))
 
     @property
     def noise_by_layer(self) -> bool:
-        """Whether each layer has noise z times its own bound, instead of z times `norm_bound` everywhere."""
+        """Return True if each layer's noise is z times its own bound, False if it is z times `norm_bound`."""
         return False
 
     def charged(self, noise_multiplier: float, layers: int | None) -> float:
-        """Noise multiplier of the one Gaussian that noise at `noise_multiplier` is.
+        """Return the noise multiplier of the single Gaussian that is equivalent to noise at `noise_multiplier`.
 
-        Noise z C_l on layer l: M Gaussians of multiplier z on the parts of one vector, which together are one Gaussian
-        of multiplier z / sqrt(M).
+        With noise z C_l on layer l, the M parts of one vector have Gaussian noise of multiplier z each. Together they
+        are one Gaussian of multiplier z / sqrt(M).
         """
         return noise_multiplier / math.sqrt(len(self.bounds(layers))) if self.noise_by_layer else noise_multiplier
 
     def applied(self, noise_multiplier: float) -> float:
-        """What of a schedule's noise multiplier is added to the sums: all, unless something else is released with it.
+        """Return the noise multiplier of the gradient sums for a schedule's noise multiplier.
 
-        Raises PrivacyError where that leaves nothing.
+        The two are equal unless a step releases another statistic, too. Raises PrivacyError if that statistic leaves
+        nothing for the sums.
         """
         return noise_multiplier
 
@@ -97,7 +98,7 @@ class FlatClipping(ClippingKind):
         return [self.norm_bound(layers)]
 
     def norm_bound(self, layers: int | None) -> float:
-        """C itself, without the rounding of a root; 1 where nobody chose it."""
+        """Return C itself, without the rounding error of a root; 1 while it is `auto`."""
         del layers
         return 1.0 if self.norm == "auto" else self.norm
 
@@ -138,11 +139,12 @@ class PerLayerClipping(ClippingKind):
 
 
 class OneLength(ClippingKind):
-    """Gradients of about one length C each, short ones lengthened: no bound has to be found.
+    """Gradients scaled to about one length C, short ones lengthened, so that no bound has to be found.
 
     The update is learning rate x (sum of such gradients + noise z C) / batch, so C and the learning rate are one
-    setting: their product is how far a record of a batch of one would move the weights. Leave C at 1 and choose the
-    learning rate, which then is about C |g| times that of plain clipping for typical gradients of norm |g| < C.
+    setting: their product is the distance by which a record in a batch of one would move the weights. Leave C at 1 and
+    choose the learning rate. It is then about C |g| times that of plain clipping, for typical gradients of norm
+    |g| < C.
     """
 
     norm: Positive = Field(1.0, description="L2 bound C of one record's gradient: goes with the learning rate.")
@@ -162,15 +164,15 @@ class OneLength(ClippingKind):
         return [self.norm / math.sqrt(layers)] * layers
 
     def norm_bound(self, layers: int | None) -> float:
-        """C itself: layers of norm at most C / sqrt(M) each are of norm at most C together."""
+        """Return C itself: M layers of norm at most C / sqrt(M) each have norm at most C together."""
         del layers
         return self.norm
 
 
 class AutomaticClipping(OneLength):
-    """C g / (|g| + gamma), of norm C |g| / (|g| + gamma) < C (Bu et al. 2022, arXiv 2206.07136, AUTO-S).
+    """Gradients C g / (|g| + gamma), of norm C |g| / (|g| + gamma) < C (Bu et al. 2022, arXiv 2206.07136, AUTO-S).
 
-    Sensitivity: C under add-remove and zero-out, 2 C under replace-one, as of plain clipping; never reached.
+    Sensitivity: C under add-remove and zero-out, 2 C under replace-one, as with plain clipping; never attained.
     """
 
     factors = "dpsgd_cli.clipping.run:automatic"
@@ -192,10 +194,10 @@ class AutomaticClipping(OneLength):
 
 
 class NormalisedClipping(OneLength):
-    """C g / |g|, of norm C, and 0 where g is 0.
+    """Gradients C g / |g|, of norm C, and 0 where g is 0.
 
-    Sensitivity: C under add-remove and zero-out, 2 C under replace-one; reached. A gradient whose norm is below
-    10^-10, where float32 no longer tells what it is, is C g / 10^-10: shorter.
+    Sensitivity: C under add-remove and zero-out, 2 C under replace-one; attained. A gradient of norm below 10^-10,
+    where float32 is no longer accurate, becomes C g / 10^-10: shorter than C.
     """
 
     factors = "dpsgd_cli.clipping.run:normalised"
@@ -207,11 +209,11 @@ class NormalisedClipping(OneLength):
 
 
 class QuantileClipping(ClippingKind):
-    """A bound that follows a quantile of the gradients' norms, by a noised count of those within it in each step.
+    """A bound that follows a quantile of the gradients' norms, by a noisy count in each step of those within it.
 
-    Andrew et al. 2019 (arXiv 1905.03871). The count is charged in the Gaussian of the sum: at the noise multiplier z of
-    the schedule, which is charged, the sum has noise z_d = (z^-2 - (2 s_b)^-2)^(-1/2) times its sensitivity. Proof:
-    `clipping/bounds.py`, `QuantileBounds`. One bound for the whole gradient.
+    Andrew et al. 2019 (arXiv 1905.03871). Sum and count are charged as one Gaussian at the schedule's noise multiplier
+    z; the sum has noise z_d = (z^-2 - (2 s_b)^-2)^(-1/2) times its sensitivity. The proof is at `QuantileBounds` in
+    `clipping/bounds.py`. One bound for the whole gradient.
     """
 
     factors = "dpsgd_cli.clipping.run:at_most"
@@ -231,12 +233,15 @@ class QuantileClipping(ClippingKind):
     initial: Positive = Field(0.1, description="The bound C_0 of the first step.")
 
     def bounds(self, layers: int | None) -> list[float]:
-        """In units of the bound."""
+        """Return the bound in units of itself: 1."""
         del layers
         return [1.0]
 
     def applied(self, noise_multiplier: float) -> float:
-        """z_d, so that the sum's sensitivity 1 / z_d and the count's 1 / (2 s_b), in noise, are 1 / z together."""
+        """Return z_d: in units of noise, the sum's sensitivity 1 / z_d and the count's 1 / (2 s_b) give 1 / z together.
+
+        Raises PrivacyError if the count alone spends as much or more.
+        """
         left = noise_multiplier**-2 - (2 * self.count_noise) ** -2 if noise_multiplier > 0 else math.inf
         if left <= 0:
             raise PrivacyError(
@@ -247,16 +252,16 @@ class QuantileClipping(ClippingKind):
 
 
 def _ample(noise_multiplier: float) -> str:
-    """A count noise that leaves nearly all of a noise multiplier to the sum: z_d is 1.033 z."""
+    """Return, in words, a count noise that leaves nearly all of a noise multiplier to the sum: z_d is 1.033 z."""
     return f"{2 * noise_multiplier:.3g}"
 
 
 class HistogramClipping(ClippingKind):
-    """A quantile of the gradients' norms before the first step, read off a noised histogram that is charged first.
+    """A bound at a quantile of the gradients' norms, from a noisy histogram that is charged before the first step.
 
-    After DC-SGD (Wei et al. 2025, arXiv 2503.22988), which makes such a histogram again and again; this one is made
-    once, at the initial weights, of all training records. Proof: `clipping/bounds.py`, `HistogramBounds`. One bound
-    for the whole gradient.
+    After DC-SGD (Wei et al. 2025, arXiv 2503.22988), which makes such histograms repeatedly; this one is made once, at
+    the initial weights, of all training records. The proof is at `HistogramBounds` in `clipping/bounds.py`. One
+    bound for the whole gradient.
     """
 
     factors = "dpsgd_cli.clipping.run:at_most"
@@ -283,7 +288,7 @@ class HistogramClipping(ClippingKind):
         return self.share
 
     def bounds(self, layers: int | None) -> list[float]:
-        """In units of the bound."""
+        """Return the bound in units of itself: 1."""
         del layers
         return [1.0]
 

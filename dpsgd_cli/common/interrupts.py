@@ -1,7 +1,7 @@
-"""What a run may fail of that is no bug of ours: memory, disk, an interruption, the Python files of a recipe.
+"""Failures of a run that are not bugs of dpsgd: memory, disk, an interruption, the Python files of a recipe.
 
-A polite kill (SIGTERM) is treated as Ctrl-C, which leaves a checkpoint; only the exit code tells which it was.
-Not here: the errors that say everything themselves (`errors.py`), what is left of a run (`training/loop.py`).
+SIGTERM is treated like Ctrl-C, which leaves a checkpoint; only the exit codes differ. `errors.py` has the errors that
+need no further explanation, and `training/loop.py` saves what is left of a run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?[A-Za-z]+)")
 
 @contextlib.contextmanager
 def explained(own_code: Sequence[Path], kept: Callable[[], str]) -> Iterator[None]:
-    """Turn what a run may fail of into a RunError that ends with `kept()`, which saves what can be saved.
+    """Turn the failures of a run into a RunError that ends with the text of `kept()`, which saves what can be saved.
 
-    `own_code` are the Python files that the recipe names: an error that passes through them is theirs. Errors of
-    `dpsgd_cli.errors` and bugs of ours pass unchanged.
+    `own_code` are the Python files that the recipe names; an error that passes through them is reported as theirs.
+    Errors of `dpsgd_cli.errors` and bugs of dpsgd pass unchanged.
     """
     try:
         yield
@@ -43,7 +43,7 @@ def explained(own_code: Sequence[Path], kept: Callable[[], str]) -> Iterator[Non
 
 
 def reason(error: BaseException, own_code: Sequence[Path] = ()) -> str | None:
-    """Why a run ended, in words for the user; None for what `explained` passes on."""
+    """Return why a run ended, in words for the user; None for errors that `explained` passes on."""
     if isinstance(error, DpsgdError):
         return None
     if isinstance(error, KeyboardInterrupt):
@@ -64,32 +64,32 @@ def reason(error: BaseException, own_code: Sequence[Path] = ()) -> str | None:
 
 
 def _own_line(error: BaseException, own_code: Sequence[Path]) -> str | None:
-    """`file:line` of the last frame that lies in one of the recipe's own files."""
+    """Return `file:line` of the last frame in one of the recipe's own files; None if there is none."""
     own = {path.resolve() for path in own_code}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() in own]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 def stops_everything(error: BaseException) -> bool:
-    """Whether an error says that no other run would do better: an interruption, or a place that takes no files."""
+    """Return True if other runs would fail alike: an interruption, or a place where files cannot be written."""
     return isinstance(error, RunError) and isinstance(error.__cause__, KeyboardInterrupt | OSError)
 
 
 class Killed(KeyboardInterrupt):
-    """SIGTERM came."""
+    """An interruption by SIGTERM."""
 
 
 def exit_code(interruption: KeyboardInterrupt) -> int:
-    """What shells and schedulers know it by: 128 and the number of the signal."""
+    """Return the exit code that shells and schedulers expect: 128 plus the number of the signal."""
     return 128 + (signal.SIGTERM if isinstance(interruption, Killed) else signal.SIGINT)
 
 
 @contextlib.contextmanager
 def kill_is_interrupt(once: bool = False) -> Iterator[None]:
-    """While inside, SIGTERM raises Killed, a KeyboardInterrupt (in the main thread, where signals arrive).
+    """Make SIGTERM raise Killed, a KeyboardInterrupt, inside the block (in the main thread, where signals arrive).
 
-    `once`: the first signal does, and all after it are ignored. A launcher of several processes sends its own after
-    the terminal's, while the checkpoint is being written.
+    `once`: only the first SIGTERM or SIGINT raises, and later ones are ignored. A launcher of several processes sends
+    its own after the terminal's, while the checkpoint is being written.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -111,7 +111,7 @@ def kill_is_interrupt(once: bool = False) -> Iterator[None]:
 
 
 def heed_no_more() -> None:
-    """Ignore interruptions from here on, if this is the main thread: the run is ending already."""
+    """Ignore interruptions from now on, in the main thread, because the run is already ending."""
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What `module:name` names, imported when it is needed: so the schema owns what it may not import."""
+"""Late imports of `module:name`, so that the schema can name code that it may not import."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def named(name: str) -> Any:
-    """What `module:name` names."""
+    """Return the attribute `name` of `module`, given as `module:name`; import the module."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)

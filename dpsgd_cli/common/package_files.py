@@ -1,6 +1,6 @@
-"""Files as such: where those that ship with the package lie, and what may be read as a file at all.
+"""Paths: the folders of shipped files, and a check that a path is a regular file.
 
-Not here: reading cards (`data/catalog.py`), recipes (`recipe/loading.py`), or anything that a user writes.
+Cards are read in `data/catalog.py`, recipes in `recipe/loading.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 MODEL = "model.safetensors"
-"""Its name in a result (`engine/bundle.py`)."""
+"""Name of the file of models in a result (`engine/bundle.py`)."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -21,15 +21,15 @@ _KINDS = {
 
 
 def shipped(kind: Literal["datasets", "recipes"]) -> Path:
-    """The folder of shipped `kind`: inside an installed package, else at the top of the checkout."""
+    """Return the folder of shipped `kind`: inside an installed package, else at the top of the checkout."""
     packaged = _PACKAGE / "shipped" / kind
     return packaged if packaged.is_dir() else _PACKAGE.parent / kind
 
 
 def irregularity(path: Path) -> str | None:
-    """Why `path` is not read, to follow its name: a pipe, a socket or a device would keep a command waiting for ever.
+    """Return why `path` is not read, to follow its name: a pipe, a socket or a device could block a command for ever.
 
-    None where it is a file, a folder, or nothing at all.
+    Return None if it is a file, a folder, or does not exist.
     """
     try:
         kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))

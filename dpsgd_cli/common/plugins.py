@@ -1,12 +1,12 @@
-"""The one hook for a user's own code: an attribute of a Python file that the recipe names.
+"""Loading of a user's own code: an attribute of a Python file that the recipe names.
 
-A Python file runs with all rights of the user, so a file that came with somebody's recipe or result does not run before
-this user trusts it. Trust belongs to a content, by its SHA-256. Training is the act of trust: whatever `train`,
-`sweep`, `compare` and `audit` run is remembered in the user's cache folder. Everything else runs remembered files only,
-or all of them inside `trusting()` (`--trust-code`, `trust_code=True`), and remembers those too. What a file imports is
+A Python file runs with all rights of the user, so a file that came with another person's recipe or result does not run
+before this user trusts it. Trust is in a content, by its SHA-256. To train is to trust: files that `train`, `sweep`,
+`compare` and `audit` run are remembered in the user's cache folder. Everything else runs remembered files only, or
+inside `trusting()` (`--trust-code`, `trust_code=True`) any file, which is then remembered, too. Imports of a file are
 not covered.
 
-Not here: what the attribute must be (each caller checks).
+Callers check the attribute.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _FOLDER = "trusted-code"
 
 @contextlib.contextmanager
 def trusting(say: Say | None = None, really: bool = True) -> Iterator[None]:
-    """Run any Python file that a recipe names until the block ends, and remember each as trusted.
+    """Allow any Python file that a recipe names to run inside the block, and remember each as trusted.
 
-    `say` is told of each that was not trusted before. Nothing changes where not `really`.
+    `say` receives a line for each file that was not trusted before. If not `really`, the block changes nothing.
     """
     if not really:
         yield
@@ -51,7 +51,7 @@ def _place(digest: str) -> Path:
 
 
 def _check_trusted(path: Path, code: bytes) -> None:
-    """Raise UsageError unless this content of a file is trusted; remember it where all code is."""
+    """Raise UsageError unless this content of a file is trusted. Inside `trusting()`, remember it as trusted."""
     digest = hashlib.sha256(code).hexdigest()
     mark = _place(digest)
     if mark.is_file():
@@ -73,8 +73,8 @@ def _check_trusted(path: Path, code: bytes) -> None:
 def load_attribute(path: Path, name: str) -> Any:
     """Execute the Python file at `path` and return its attribute `name`.
 
-    What runs is the content whose hash was looked at, never a compiled file beside it. Raises UsageError when it is not
-    trusted, RecipeError when it is missing, fails to run, or has no such attribute.
+    The content that runs is the content that was hashed, never a compiled file. Raises UsageError if it is not trusted,
+    and RecipeError if the file is missing, fails to run, or has no such attribute.
     """
     if not path.is_file():
         raise RecipeError(f"{path}: no such Python file; `file:` is relative to the recipe")
@@ -103,8 +103,9 @@ def load_attribute(path: Path, name: str) -> Any:
 def refusal_of_call(
     function: Callable[..., Any], name: str, given: dict[str, Any], further: dict[str, Any]
 ) -> str | None:
-    """Why `function`, which the user calls `name`, cannot be called with the values of `given` in order and `further`
-    as keywords; None where it can, or says nothing of what it takes.
+    """Return why `function` cannot be called with the values of `given` in order and `further` as keywords.
+
+    Return None if it can, or if it has no signature. `name` is its name in the message.
     """
     if not callable(function):
         return f"{name} is {type(function).__name__}, not a function"

@@ -1,7 +1,4 @@
-"""Numbers in print: as many digits as say something, and epsilons never smaller than they are.
-
-Not here: numbers in files, which are written in full.
-"""
+"""Numbers in printed text, with the digits that matter; epsilons are rounded up. Files hold numbers in full."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ _LEAST, _MOST = 0.01, 1e6
 
 
 def epsilon_text(epsilon: float) -> str:
-    """An epsilon, rounded up: four decimals, or where those say little, four digits that do.
+    """Return an epsilon, rounded up to four decimals, or to four digits if it is very small or large.
 
     >>> epsilon_text(2.99991), epsilon_text(1e-6), epsilon_text(0.000123412), epsilon_text(12345678.9)
     ('3.0000', '1e-06', '0.0001235', '1.235e+07')
     """
     if epsilon == 0 or not math.isfinite(epsilon):
         return f"{epsilon:.4f}"
-    # the shortest decimal that is this number: 0.1 is not to become 0.1001 for what binary digits add to it
+    # the shortest decimal of this number: 0.1 must not become 0.1001 because of its binary digits
     exact = Decimal(repr(float(epsilon)))
     if _LEAST <= epsilon < _MOST:
         return str(exact.quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
@@ -27,7 +24,7 @@ def epsilon_text(epsilon: float) -> str:
 
 
 def metric_text(value: float) -> str:
-    """A loss or an accuracy, rounded: four decimals, or where those say little or too much, four digits.
+    """Return a loss or an accuracy, rounded to four decimals, or to four digits if it is very small or large.
 
     >>> metric_text(0.91254), metric_text(0.0), metric_text(2.5e-7), metric_text(3262659971121966963065094144.0)
     ('0.9125', '0.0000', '2.5e-07', '3.263e+27')
@@ -36,7 +33,7 @@ def metric_text(value: float) -> str:
 
 
 def interval_text(value: float, half: float | None, sign: str = "") -> str:
-    """A value with the half-width of its interval, if it has one; both with the digits that the larger asks for.
+    """Return a value with the half-width of its interval, if it has one, both in the format of the larger.
 
     >>> interval_text(0.91254, 0.0012), interval_text(-0.0012, 0.02, "+"), interval_text(2.5e-7, 1e-8)
     ('0.9125 +- 0.0012', '-0.0012 +- 0.0200', '2.5e-07 +- 1e-08')

@@ -1,4 +1,4 @@
-"""What every section of a recipe is built from: strictness and the types that appear everywhere."""
+"""Base class of the sections of a recipe, and the types that they share."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Delta = Fraction
 
 DrawSeed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-"""Of what NumPy draws."""
+"""Seed of a NumPy generator."""
 
 
 TO_FILL_IN = ("LOW", "HIGH")
-"""What `dpsgd recipe new` writes for bounds that only a person knows."""
+"""Placeholders that `dpsgd recipe new` writes for bounds that only the user knows."""
 
 
 def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
@@ -49,21 +49,21 @@ Values = Annotated[list[Any], AfterValidator(_distinct)]
 
 
 class Section(BaseModel):
-    """Unknown keys are errors; a resolved recipe never changes.
+    """A section of a recipe. Unknown keys are errors, and instances are immutable.
 
-    A validator's message is one line per problem; a line that begins with `key.path: ` is reported at that key.
+    A validator's message has one line per problem; a line that begins with `key.path: ` is reported at that key.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     must_state: ClassVar[tuple[str, ...]] = ()
-    """Class attributes that each kind below this class states in its own body: a guarantee rests on them."""
+    """Class attributes that each kind below this class must state in its own body: the guarantee depends on them."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **arguments: Any) -> None:
-        """Raise TypeError for a kind that leaves out what it must state, though a class that it derives from states it.
+        """Raise TypeError for a kind that does not state an attribute of `must_state` in its own body.
 
-        A kind is a class whose field `kind` has a value.
+        A kind is a class whose field `kind` has a default.
         """
         super().__pydantic_init_subclass__(**arguments)
         left_out = [name for name in cls.must_state if name not in vars(cls)]

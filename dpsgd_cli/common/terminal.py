@@ -1,11 +1,9 @@
-"""What a command writes to the terminal: text in which nothing is an instruction to it.
+"""Filter on a command's output that removes instructions to the terminal.
 
-Column names, class labels, keys, file names and what a server answers come from files of other people. A terminal obeys
-escape sequences in them: it moves the cursor, sets the title, pastes. Bidirectional overrides show text in another
-order. `only_visible` puts a filter before stdout and stderr for the length of a command, so that no message has to
-remember it.
-
-Not here: how a message quotes one foreign value on one line (`common/text_format.py`).
+Column names, class labels, keys, file names and answers of servers come from other people. A terminal obeys escape
+sequences in them: it moves the cursor, sets the title, pastes. Bidirectional overrides show text in another order.
+`only_visible` filters stdout and stderr during a command, so that no message has to take care of this.
+`common/text_format.py` quotes a single value on one line.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from dpsgd_cli.common.text_format import visible
 
 
 class Filtered:
-    """A text stream that writes `visible` text to another, which is its `unfiltered`."""
+    """A text stream that writes `visible` text to another stream, `unfiltered`."""
 
     def __init__(self, stream: Any) -> None:
         self.unfiltered = stream
@@ -44,7 +42,7 @@ def only_visible() -> Iterator[None]:
     try:
         yield
     finally:
-        # click replaces a stream whose reader has gone; that replacement stays
+        # click replaces a stream whose reader has gone; keep that replacement
         if sys.stdout is out:
             sys.stdout = out.unfiltered
         if sys.stderr is err:
@@ -52,5 +50,5 @@ def only_visible() -> Iterator[None]:
 
 
 def for_bars() -> Any:
-    """stderr for a progress bar, which moves the cursor; whoever draws one passes its texts through `visible`."""
+    """Return stderr for a progress bar, which moves the cursor. The caller passes the bar's texts through `visible`."""
     return getattr(sys.stderr, "unfiltered", sys.stderr)

@@ -1,4 +1,4 @@
-"""Numbers with their nouns, values of any size and likely names, for messages. Not here: any message."""
+"""Parts of messages: numbers with their nouns, values of any size, similar names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 _MOST_CHARACTERS = 80
-# controls but tab and newline, format characters (bidirectional and of no width), separators of lines, lone surrogates
+# controls except tab and newline, format characters (bidirectional, zero-width), line separators, lone surrogates
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
@@ -18,7 +18,7 @@ _MOST_COMPARED, _LONGEST_COMPARED = 5000, 100
 
 
 def count(number: int, noun: str, many: str | None = None) -> str:
-    """`number` and the noun in its number: `many` where that is not `noun` and an s.
+    """Return `number` with its noun; `many` is the plural if it is not `noun` plus s.
 
     >>> count(1, "trial"), count(2, "trial"), count(0, "process", "processes"), count(60_000, "row")
     ('1 trial', '2 trials', '0 processes', '60000 rows')
@@ -27,9 +27,9 @@ def count(number: int, noun: str, many: str | None = None) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` with every character that a terminal would obey, or not show, as the escape that JSON has for it.
+    """Return `text` with every character that a terminal would obey, or not show, as its JSON escape.
 
-    Newlines and tabs stay. Written that way, a JSON document remains one, of the same content.
+    Newlines and tabs stay. A JSON document stays valid, with the same content.
 
     >>> visible("a" + chr(27) + "[31m" + chr(0x202E)) == "a" + chr(92) + "u001b[31m" + chr(92) + "u202e"
     True
@@ -43,7 +43,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def shortened(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """`text`, which may be a cell of megabytes, as a message has room for it: visible, and on one line.
+    """Return `text`, of any length, cut to `most` characters for a message: visible and on one line.
 
     >>> shortened("abc"), shortened("a" * 1000, 12)
     ('abc', 'aaaaaaaaa...')
@@ -53,7 +53,7 @@ def shortened(text: str, most: int = _MOST_CHARACTERS) -> str:
 
 
 def quoted(value: object, most: int = _MOST_CHARACTERS) -> str:
-    """A value that a user or a file gave, as a message shows it.
+    """Return a value from a user or a file as a message shows it: quoted and shortened.
 
     >>> quoted("yes"), quoted("a" * 1000, 12)
     ("'yes'", "'aaaaaaaa...")
@@ -67,7 +67,7 @@ def quoted(value: object, most: int = _MOST_CHARACTERS) -> str:
 
 
 def listed(values: Iterable[object], most: int = _MOST_NAMES) -> str:
-    """The first of some values as a list in brackets, and how many more there are.
+    """Return the first of some values as a list in brackets, with the number of further ones.
 
     >>> listed([1, "a"]), listed(range(20_000), 3)
     ("[1, 'a']", '[0, 1, 2, ... and 19997 more]')
@@ -79,17 +79,17 @@ def listed(values: Iterable[object], most: int = _MOST_NAMES) -> str:
 
 
 def any_of(names: Sequence[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
+    """Return `a`, `a or b` or `a, b or c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def similar(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate that `word` was probably meant to be, whatever its case and its dashes.
+    """Return the candidate most similar to `word`, ignoring case and dashes; None if none is similar.
 
     >>> similar("BATCH-SIZE", ["batch_size", "seed"]), similar("xyzzy", ["seed"])
     ('batch_size', None)
     """
-    # comparing takes time that grows with the product of lengths
+    # the time of a comparison grows with the product of the lengths
     known = {
         _plain(name): name for name in itertools.islice(candidates, _MOST_COMPARED) if len(name) <= _LONGEST_COMPARED
     }
@@ -98,7 +98,7 @@ def similar(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
 
 
 def suggested(word: str, candidates: Iterable[object]) -> str:
-    """What to say after an unknown name: the nearest known one, and all of them where they are few.
+    """Return a hint to follow an unknown name: the most similar known name, and all of them if they are few.
 
     >>> suggested("sed", ["seed", "epochs"])
     "; did you mean 'seed'? (known: seed, epochs)"

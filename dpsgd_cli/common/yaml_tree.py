@@ -1,9 +1,7 @@
-"""YAML text to a tree in which every value knows the line it came from, with all mistakes of form reported together.
+"""Parser from YAML text to a tree in which every value has its line number; all syntax problems are reported together.
 
-Not here: what keys or values a recipe allows (`check.py`).
-
-Plain values follow the YAML 1.2 core schema, because 1.1 surprises: `1e-5` is a number here, and `no`, `on`,
-`1:30` and `2020-01-01` stay text (they are class labels and column names).
+Plain values follow the YAML 1.2 core schema, which surprises users less than 1.1: `1e-5` is a number, and `no`, `on`,
+`1:30` and `2020-01-01` stay text (they are class labels and column names). `check.py` validates keys and values.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value was written: a line of a file, or an override (no line)."""
+    """The place where a value was written: a line of a file, or an override (no line)."""
 
     source: str
     line: int | None = None
@@ -41,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, at a key."""
+    """One problem, at a key."""
 
     place: Place
     path: Path
@@ -54,13 +52,13 @@ class Problem:
 
 @dataclass
 class Node:
-    """A value and where it stands. Mappings hold nodes by key, lists hold nodes, everything else is plain."""
+    """A value and its place. Mappings hold nodes by key, lists hold nodes, everything else is plain."""
 
     value: Any
     place: Place
 
     def plain(self) -> Any:
-        """The value without the places."""
+        """Return the value without the places."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -68,7 +66,7 @@ class Node:
         return self.value
 
     def copy(self) -> Node:
-        """A tree that can be edited apart from this one."""
+        """Return a copy of the tree that can be edited independently."""
         if isinstance(self.value, dict):
             return Node({key: node.copy() for key, node in self.value.items()}, self.place)
         if isinstance(self.value, list):
@@ -76,7 +74,7 @@ class Node:
         return Node(self.value, self.place)
 
     def child(self, key: Key) -> Node | None:
-        """The node under `key`, if there is one."""
+        """Return the node under `key`; None if there is none."""
         if isinstance(self.value, dict):
             return self.value.get(key)
         if isinstance(self.value, list) and isinstance(key, int) and 0 <= key < len(self.value):
@@ -85,7 +83,7 @@ class Node:
         return None
 
     def nearest(self, path: Path) -> Node:
-        """The deepest node on the way to `path`."""
+        """Return the deepest existing node on the way to `path`."""
         here = self
         for key in path:
             child = here.child(key)
@@ -96,7 +94,7 @@ class Node:
 
 
 def grow(value: Any, place: Place) -> Node:
-    """A tree of plain data, all of it from one place."""
+    """Return plain data as a tree, all of it at one place."""
     if isinstance(value, dict):
         return Node({key: grow(inner, place) for key, inner in value.items()}, place)
     if isinstance(value, list):
@@ -105,18 +103,18 @@ def grow(value: Any, place: Place) -> Node:
 
 
 def dotted(path: Path) -> str:
-    """A path as an override would write it."""
+    """Return a path as an override writes it."""
     return ".".join(map(str, path))
 
 
 class CoreLoader(yaml.SafeLoader):
-    """The safe loader, with the plain values of YAML 1.2."""
+    """PyYAML's safe loader with the plain values of YAML 1.2."""
 
     yaml_implicit_resolvers: ClassVar[dict[str | None, list[tuple[str, re.Pattern[str]]]]] = {}
 
 
 class CoreDumper(yaml.SafeDumper):
-    """Quotes every string that YAML 1.1 or 1.2 would read as something else."""
+    """PyYAML's safe dumper, which quotes every string that YAML 1.1 or 1.2 would read as something else."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -132,9 +130,9 @@ for _name, _pattern in CORE.items():
 
 
 def read_tree(text: str, place: Place) -> tuple[Node | None, list[Problem]]:
-    """Parse `text`, which begins at `place` (without a line: everything keeps that place).
+    """Parse `text`, which begins at `place`; if `place` has no line, all nodes get `place` itself.
 
-    Returns no tree where the text is not YAML at all; otherwise the tree without what could not be read.
+    Returns the tree without the parts that could not be read, and the problems; no tree if the text is not YAML.
     """
     reader = _Reader(place)
     try:
@@ -155,7 +153,7 @@ def read_tree(text: str, place: Place) -> tuple[Node | None, list[Problem]]:
 
 
 class _Reader:
-    """Turns composed YAML nodes into `Node`s, collecting what is wrong on the way."""
+    """Converter of composed YAML nodes to `Node`s that collects problems on the way."""
 
     def __init__(self, start: Place) -> None:
         self.start = start
@@ -224,7 +222,7 @@ class _Reader:
 
 
 def parse_scalar(kind: str, text: str) -> Any:
-    """The value of a plain scalar that matches `CORE[kind]`."""
+    """Return the value of a plain scalar that matches `CORE[kind]`."""
     if kind == "null":
         return None
     if kind == "bool":

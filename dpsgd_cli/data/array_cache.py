@@ -1,7 +1,7 @@
-"""Arrays that are kept in this user's cache folder, by what they were made from.
+"""Arrays in this user's cache folder, by a hash of what they were made from.
 
-What is kept may be private (features of records, teachers' votes): only its owner may read it, and nothing publishes
-it. A cache that cannot be read or written costs time, nothing else. Not here: data sets (`data/catalog.py`).
+They may be private (features of records, teachers' votes), so only their owner may read them, and nothing publishes
+them. A cache that cannot be read or written costs time, nothing else. Data sets are cached by `data/catalog.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_BYTES = 4_000_000_000
 
 
 def place(folder: str, told: object, arrays: Sequence[np.ndarray]) -> Path:
-    """The file of what is made from `told` (plain values) and `arrays`."""
+    """Return the file of the array that is made from `told` (plain values) and `arrays`."""
     import pooch  # takes a while to import
 
     name = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
@@ -29,7 +29,7 @@ def place(folder: str, told: object, arrays: Sequence[np.ndarray]) -> Path:
 
 
 def load(path: Path) -> np.ndarray | None:
-    """What is kept there, if anything is."""
+    """Return the array at `path`; None if there is none or it cannot be read."""
     try:
         return np.asarray(np.load(path, allow_pickle=False))
     except (OSError, ValueError, EOFError):
@@ -37,7 +37,7 @@ def load(path: Path) -> np.ndarray | None:
 
 
 def keep(path: Path, array: np.ndarray) -> None:
-    """Keep `array` for the next run, unless it is too large."""
+    """Write `array` for the next run, unless it is too large or cannot be written."""
     if array.nbytes > MOST_BYTES:
         return
     try:

@@ -1,6 +1,6 @@
-"""The `data:` section: a card or a file of the user's own, how it is cut, and what features are made of it.
+"""The `data:` section: a card or a file of the user's own, how its rows are split, and the features computed from them.
 
-Not here: the steps that features then go through (`data/step_settings.py`), what extractors do (`data/features.py`).
+`step_settings.py` has the preprocessing steps, `data/features.py` the code of the extractors.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Split(Section):
 
     @property
     def asked(self) -> float | int:
-        """The share of the rows that is cut, or how many."""
+        """Return the share of the rows that is cut, or their number."""
         return self.test
 
 
 class ValidationSet(Section):
-    """Rows cut from the training part, to judge the training by. Public, or charged for each look at them."""
+    """Rows cut from the training part for validation. Either declared public, or every use is charged to the ledger."""
 
     purpose: ClassVar[str] = "validation"
     key: ClassVar[str] = "validation"
@@ -44,7 +44,7 @@ class ValidationSet(Section):
 
     @property
     def asked(self) -> float | int:
-        """The share of the rows that is cut, or how many."""
+        """Return the share of the rows that is cut, or their number."""
         return self.records or self.fraction or 0
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ class ValidationSet(Section):
 
 
 class PublicSet(Section):
-    """Records that are public without their labels: what PATE labels, and whatever else may look at them."""
+    """Public records without labels. PATE labels them; preprocessing may use them, too."""
 
     purpose: ClassVar[str] = "public"
     key: ClassVar[str] = "public.records"
@@ -88,12 +88,12 @@ class PublicSet(Section):
 
     @property
     def asked(self) -> int:
-        """How many rows are cut."""
+        """Return the number of rows that are cut; 0 for a file of public records."""
         return self.records or 0
 
     @property
     def cut_from(self) -> Literal["test", "train"] | None:
-        """Which of the other records they are cut from, if they are."""
+        """Return the part that the public records are cut from; None if they are a file."""
         return None if self.path is not None else self.source or "test"
 
 
@@ -110,7 +110,7 @@ class Augment(Section):
 
 
 class Extractor(Section):
-    """A frozen extractor, before any preprocessing; it acts on each record alone."""
+    """A frozen feature extractor. It runs before any preprocessing, on each record alone."""
 
     pool: Count | None = Field(None, description="Average the maps to this many places a side; left out, keep them.")
     groups: Count | None = Field(
@@ -120,7 +120,7 @@ class Extractor(Section):
 
 
 class ScatteringFeatures(Extractor):
-    """A wavelet scattering transform to order 2: no weights, no data."""
+    """A wavelet scattering transform to order 2, without weights or data."""
 
     kind: Literal["scattering"] = "scattering"
     scales: Annotated[int, Field(ge=1, le=4)] = Field(2, description="J: the grid has side / 2^J places a side.")
@@ -134,7 +134,7 @@ class ScatteringFeatures(Extractor):
 
 
 class PatchFeatures(Extractor):
-    """How like an image's places are to random patches of synthetic images. An image's mirror image has the same."""
+    """Similarities of an image's places to random patches of synthetic images. A mirrored image has equal features."""
 
     kind: Literal["patches"] = "patches"
     patches: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] = Field(
@@ -199,7 +199,7 @@ Features = Annotated[
 
 
 class Missing(Section):
-    """What a cell without a value means; the rule is public and fills each record by itself, so it costs nothing."""
+    """Value for missing cells. It is public and fills each record on its own, so it costs no privacy."""
 
     value: float | str | None = Field(
         None, description="Stands in its place; left out, the middle of the column's bounds, or the category ''."
@@ -208,12 +208,9 @@ class Missing(Section):
 
 
 class Data(Section):
-    """A card by `name`, or a file of the user's own by `path`.
+    """A card by `name`, or a file of the user's own by `path`."""
 
-    `unit` is the recipe's `privacy.unit`, which the recipe puts here: whoever reads, cuts or counts records does so by
-    user then, and cannot forget to.
-    """
-
+    # The recipe copies its `privacy.unit` here, so that code which reads, splits or counts records has it at hand.
     _unit: Unit | None = PrivateAttr(None)
     _folds: int | None = PrivateAttr(None)
     _by_place: bool = PrivateAttr(False)
@@ -293,63 +290,60 @@ class Data(Section):
 
     @property
     def unit(self) -> Unit | None:
-        """Whom the recipe protects, where that is a user with several rows; None: single records."""
+        """Return the recipe's unit of privacy, a user with several rows; None for single records."""
         return self._unit
 
     @property
     def pooled(self) -> bool:
-        """Whether the rows of all files are cut anew, by the recipe's split or its folds."""
+        """Return True if the recipe's split or folds divide the rows of all files anew."""
         return self.split is not None or self._folds is not None
 
     @property
     def by_place(self) -> bool:
-        """Whether a record's place decides its part (replace-one, zero-out), or its content (add-remove)."""
+        """Return True if a record's place decides its part (replace-one, zero-out), False if its content does."""
         return self._by_place
 
     @property
     def folds(self) -> int | None:
-        """The recipe's number of folds."""
+        """Return the recipe's number of folds; None without folds."""
         return self._folds
 
     @property
     def cuts(self) -> bool:
-        """Whether the section or the recipe's folds divide records by coins, beside a card's or file's usual split."""
+        """Return True if this section or the recipe's folds divide records by coins, beyond the card's own split."""
         return self._folds is not None or any(own is not None for own in (self.split, self.validation, self.public))
 
     def protect(self, unit: Unit | None, folds: int | None = None, by_place: bool = False) -> None:
-        """Take over the recipe's unit, its folds, and what decides a record's part.
-
-        Only the recipe calls this, when it is made.
-        """
+        """Store the recipe's unit, its number of folds, and whether places decide a record's part."""
         self._unit, self._folds, self._by_place = unit, folds, by_place
 
     @property
     def card_file(self) -> str | None:
-        """The file of a card of the user's own, as the recipe says where it is."""
+        """Return the path of the user's own card, as the recipe writes it; None for other cards and for files."""
         if self.name is None or (self.cards is None and not self.name.endswith((".yaml", ".yml"))):
             return None
         return self.name if self.cards is None else f"{self.cards.rstrip('/')}/{self.name}.yaml"
 
     @property
     def by_column(self) -> bool:
-        """Whether the last step makes features of single columns, whose cells are public."""
+        """Return True if the last step makes features of single columns, over public cells (`bin` without pairs)."""
         last = self.preprocess[-1].bin if self.preprocess else None
         return last is not None and last.pairs is None
 
     @property
     def extractors(self) -> list[Features]:
-        """All of `features`."""
+        """Return `features` as a list."""
         return self.features if isinstance(self.features, list) else [self.features] if self.features else []
 
     @property
     def fillings(self) -> dict[str, Missing]:
-        """What a missing value means, by column."""
+        """Return the value for missing cells, by column."""
         told = self.missing or {}
         return {name: one if isinstance(one, Missing) else Missing(value=one) for name, one in told.items()}
 
     @property
     def files(self) -> list[str]:
-        """The files of a user's own that hold records, labels and whose each row is, as the recipe names them."""
+        """Return the user's own files of records, labels and users (one per row), as the recipe names them."""
         npy = self.path is not None and self.path.endswith(".npy")
         given = (self.path, self.test_path, *((self.target, self.test_target) if npy else ()))
         owners = [self.unit.column] if self.unit is not None and self.unit.in_a_file else []

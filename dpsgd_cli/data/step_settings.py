@@ -1,6 +1,6 @@
-"""The steps of `data.preprocess`: what is done to features after they are read.
+"""The steps of `data.preprocess`, which transform features after they are read.
 
-Not here: what steps do (`data/preprocess.py`, `data/bins.py`, `data/rotation.py`).
+Their code is in `data/preprocess.py`, `data/bins.py` and `data/rotation.py`.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Pca(Section):
 
 
 Drawn = Literal["strokes", "dead-leaves"]
-"""Kinds of images that a seed draws (`data/synthetic.py`)."""
+"""Kinds of synthetic images, drawn from a seed (`data/synthetic.py`)."""
 
 
 class Variants(Section):
-    """Drawings by several hands: directions in which those of one drawing differ are shrunk."""
+    """Several variants (hands) of each drawing; directions in which variants of one drawing differ are shrunk."""
 
     images: Annotated[int, Field(ge=1, le=50_000)] = Field(1200, description="How many drawings.")
     each: Annotated[int, Field(ge=2, le=100)] = Field(8, description="By how many hands each.")
@@ -70,7 +70,7 @@ class Variants(Section):
 
 
 DIRECTIONS = 8192
-"""What `auto` is where no rule knows better and there are as many."""
+"""Most directions of `components: auto`; fewer if fewer exist or the budget is small."""
 
 
 class Rotate(Section):
@@ -102,13 +102,13 @@ Bins = Annotated[int, Field(ge=2, le=1000)]
 
 
 BINS = (4, 16)
-"""Beside pairs, where nothing is said."""
+"""Numbers of bins if the recipe gives none."""
 WAVES_UNTOLD = 16
-"""What `auto` is where no rule knows better."""
+"""Number of cosines for `auto`, unless the budget sets it."""
 
 
 class Bin(Section):
-    """Every column as cosines, or one-hots, over its public bounds or values; rows of length 1. Looks at no record."""
+    """Every column as cosines or one-hots, over its public bounds or values; rows of length 1. Data-independent."""
 
     waves: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
@@ -140,14 +140,14 @@ class Bin(Section):
 
     @property
     def cosines(self) -> int | None:
-        """Of a numeric column over its bounds; None where bins stand in their place."""
+        """Return the number of cosines of a numeric column over its bounds; None if bins replace them."""
         if self.bins is not None or self.pairs is not None:
             return None
         return WAVES_UNTOLD if self.waves == "auto" else self.waves
 
     @property
     def widths(self) -> list[int]:
-        """Numbers of bins, each of which a column is cut into, where it is."""
+        """Return the numbers of bins; a column that is binned is cut once into each."""
         if self.bins is None:
             return list(BINS)
         return self.bins if isinstance(self.bins, list) else [self.bins]
@@ -185,15 +185,15 @@ class PreprocessStep(Section):
 
     @property
     def kind(self) -> str:
-        """The YAML key of the step that is set."""
+        """Return the YAML key of the step."""
         field = next(iter(self.model_fields_set))
         return str(type(self).model_fields[field].alias or field)
 
     @property
     def step(self) -> Section | None:
-        """The settings of the step that is set."""
+        """Return the settings of the step; None if it was given none."""
         return next((getattr(self, name) for name in self.model_fields_set), None)
 
 
 OWN_FILE_STEPS = (PreprocessStep(scale=Scale()), PreprocessStep(one_hot=OneHot()))
-"""What is done to a file of the user's own where the recipe does not say."""
+"""Default steps for a file of the user's own."""

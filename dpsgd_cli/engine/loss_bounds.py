@@ -1,9 +1,8 @@
-"""Losses of a convex model, by name, with the bounds that prices rest on.
+"""Losses of a convex model, by name, with the bounds that prices depend on.
 
-To add a loss: its name in `Loss`, its record in `LOSSES`, and a class of `dpsgd_cli.methods.risks.losses.MarginLoss`.
-No field has a default. `tests/engine/test_loss_bounds.py` compares each record with the numbers of its class.
-
-Not here: values and derivatives (`methods/risks/losses.py`), constants of a whole problem (`risks/constants.py`).
+To add a loss: its name in `Loss`, its record in `LOSSES`, and a subclass of
+`dpsgd_cli.core.problems.losses.MarginLoss` with its values and derivatives. `tests/engine/test_loss_bounds.py` compares each
+record with its class. Constants of a whole problem are in `methods/perturbation/price.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Loss = Literal["logistic", "hinge", "huber-svm", "squared"]
 class Region:
     """Public numbers that a bound may depend on.
 
-    `reach`: bound on |t|, inf where nothing bounds the weights. `width`: `model.huber_width`.
+    `reach`: bound on |t|, inf if the weights are unbounded. `width`: `model.huber_width`.
     """
 
     reach: float
@@ -29,13 +28,13 @@ class Region:
 
 @dataclass(frozen=True, kw_only=True)
 class LossKind:
-    """What prices, plans and metrics rest on, for a convex loss phi of one number t.
+    """Properties of a convex loss phi of one number t that prices, plans and metrics use. No field has a default.
 
     `runs`: `module:class` of the loss, imported when it is needed.
-    `residual`: t is the residual w.x - y of a regression, whose targets are clamped; otherwise the margin y w.x of one
-    of two classes.
-    `slope`: a bound on |phi'(t)| for |t| <= reach; inf where there is none.
-    `curvature`: a bound on phi''(t), in the same region; None states that phi is not smooth.
+    `residual`: t is the residual w.x - y of a regression, whose targets are clamped. Otherwise it is the margin y w.x
+    of two classes, y = -1 or 1.
+    `slope`: a bound on |phi'(t)| for |t| <= reach; inf if there is none.
+    `curvature`: a bound on phi''(t) in the same region; None states that phi is not smooth.
     `probabilities`: sigmoid(output) estimates the probability of the second class.
     """
 
@@ -46,7 +45,7 @@ class LossKind:
     probabilities: bool
 
     def bounds(self, region: Region) -> tuple[float, float]:
-        """Bounds on |phi'| and on phi'' in `region`; inf where there is none.
+        """Return bounds on |phi'| and on phi'' in `region`; inf if there is none.
 
         Raises ValueError for a bound that is negative or not a number.
         """

@@ -1,4 +1,4 @@
-"""The `model:` section. What each model is stands in `engine/models.py`."""
+"""The `model:` section. `engine/models.py` builds the models."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dpsgd_cli.engine.loss_bounds import LOSSES, Loss, LossKind
 
 
 class ModelKind(Section):
-    """What every kind of model says of itself before it is built.
+    """Base of the kinds of models: properties that are known before a model is built.
 
-    `by_rule`: settings that are auto are chosen by the rule of `training/auto_rule.py`, which was tried on such models.
+    `by_rule`: the formulas of `rule.py`, which were tested on such models, choose `auto` settings.
     """
 
     by_rule: ClassVar[bool] = False
 
     @property
     def layers(self) -> int | None:
-        """Layers with parameters, which per-layer clipping counts; None where only building the model would tell."""
+        """Return the number of layers with parameters, for per-layer clipping; None if unknown before building."""
         return None
 
 
 class OneLayer(ModelKind):
-    """What linear models share."""
+    """Settings that linear models share."""
 
     by_rule = True
     kind: str
@@ -40,13 +40,13 @@ class OneLayer(ModelKind):
 
     @property
     def has_bias(self) -> bool:
-        """Whether there is a constant beside the features; also where nobody settled that."""
+        """Return True if there is a constant beside the features; also while `bias` is `auto`."""
         return self.bias is not False
 
     @staticmethod
     def by_residual(outputs: int) -> float:
-        """How long the gradient of a record's loss by its outputs is at most, over its residual: 1, or sqrt(2) where
-        each class has an output of its own."""
+        """Return the largest norm of a record's loss gradient by the outputs, over its residual: 1, or sqrt(2) with one
+        output per class."""
         return math.sqrt(2) if outputs > 1 else 1.0
 
 
@@ -71,7 +71,7 @@ class ConvexModel(OneLayer):
 
     @property
     def known(self) -> LossKind:
-        """What prices and metrics rest on for this loss."""
+        """Return the bounds and properties of the loss that prices and metrics use."""
         return LOSSES[self.loss]
 
 
@@ -139,7 +139,7 @@ class VitModel(ModelKind):
 
 
 class Weights(Section):
-    """What a user's model holds that is not drawn from the recipe's seed, declared public by whoever writes it here."""
+    """Numbers in a user's own model that are not drawn from the recipe's seed. The recipe declares them public."""
 
     file: str | None = Field(
         None,

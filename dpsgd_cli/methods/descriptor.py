@@ -1,9 +1,8 @@
-"""What the rest of the program knows of a method: its descriptor, which stands with its settings and nowhere else.
+"""Descriptors of methods: all that the rest of the program knows of a method, stated beside its settings.
 
-To add a method: a section with a descriptor, and its name in the union `Method` (`methods/settings.py`); a class of
-`dpsgd_cli.methods.Method` that runs it; a planner, unless the gradient plan is its own. Nothing else lists methods.
-
-Not here: the sections (`methods/settings.py`, `convex.py`).
+To add a method: a section with a descriptor (see `settings.py`, `convex.py`), and its name in the union `Method`
+(`settings.py`); a subclass of `dpsgd_cli.methods.Method` that runs it; a planner, unless it uses the gradient plan.
+Nothing else lists methods.
 """
 
 from __future__ import annotations
@@ -28,22 +27,24 @@ ITS_TRAINING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """What a method states of itself. What a guarantee rests on has no default; other fields are left out for "no".
+    """Properties of a method. Fields that the guarantee depends on have no default; the others default to "no".
 
     `runs` and `planner` are `module:name`, imported when they are needed, so that a recipe is read without torch.
-    `runs`: the class that trains. `planner`: from a recipe and the facts about its data to a plan; None for a method
-    that refuses privacy.
-    `privacy`: whether a privacy section is needed, refused, or as the recipe wishes.
-    `adjacencies`: the neighbours that its proof covers; none where it refuses privacy.
-    `by_steps`: it goes step by step over batches of one public width, so its passes may be rounded
-    (`engine/precision.py` proves that), compiled, and of augmented records. `in_processes`: its only look at the data
-    is the sum that `Team.add_up` makes, so several processes may train it and rows may stay on disk. `only_convex`: it
-    is for `model.kind: convex` alone, as a proof that needs convexity is. `by_rule`: settings that are auto are chosen
-    by the rule of `training/auto_rule.py`, where it is for the model as well. `correlates`: every sum that it releases
-    is made private by the noise of its plan, which may be correlated. `finds_bounds`: its clip bounds may be found from
-    what it releases (`clipping/bounds.py`). `by_unit`: what it releases has a proved sensitivity where all rows of a
-    user are protected together, too: it sees the mean of a user's clipped or bounded parts, and no row by itself.
-    `may_differ`: keys that it reads trial by trial, so that recipes which differ in them train as one pack.
+    `runs`: the class that trains. `planner`: a function from a recipe and the facts about its data to a plan; None for
+    a method that refuses privacy.
+    `privacy`: a privacy section is needed, refused or optional.
+    `adjacencies`: the adjacencies that the proof covers; empty if the method refuses privacy.
+    `by_steps`: the method trains step by step over batches of one public width. So passes may be rounded
+    (`engine/precision.py` has the proof), compiled, and run on augmented records.
+    `in_processes`: the method uses the data only in the sum of `Team.add_up`, so several processes may train it and
+    rows may stay on disk.
+    `only_convex`: the method is for `model.kind: convex` alone, for example because its proof needs convexity.
+    `by_rule`: the formulas of `rule.py` choose its `auto` settings, if they cover the model as well.
+    `correlates`: every sum that it releases has the noise of its plan, which may be correlated.
+    `finds_bounds`: clip bounds may be computed from its releases (`clipping/bounds.py`).
+    `by_unit`: the sensitivity of its releases is also proved if all rows of a user are protected together: it uses the
+    mean of a user's clipped or bounded parts, and no row on its own.
+    `may_differ`: keys that are read trial by trial, so that recipes which differ in them train as one pack.
     """
 
     runs: str
@@ -66,7 +67,7 @@ class Descriptor:
 
 
 class FullBatch(Section):
-    """What methods that see every record in every step say about batching."""
+    """Base of the methods that use every record in every step."""
 
     must_state = ("descriptor",)
 
@@ -75,9 +76,9 @@ class FullBatch(Section):
 
     @property
     def described(self) -> Descriptor:
-        """What the rest of the program knows of this method."""
+        """Return the method's descriptor."""
         return self.descriptor
 
     @property
     def batch(self) -> None:
-        """None: the batch is everything."""
+        """Return None: a batch is all records."""

@@ -55,4 +55,4 @@ Method = Annotated[
 ]
 
 METHODS: dict[str, Any] = {one.model_fields["kind"].default: one for one in get_args(get_args(Method)[0])}
-"""Settings by kind."""
+"""Section classes of all methods, by kind."""

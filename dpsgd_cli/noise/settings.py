@@ -1,11 +1,11 @@
-"""`privacy.noise`: how the noise of one step goes with that of others, and all that depends on its kind.
+"""`privacy.noise`: correlation of the noise between steps, and all that depends on its kind.
 
-A kind of noise is one class here, and its name in the union `Noise`. The class owns the batching that its theorem is
-about, into how many groups records are split, and what each epoch is charged: how often one use of which noise
-multiplier. Its numbers (weights, predicted errors) stand in `noise/price.py`, its draws in
-`noise/correlation.py`; both are named by `made`.
+To add a kind: a class here, and its name in the union `Noise`. The class states the batching that its theorem covers,
+the number of groups that records are split into, and the charge of each epoch: noise multipliers and the uses of each.
+`made` names the function in `noise/price.py` that makes its numbers (weights, predicted errors). Draws are in
+`noise/correlation.py`.
 
-What each use is, and the theorem that prices it: `accounting/mechanism.py`, `CorrelatedSums`.
+The mechanism of a use, and the theorem that prices it, are `CorrelatedSums` in `accounting/mechanism.py`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dpsgd_cli.common.sections import Count, Section
 from dpsgd_cli.errors import PrivacyError
 
 Charges = list[tuple[float, int]]
-"""Of one epoch: noise multipliers, and how many uses of each."""
+"""Charges of one epoch: pairs of a noise multiplier and its number of uses."""
 
 
 class IndependentNoise(Section):
-    """Every step has noise of its own: what is drawn where nothing is said."""
+    """Independent noise in every step: the default."""
 
     kind: Literal["independent"] = "independent"
 
 
 class CorrelatedNoise(Section):
-    """What every kind offers whose steps have noise in common.
+    """Base of the kinds of noise that are correlated between steps.
 
-    `batching`: the only one that its theorem covers. `made`: `module:name` of what makes its correlation from the
-    settings, the epochs and the steps of each.
+    `batching`: the only batching that the theorem covers. `made`: `module:name` of the function that makes the
+    correlation from the settings, the number of epochs and the steps per epoch.
     """
 
     must_state = ("batching", "made")
@@ -45,19 +45,19 @@ class CorrelatedNoise(Section):
     @property
     @abstractmethod
     def groups(self) -> int:
-        """How many groups records are split into, of which a step samples one."""
+        """Return the number of groups that records are split into; a step samples from one of them."""
 
     @abstractmethod
     def span(self, steps: int) -> int:
-        """Over how many steps noise is correlated, where an epoch has `steps`."""
+        """Return the number of steps over which noise is correlated, for `steps` steps per epoch."""
 
     @abstractmethod
     def charges(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
-        """What each epoch of `steps` steps is charged, whose noise multipliers are `multipliers`."""
+        """Return the charges of each epoch of `steps` steps, given the epochs' noise multipliers."""
 
 
 class BandedNoise(CorrelatedNoise):
-    """Noise of fewer than `bands` steps apart is correlated; amplified by sampling (arXiv 2306.08153)."""
+    """Noise correlated between steps fewer than `bands` apart, amplified by sampling (arXiv 2306.08153)."""
 
     batching = "poisson"
     made = "dpsgd_cli.noise.price:banded"
@@ -83,18 +83,18 @@ class BandedNoise(CorrelatedNoise):
         return self.groups
 
     def charges(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
-        """One use a cycle of b steps, charged in the epoch that its first step is in, before any of it is released.
+        """Return one use per cycle of b steps, charged in the epoch of its first step, before anything is released.
 
-        A record that cycle r samples (steps r b to (r + 1) b - 1) moves the noisy sums of steps r b to (r + 2) b - 2
-        and no others, so the least noise of those steps, as far as there are so many, bounds what the cycle costs.
-        An epoch in which no cycle begins is charged no use; the first charge of every epoch says its own noise.
+        A record sampled in cycle r (steps r b to (r + 1) b - 1) moves the noisy sums of steps r b to (r + 2) b - 2 and
+        no others. So the least noise of these steps, as far as training goes, bounds the cost of the cycle. An epoch in
+        which no cycle begins is charged no use. The first charge of every epoch states the epoch's own noise.
         """
         bands, last = self.groups, len(multipliers) * steps - 1
         found: list[Charges] = []
         for epoch, own in enumerate(multipliers):
             begun, end = -(-epoch * steps // bands), -(-(epoch + 1) * steps // bands)
             ended = end if epoch + 1 == len(multipliers) else ((epoch + 1) * steps + 1) // bands - 1
-            # cycles from `across` on move steps of later epochs, too
+            # cycles from `across` on also move steps of later epochs
             across = min(max(ended, begun), end)
             counts = {own: across - begun}
             for cycle in range(across, end):
@@ -106,7 +106,7 @@ class BandedNoise(CorrelatedNoise):
 
 
 class OnePassNoise(CorrelatedNoise):
-    """Noise correlated over all the steps of an epoch, and independent of that of every other epoch."""
+    """Noise correlated over all steps of an epoch and independent between epochs."""
 
     @property
     def groups(self) -> int:
@@ -116,13 +116,13 @@ class OnePassNoise(CorrelatedNoise):
         return steps
 
     def charges(self, multipliers: Sequence[float], steps: int) -> list[Charges]:
-        """One use an epoch, in which each record takes part in one step."""
+        """Return one use per epoch, in which each record takes part in one step."""
         del steps
         return [[(own, 1)] for own in multipliers]
 
 
 class ToeplitzNoise(OnePassNoise):
-    """DP-FTRL without amplification: the coefficients of (1 - x)^(-1/2), as many as an epoch has steps."""
+    """DP-FTRL without amplification: the coefficients of (1 - x)^(-1/2), one for each step of an epoch."""
 
     batching = "shuffle"
     made = "dpsgd_cli.noise.price:toeplitz"
@@ -130,7 +130,7 @@ class ToeplitzNoise(OnePassNoise):
 
 
 class TreeNoise(OnePassNoise):
-    """DP-FTRL with the binary tree of Kairouz et al. (2021): sums of steps have noise of few nodes."""
+    """DP-FTRL with the binary tree of Kairouz et al. (2021): sums over steps have the noise of few nodes."""
 
     batching = "shuffle"
     made = "dpsgd_cli.noise.price:tree"
@@ -141,7 +141,7 @@ Noise = Annotated[IndependentNoise | BandedNoise | ToeplitzNoise | TreeNoise, Fi
 
 
 def numbers_of_bands(most: int) -> list[int]:
-    """What `bands: auto` tries, fewest first: 1, 2, 3, 4, 6, 8, 12, 16, ... up to `most`.
+    """Return the numbers that `bands: auto` tries: 1, 2, 3, 4, 6, 8, 12, 16, ... up to `most`.
 
     >>> numbers_of_bands(20)
     [1, 2, 3, 4, 6, 8, 12, 16]
@@ -154,12 +154,12 @@ NoiseSource = Literal["seeded", "secure"]
 
 
 def noise_source(*seeds: int | None) -> NoiseSource:
-    """Where randomness comes from that these seeds decide: the operating system only where none is given."""
+    """Return the source of the randomness under these seeds: `secure`, the operating system, only if all are None."""
     return "secure" if all(seed is None for seed in seeds) else "seeded"
 
 
 def describe_noise(source: NoiseSource) -> str:
-    """The same as every statement says it: what a seed can repeat is an experiment."""
+    """Return the words for a noise source in statements: noise that a seed can repeat is for experiments."""
     if source == "secure":
         return "secure"
     return "seeded (experiment: who knows the seed can take the noise away, and runs with one seed share their noise)"

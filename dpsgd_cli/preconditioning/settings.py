@@ -10,10 +10,10 @@ from dpsgd_cli.common.sections import Fraction, Section
 
 
 class PreconditionerKind(Section):
-    """What every preconditioner offers.
+    """Base of the preconditioners.
 
-    `sensitivity`: `module:name` of the function from an adjacency to the L2 norm of how far one record moves what is
-    released; its noise and its charge rest on it.
+    `sensitivity`: `module:name` of a function from an adjacency to the L2 sensitivity of the released statistics. Their
+    noise and their charge depend on it.
     """
 
     must_state = ("sensitivity",)
@@ -22,7 +22,7 @@ class PreconditionerKind(Section):
 
 
 class SecondMoments(PreconditionerKind):
-    """Rows on which all directions weigh alike, by a noised second-moment matrix of the training records."""
+    """Rows scaled to equal weight in all directions, by a noisy second-moment matrix of the training records."""
 
     sensitivity = "dpsgd_cli.preconditioning.price:sensitivity"
     kind: Literal["second-moment"] = "second-moment"
@@ -30,7 +30,7 @@ class SecondMoments(PreconditionerKind):
 
 
 class Marginals(PreconditionerKind):
-    """Rows on which all directions weigh alike, as far as noised counts of each column's values tell; after bin."""
+    """Rows scaled towards equal weight in all directions, by noisy counts of each column's values; after `bin`."""
 
     sensitivity = "dpsgd_cli.preconditioning.price:sensitivity"
     kind: Literal["marginals"] = "marginals"

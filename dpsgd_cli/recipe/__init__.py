@@ -1,1 +1,1 @@
-"""Recipes: what they may say (`schema`), and how they are read, checked and written (`loading`)."""
+"""Recipes: their schema (`schema`), and reading, checking and writing them (`loading`)."""

@@ -1,6 +1,6 @@
-"""What the sections of a recipe must agree on: every method's needs, as lines that begin with the key at fault.
+"""Checks across the sections of a recipe: the needs of each method. A problem is a line that begins with its key.
 
-Not here: conditions of a guarantee, which the plan checks (`methods/dp_sgd/price.py`).
+The plan checks the conditions of a guarantee (`methods/dp_sgd/price.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def method_problems(recipe: Recipe) -> list[str]:
-    """Every disagreement of the recipe's method with its other sections."""
+    """Return every conflict between the recipe's method and its other sections, one line each."""
     found = [*_privacy(recipe), *_epochs(recipe), *_model(recipe), *_folds(recipe), *_validation(recipe)]
     found += [*_public(recipe), *_augment(recipe), *_rounding(recipe), *_compiling(recipe), *_unit(recipe)]
     found += _off_grid(recipe)
@@ -35,7 +35,7 @@ def method_problems(recipe: Recipe) -> list[str]:
 
 
 def _off_grid(recipe: Recipe) -> list[str]:
-    """Without a seed everything is released on a public grid (`engine/digits.py`), which some releases cannot be."""
+    """Refuse, without a seed, releases that cannot be put on the public grid (`engine/digits.py`)."""
     method, problems = recipe.method, []
     if recipe.seed is not None:
         return []
@@ -47,12 +47,12 @@ def _off_grid(recipe: Recipe) -> list[str]:
 
 
 def _by_steps(word: str = " and ") -> str:
-    """The methods that go step by step, in words."""
+    """Return the names of the methods that train step by step, joined by `word`."""
     return word.join(sorted(kind for kind, one in METHODS.items() if one.descriptor.by_steps))
 
 
 def _rounding(recipe: Recipe) -> list[str]:
-    """`engine/precision.py` proves rounded passes for steps over batches of one public width, and for no other pass."""
+    """Refuse rounded passes unless batches have one public width: `engine/precision.py` proves no other pass."""
     dtype = recipe.runtime.dtype
     if dtype not in ("bfloat16", "tf32") or recipe.method.described.by_steps:
         return []
@@ -77,7 +77,7 @@ def _compiling(recipe: Recipe) -> list[str]:
 
 
 def _unit(recipe: Recipe) -> list[str]:
-    """What looks at records one by one has a sensitivity that is proved for one record, and not for all of a user's."""
+    """Refuse, for users as unit, everything whose sensitivity is proved for one record but not for all of a user's."""
     unit = None if recipe.privacy is None else recipe.privacy.unit
     if unit is None:
         return []
@@ -126,7 +126,7 @@ def _augment(recipe: Recipe) -> list[str]:
 
 
 def preconditioner_problems(recipe: Recipe) -> list[str]:
-    """What a preconditioner needs, and what nobody has proved or defined beside one."""
+    """Return the unmet needs of a preconditioner, and what is not proved or defined in combination with one."""
     method, model, privacy, problems = recipe.method, recipe.model, recipe.privacy, []
     where = "method.preconditioner"
     if privacy is not None and privacy.budget is None:
@@ -220,7 +220,7 @@ def _privacy(recipe: Recipe) -> list[str]:
         return [f"privacy.noise: method {kind} draws its noise step by step; leave this out, or use dp-sgd"]
     if not isinstance(recipe.method, FullBatch):
         return []
-    # a resolved recipe says what stands for a norm and noise that nobody chose
+    # a resolved recipe holds the defaults of an unset norm and schedule
     unused = [
         key
         for key, unsaid in (("clipping", (FlatClipping(), FlatClipping(norm=1.0))), ("schedule", UNSAID))
@@ -231,7 +231,7 @@ def _privacy(recipe: Recipe) -> list[str]:
 
 
 def _clipping(recipe: Recipe) -> list[str]:
-    """What is proved of gradients that are clipped at given bounds alone, and what clips by code of its own."""
+    """Return conflicts of clipping that is not plain: proofs for given bounds only, and code that clips by itself."""
     assert recipe.privacy is not None
     kind, problems = recipe.privacy.clipping.kind, []
     if getattr(recipe.method, "learning_rate", None) == "theorem":

@@ -1,10 +1,8 @@
-"""Checks a recipe's tree and reports every problem at its line, in the user's words.
+"""Validation of a recipe's tree, with every problem reported at its line, in the user's words.
 
-Pydantic judges; its reports, which name members of unions and not what a user wrote, are put into the schema's words
-(`expected.py`) at the line of the value. Then what is wrong is mended and the tree judged again, so that one mistake
-hides no other and causes no other. (Only the rules that join sections wait until no section breaks a rule of its own.)
-
-Not here: YAML (`common/yaml_tree.py`).
+Pydantic validates. Its reports name members of unions and not what a user wrote, so they are put into the schema's
+words (`expected.py`), at the line of the value. Then the errors are repaired and the tree is validated again, so that
+one mistake neither hides nor causes another. (Only rules across sections wait until no section breaks its own rules.)
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from dpsgd_cli.recipe.expected import Schema, shown, words
 from dpsgd_cli.recipe.schema import Recipe
 
 OTHER_NAMES = {"gpu": "cuda", "bf16": "bfloat16"}
-"""What some call a value that goes by another name here."""
+"""Common names of values that have another name here."""
 
 FILL_IN = (
     f"still to be filled in; replace [{', '.join(TO_FILL_IN)}] by the least and the largest value there can be, from"
@@ -30,11 +28,11 @@ FILL_IN = (
 )
 MOST_ROUNDS = 10
 Report = tuple[tuple[Key, ...], dict[str, Any]]
-"""What pydantic says: where, from the value at hand on, and what."""
+"""A report of pydantic: its place, relative to the current value, and its content."""
 
 
 def validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe that `tree` holds, or everything that is wrong with it."""
+    """Return the recipe that `tree` holds, or None, and all its problems."""
     mended, found = tree.copy(), dict[tuple[Path, str], Problem]()
     for _ in range(MOST_ROUNDS):
         try:
@@ -53,14 +51,14 @@ def validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
 
 
 class _Reports:
-    """Pydantic's reports about one tree, as problems in words; what can be mended in the tree is."""
+    """Problems of one tree, in words, from pydantic's reports. Errors in the tree are repaired where possible."""
 
     def __init__(self, root: Node) -> None:
         self.root = root
         self.problems: list[Problem] = []
 
     def explain(self, reports: list[Report], schema: Schema, node: Node, path: Path) -> None:
-        """What is wrong with `node`, for which `schema` stands."""
+        """Collect the problems of `node`, which `schema` describes."""
         schema = expected.resolve(schema)
         options = expected.alternatives(schema)
         if len(options) > 1:
@@ -72,7 +70,7 @@ class _Reports:
         self._section(reports, options[0] | schema, node, path, {})
 
     def _choice(self, reports: list[Report], schema: Schema, node: Node, path: Path) -> None:
-        """Of a union, every member has something to say: what the member does that is meant, else it is one problem."""
+        """Collect the problems of a union: those of the member that the user meant, else a single one."""
         options = expected.alternatives(schema)
         by_member = _grouped(reports)
         meant = _meant(options, node.value)
@@ -96,7 +94,7 @@ class _Reports:
     def _section(
         self, reports: list[Report], schema: Schema, node: Node, path: Path, choices: dict[str, Schema]
     ) -> None:
-        """What is said of the value itself and of what it holds; unknown keys first, which may be missing elsewhere."""
+        """Collect the problems of a value and its entries; unknown keys first: they may be missing elsewhere."""
         said = [one for place, one in reports if not place]
         for one in said:
             if one["type"] == "value_error":
@@ -146,7 +144,7 @@ class _Reports:
             home.value.setdefault(target[-1], child)
 
     def _place_for(self, path: Path, allowed: list[str]) -> Path | None:
-        """Where an unknown key belongs: the same name elsewhere, else a similar name here, else one elsewhere."""
+        """Return where an unknown key belongs: its name elsewhere, else a similar name here, else elsewhere."""
         key = str(path[-1])
         others = set(expected.key_paths(expected.recipe_schema(), self.root)) - {path}
         everywhere = sorted(others, key=lambda place: (len(place), place))
@@ -175,7 +173,7 @@ class _Reports:
             node.value = grow(value, node.place).value
 
     def _rule(self, section: Path, text: str) -> Problem:
-        """A rule's message at its section, or at the key that it begins with, `key.path: `."""
+        """Return a rule's message as a problem of its section, or of the key that it begins with (`key.path: `)."""
         name, colon, rest = text.partition(": ")
         path = (*section, *name.split("."))
         if colon and _find(self.root, path[: len(section) + 1]) is not None:
@@ -187,7 +185,7 @@ class _Reports:
 
 
 def _grouped(reports: list[Report]) -> dict[Key, list[Report]]:
-    """By the next part of their places, which is left out."""
+    """Return the reports grouped by the first key of their places, which is removed."""
     found: dict[Key, list[Report]] = {}
     for place, one in reports:
         found.setdefault(place[0], []).append((place[1:], one))
@@ -199,7 +197,7 @@ def _is(reports: list[Report], kind: str) -> bool:
 
 
 def _meant(options: list[Schema], value: object) -> int | None:
-    """The option of a mapping's or list's own shape; of several sections, the only one that has any of its keys."""
+    """Return the index of the only option of the value's shape; of several sections, the only one with its keys."""
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     near = [
         number

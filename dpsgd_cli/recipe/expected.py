@@ -1,6 +1,6 @@
-"""The recipe's JSON Schema as the single description of what is allowed: look up, and put into words.
+"""Functions that look up and put into words what a recipe's JSON Schema allows.
 
-Not here: what is wrong with a recipe (`check.py`).
+`check.py` reports what is wrong with a recipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Schema = dict[str, Any]
 
 @functools.cache
 def recipe_schema() -> Schema:
-    """JSON Schema of a recipe. `kind` is required wherever several kinds are possible."""
+    """Return the JSON Schema of a recipe. `kind` is required wherever several kinds are possible."""
     schema = Recipe.model_json_schema(by_alias=True)
     for place in _dicts(schema):
         for reference in place.get("discriminator", {}).get("mapping", {}).values():
@@ -29,7 +29,7 @@ def recipe_schema() -> Schema:
 
 
 def resolve(schema: Schema) -> Schema:
-    """Follow a reference; what stands beside it (description, default) wins."""
+    """Return the target of a reference; keys beside the reference (description, default) take precedence."""
     if "$ref" not in schema:
         return schema
     target = recipe_schema()["$defs"][schema["$ref"].rpartition("/")[2]]
@@ -37,13 +37,13 @@ def resolve(schema: Schema) -> Schema:
 
 
 def alternatives(schema: Schema) -> list[Schema]:
-    """What an `anyOf` allows beside nothing at all; any other schema is its own only alternative."""
+    """Return the options of an `anyOf` except null; any other schema is its own only option."""
     options = [resolve(option) for option in schema.get("anyOf", [schema])]
     return [option for option in options if option.get("type") != "null"]
 
 
 def kinds(schema: Schema) -> dict[str, Schema]:
-    """The sections that a `kind:` chooses among, in the schema's order; empty where there is no choice."""
+    """Return the sections that a `kind:` chooses from, in the schema's order; empty if there is no choice."""
     if "discriminator" not in schema:
         return {}
     options = [resolve(option) for option in schema["oneOf"]]
@@ -51,19 +51,19 @@ def kinds(schema: Schema) -> dict[str, Schema]:
 
 
 def literals(schema: Schema) -> list[str]:
-    """The words that `schema` allows, where it lists them."""
+    """Return the literal values that `schema` lists; empty if it lists none."""
     return [schema["const"]] if "const" in schema else list(schema.get("enum", []))
 
 
 def inside(schema: Schema, key: Key) -> Any:
-    """What stands for the entry `key` of a section, a mapping or a list."""
+    """Return the schema of the entry `key` of a section, a mapping or a list."""
     if isinstance(key, int):
         return schema["prefixItems"][key] if "prefixItems" in schema else schema["items"]
     return schema["properties"][key] if "properties" in schema else schema["additionalProperties"]
 
 
 def words(schema: Schema) -> str:
-    """What `schema` allows, to follow "must be"."""
+    """Return in words what `schema` allows, to follow "must be"."""
     schema = resolve(schema)
     if "anyOf" in schema:
         return any_of([name for option in alternatives(schema) for name in literals(option) or [words(option)]])
@@ -75,7 +75,7 @@ def words(schema: Schema) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as the user wrote it, shortened."""
+    """Return a value as the user wrote it, shortened."""
     if value is None:
         return "nothing"
     text = quoted(value, 60) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -83,7 +83,7 @@ def shown(value: Any) -> str:
 
 
 def placeholder(schema: Schema) -> Any:
-    """Some value that `schema` allows, to stand for a wrong one while the rest is checked; None: there is none."""
+    """Return a value that `schema` allows, to replace a wrong one while the rest is checked; None if there is none."""
     schema = resolve(schema)
     if schema.get("default") is not None:
         return schema["default"]
@@ -97,7 +97,7 @@ def placeholder(schema: Schema) -> Any:
 
 
 def sections(schema: Schema, kind: object = None) -> list[Schema]:
-    """Every section that `schema` allows: of all kinds, or of `kind` where that is one of them."""
+    """Return every section that `schema` allows: only that of `kind` if it is one of its kinds, else all."""
     found = []
     for option in alternatives(resolve(schema)):
         choices = kinds(option)
@@ -107,7 +107,7 @@ def sections(schema: Schema, kind: object = None) -> list[Schema]:
 
 
 def key_paths(schema: Schema, node: Node | None, path: Path = ()) -> Iterator[Path]:
-    """Every key that a recipe may have, along the kinds that `node` has chosen; lists are not entered."""
+    """Yield every key path that a recipe may have under the kinds that `node` chooses; lists are not entered."""
     kind = node.child("kind") if node is not None else None
     for section in sections(schema, kind.value if kind is not None else None):
         for key, inner in section["properties"].items():

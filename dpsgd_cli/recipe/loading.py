@@ -1,11 +1,10 @@
-"""Recipes between disk and memory: find one, read it with overrides, write it resolved, name its content.
+"""Functions that find a recipe, read it with overrides, write it resolved, and hash its content.
 
-Relative paths start from a recipe's own folder or, of a result's recipe, from that of the recipe that was trained: a
-result holds its recipe as it was given, paths too, so that the recipe's hash stays what it is, and `result.json` says
-which folder they start from, as a path from the result's own. Project and results may so be moved together.
+Relative paths start from the recipe's own folder. In a result's copy of a recipe they start from the folder of the
+recipe that was trained. The copy keeps the paths as they were written, so that its hash does not change.
+`result.json` holds that folder as a path relative to the result, so project and results may be moved together.
 
-Not here: YAML with line numbers (`common/yaml_tree.py`), `KEY=VALUE` (`overrides.py`), what is wrong with a recipe
-(`check.py`).
+YAML with line numbers is in `common/yaml_tree.py`, `KEY=VALUE` in `overrides.py`, validation in `check.py`.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from dpsgd_cli.schedules.settings import PythonSchedule
 MOST_BYTES = 1_000_000
 SWEEPS = "sweeps/"
 RECIPE_FOLDER = "recipe_folder"
-"""Its key in the `provenance` of `result.json`."""
+"""Key in the `provenance` of `result.json` of the folder that the recipe's paths start from."""
 IS_A_SWEEP = "this is a sweep, not a recipe; use `dpsgd sweep {}`"
 
-# What the result does not depend on beyond the order of floating-point sums: a run may be resumed with other
-# values of these and is still the same run. `dtype` and `evaluate_every` do change what is written.
+# The result depends on these at most by the order of floating-point sums, so a run may be resumed with other values
+# and is still the same run. `dtype` and `evaluate_every` do change what is written.
 NOT_IN_HASH = (
     "description",
     "save_model",
@@ -51,7 +50,7 @@ NOT_IN_HASH = (
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting that a recipe left `auto`: its key, what it became, and why."""
+    """A setting that a recipe left `auto`: its key, its resolved value, and why."""
 
     key: str
     value: Any
@@ -65,9 +64,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A valid recipe, the directory that its relative paths start from, a name to show, and where each value stands.
+    """A valid recipe, the directory that its relative paths start from, a name to show, and the place of each value.
 
-    `chosen` are settings that it left `auto`, as they were settled (`joint.settled`).
+    `chosen`: the settings that it left `auto`, as resolved by `joint.settled`.
     """
 
     recipe: Recipe
@@ -84,7 +83,7 @@ class LoadedRecipe:
             object.__setattr__(self, "recipe", self.recipe.model_copy(update={"privacy": bound}))
 
     def located(self, message: str) -> str:
-        """`message` with `file:line` (or the override) before the key that it begins with, if it does."""
+        """Return `message` with `file:line` (or the override) in front if it begins with a key, else unchanged."""
         name, colon, rest = message.partition(": ")
         path = tuple(name.split("."))
         if self.tree is None or not colon or self.tree.child(path[0]) is None:
@@ -93,7 +92,7 @@ class LoadedRecipe:
 
     @contextlib.contextmanager
     def placing(self) -> Iterator[None]:
-        """What is refused inside for its privacy is refused with its place in the recipe."""
+        """Add the place in the recipe to every PrivacyError that the block raises."""
         try:
             yield
         except PrivacyError as error:
@@ -103,7 +102,7 @@ class LoadedRecipe:
 def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Read the recipe file, or the shipped recipe, `source`; apply `KEY=VALUE` overrides; validate.
 
-    Raises RecipeError that holds every problem: `file:line: key.path: what is wrong`, or `override KEY=VALUE: ...`.
+    Raises RecipeError with every problem: `file:line: key.path: what is wrong`, or `override KEY=VALUE: ...`.
     """
     path = find_recipe(source)
     tree, problems = read_tree(read_text(path, source), Place(source, 1))
@@ -123,7 +122,10 @@ def load_recipe(source: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
 
 
 def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
-    """The file that `source` names: a path, or one of `shelf` (shipped recipes). RecipeError with the nearest names."""
+    """Return the file that `source` names: a path, or one of `shelf` (default: the shipped recipes).
+
+    Raises RecipeError with the nearest names.
+    """
     path = Path(source)
     if (why := irregularity(path)) is not None:
         raise RecipeError(f"{source}: {why}")
@@ -146,7 +148,7 @@ def find_recipe(source: str, shelf: dict[str, Path] | None = None) -> Path:
 
 
 def named_files(recipe: Recipe) -> list[str]:
-    """Every file or folder that a recipe names."""
+    """Return every file or folder that a recipe names."""
     names = recipe.data.files
     if recipe.data.card_file is not None:
         names.append(recipe.data.card_file)
@@ -161,21 +163,22 @@ def named_files(recipe: Recipe) -> list[str]:
 
 
 def own_code(recipe: Recipe) -> list[str]:
-    """Every Python file that a recipe names."""
+    """Return every Python file that a recipe names."""
     sections = (recipe.model, recipe.method, None if recipe.privacy is None else recipe.privacy.schedule)
     return [one.file for one in sections if isinstance(one, PythonModel | PythonMethod | PythonSchedule)]
 
 
 def own_weights(recipe: Recipe) -> list[str]:
-    """The file of weights that a user's own model starts from, if the recipe names one."""
+    """Return the file of weights that a user's own model starts from; empty if the recipe names none."""
     weights = recipe.model.weights if isinstance(recipe.model, PythonModel) else None
     return [] if weights is None or weights.file is None else [weights.file]
 
 
 def start_of_paths(file: Path, recipe: Recipe) -> Path:
-    """The folder that the paths of `recipe`, read from `file`, start from.
+    """Return the folder that the paths of `recipe`, read from `file`, start from.
 
-    Where all files that it names lie beside it, they are meant: a result may have been moved with its data.
+    If the file's own folder has all files that the recipe names, it is that folder: a result may have been moved with
+    its data.
     """
     here, names = file.parent, named_files(recipe)
     if file.name != "recipe.yaml" or all((here / name).exists() for name in names):
@@ -188,14 +191,14 @@ def start_of_paths(file: Path, recipe: Recipe) -> Path:
 
 
 def _without_folder(name: str, recipes: Iterable[str]) -> str | None:
-    """The recipe whose name without its folder is like that of `name`."""
+    """Return the recipe whose name without its folder is similar to that of `name`; None if there is none."""
     last = {recipe.rpartition("/")[2]: recipe for recipe in recipes}
     found = similar(name.rpartition("/")[2], list(last), cutoff=0.75)
     return None if found is None else last[found]
 
 
 def shipped_recipes(sweeps: bool = False) -> dict[str, Path]:
-    """Name -> file of every recipe that ships with the package, or of the sweeps, which have a folder of their own."""
+    """Return name -> file of every recipe that ships with the package, or with `sweeps` of every shipped sweep."""
     root = shipped("recipes")
     files = sorted(root.rglob("*.yaml"), key=lambda file: (len(file.relative_to(root).parts), str(file)))
     named = {file.relative_to(root).with_suffix("").as_posix(): file for file in files}
@@ -203,7 +206,7 @@ def shipped_recipes(sweeps: bool = False) -> dict[str, Path]:
 
 
 def question(file: Path) -> str:
-    """The question that a recipe file answers: the first paragraph of its opening comment; empty without one."""
+    """Return the question that a recipe file answers: the first paragraph of its opening comment, or ''."""
     lines = []
     for line in file.read_text("utf-8").splitlines():
         text = line.removeprefix("#").strip()
@@ -214,7 +217,7 @@ def question(file: Path) -> str:
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, defaults filled in, in the schema's order, under the names that YAML uses.
+    """Return the recipe as plain data, with defaults, in the schema's order, under the names that YAML uses.
 
     Optional keys that are not set are left out, so that a later version may add some without changing a hash.
     """
@@ -223,14 +226,14 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML; `load_recipe` reads it back to an equal recipe."""
+    """Return the resolved recipe as YAML; `load_recipe` reads it back to an equal recipe."""
     return yaml.dump(
         resolved(recipe), Dumper=CoreDumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
     )
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """8 hex digits of everything in the resolved recipe that can change a result (see `NOT_IN_HASH`)."""
+    """Return 8 hex digits of a SHA-256 of everything in the resolved recipe that can change a result."""
     content = _without_nothing(resolved(recipe))
     for key in NOT_IN_HASH:
         *sections, last = key.split(".")
@@ -243,14 +246,14 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def _without_nothing(value: Any) -> Any:
-    """The same without keys of no value: saying that there is none is saying nothing."""
+    """Return `value` without keys whose value is None, which mean the same as missing keys."""
     if isinstance(value, dict):
         return {key: _without_nothing(inner) for key, inner in value.items() if inner is not None}
     return value
 
 
 def read_text(path: Path, source: str) -> str:
-    """The content of a small YAML file that the user calls `source`; RecipeError when it cannot be one."""
+    """Return the text of a YAML file, called `source` in messages. Raise RecipeError if it is large or not UTF-8."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -262,7 +265,7 @@ def read_text(path: Path, source: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A section, or what it holds, as plain data; optional keys that are not set are left out."""
+    """Return a section, or a value in it, as plain data; optional keys that are not set are left out."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         names = sorted(fields, key=lambda name: name != "kind")

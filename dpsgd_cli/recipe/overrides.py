@@ -1,6 +1,6 @@
-"""`KEY=VALUE` on the command line: dotted keys, YAML values, written into a recipe's tree before it is checked.
+"""`KEY=VALUE` on the command line: dotted keys and YAML values, written into a recipe's tree before it is validated.
 
-Not here: whether the key or the value is allowed (`check.py`).
+`check.py` decides if the key and the value are allowed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$")
 
 
 def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
-    """Write each override into `root`, in order; returns what could not be written."""
+    """Write each override into `root`, in order. Return the problems of those that could not be written."""
     problems: list[Problem] = []
     for text in overrides:
         place = Place(f"override {text}")
@@ -38,7 +38,7 @@ def apply_overrides(root: Node, overrides: Sequence[str]) -> list[Problem]:
 
 
 def assignments(changes: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
-    """Changes by dotted key as `KEY=VALUE`; those that are written so already are left as they are.
+    """Return changes by dotted key as `KEY=VALUE` texts; a sequence of such texts is returned unchanged.
 
     >>> assignments({"privacy.budget.epsilon": 1, "model": {"kind": "mlp", "hidden": [8]}})
     ('privacy.budget.epsilon=1', 'model={"kind": "mlp", "hidden": [8]}')
@@ -50,7 +50,7 @@ def assignments(changes: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
 
 
 def write(root: Node, path: tuple[str, ...], new: Node) -> Problem | None:
-    """Put `new` at `path` of `root`, which is changed; returns why it could not be (`root` is then half changed)."""
+    """Write `new` at `path` of `root`, in place. Return the problem if that fails; `root` is then partly changed."""
     here = root
     for depth, key in enumerate(path):
         above = path[:depth]
@@ -69,7 +69,7 @@ def write(root: Node, path: tuple[str, ...], new: Node) -> Problem | None:
 
 
 def _refusal(node: Node, key: str, name: str) -> str | None:
-    """Why nothing can be written under `key` of `node`, which is called `name`; None where it can."""
+    """Return why nothing can be written under `key` of `node`, called `name` in messages; None if it can."""
     if isinstance(node.value, dict):
         return None
     if isinstance(node.value, list):
@@ -83,7 +83,7 @@ def _refusal(node: Node, key: str, name: str) -> str | None:
 
 
 def _beginning(path: Path, place: Place) -> dict[str, Node]:
-    """What a section holds that the recipe left out: the kind that it has by default, if it has one."""
+    """Return the initial content of a section that the recipe left out: its default kind, if it has one."""
     schema = expected.recipe_schema()
     for key in path:
         options = expected.sections(schema)

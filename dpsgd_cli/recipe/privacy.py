@@ -56,7 +56,7 @@ class Privacy(Section):
 
     @property
     def correlated(self) -> CorrelatedNoise | None:
-        """The kind of noise, where that of one step is not independent of that of others."""
+        """Return the kind of noise if it is correlated between steps; None for independent noise."""
         if self.noise is None or isinstance(self.noise, IndependentNoise):
             return None
         return self.noise

@@ -1,7 +1,7 @@
-"""What a recipe may say: one pydantic model per section, every field described, every default here.
+"""The schema of recipes: one pydantic model per section, with a description of every field and all defaults.
 
-Not here: reading YAML (`recipe/loading.py`), what a recipe costs (`accounting/plan.py`), how it runs
-(`training/loop.py`). `privacy:` holds everything that can change the guarantee; `runtime:` nothing that can.
+Everything that can change the guarantee is in `privacy:`, and nothing that can is in `runtime:`. `recipe/loading.py`
+reads the YAML, `accounting/plan.py` computes the price, `training/loop.py` runs the recipe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpsgd_cli.recipe.privacy import Privacy
 
 
 class Runtime(Section):
-    """The `runtime:` section: nothing here can change the guarantee."""
+    """The `runtime:` section. Nothing in it can change the guarantee."""
 
     device: (
         Literal["auto", "cpu", "cuda"]
@@ -97,7 +97,7 @@ class Recipe(Section):
 
     @property
     def adjacency(self) -> Adjacency:
-        """The adjacency that the recipe's statement is for: the one it names, or its batching's own."""
+        """Return the adjacency of the recipe's statement: the one it names, or the default of its batching."""
         stated = None if self.privacy is None else self.privacy.adjacency
         return stated or BATCHINGS[self.method.batching].adjacency
 
@@ -113,20 +113,20 @@ class Recipe(Section):
 
     @property
     def length(self) -> int | Literal["until-budget"]:
-        """How long to train; until the budget is spent where nobody chose it."""
+        """Return the number of epochs; `until-budget` while it is `auto`."""
         return "until-budget" if self.epochs == "auto" else self.epochs
 
     @property
     def preconditioner(self) -> Preconditioner | None:
-        """The preconditioner of a method that takes one and was given one."""
+        """Return the method's preconditioner; None if it takes or has none."""
         return self.method.conditioned if isinstance(self.method, Preconditioned) else None
 
     @property
     def trials(self) -> int:
-        """Trials of one pack: repeats, times folds."""
+        """Return the number of trials: repeats times folds."""
         return self.repeats * (self.folds or 1)
 
     @property
     def seeds(self) -> list[int | None]:
-        """The seed of each trial; None where its randomness comes from the operating system."""
+        """Return the seed of each trial; None if its randomness comes from the operating system."""
         return [None if self.seed is None else self.seed + trial for trial in range(self.trials)]

@@ -1,7 +1,7 @@
-"""`method.learning_rate` as a function of the epoch. Public, and decided before training.
+"""`method.learning_rate` as a function of the epoch. It is public and fixed before training.
 
-A kind of learning rate is one class here, and its name in the union `Rate`.
-Not here: what a step is (`methods/dp_sgd/optimizers.py`), step lengths from theorems (`methods/`).
+To add a kind: a class here, and its name in the union `Rate`. Updates are in `methods/dp_sgd/optimizers.py`; step
+lengths from theorems are in `methods/`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ConstantRate(Section):
     initial: Positive = Field(description="Step length in every epoch.")
 
     def at(self, epoch: int, length: int) -> float:
-        """The same in every epoch."""
+        """Return `initial` for every epoch."""
         del epoch, length
         return self.initial
 
@@ -31,7 +31,7 @@ class LinearRate(Section):
     epochs: Count = Field(description="How many epochs the way takes.")
 
     def at(self, epoch: int, length: int) -> float:
-        """Straight from initial to final over `epochs`, then final (Yu et al. 2019, V-B2)."""
+        """Return a rate that goes linearly from initial to final over `epochs` (Yu et al. 2019, V-B2)."""
         del length
         return self.initial + (self.final - self.initial) * min(1.0, epoch / self.epochs)
 
@@ -43,7 +43,7 @@ class StepRate(Section):
     period: Count = Field(10, description="Epochs between two steps.")
 
     def at(self, epoch: int, length: int) -> float:
-        """initial k^floor(t / period)."""
+        """Return initial k^floor(t / period)."""
         del length
         return float(self.initial * self.decay ** (epoch // self.period))
 
@@ -55,7 +55,7 @@ class CosineRate(Section):
     epochs: Count | None = Field(None, description="How many epochs the way takes; left out, the whole training.")
 
     def at(self, epoch: int, length: int) -> float:
-        """Half a wave from initial to final over `epochs`: Loshchilov and Hutter 2017, equation 5, without restarts."""
+        """Return a half cosine from initial to final (Loshchilov and Hutter 2017, equation 5, without restarts)."""
         done = min(1.0, epoch / (self.epochs or length))
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
 
@@ -64,7 +64,7 @@ Rate = Annotated[ConstantRate | LinearRate | StepRate | CosineRate, Field(discri
 
 
 def rate_at(rate: Rate | float, epoch: int, length: int) -> float:
-    """Step length of `epoch` (0, 1, ...) in a training of `length` epochs.
+    """Return the step length of `epoch` (0, 1, ...) in a training of `length` epochs.
 
     >>> rate_at(LinearRate(initial=0.1, final=0.05, epochs=10), 5, 60)
     0.07500000000000001

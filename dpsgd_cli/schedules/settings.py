@@ -1,9 +1,10 @@
 """`privacy.schedule`: the noise multiplier by epoch (Yu et al. 2019, IV-A2), and all that depends on its kind.
 
-A kind of schedule is one class here, and its name in the union `Schedule` (in `Decay`, where it can be a part of
-another one). The class owns its noise at epoch t (epochs count from 0), what becomes of it when all noise is scaled,
-and, in the type of each number that may be `auto`, where that is searched and in which direction it costs more.
-Not here: how much of a budget that spends (`accounting/budget.py`), what an epoch costs (`accounting/accountants/`).
+To add a kind: a class here, and its name in the union `Schedule` (in `Decay`, if it can be a part of another one). The
+class defines its noise at epoch t (epochs count from 0) and how it scales. The type of each number that may be `auto`
+states the range of the search and the direction in which it costs more.
+
+`accounting/budget.py` computes how much of a budget a schedule spends, `accounting/accountants/` the cost of an epoch.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from dpsgd_cli.common.sections import Auto, Count, Fraction, NonNegative, Positi
 from dpsgd_cli.errors import PrivacyError
 
 LEAST = 1e-6
-"""Less noise than this protects nothing (rho is 5e11), and its square soon leaves the range of floats."""
+"""Least noise multiplier. Less noise protects nothing (rho is 5e11), and its square soon leaves the range of floats."""
 
 
 @dataclass(frozen=True)
 class Number(Span):
-    """A number of a schedule that may be `auto`: from where it makes most noise (`cheap`) to where it makes least.
+    """A number of a schedule that may be `auto`, searched from `cheap` (most noise) to `expensive` (least noise).
 
-    `value` is the number that a value of the search stands for. `refused`: why it cannot be solved for.
+    `value` maps a value of the search to the number. `refused`: the reason if it cannot be solved for.
     """
 
     value: Callable[[float], float] = float
@@ -38,7 +39,7 @@ class Number(Span):
 
     @property
     def increasing(self) -> bool:
-        """Whether more of it is more noise."""
+        """Return True if a larger number makes more noise."""
         return self.cheap > self.expensive
 
 
@@ -56,11 +57,11 @@ Period = Annotated[
 
 
 class NoiseSchedule(Section):
-    """What every kind offers. Each states the next two in its own body: none has a default.
+    """Base of the schedules. Each kind states the next two in its own body: they have no default.
 
-    `adaptive`: its noise is chosen while training runs, and `noise` is the most that an epoch may have; otherwise all
-    of it is known before training, and is priced as planned.
-    `follows_initial`: a factor of `initial` is a factor of all its noise.
+    `adaptive`: the noise is chosen during training, and `noise` is the most that an epoch may have. Otherwise all noise
+    is known before training and priced as planned.
+    `follows_initial`: multiplying `initial` by a factor multiplies all noise by it.
     """
 
     must_state = ("adaptive", "follows_initial")
@@ -70,17 +71,17 @@ class NoiseSchedule(Section):
 
     @property
     def length(self) -> int | None:
-        """How many epochs it has noise for; None for any number."""
+        """Return the number of epochs that the schedule has noise for; None for any number."""
         return None
 
     @abstractmethod
     def noise(self, epoch: int) -> float:
-        """The formula; PrivacyError where a number that it needs is still `auto`."""
+        """Return the noise multiplier of `epoch`. Raise PrivacyError if a number that it needs is `auto`."""
 
     def noise_multiplier(self, epoch: int) -> float:
-        """Noise multiplier of `epoch` (0, 1, ...); at least `LEAST`.
+        """Return the noise multiplier of `epoch` (0, 1, ...), at least `LEAST`.
 
-        Raises PrivacyError where the schedule has less noise than that, or a number that is still `auto`.
+        Raises PrivacyError if the schedule has less noise than that, or needs a number that is still `auto`.
         """
         value = self.noise(epoch)
         if value < LEAST:
@@ -91,12 +92,12 @@ class NoiseSchedule(Section):
         return value
 
     def scaled(self, factor: float) -> Self:
-        """The same with every noise multiplier times `factor`; none of its numbers is free."""
+        """Return the schedule with every noise multiplier times `factor`. No number may be `auto`."""
         names = [name for name in ("initial", "final") if name in type(self).model_fields]
         return self.model_copy(update={name: getattr(self, name) * factor for name in names})
 
     def numbers(self) -> dict[str, Number]:
-        """What may be `auto`, by its path inside the section.
+        """Return the numbers that may be `auto`, by their paths inside the section.
 
         >>> list(ExponentialDecay(initial=10, decay=0.1).numbers())
         ['initial', 'decay']
@@ -105,7 +106,7 @@ class NoiseSchedule(Section):
         return {name: one for name, metadata in found for one in metadata if isinstance(one, Number)}
 
     def free_numbers(self) -> list[str]:
-        """The paths of what is `auto`: `decay`, `parts.1.initial`.
+        """Return the paths of the numbers that are `auto`, such as `decay` or `parts.1.initial`.
 
         >>> ExponentialDecay(initial=10, decay="auto").free_numbers()
         ['decay']
@@ -113,11 +114,11 @@ class NoiseSchedule(Section):
         return [path for path in self.numbers() if self.number_at(path) == "auto"]
 
     def number_at(self, path: str) -> Any:
-        """The number at one of the paths of `numbers`, or `auto`."""
+        """Return the number at one of the paths of `numbers`, or `auto`."""
         return getattr(self, path)
 
     def with_number(self, path: str, value: float | str) -> Self:
-        """The same with the number at one of the paths of `numbers` set."""
+        """Return the schedule with `value` at one of the paths of `numbers`."""
         return self.model_copy(update={path: value})
 
 
@@ -128,13 +129,13 @@ class Uniform(NoiseSchedule):
     initial: OnlyNoise = Field("auto", description="Noise multiplier of every epoch; auto: the least allowed.")
 
     def noise(self, epoch: int) -> float:
-        """The same in every epoch."""
+        """Return `initial` for every epoch."""
         del epoch
         return _known(self.initial)
 
 
 class ByRule(Uniform):
-    """`influence` where a rule finds that better (`dpsgd train --dry-run` says); else uniform."""
+    """`influence` where automatic settings choose it (`dpsgd train --dry-run` shows this); else uniform."""
 
     adaptive = False
     follows_initial = True
@@ -142,7 +143,7 @@ class ByRule(Uniform):
 
 
 UNSAID = (ByRule(), Uniform())
-"""What a recipe has where nobody said anything, before and after the rule was asked."""
+"""Schedules of a recipe that states none, before and after automatic settings are resolved."""
 
 
 class TimeDecay(NoiseSchedule):
@@ -154,7 +155,7 @@ class TimeDecay(NoiseSchedule):
     period: Count = Field(1, description="Epochs between two changes.")
 
     def noise(self, epoch: int) -> float:
-        """sigma_t = sigma_0 / (1 + k floor(t / period))."""
+        """Return sigma_t = sigma_0 / (1 + k floor(t / period))."""
         return _known(self.initial) / (1 + _known(self.decay) * (epoch // self.period))
 
 
@@ -167,7 +168,7 @@ class ExponentialDecay(NoiseSchedule):
     period: Count = Field(1, description="Epochs between two changes.")
 
     def noise(self, epoch: int) -> float:
-        """sigma_t = sigma_0 exp(-k floor(t / period))."""
+        """Return sigma_t = sigma_0 exp(-k floor(t / period))."""
         return _known(self.initial) * math.exp(-_known(self.decay) * (epoch // self.period))
 
 
@@ -180,7 +181,7 @@ class StepDecay(NoiseSchedule):
     period: Period = Field(10, description="Epochs between two steps.")
 
     def noise(self, epoch: int) -> float:
-        """sigma_t = sigma_0 k^floor(t / period)."""
+        """Return sigma_t = sigma_0 k^floor(t / period)."""
         times = epoch // int(_known(self.period))
         return float(_known(self.initial) * _known(self.decay) ** times)
 
@@ -196,16 +197,16 @@ class PolynomialDecay(NoiseSchedule):
     every: Count = Field(1, description="Epochs between two changes.")
 
     def noise(self, epoch: int) -> float:
-        """sigma_t = (sigma_0 - sigma_end) (1 - t / period)^k + sigma_end, and sigma_end from `period` on.
+        """Return sigma_t = (sigma_0 - sigma_end) (1 - t / period)^k + sigma_end, and sigma_end from `period` on.
 
-        With `every` above 1, t is the last multiple of it.
+        With `every` above 1, t is the last multiple of it up to `epoch`.
         """
         left = max(0.0, 1 - (epoch - epoch % self.every) / _known(self.period))
         final = _known(self.final)
         return float((_known(self.initial) - final) * left ** _known(self.decay) + final)
 
     def numbers(self) -> dict[str, Number]:
-        """Noise that climbs turns the direction of its power and of its period."""
+        """Return the numbers that may be `auto`. Increasing noise reverses the search of power and period."""
         found = super().numbers()
         if isinstance(self.initial, str) or isinstance(self.final, str) or self.final <= self.initial:
             return found
@@ -228,7 +229,7 @@ class Stretch(Section):
 
 
 class Piecewise(NoiseSchedule):
-    """One schedule after the other: constant for 10 epochs, then exponential."""
+    """Schedules one after the other, such as constant for 10 epochs, then exponential."""
 
     adaptive = False
     follows_initial = False
@@ -245,7 +246,7 @@ class Piecewise(NoiseSchedule):
         return self
 
     def noise(self, epoch: int) -> float:
-        """That of the part that `epoch` falls into, its own clock starting at 0."""
+        """Return the noise of the part that `epoch` falls into; each part counts its epochs from 0."""
         for part in self.parts:
             if part.epochs is None or epoch < part.epochs:
                 return part.schedule.noise(epoch)
@@ -278,7 +279,7 @@ class Piecewise(NoiseSchedule):
 
 
 class Validation(NoiseSchedule):
-    """Yu et al. 2019, IV-A1: less noise whenever the validation accuracy stops improving. Needs `data.validation`."""
+    """Less noise whenever validation accuracy stops improving (Yu et al. 2019, IV-A1). Needs `data.validation`."""
 
     adaptive = True
     follows_initial = True
@@ -297,13 +298,13 @@ class Validation(NoiseSchedule):
         return self
 
     def noise(self, epoch: int) -> float:
-        """The noise of epoch 0, and the most that any epoch has: later ones follow the validation accuracy."""
+        """Return the noise of epoch 0, the most of any epoch: later noise follows the validation accuracy."""
         del epoch
         return self.initial
 
 
 class Listed(NoiseSchedule):
-    """Every epoch's own number."""
+    """A list of noise multipliers, one for each epoch."""
 
     adaptive = False
     follows_initial = False
@@ -318,7 +319,7 @@ class Listed(NoiseSchedule):
         return len(self.multipliers)
 
     def noise(self, epoch: int) -> float:
-        """The number of that epoch, and none beyond the last, where no budget lasts."""
+        """Return the epoch's multiplier times the factor; 0 beyond the last, which no budget affords."""
         return self.multipliers[epoch] * _known(self.factor) if epoch < self.length else 0.0
 
     def scaled(self, factor: float) -> Self:
@@ -326,17 +327,17 @@ class Listed(NoiseSchedule):
 
 
 class Contraction(Section):
-    """Every epoch shrinks what earlier noise did to the result by one factor."""
+    """A constant factor by which every epoch shrinks the effect of earlier noise on the result."""
 
     contraction: Factor = Field(description="gamma: w_t is gamma^-t times that of epoch 0; auto: solved for.")
 
 
 class Tail(Section):
-    """What an epoch's noise is in the mean of the last weights of descent with momentum, a step an epoch.
+    """Weight of an epoch's noise in the mean of the last weights of descent with momentum, at one step per epoch.
 
-    w_t is the part of a step's whole move that this mean has of step t: for m weights, those after steps F to T - 1,
-    sum over k >= t of (1 - momentum^(k - t + 1)) / m. Where the loss has no curvature, the least noise would come of
-    w_t^2; curvature makes later steps undo what early noise did, which w_t allows for.
+    w_t is the fraction of step t's total displacement that is in this mean. For m weights, those after steps F to
+    T - 1, it is the sum over k >= t of (1 - momentum^(k - t + 1)) / m. If the loss had no curvature, w_t^2 would give
+    the least noise; with curvature later steps undo the effect of early noise, which w_t allows for.
 
     >>> [Tail(epochs=4, momentum=0.5).weight(t) for t in range(4)]
     [0.90625, 0.8125, 0.625, 0.25]
@@ -347,7 +348,7 @@ class Tail(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="Share of the steps that is averaged.")
 
     def weight(self, epoch: int) -> float:
-        """w_t, in (0, 1]; `epoch` is below T."""
+        """Return w_t, in (0, 1], for an `epoch` below T."""
         averaged = max(1, math.ceil(self.fraction * self.epochs))
         start = max(self.epochs - averaged, epoch)
         seen = self.epochs - start
@@ -356,13 +357,13 @@ class Tail(Section):
 
 
 class Influence(NoiseSchedule):
-    """The least noise on the result for its price, where the noise of epoch t is w_t in the result, w_t public.
+    """The least noise on the result for its price, if the noise of epoch t has public weight w_t in the result.
 
-    Where the result has error sum w_t sigma_t^2 and what is spent is sum sigma_t^-2 (Gaussians: exactly, mu^2 and twice
-    rho), a multiplier lambda gives w_t = lambda sigma_t^-4 at the optimum, so sigma_t^2 is proportional to w_t^(-1/2)
-    (Hong, Wang and Zhou 2021, arXiv 2101.07413). Under sampling, spending is another function of sigma_t, and this a
-    good choice, not the best. A contraction by gamma an epoch (theirs: a loss under the Polyak-Lojasiewicz condition)
-    gives exponential decay by k = -log(gamma) / 4.
+    Let the result have error sum w_t sigma_t^2, and let the spending be sum sigma_t^-2 (for Gaussians exactly mu^2, and
+    twice rho). A Lagrange multiplier lambda gives w_t = lambda sigma_t^-4 at the optimum, so sigma_t^2 is proportional
+    to w_t^(-1/2) (Hong, Wang and Zhou 2021, arXiv 2101.07413). Under sampling, spending is another function of sigma_t,
+    and this schedule is good but not optimal. A contraction by gamma per epoch (in that paper, for a loss under the
+    Polyak-Lojasiewicz condition) gives exponential decay by k = -log(gamma) / 4.
 
     >>> steady = Influence(initial=8, weights={"contraction": 0.5})
     >>> [round(steady.noise(t), 3) for t in (0, 2, 4)], round(Influence(initial=8, weights=[1, 16]).noise(1), 3)
@@ -386,7 +387,7 @@ class Influence(NoiseSchedule):
         return self.weights.epochs if isinstance(self.weights, Tail) else len(self.weights)
 
     def noise(self, epoch: int) -> float:
-        """sigma_t = sigma_0 (w_t / w_0)^(-1/4), and none beyond the last weight, where no budget lasts."""
+        """Return sigma_t = sigma_0 (w_t / w_0)^(-1/4); 0 beyond the last weight, which no budget affords."""
         if isinstance(self.weights, Contraction):
             return float(_known(self.initial) * _known(self.weights.contraction) ** (epoch / 4))
         if self.length is not None and epoch >= self.length:
@@ -413,8 +414,8 @@ class Influence(NoiseSchedule):
 
 
 class PythonSchedule(NoiseSchedule):
-    """A user's own function of the epoch, which is public: it is asked when the training is planned, before data is
-    read, and once for each epoch."""
+    """A user's own function of the epoch. It is public: it is called once per epoch, when the training is planned and
+    before data are read."""
 
     adaptive = False
     follows_initial = False
@@ -428,13 +429,13 @@ class PythonSchedule(NoiseSchedule):
     _values: dict[int, float] = PrivateAttr(default_factory=dict)
 
     def starting_from(self, base: Path) -> Self:
-        """The same with the folder that its path starts from."""
+        """Return the schedule with `base` as the folder that its path starts from."""
         found = self.model_copy()
         found._base, found._values = base, {}
         return found
 
     def noise(self, epoch: int) -> float:
-        """What the function returns, times the factor; PrivacyError where that is no positive number."""
+        """Return the function's value times the factor. Raise PrivacyError if the value is not positive and finite."""
         if epoch not in self._values:
             self._values[epoch] = self._asked(epoch)
         return self._values[epoch] * _known(self.factor)

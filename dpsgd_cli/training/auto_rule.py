@@ -1,48 +1,57 @@
-"""The rule for what a recipe leaves `auto`: features, learning rate, clip norm, noise, batches, averaging and steps.
+"""Formulas for settings that are `auto`: features, learning rate, clip norm, noise, batches, averaging and steps.
 
-For linear, convex and MLP models under clipped noisy gradients, from public numbers alone. Notation: n records, mu the
-budget as one Gaussian mechanism, T the steps, R the norm of a record's features (1 where a preconditioner makes them
-so; else its public bound, or the root of their number where there is none), with the constant of the model's own bias;
-u the longest residual: 1, or sqrt(2) where each class has an output of its own; h the curvature of a record's loss: 1/4
-logistic, 1/2 with an output for each class, 1 squared. For an MLP, of which nothing is known beforehand, R, u and h are
-1. The constants (`Terms`) differ: linear; linear and preconditioned; that of more than two classes, or on directions of
-synthetic images (the step `rotate`); linear of a target, preconditioned or not; MLP, of classes or a target.
+They are for linear, convex and MLP models with clipped noisy gradients, and use public numbers alone.
+`training/auto_settings.py` resolves the settings of a recipe by them.
 
-- Directions of synthetic images: 8 sqrt(n mu) of strokes, n mu / 5 of dead leaves, as many as there are or at most
-  8,192. What a budget does not pay for is noise.
-- Cosines of a numeric column (the step `bin`), of a linear model: of 4, 8, 16 and 32 the most that are at most
-  sqrt(n mu) and make at most 2,048 features, or else 4.
-- A preconditioner, where a linear model may have one and has at most 2,048 features, or features that are directions:
-  of second moments for .15 of mu^2, or where `bin` makes features of single columns and n mu is below 10,000, of counts
-  of these for .05. A matrix tells how columns go together, but has noise in far more numbers. None for fewer than 8
-  features that are not of `bin`: rows are divided by their lengths, and of few numbers little else is left.
-- A constant of the model's own beside those that features hold, for a target: its mean may be far from 0, and is learnt
-  sooner so.
+Notation:
+
+- n records, T steps; mu, the budget as one Gaussian mechanism; signal = n * mu.
+- R, the norm of a record's features, with the constant of the model's own bias. Without that constant it is 1 after a
+  preconditioner, else the public bound, else the root of the number of features.
+- u, the largest residual: 1, or sqrt(2) if each class has an output of its own.
+- h, the curvature of a record's loss: 1/4 logistic, 1/2 with an output for each class, 1 squared.
+- For an MLP nothing is known beforehand, so R, u and h are 1.
+
+The constants (`Terms`) depend on the problem: linear; linear and preconditioned; the latter with more than two classes,
+or on directions of synthetic images (the step `rotate`); linear with a target, preconditioned or not; MLP with classes
+or a target.
+
+- Directions of synthetic images: 8 sqrt(signal) of strokes, signal / 5 of dead leaves, at most 8,192 and at most all.
+  Those that the budget does not pay for are noise.
+- Cosines of a numeric column (the step `bin`), for a linear model: the largest of 4, 8, 16 and 32 that is at most
+  sqrt(signal) and makes at most 2,048 features, else 4.
+- Preconditioner, if a linear model may have one and has at most 2,048 features, or features that are directions: by
+  second moments, for .15 of mu^2. If `bin` makes features of single columns and signal is below 10,000: by counts of
+  these, for .05. A matrix shows how columns are related, but has noise in far more numbers. There is none for fewer
+  than 8 features that are neither of `bin` nor directions: rows are divided by their lengths, which leaves little of
+  few numbers.
+- Bias beside a constant among the features, for a target: its mean may be far from 0, and is learnt sooner this way.
 - Momentum, and the average of the last half of the steps.
-- Clip norm: clip R u, which clips a residual at `clip`: of a linear model at sqrt(n mu / 20,000), from .5 (.4 with a
-  preconditioner) to .7. A small budget is better spent on records that are not far off, a large one on being right
-  about all; probabilities allow for it (`metrics.probabilities_by`). Of a target, which is within [-1, 1], at sqrt(n mu
-  / 200,000), from .05 to .4. Of directions of strokes at .07: what is written is told apart well, and what is left to
-  learn from is small. Of those of dead leaves, which are for photographs, at sqrt(n mu / 640,000), from .07 to .35.
-- Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (a fifth of
-  that of targets). A step's noise on the mean gradient is s = z S / B a coordinate, so that is reach s R u sqrt(T),
-  where reach = rate / (1 - momentum); z is that of uniform noise of the same price.
-- The learning rate is what that allows, but at most pace / (h R^2): faster would not descend. (At a pace of 25 a
-  preconditioned model of columns that are scaled, not binned, swings from side to side; a squared loss may beyond 2 (1
-  + momentum), 3.6 or more, so it has a pace of 3, or 2 and more steps with a preconditioner.) Preconditioned directions
-  are alike, D of them, so the curvature along any is about h R^2 / D: on directions of synthetic images the pace is D /
-  4, of more than two classes D / 8, from 12 to 48.
+- Clip norm: c R u, so that a residual is clipped at c; 1 for an MLP. A small budget is best spent on records with small
+  residuals, a large one on all. Probabilities allow for the clipping (`metrics.probabilities_by`).
+    - Linear model: c = sqrt(signal / 20,000), from .5 (.4 with a preconditioner) to .7.
+    - Target, which is within [-1, 1]: c = sqrt(signal / 200,000), from .05 to .4.
+    - Directions of strokes: c = .07. Handwriting is easy to classify, so the residuals that remain are small.
+    - Directions of dead leaves, for photographs: c = sqrt(signal / 640,000), from .07 to .35.
+- Noise: all steps together move a record's output by noise of standard deviation at most `noise`, in logits (for
+  targets, a fifth of that). A step's noise on the mean gradient has standard deviation s = z S / B per coordinate, with
+  sensitivity S and batch size B. So the output moves by reach s R u sqrt(T), where reach = rate / (1 - momentum). z is
+  that of uniform noise of the same price.
+- Learning rate: the highest that this noise allows, but at most pace / (h R^2), beyond which steps do not descend.
+    - At a pace of 25 a preconditioned model of scaled (not binned) columns oscillates.
+    - With a squared loss steps may oscillate beyond 2 (1 + momentum), 3.6 or more. So its pace is 3, or with a
+      preconditioner 2 and more steps.
+    - Preconditioning makes the D directions alike, so the curvature along each is about h R^2 / D. So the pace is D / 4
+      on directions of synthetic images, and D / 8, from 12 to 48, for more than two classes.
 - Noise by step, with a preconditioner and full batches: `influence` on that average (`schedules/settings.py`), so
-  the last steps have the most; else uniform.
-- Steps T: as many as the way that noise allows takes at the highest rate, from `fewest` to `most`. They cost time, not
-  budget: T steps of noise z sqrt(T) are one of z.
-- Batches: all records; where the recipe asks for batches (poisson, shuffle), 8,192 of them, or all if there are fewer.
+  the last steps have the most noise; else uniform.
+- Steps T: at the highest rate, those that cover the distance which the noise allows; from `fewest` to `most`. They cost
+  time, not budget: T steps of noise z sqrt(T) are one of z.
+- Batches: all records; if the recipe asks for batches (poisson, shuffle), 8,192 records, or all if there are fewer.
 
-Where the constants were chosen: on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS; of
-directions on 10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's. No page reports any
-of these but to compare constants (`benchmarks/rule.py`, `results/tabular/README.md`).
-
-Not here: what is `auto` in a recipe, and each choice with its words (`training/auto_settings.py`).
+The constants were chosen on synthetic tables and 43 questions about real ones, never on Adult, Bank or IPUMS. Those for
+directions were chosen on 10,000 held-out digits of MNIST's training part and 10,000 photographs of CIFAR-10's. Pages
+report these data only to compare constants (`benchmarks/rule.py`, `results/tabular/README.md`).
 """
 
 from __future__ import annotations
@@ -62,29 +71,29 @@ BATCH = 8192
 MOMENTS: Preconditioner = SecondMoments(share=0.15)
 MARGINALS: Preconditioner = Marginals(share=0.05)
 MATRIX_FROM = 10_000
-"""The n mu from which a noisy matrix of a table's features tells more than counts of its columns."""
+"""Least signal for which a noisy matrix of a table's features is more informative than counts of its columns."""
 MOST_FEATURES = 2048
 FEWEST_FEATURES = 8
-"""Of fewer that no step made of columns, a row's direction, which a preconditioner leaves, tells little."""
+"""Fewest features for a preconditioner, which keeps only the direction of a row; no limit after `bin` or `rotate`."""
 OF_TARGETS = 0.2
 WAVES = (4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The constants of the rule for one kind of problem."""
+    """Constants of the formulas for one kind of problem."""
 
     noise: float
     paces: tuple[float, float]
-    """The least and the most pace; between them it is `of_feature` times the number of features."""
+    """Least and largest pace; between them it is `of_feature` times the number of features."""
     momentum: float
     fewest: int
     most: int
     clips: tuple[float, float] = (0.5, 0.7)
-    """The least and the most at which a residual is clipped; between them at sqrt(n mu / whole)."""
+    """Least and largest clip of a residual; between them it is sqrt(signal / whole)."""
     whole: float = 20_000
     paid: Callable[[float], float] = lambda signal: 8 * math.sqrt(signal)
-    """How many directions of synthetic images an n mu pays for."""
+    """Function from the signal to the number of directions of synthetic images that it pays for."""
     of_feature: float = 0.0
 
 
@@ -103,8 +112,7 @@ MLP_TARGETS = replace(MLP, paces=(0.5, 0.5))
 
 @dataclass(frozen=True)
 class Known:
-    """What is public of the data. `bound` is on the norm of the features, None where there is none; `outputs` are K,
-    or 1."""
+    """Public facts about the data. `bound` is on the norm of a record's features, or None; `outputs` is K, or 1."""
 
     records: int
     features: int
@@ -114,7 +122,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Covered:
-    """A recipe for which the rule is, and what it knows of its data."""
+    """A recipe that the formulas cover, and the public facts about its data."""
 
     recipe: Recipe
     known: Known
@@ -133,13 +141,13 @@ class Covered:
 
     @property
     def drawn(self) -> Drawn | None:
-        """The images whose directions features are; None where they are of none."""
+        """Return the kind of synthetic images whose directions the features are; None for other features."""
         drawn = [step.rotate.images for step in self.recipe.data.preprocess or () if step.rotate is not None]
         return drawn[-1] if drawn else None
 
     @property
     def size(self) -> float:
-        """R."""
+        """Return R, the norm of a record's features, with the constant of the model's own bias; 1 for an MLP."""
         model = self.recipe.model
         if not isinstance(model, OneLayer):
             return 1.0
@@ -148,13 +156,13 @@ class Covered:
 
     @property
     def squared(self) -> bool:
-        """Whether the loss is squared, of one target."""
+        """Return True if the loss is the squared error of one target."""
         model = self.recipe.model
         return self.known.outputs == 1 and not (isinstance(model, ConvexModel) and not model.known.residual)
 
     @property
     def signal(self) -> float | None:
-        """n mu; None without a budget."""
+        """Return signal = n * mu; None without a budget."""
         privacy = self.recipe.privacy
         if privacy is None or privacy.budget is None:
             return None
@@ -162,23 +170,23 @@ class Covered:
 
     @property
     def clip(self) -> float:
-        """Where a residual is clipped."""
+        """Return c, the bound at which a residual is clipped."""
         least, most = self.terms.clips
         return least if self.signal is None else min(max(math.sqrt(self.signal / self.terms.whole), least), most)
 
     @property
     def residual(self) -> float:
-        """u."""
+        """Return u, the largest residual."""
         return self.recipe.model.by_residual(self.known.outputs) if isinstance(self.recipe.model, OneLayer) else 1.0
 
     @property
     def unit(self) -> float:
-        """What an output is measured in: a logit, or a part of the range of the targets, which is [-1, 1]."""
+        """Return the unit of an output: 1 for logits; `OF_TARGETS` for targets, which are within [-1, 1]."""
         return OF_TARGETS if self.squared else 1.0
 
     @property
     def fastest(self) -> float:
-        """The highest rate. Of the losses with a kink, whose slopes are clipped, as of the logistic one."""
+        """Return the highest learning rate. Losses with a kink, whose slopes are clipped, count as logistic ones."""
         model, curvature = self.recipe.model, 1.0
         if isinstance(model, ConvexModel):
             curvature = 1.0 if self.squared else 0.25
@@ -190,12 +198,14 @@ class Covered:
 
     @property
     def described(self) -> str:
-        """R, in words."""
+        """Return R in words."""
         if self.recipe.preconditioner is None and self.known.bound is None:
             return f"{self.known.features} features without bounds"
         return f"features of norm {self.size:.4g}"
 
     def reach(self, noise: float) -> float:
-        """The longest rate / (1 - momentum) at which noise of this standard deviation on a mean, all steps together,
-        moves an output as little as it may."""
+        """Return the largest rate / (1 - momentum) for which noise moves an output by at most `Terms.noise` units.
+
+        `noise` is the standard deviation of the noise on a mean gradient, times sqrt(T) for all steps together.
+        """
         return self.terms.noise * self.unit / (noise * self.size * self.residual)

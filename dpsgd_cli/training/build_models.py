@@ -1,6 +1,6 @@
-"""The model of a recipe, once for each trial: on which device, with which loss, and what is refused of it.
+"""The model of a recipe, built once per trial, with its device, its loss, and the checks that may refuse it.
 
-Not here: building one model (`engine/models.py`), how examples are kept apart (`engine/independence.py`), trials.
+`engine/models.py` builds one model; `engine/independence.py` tests that examples do not affect each other.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from dpsgd_cli.recipe.loading import LoadedRecipe, own_weights
 from dpsgd_cli.recipe.schema import Recipe
 
 _MOST_SPREAD = 64
-"""Rows of a batch in which a user's model is tried on unusual numbers."""
+"""Most rows of a batch in which a user's own model is tested on numbers of unusual size."""
 
 
 def placement(recipe: Recipe, team: Team) -> Placement:
-    """Where the tensors of a recipe live in this process, and how precise they are; its CPU threads are taken, too."""
+    """Return the device and the precision of a recipe's tensors in this process. Also set torch's CPU threads."""
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
     device = _device(recipe.runtime.device, team)
@@ -52,29 +52,29 @@ def placement(recipe: Recipe, team: Team) -> Placement:
 
 
 def _device(name: str, team: Team) -> torch.device:
-    """The device of this process, usable and, where it is a GPU, the current one."""
+    """Return the device of this process; make it current if it is a GPU. Raise UsageError if it is not usable."""
     try:
         asked = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        # each process takes its own before anything is put on any
+        # each process selects its own GPU before anything is allocated on one
         device = team.device(asked)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"runtime.device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
     if device.type == "cuda" and device.index is not None:
-        # streams and events are the current device's, wherever tensors lie
+        # streams and events belong to the current device, wherever tensors are
         torch.cuda.set_device(device)
     return device
 
 
 def loss_of(recipe: Recipe, raw: bool = False) -> Loss:
-    """One example's loss as a function of the model's outputs; `raw`: of targets as they are, as of held-out rows."""
+    """Return the per-example loss of the model's outputs; `raw`: for unscaled targets, as those of held-out rows."""
     if isinstance(recipe.model, ConvexModel):
         return output_loss(recipe.model, raw)
     return LOSSES[recipe.data.task] if raw or recipe.data.target_bounds is None else bounded_squared_error
 
 
 def outputs_of(recipe: Recipe, name: str, classes: int | None) -> int:
-    """How many numbers the model gives for one example: a convex model tells two classes apart by one."""
+    """Return the number of outputs per example; a convex model has one for two classes. No `classes`: regression."""
     if not isinstance(recipe.model, ConvexModel):
         return classes or 1
     if classes is not None and classes != 2:
@@ -90,9 +90,9 @@ def make_pack(
     place: Placement,
     instrument: Callable[[models.Builder], models.Builder] | None = None,
 ) -> Pack:
-    """The recipe's model, which an audit may `instrument`, once for each seed.
+    """Return the recipe's model, built once per seed; an audit may `instrument` it.
 
-    Raises ModelError for what cannot be trained privately.
+    Raises ModelError if it cannot be trained privately.
     """
     if shape is None:
         raise ModelError(f"{loaded.source}: the shape of one input is not known")
@@ -103,15 +103,16 @@ def make_pack(
 
 
 def checked(pack: Pack, loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int]) -> int:
-    """How many rows a model may be given at once, of one that is not refused; it then works as the recipe asks.
+    """Check the model, set it to the recipe's precision, and return the number of rows that it may be given at once.
 
-    That examples stay apart in many batches, and where its numbers come from, is tried out on a user's own model only;
-    the built-in ones are known to be right. Each has taken one clipped step on rows that are no records.
+    Every model must take one clipped step on random rows. Only a user's own model is tested for independence of
+    examples in many batches and for the origin of its numbers; built-in models are known to be correct. Raises
+    ModelError for a model that fails.
     """
     recipe = loaded.recipe
     rows = _check_model(pack, train, outputs, recipe.runtime.micro_batch)
     if recipe.model.kind == "python":
-        # what the model is given in training is the rows of all trials, one below the other
+        # in training the model gets the rows of all trials, one below the other
         check_batches(pack, stand_in_rows(train.input_shape, train.x), _rows_at_once(recipe, len(train), rows))
         _check_further(loaded, train, outputs, seeds, rows)
         assert isinstance(recipe.model, PythonModel)
@@ -123,7 +124,7 @@ def checked(pack: Pack, loaded: LoadedRecipe, train: Table, outputs: int, seeds:
 
 
 def _check_step(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int) -> None:
-    """Refuse a model that cannot take a clipped step on `rows` (B, ...), with random labels; its sums are dropped."""
+    """Refuse a model that cannot take a clipped step on `rows` (B, ...) with random labels. The sums are dropped."""
     generator = torch.Generator().manual_seed(0)
     if recipe.data.task == "regression":
         y = torch.rand(len(rows), generator=generator).to(pack.values)
@@ -149,15 +150,15 @@ def _check_step(pack: Pack, recipe: Recipe, rows: Tensor, outputs: int) -> None:
 
 
 def weights_told(loaded: LoadedRecipe) -> list[str]:
-    """A line that names the tensors which `model.weights.file` loads; none without one."""
+    """Return a line that names the tensors loaded from `model.weights.file`; empty without such a file."""
     names, files = models.loaded_names(loaded.recipe.model, loaded.base), own_weights(loaded.recipe)
     return [f"  loaded from {files[0]}: {', '.join(names)}"] if files else []
 
 
 def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
-    """Refuse what starting trials refuses of a model whose shape of an input is known, or of a user's method; no data.
+    """Make those checks of a model and of a user's own method that need no data.
 
-    On the device of the training, where that is one process.
+    A model is checked if the shape of an input is known, on the device of the training with a single process.
     """
     recipe, shape = loaded.recipe, outline.input_shape
     if isinstance(recipe.method, PythonMethod):
@@ -171,7 +172,7 @@ def check_without_data(loaded: LoadedRecipe, outline: data.Outline) -> None:
 
 
 def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> int:
-    """See that the model fits the data and keeps examples apart; returns how many rows a trial may hold at once."""
+    """Check that the model fits the data and keeps examples independent. Return the rows per trial that fit at once."""
     rows = stand_in_rows(train.input_shape, train.x)
     check_outputs(pack, rows, outputs)
     check_examples_stay_apart(pack, rows)
@@ -179,10 +180,10 @@ def _check_model(pack: Pack, train: Table, outputs: int, asked: int | None) -> i
 
 
 def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequence[int], fit: int) -> None:
-    """See that a user's model asks for no number of its input, and keeps examples of many sizes apart.
+    """Check that a user's model uses no Python number from its input, and keeps examples of all magnitudes independent.
 
-    In batches up to those of training, where `fit` rows are held at once, and as far as it takes them. On the CPU: what
-    a model refuses there, a number beyond a table's end for one, stops a GPU for good.
+    Batches are at most those of training, where `fit` rows are held at once, and only those that the model accepts. The
+    check is on the CPU: an error such as an index beyond a table's end would make a GPU unusable.
     """
     place = Placement(torch.device("cpu"), train.x.dtype if train.x.is_floating_point() else torch.float32)
     pack = make_pack(loaded, train.input_shape, outputs, seeds, place)
@@ -197,7 +198,7 @@ def _check_further(loaded: LoadedRecipe, train: Table, outputs: int, seeds: Sequ
 
 
 def _rows_at_once(recipe: Recipe, records: int, fit: int) -> int:
-    """Rows of a trial in one pass of training: the batch, or what fits; what fits where neither is known."""
+    """Return the rows of a trial in one training pass: the batch, else all records, but at most `fit`."""
     batch = getattr(recipe.method, "batch_size", None) or records or fit
     beside = 1 if recipe.data.unit is None else recipe.data.unit.most_rows
     return max(2, min(batch * beside, fit))

@@ -1,15 +1,14 @@
-"""Trained models in use: written by training, read again from a result, and put to other records.
+"""Trained models: written by training, loaded from a result, and applied to other records.
 
-`model.safetensors` and `recipe.yaml` are all that is needed: layout of a record, classes and preprocessing (what
-private steps released, trial by trial) are in the first, and so are buffers and frozen parameters. A model of the
-user's own also needs its Python file and the file of `model.weights`, whose SHA-256 the bundle holds; `data.features`
-with weights need those, and a card of the user's own is needed too. Files of methods and schedules are not.
+`model.safetensors` and `recipe.yaml` suffice. The first holds the layout of a record, the classes, the preprocessing
+(with the releases of private steps, by trial), buffers and frozen parameters. Further files are needed if the recipe
+names them: the Python file of a model of the user's own and its `model.weights.file` (the bundle holds their SHA-256),
+the weights of `data.features`, and the user's own card. Files of methods and schedules are not needed.
 
-Predictions and metrics of other records use the released weights alone, so they cost the training records nothing. The
-records that are predicted for are not protected at all: what is measured on them is measured without noise.
+Predictions and metrics of other records use the released weights alone, so they cost the training records no privacy.
+The other records are not protected: metrics on them have no noise.
 
-Not here: reading other records (`data/opening.py`), metrics (`training/evaluation.py`), where a result lies
-(`library.py`).
+`data/opening.py` reads records, `evaluation.py` computes metrics, `library.py` has the Python interface.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _AT_ONCE = 4096
 
 
 def bundle_of(trials: Trials, span: slice) -> Bundle:
-    """The models of some of the trials, and what else predicting by them takes."""
+    """Return the models of the trials in `span`, with all else that predictions by them need."""
     pack, dataset, recipe = trials.context.pack, trials.dataset, trials.recipe
     assert dataset.layout is not None
     weights = [
@@ -86,7 +85,7 @@ def bundle_of(trials: Trials, span: slice) -> Bundle:
 
 
 class _About(BaseModel):
-    """What a model's file says of it besides tensors."""
+    """Metadata in a model's file."""
 
     model_config = ConfigDict(strict=True)
     format: int
@@ -99,7 +98,7 @@ class _About(BaseModel):
 
 @contextlib.contextmanager
 def _fitting(path: Path) -> Iterator[None]:
-    """Turn what a model's file that does not fit its recipe, or itself, leads to into DataError."""
+    """Turn errors of a model's file that does not fit its recipe, or is damaged, into DataError."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
@@ -114,7 +113,7 @@ def _fitting(path: Path) -> Iterator[None]:
 class Trained:
     """The models of one result, one for each trial. `classes` is None for regression.
 
-    `document` is its `result.json`; None where a model and its recipe were published without.
+    `document`: the content of `result.json`; None if model and recipe were published without it.
     """
 
     loaded: LoadedRecipe
@@ -127,9 +126,9 @@ class Trained:
 
     @classmethod
     def load(cls, directory: Path) -> Trained:
-        """The models in a result directory, once their files were seen to be as they were written.
+        """Load the models of a result directory after checking that their files are unchanged.
 
-        Raises DataError where there are none, and RunError where something that they were made from has changed.
+        Raises DataError if there are none, and RunError if a file that they were made from has changed.
         """
         path = directory / bundle.NAME
         if not (directory / "recipe.yaml").is_file():
@@ -157,7 +156,7 @@ class Trained:
         return made
 
     def _check_model(self) -> None:
-        """See that the files the model is made of are there, and are those of the training."""
+        """Check that the files of the model's code and weights exist, and are those of the training."""
         for name, known in self.bundle.about["made_from"].items():
             path = self.loaded.base / name
             if not path.is_file():
@@ -171,7 +170,7 @@ class Trained:
         )
 
     def _check_made_from(self, provenance: dict[str, Any]) -> None:
-        """See that weights of features and the card, which prediction needs, are those of the training."""
+        """Check that the card and the weights of features, which prediction needs, are those of the training."""
         here = {f: h for step in self.pipeline(0).steps for f, h in step.made_from.items()}
         here |= origin.card_sha256(self.loaded)
         kinds = ("data_sha256", "nonprivate_data_sha256")
@@ -186,7 +185,7 @@ class Trained:
 
     @cached_property
     def data(self) -> Data:
-        """How records are read, and preprocessed as they were for training."""
+        """Return the `data:` section by which records are read, with the preprocessing of the training."""
         steps = {"preprocess": self.bundle.about["preprocess"]}
         with _fitting(self.directory / bundle.NAME):
             made = Data.model_validate(plain(self.loaded.recipe.data) | steps)
@@ -195,17 +194,17 @@ class Trained:
         return made
 
     def pipeline(self, trial: int | None = None) -> Pipeline:
-        """Preprocessing for one trial, or for all."""
+        """Return the preprocessing of one trial, or of all."""
         chosen = self.bundle if trial is None else self.bundle.of_trials(slice(trial, trial + 1))
         return pipeline_of(self.data, self.loaded.base, self.layout, chosen.kept | chosen.unreleased)
 
     def rows(self, records: pd.DataFrame | np.ndarray | str | Path) -> np.ndarray:
-        """Records of a table, an array or a file in the layout of the training records, before preprocessing."""
+        """Return the records of a table, an array or a file in the layout of the training records, not preprocessed."""
         where = Path(records) if isinstance(records, str) else records
         return open_unlabelled(where, self.data, self.layout, self.loaded.base)
 
     def remarks(self, rows: np.ndarray) -> list[str]:
-        """What to say of `rows` (N, ...): in which columns values lie outside of the public bounds."""
+        """Return remarks about `rows` (N, ...): a line per column that has values outside its public bounds."""
         by_bounds = any(
             step.scale is not None and step.scale.by == "bounds" for step in steps_of(self.data, self.loaded.base)
         )
@@ -220,7 +219,7 @@ class Trained:
         return told
 
     def inputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
-        """What the model of `trial` is given for `rows` (N, ...): float32 (N, *input_shape)."""
+        """Return the inputs of the model of `trial` for `rows` (N, ...): float32 (N, *input_shape)."""
         self.check_trial(trial)
         with _fitting(self.directory / bundle.NAME), np.errstate(**UNTOLD):
             (x,), per_trial = self.pipeline(trial).run([rows], 1)
@@ -233,12 +232,12 @@ class Trained:
             return own * factors.numpy().reshape(-1, *[1] * (own.ndim - 1))
 
     def check_trial(self, trial: int) -> None:
-        """Raise UsageError where there is no such trial."""
+        """Raise UsageError if there is no such trial."""
         if not 0 <= trial < self.trials:
             raise UsageError(f"there is no trial {trial}: the result has {count(self.trials, 'trial')}, from 0 on")
 
     def module(self, trial: int) -> nn.Module:
-        """The model of `trial` as an ordinary module, for inputs (N, *input_shape) on the CPU."""
+        """Return the model of `trial` as an ordinary module, for inputs (N, *input_shape) on the CPU."""
         self.check_trial(trial)
         outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
         build = models.builder(self.loaded.recipe.model, self.input_shape, outputs, self.loaded.base)
@@ -251,7 +250,7 @@ class Trained:
         return made.eval()
 
     def _with_untrained(self, build: models.Builder) -> models.Builder:
-        """A builder of the same modules, as precise as in training, with the buffers and frozen parameters of that."""
+        """Return a builder of the same modules, with the precision, buffers and frozen parameters of the training."""
 
         def built() -> nn.Module:
             made = build().to(next(iter(self.bundle.weights[0].values())).dtype)
@@ -266,7 +265,7 @@ class Trained:
         return built
 
     def outputs(self, rows: np.ndarray, trial: int) -> np.ndarray:
-        """Outputs (N, K) of the model of `trial`. Raises RunError where its training diverged."""
+        """Return the outputs (N, K) of the model of `trial`. Raise RunError if its training diverged."""
         module, found = self.module(trial), []
         if not all(bool(torch.isfinite(value).all()) for value in self.bundle.weights[trial].values()):
             raise RunError(f"the training of trial {trial} diverged: its weights are not finite; choose another trial")
@@ -278,18 +277,18 @@ class Trained:
         return np.concatenate(found)
 
     def predict(self, rows: np.ndarray, trial: int) -> np.ndarray:
-        """The class of each row, or its predicted target, (N,)."""
+        """Return the predicted class or target of each row, (N,)."""
         return self.decided(self.outputs(rows, trial))
 
     def decided(self, outputs: np.ndarray) -> np.ndarray:
-        """What outputs (N, K) say: classes as the recipe writes them, or targets in their own unit."""
+        """Return the predictions of outputs (N, K): classes as the recipe writes them, or targets in their own unit."""
         if self.classes is None:
             return target_scale(self.data).outward(outputs[:, 0].astype(np.float64))
         chosen = outputs.argmax(axis=1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).astype(np.int64)
         return np.array([*self.classes, None], dtype=object)[chosen]
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Probabilities (N, classes) by outputs. Raises UsageError where the model's loss gives none."""
+        """Return probabilities (N, classes) of outputs (N, K). Raise UsageError if the model's loss gives none."""
         if self.classes is None:
             raise UsageError("--probabilities: a regression predicts targets, and has no classes")
         model, clipped = self.loaded.recipe.model, clipped_at(self.loaded.recipe, len(self.classes))
@@ -302,9 +301,9 @@ class Trained:
         return probabilities_by(outputs, clipped)
 
     def evaluate(self, part: Part, folds: Tensor | None = None) -> dict[str, list[float]]:
-        """The task's metrics of all trials on labelled records, as training measures them; nothing is noisy.
+        """Return the task's metrics, by trial, on labelled records, as training measures them but without noise.
 
-        With `folds` bool (N, R), those of each trial's own records.
+        With `folds`, bool (N, R), each trial is measured on the records for which its column is true.
         """
         place = placement(self.loaded.recipe, Team())
         outputs = outputs_of(self.loaded.recipe, "the result", None if self.classes is None else len(self.classes))
@@ -328,14 +327,14 @@ class Trained:
         return measure(models, table, loss_of(self.loaded.recipe, raw=True)) | measure_once(models, table)[0]
 
     def labelled(self, records: pd.DataFrame | str | Path) -> Part:
-        """Labelled records of a table or a file."""
+        """Return the labelled records of a table or a file."""
         where = Path(records) if isinstance(records, str) else records
         return open_labelled(where, self.data, self.layout, self.classes, self.loaded.base)
 
     def own_metrics(self) -> dict[str, list[float]]:
-        """Metrics on the records that the recipe tests on, read anew: those that the result states.
+        """Return the metrics on the recipe's test records, read again: those that the result states.
 
-        Raises RunError where their files are no longer what they were.
+        Raises RunError if the files of the records have changed.
         """
         if self.document is not None:
             origin.check_unchanged(self.document, self.loaded, self.directory)

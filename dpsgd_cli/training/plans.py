@@ -51,7 +51,7 @@ def settled(loaded: LoadedRecipe) -> LoadedRecipe:
 
 
 def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[Choice, ...], data.Outline]:
-    """The recipe with its features settled, how they were, and the outline of data with these."""
+    """Return the recipe with its features resolved, the choices, and the outline of the data with these features."""
     outline = data.outline(loaded.recipe.data, loaded.base)
 
     def count(recipe: Recipe) -> int:
@@ -62,24 +62,24 @@ def _with_features(loaded: LoadedRecipe) -> tuple[Recipe, tuple[Choice, ...], da
 
 
 def _known(recipe: Recipe, outline: data.Outline) -> Known:
-    """What the rule may read of the data: public facts."""
+    """Return the public facts about the data that automatic settings use."""
     records = training_records(recipe, outline)
     outputs = 1 if isinstance(recipe.model, ConvexModel) else outline.outputs
     return Known(records, math.prod(outline.input_shape or ()), outputs, outline.norm_bound)
 
 
 def plan_and_outline(loaded: LoadedRecipe, judge: Accountant | None = None) -> tuple[Plan | None, data.Outline]:
-    """The plan (None for a method without privacy) and what is known of the data, before any value is used.
+    """Return the plan (None for a method without privacy) and the outline of the data, before any value is used.
 
-    What a plan reads may be `auto`. `judge` prices the budget in the place of the recipe's accountant. Raises as
-    planning and `data.outline` do.
+    Settings of the recipe may be `auto`. `judge` prices the budget instead of the recipe's accountant. Raises the
+    errors of planning and of `data.outline`.
     """
     recipe, _, outline = _with_features(loaded)
     return plan_of(replace(loaded, recipe=recipe), outline, judge), outline
 
 
 def plan_of(loaded: LoadedRecipe, outline: data.Outline, judge: Accountant | None = None) -> Plan | None:
-    """The plan of a recipe on data of which `outline` is known; None for a method without privacy."""
+    """Return the plan of a recipe on data with this outline; None for a method without privacy."""
     recipe, _ = auto_settings.before_plan(loaded.recipe, _known(loaded.recipe, outline))
     loaded = replace(loaded, recipe=recipe)
     records = training_records(recipe, outline)
@@ -97,7 +97,7 @@ def plan_of(loaded: LoadedRecipe, outline: data.Outline, judge: Accountant | Non
 
 
 def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
-    """Layers with parameters, each of which per-layer clipping bounds by itself."""
+    """Return the number of layers with parameters, for per-layer clipping; build the model if necessary."""
     model = loaded.recipe.model
     if model.layers is not None:
         return model.layers
@@ -115,26 +115,26 @@ def _layers(loaded: LoadedRecipe, outline: data.Outline) -> int:
 
 
 def training_records(recipe: Recipe, outline: data.Outline) -> int:
-    """Public number of records of each trial: the training part's, or with folds the places of every trial."""
+    """Return the public number of records of each trial: of the training part, or with folds of a trial's places."""
     if recipe.folds is None:
         return outline.train_records
     return places_of_a_fold(outline.files, recipe.folds, recipe.data.by_place)
 
 
 def feature_bound(recipe: Recipe, known: data.Outline | data.Dataset) -> float | None:
-    """Public bound on the norm of a linear model's features, its constant column included; None where there is none."""
+    """Return the public bound on the norm of a linear model's features, constant column included; None without one."""
     if not isinstance(recipe.model, OneLayer) or known.norm_bound is None:
         return None
     return math.hypot(known.norm_bound, float(recipe.model.has_bias))
 
 
 def declarations(loaded: LoadedRecipe, outline: data.Outline) -> tuple[str, ...]:
-    """What the data and the model take to be public."""
+    """Return the declarations of the data and the model: sentences about what is taken to be public."""
     return (*outline.declarations, *declared_by_model(loaded))
 
 
 def declared_by_model(loaded: LoadedRecipe) -> tuple[str, ...]:
-    """What the model section takes to be public: a bound on targets, or weights that no seed drew."""
+    """Return the declarations of the model section: a bound on targets, or weights that no seed drew."""
     recipe, model = loaded.recipe, loaded.recipe.model
     if isinstance(model, PythonModel) and model.weights is not None:
         file, constant = model.weights.file, model.weights.constant

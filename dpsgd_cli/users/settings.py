@@ -1,4 +1,4 @@
-"""`privacy.unit`: whom a statement protects, where that is somebody with several rows."""
+"""`privacy.unit`: the user as unit of privacy, if users have several rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import Field
 from dpsgd_cli.common.sections import Section
 
 PERSON = "user"
-"""What the owner of rows is called, whatever the column is."""
+"""Name of the owner of rows in statements, whatever the column is called."""
 
 
 class Unit(Section):
-    """All rows of one user: neighbouring data differ in all of them at once."""
+    """All rows of one user: neighbouring data sets differ in all of them at once."""
 
     column: str = Field(
         description="Whose a row is: a column of the table, an array of the npz file, or a .npy file with an entry for"
@@ -26,5 +26,5 @@ class Unit(Section):
 
     @property
     def in_a_file(self) -> bool:
-        """Whether `column` names a file beside the records."""
+        """Return True if `column` names a separate .npy file."""
         return self.column.endswith(".npy")

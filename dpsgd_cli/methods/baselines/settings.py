@@ -11,7 +11,7 @@ from dpsgd_cli.methods.descriptor import ITS_BUDGET, Descriptor, FullBatch
 
 
 class NonPrivateMethod(FullBatch):
-    """The optimum without privacy, by L-BFGS: the yardstick."""
+    """The optimum without privacy, by L-BFGS, for comparison."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.baselines.run:NonPrivate",
@@ -25,7 +25,7 @@ class NonPrivateMethod(FullBatch):
 
 
 class MajorityMethod(FullBatch):
-    """Majority-class baseline, by a Laplace count; without a privacy section, by the exact count."""
+    """Majority-class baseline, by a Laplace count; by the exact count without a privacy section."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.baselines.run:Majority",

@@ -11,7 +11,7 @@ from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor
 
 
 class DpAgdMethod(FullBatch):
-    """Lee and Kifer 2018, Algorithm 2; the defaults are theirs."""
+    """DP-AGD: Lee and Kifer 2018, Algorithm 2, with their defaults."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_agd.run:DpAgd",

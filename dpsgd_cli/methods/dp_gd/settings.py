@@ -19,7 +19,7 @@ class FullGradient(Gradient):
 
 
 class GdMethod(FullGradient):
-    """Lecture 15, Algorithm 1: no noise, no privacy."""
+    """Gradient descent without noise or privacy: Lecture 15, Algorithm 1."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_gd.run:Gd",
@@ -33,7 +33,7 @@ class GdMethod(FullGradient):
 
 
 class DpGdMethod(FullGradient, Preconditioned):
-    """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` says by which theorem noise is chosen."""
+    """Lecture 15, Algorithm 2 (Lecture 9, section 4). `privacy.accountant` names the theorem that chooses the noise."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_gd.run:DpGd",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OptimizerKind(Section):
-    """What every optimizer offers. `made`: `module:class` of the `Update` that these settings make."""
+    """Base of the optimizers. `made`: `module:class` of the `Update` that these settings configure."""
 
     must_state = ("made",)
     made: ClassVar[str]
@@ -38,7 +38,7 @@ class SgdSettings(OptimizerKind):
 
     @property
     def kept(self) -> float:
-        """The momentum; none where nobody chose it."""
+        """Return the momentum; 0 while it is `auto`."""
         return 0.0 if self.momentum == "auto" else self.momentum
 
 
@@ -78,7 +78,7 @@ Averaging = Annotated[EmaSettings | AllIterates | TailIterates, Field(discrimina
 
 
 class Gradient(Section):
-    """What every gradient method shares."""
+    """Settings that all gradient methods share."""
 
     must_state: ClassVar[tuple[str, ...]] = ("descriptor",)
 
@@ -133,17 +133,17 @@ class Gradient(Section):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether a step sees one record, as in Algorithm 3 of Lecture 15, which has a class of its own."""
+        """Return True if a step reads a single record: Algorithm 3 of Lecture 15, which has a class of its own."""
         return self.batching == "fixed" and self.batch_size in (1, "auto")
 
     @property
     def truncation(self) -> dict[str, int]:
-        """What the sampler and the record of a truncated batch are told besides."""
+        """Return the further arguments of a truncated batch's sampler and mechanism; empty for other batches."""
         return {} if self.largest_batch is None else {"largest_batch": self.largest_batch}
 
     @property
     def batch(self) -> int | None:
-        """Expected or exact size of a batch; None for all records. Raises RecipeError where nobody chose it."""
+        """Return the expected or exact size of a batch; None for all records. Raise RecipeError while it is `auto`."""
         if self.batching == "full" or self.batch_size is None:
             return None
         if self.batch_size == "auto":
@@ -152,22 +152,22 @@ class Gradient(Section):
 
     @property
     def rate(self) -> float | Rate | Literal["theorem"]:
-        """The learning rate; what is no good for most where nobody chose it."""
+        """Return the learning rate; a placeholder, 0.1, while it is `auto`."""
         return 0.1 if self.learning_rate == "auto" else self.learning_rate
 
     @property
     def average(self) -> Averaging | None:
-        """What is averaged; nothing where nobody chose it."""
+        """Return the averaging of the weights; None while it is `auto`."""
         return None if self.averaging == "auto" else self.averaging
 
     @property
     def described(self) -> Descriptor:
-        """What the rest of the program knows of this method, with these settings."""
+        """Return the method's descriptor under these settings."""
         return self.descriptor
 
 
 class Preconditioned(Gradient):
-    """What gradient methods share that can take a preconditioner."""
+    """Settings of the gradient methods that can take a preconditioner."""
 
     preconditioner: Preconditioner | Auto | None = Field(
         "auto",
@@ -177,12 +177,12 @@ class Preconditioned(Gradient):
 
     @property
     def conditioned(self) -> Preconditioner | None:
-        """The preconditioner; none where nobody chose it."""
+        """Return the preconditioner; None while it is `auto`."""
         return None if self.preconditioner == "auto" else self.preconditioner
 
 
 class SgdMethod(Gradient):
-    """No clipping, no noise, no privacy: the yardstick."""
+    """SGD without clipping, noise or privacy, for comparison."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_sgd.run:WithoutPrivacy",
@@ -199,7 +199,7 @@ class SgdMethod(Gradient):
 
 
 class DpSgdMethod(Preconditioned):
-    """Batches of clipped gradients; `fixed` ones of one record are Algorithm 3 of Lecture 15."""
+    """DP-SGD: batches of clipped gradients with noise. `fixed` batches of one record are Algorithm 3 of Lecture 15."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",
@@ -229,7 +229,7 @@ class DpSgdMethod(Preconditioned):
 
 
 class SgdMaMethod(Gradient):
-    """DP-SGD as Lee and Kifer compared with: Poisson batches, noise by the moments accountant."""
+    """DP-SGD as in the comparison of Lee and Kifer: Poisson batches, noise by the moments accountant."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.dp_sgd.run:DpSgd",

@@ -11,7 +11,7 @@ from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor
 
 
 class LeastSquaresMethod(FullBatch):
-    """Mehta et al. 2022: noisy X^T X and X^T Y, solved with a ridge; one release, no settings of learning."""
+    """Least squares by noisy X^T X and X^T Y and a ridge (Mehta et al. 2022): one release, no learning rate."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.least_squares.run:DpLeastSquares",

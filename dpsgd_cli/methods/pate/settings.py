@@ -1,6 +1,6 @@
-"""Sections of PATE: teachers that nobody sees, how their votes are released, and the student that learns from those.
+"""Sections of PATE: unpublished teachers, the release of their votes, and the student that learns from these.
 
-Not here: what an aggregation costs (`methods/pate/votes.py`), training (`methods/pate/run.py`).
+`methods/pate/votes.py` has the costs of aggregations, `methods/pate/run.py` the training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpsgd_cli.schedules.learning_rate import Rate
 
 
 class AggregationKind(Section):
-    """What every rule offers. `rule`: `module:name` of the class that says what it releases and what that costs."""
+    """Base of the aggregations. `rule`: `module:name` of the class that states the release and its cost."""
 
     must_state = ("rule",)
     rule: ClassVar[str]
@@ -28,7 +28,7 @@ Noise = Positive | Literal["auto"]
 
 
 class LnMax(AggregationKind):
-    """Papernot et al. 2017: the largest of counts with Laplace noise."""
+    """The class with the largest Laplace-noised count (Papernot et al. 2017)."""
 
     rule = "dpsgd_cli.methods.pate.votes:LaplaceMax"
     kind: Literal["lnmax"] = "lnmax"
@@ -36,7 +36,7 @@ class LnMax(AggregationKind):
 
 
 class GnMax(AggregationKind):
-    """Papernot et al. 2018: the largest of counts with Gaussian noise."""
+    """The class with the largest Gaussian-noised count (Papernot et al. 2018)."""
 
     rule = "dpsgd_cli.methods.pate.votes:GaussianMax"
     kind: Literal["gnmax"] = "gnmax"
@@ -46,7 +46,7 @@ class GnMax(AggregationKind):
 
 
 class ConfidentGnMax(AggregationKind):
-    """Papernot et al. 2018: the same, for queries whose largest noisy count reaches a threshold."""
+    """GNMax for queries whose largest noisy count reaches a threshold (Papernot et al. 2018)."""
 
     rule = "dpsgd_cli.methods.pate.votes:ConfidentMax"
     kind: Literal["confident-gnmax"] = "confident-gnmax"
@@ -61,7 +61,7 @@ class ConfidentGnMax(AggregationKind):
 
 
 class ProposeTestRelease(AggregationKind):
-    """The mode as it is where a noisy test says that one vote could not change it."""
+    """The exact mode, if a noisy test finds that one vote could not change it."""
 
     rule = "dpsgd_cli.methods.pate.votes:StableMode"
     kind: Literal["propose-test-release"] = "propose-test-release"
@@ -73,9 +73,9 @@ Aggregation = Annotated[LnMax | GnMax | ConfidentGnMax | ProposeTestRelease, Fie
 
 
 class Sanitised(Section):
-    """Publish what the votes say of the price, by smooth sensitivity; a release of its own, charged beside the votes.
+    """Publication of the data-dependent price, by smooth sensitivity. It is a release, charged on top of the votes.
 
-    All numbers are public: they may not be chosen by the votes.
+    All settings are public: do not choose them by the votes.
     """
 
     order: Annotated[float, Field(gt=1)] = Field(20.0, description="lambda: the Renyi order of the bounds.")
@@ -85,7 +85,7 @@ class Sanitised(Section):
 
 
 class Training(Gradient):
-    """Descent without privacy, for models that are never published or learn from public records only."""
+    """Non-private training, for models that are never published or learn from public records only."""
 
     must_state = ()
 
@@ -97,33 +97,35 @@ class Training(Gradient):
 
 
 class Teachers(Training):
-    """Descent of every teacher on its part."""
+    """Training of every teacher on its part."""
 
     count: Annotated[int, Field(ge=2)] = Field(description="n: teachers, and parts of the training records.")
     model: Model | None = Field(None, description="Left out, the student's (`model`).")
 
 
 class Supervised(Training):
-    """Learns from the answered queries."""
+    """A student that learns from the answered queries."""
 
     kind: Literal["supervised"] = "supervised"
     rounds: ClassVar[int] = 1
 
     def most_lessons(self, queries: int, public: int) -> int:
-        """Records that a student may learn from, at the most."""
+        """Return the largest number of records that a student may learn from."""
         del public
         return queries
 
 
 class LabelSpreading(Training):
-    """Answers first spread to all public records, along a graph of nearest neighbours (Zhou et al. 2004).
+    """A student that learns after the answers are spread to all public records, along a graph of nearest neighbours.
 
-    Neighbours at distance d are joined with weight exp(-(d / (width m))^2), where m is the median distance of all that
-    are joined. Where teachers are less sure of some classes, those get fewer answers, and lose records to the others;
-    `balanced` mends that, for classes of about equal size (class mass normalisation; Zhu, Ghahramani and Lafferty
-    2003). In each further round what the student makes of all public records is spread in place of the answers, and a
-    new student learns from that: neighbours outvote what one student gets wrong.
-    By scikit-learn's LabelSpreading; reads public features and released labels only, so it costs nothing.
+    Source: Zhou et al. 2004, by scikit-learn's LabelSpreading. It reads public features and released labels only, so it
+    costs no privacy. Neighbours at distance d are joined with weight exp(-(d / (width m))^2), where m is the median
+    distance of all joined pairs.
+
+    If teachers are less sure of some classes, these get fewer answers and lose records to the others. `balanced`
+    corrects this for classes of about equal size (class mass normalisation; Zhu, Ghahramani and Lafferty 2003). In each
+    further round the student's predictions for all public records are spread instead of the answers, and a new student
+    learns from the result: neighbours outvote the errors of one student.
     """
 
     kind: Literal["label-spreading"] = "label-spreading"
@@ -137,7 +139,7 @@ class LabelSpreading(Training):
     )
 
     def most_lessons(self, queries: int, public: int) -> int:
-        """Records that a student may learn from, at the most."""
+        """Return the largest number of records that a student may learn from."""
         del queries
         return public
 
@@ -149,7 +151,7 @@ PRIVATE_SCALE = "the scale of its noise is private, so no public grid holds it"
 
 
 class PateMethod(FullBatch):
-    """Private aggregation of teacher ensembles: teachers on disjoint parts vote, a student learns noisy outcomes."""
+    """Private aggregation of teacher ensembles: teachers on disjoint parts vote, a student learns the noisy results."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.pate.run:Pate",

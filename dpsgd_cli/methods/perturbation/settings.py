@@ -13,7 +13,10 @@ OFF_GRID = "its random term enters a search, so no proof covers the floating-poi
 
 
 class ObjectivePerturbationMethod(FullBatch):
-    """Kifer, Smith and Thakurta 2012 with Gaussian noise; what the search leaves is paid for (Iyengar et al. 2019)."""
+    """Objective perturbation with Gaussian noise (Kifer, Smith and Thakurta 2012).
+
+    The inexactness of the minimum is paid for (Iyengar et al. 2019).
+    """
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.perturbation.run:ObjectivePerturbation",
@@ -27,7 +30,7 @@ class ObjectivePerturbationMethod(FullBatch):
 
 
 class OutputPerturbationMethod(FullBatch):
-    """Noise on the last iterate of full-batch gradient descent, by its stability."""
+    """Output perturbation: noise on the last iterate of full-batch gradient descent, by its stability."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.perturbation.run:OutputPerturbation",

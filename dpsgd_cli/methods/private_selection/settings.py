@@ -13,7 +13,7 @@ from dpsgd_cli.schedules.settings import Decay
 
 
 class PrivateSelectionMethod(Gradient):
-    """Yu et al. 2019, IV-A3: train every candidate on a part of its own, publish one, chosen on the last part."""
+    """Private selection (Yu et al. 2019, IV-A3): candidates train on separate parts; the last part chooses one."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.private_selection.run:PrivateSelection",

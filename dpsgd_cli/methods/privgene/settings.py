@@ -11,7 +11,7 @@ from dpsgd_cli.methods.descriptor import EVERY_NEIGHBOUR, ITS_BUDGET, Descriptor
 
 
 class PrivGeneMethod(FullBatch):
-    """Zhang et al. 2013: a genetic search whose survivors are chosen by the exponential mechanism."""
+    """PrivGene (Zhang et al. 2013): a genetic search whose survivors are chosen by the exponential mechanism."""
 
     descriptor = Descriptor(
         runs="dpsgd_cli.methods.privgene.run:PrivGene",
@@ -30,5 +30,5 @@ class PrivGeneMethod(FullBatch):
 
     @property
     def choices(self) -> int:
-        """Uses of the exponential mechanism: the survivors of each round, and the winner."""
+        """Return the number of uses of the exponential mechanism: the survivors of each round, and the winner."""
         return self.rounds * self.survivors + 1
