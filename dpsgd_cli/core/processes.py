@@ -1,24 +1,23 @@
-"""Several processes that train one pack together, started by `torchrun`: who does what, and what is said between them.
+"""Distributed training of one pack by several processes, started by `torchrun`: division of work and communication.
 
-What is released, and why it is the release of one process. Let D be the data and b_t the batch of step t, a function
-of the trial's streams alone. Every process draws the same b_t: with a seed because streams are functions of the seed,
-without one because process 0 sends all of them one key (`SharedStreams`). Process r adds up the clipped gradients of
-the r-th part of b_t only; the parts are disjoint and together b_t, so the sum of their sums is
+The release is the same as with one process. Let D be the data and b_t the batch of step t, a function of the trial's
+streams alone. Every process draws the same b_t: with a seed because streams are functions of the seed, without one
+because process 0 sends one key to all of them (`SharedStreams`). Process r adds up the clipped gradients of the r-th
+part of b_t only. The parts are disjoint and their union is b_t. So the sum of their sums is
 
     sum over b_t of clip(g_i),
 
-the same sum, of the same Poisson (or shuffled, or full) batch of the WHOLE data, as in one process, to the order of
-floating-point additions. It comes to be on process 0 only (`Team.add_up`). There the mechanism that the ledger was
-charged for adds its noise, once, from process 0's own stream, and process 0 sends the noisy sum to all others
-(`Team.share`): post-processing. No other process ever draws noise (with streams of the operating system it could not:
-`SharedStreams.normal` raises there), so noise is neither left out nor added once for each process; and no process draws
-a sample of the whole data for itself, which would let one record into a step twice. Ledgers are charged alike
-everywhere; process 0's is written.
+which is the sum of one process: over the same Poisson (or shuffled, or full) batch of the WHOLE data, up to the order
+of floating-point additions. Only process 0 holds this sum (`Team.add_up`). There the mechanism that the ledger was
+charged for adds its noise, once, from process 0's own stream. Process 0 then sends the noisy sum to all others
+(`Team.share`), which is post-processing.
 
-What goes between processes is not encrypted and holds sums without noise: the network between them is trusted
-as their memory is.
+No other process ever draws noise (with streams of the operating system it could not: `SharedStreams.normal` raises
+there). So noise is neither left out nor added once for each process. No process draws its own sample of the whole data,
+which could put one record into a step twice. All processes charge their ledgers alike; that of process 0 is written.
 
-Not here: how batches and noise are drawn (`sampling.py`, `noise.py`), what a process trains (`trials.py`).
+Messages between processes are not encrypted and contain sums without noise. The network between them must be trusted
+like their memory.
 """
 
 from __future__ import annotations
@@ -40,41 +39,41 @@ from dpsgd_cli.failures import heed_no_more
 Value = TypeVar("Value")
 
 PATIENCE = datetime.timedelta(seconds=3)
-"""How long a process that failed waits to hear whether process 0 says the same."""
+"""Time that a failed process waits to learn whether process 0 reports the same error."""
 TIMEOUT = datetime.timedelta(minutes=30)
-"""How long a process waits for one that is alive but silent. One that ended is noticed at once, on CPUs; on GPUs, where
-sums travel while the host goes on, the launcher ends those that are left."""
+"""Time that a process waits for one that is alive but silent. On CPUs, the end of a process is noticed at once. On
+GPUs, where transfers are asynchronous, the launcher ends the remaining processes."""
 
 
 class Team:
-    """This process, `rank` of `size`, and the others that train the same pack: none by default.
+    """This process, `rank` of `size`, and the others that train the same pack (none by default).
 
-    `store` is where processes leave word for each other; one that is alone needs none.
+    `store` is the key-value store for messages between processes; a single process needs none.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
         self.rank, self.size, self._store = rank, size, store
         self.first = rank == 0
-        """Whether this is process 0, which adds noise, evaluates, speaks and writes."""
+        """True for process 0, which adds noise, evaluates, prints and writes."""
 
     def part(self, count: int) -> slice:
-        """This process's part of `count` things in a row; the parts of all processes are disjoint and cover them."""
+        """Return this process's slice of `count` items; the slices of all processes are disjoint and cover them."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def add_up(self, sums: Tensor) -> None:
-        """Add the `sums` of all processes up on process 0, in place; what the others hold is then of no use."""
+        """Add up the `sums` of all processes in place on process 0; on other processes `sums` is then undefined."""
         if self.size > 1:
             with self._in_touch():
                 torch.distributed.reduce(sums, dst=0)
 
     def share(self, sums: Tensor) -> None:
-        """Send process 0's `sums`, which it has made private, to all others, in place."""
+        """Send the `sums` of process 0, which must be private by now, to all others, in place."""
         if self.size > 1:
             with self._in_touch():
                 torch.distributed.broadcast(sums, src=0)
 
     def total(self, seen: Diagnostics) -> Diagnostics:
-        """What all processes saw together, on process 0."""
+        """Return the diagnostics of all processes together; valid on process 0 only."""
         if self.size == 1:
             return seen
         sums = seen.sums()
@@ -83,7 +82,10 @@ class Team:
         return Diagnostics.of(dict(zip(sums, stacked, strict=True)))
 
     def tell(self, make: Callable[[], Value]) -> Value:
-        """What `make` gives on process 0 (or the error that it raises there), everywhere; it runs nowhere else."""
+        """Run `make` on process 0 only and return its result on all processes.
+
+        If `make` raises DpsgdError, process 0 raises that error and the others raise SaidElsewhere.
+        """
         if self.size == 1:
             return make()
         said: list[Any] = [None, None]
@@ -103,7 +105,10 @@ class Team:
         return value
 
     def say_of(self, error: DpsgdError) -> DpsgdError:
-        """The error, with the process that it happened on. Where process 0 says it, that is enough: SaidElsewhere."""
+        """Return the error with the number of this process added.
+
+        Raises SaidElsewhere if process 0 already reports the error.
+        """
         if self.size == 1:
             return error
         with suppress(RuntimeError):
@@ -120,11 +125,11 @@ class Team:
 
     @contextmanager
     def _in_touch(self) -> Iterator[None]:
-        """Turn the failure of a collective, which is always that of another process, into an error that says so."""
+        """Convert the failure of a collective operation, always caused by another process, into ConnectionError."""
         try:
             yield
         except RuntimeError as error:
-            # the launcher is about to end this process too: leave it the time to write its checkpoint
+            # the launcher is about to end this process too: give it time to write its checkpoint
             heed_no_more()
             raise ConnectionError(self._lost(str(error).strip().splitlines()[0][:200])) from error
 
@@ -136,7 +141,7 @@ class Team:
         return f"another of the {self.size} processes ended, is out of reach, or said nothing for {TIMEOUT} ({why})"
 
     def streams(self, own: Sequence[Streams]) -> tuple[Streams, ...]:
-        """Streams of every trial from which all processes draw the same batches."""
+        """Return streams of every trial from which all processes draw the same batches."""
         if self.size == 1:
             return tuple(own)
         key = self.tell(lambda: os.urandom(32))
@@ -146,7 +151,10 @@ class Team:
         )
 
     def device(self, asked: torch.device) -> torch.device:
-        """The device of this process."""
+        """Return the device of this process: with several processes, `cuda` becomes one GPU for each.
+
+        Raises UsageError if `asked` names one GPU for several processes, or if there are too few GPUs.
+        """
         if self.size == 1 or asked.type != "cuda":
             return asked
         if asked.index is not None:
@@ -165,13 +173,16 @@ class Team:
 
 
 def started_by_a_launcher() -> bool:
-    """Whether `torchrun` (or whatever sets the same variables) started this process as one of several."""
+    """Return True if `torchrun`, or a launcher that sets its variables, started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 @contextmanager
 def join() -> Iterator[Team]:
-    """Join the other processes that `torchrun` started, if it did; a `Team` of one otherwise."""
+    """Join the other processes that `torchrun` started; without `torchrun`, yield a `Team` of one.
+
+    Raises UsageError if the processes do not meet.
+    """
     if not started_by_a_launcher():
         yield Team()
         return
@@ -187,5 +198,5 @@ def join() -> Iterator[Team]:
             f" ({str(error).splitlines()[0]}); start them with torchrun --nproc-per-node N -m dpsgd_cli train ..."
         ) from error
     yield Team(rank, size, distributed.PrefixStore("dpsgd", store))
-    # only after success: where a process was lost, the backend may wait for it here
+    # only after success: if a process was lost, the backend may wait for it here
     distributed.destroy_process_group()
