@@ -133,7 +133,7 @@ class SecureStreams:
     reproducible = False
 
     def _source(self, *place: object) -> Callable[[int], np.ndarray]:
-        """Return a function of n that draws n uniform 64-bit words, for the draw at `place` (kind, purpose, counter)."""
+        """Return a function that draws n uniform 64-bit words, for the draw at `place` (kind, purpose, counter)."""
         del place
         return lambda count: np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 

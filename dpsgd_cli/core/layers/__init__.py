@@ -1,4 +1,4 @@
-"""One file per layer rule; `RULES` is the registry, asked in order, and `Fallback` takes the rest."""
+"""Layer rules, one file each; `RULES` is the registry, searched in order, and `Fallback` takes all other layers."""
 
 from dpsgd_cli.core.layers.affine import Affine, Offset, Shift
 from dpsgd_cli.core.layers.base import Layer, Ruled, Session
