@@ -1,9 +1,9 @@
 """Tests for per-example independence: a model must treat each example of a batch as if it were alone.
 
 The tests use synthetic rows, no records. Clipping bounds what one example adds to a sum only if row b of every layer's
-input, output and gradient belongs to example b alone. A model can break that between its layers in several ways:
-statistics of the batch or of groups of its rows, a recurrence over the wrong axis, rows reordered around a layer
-(sorting by length), use of a row's position or of the number of rows, state kept between calls, or an `if` on a number
+input, output and gradient belongs to example b alone. A model can break that between its layers: by statistics of the
+batch or of groups of its rows, by a recurrence over the wrong axis, or by reordering rows around a layer (sorting by
+length). It may also use a row's position or the number of rows, keep state between calls, or have an `if` on a number
 of the batch. Modules that mix examples by design are refused by name in `packing.py`.
 
 The layers of built-in models keep examples apart. For a user's model nothing is proved; it passes if the following

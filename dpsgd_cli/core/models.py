@@ -115,8 +115,8 @@ def wrn(model: WrnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Build the wide residual network of De et al. (2022): group normalisation after ReLU, standardised convolutions.
 
     It has a 3 x 3 convolution of 16 filters, three stages of (depth - 4) / 6 residual blocks, and a dense layer on the
-    mean over places. The stages have 16, 32 and 64 times `width` filters; the second and third halve the image. The
-    first block of a stage has a 1 x 1 convolution with its own normalisation as shortcut.
+    mean over places. The stages have 16, 32 and 64 times `width` filters; the second and third halve the image. A block
+    that changes the number of filters or the size has a 1 x 1 convolution with its own normalisation as shortcut.
     """
     channels, _, _ = image_shape("wrn", shape, 4)
     stages: list[nn.Module] = []

@@ -1,7 +1,7 @@
 """Preconditioners of linear models from noisy second moments: post-processing of one release per trial.
 
-Notation: A is the released matrix (D, D) of a trial. s (public) is the largest absolute eigenvalue that noise alone
-gives it. Eigenvalues below s count as noise, that is as 0. An eigenvalue e > s counts as
+Notation: A is the released matrix (D, D) of a trial. s (public) is the half-width of the interval that eigenvalues of
+the noise alone fill. Eigenvalues below s count as noise, that is as 0. An eigenvalue e > s counts as
 h = (e + sqrt(e^2 - s^2)) / 2, the value that noise moves to e (Benaych-Georges and Nadakuditi 2011, Theorem 2.1 for
 the semicircle). With a ridge of s / 2 the root is sqrt(ridge) (h(A) + ridge)^(-1/2): symmetric, with eigenvalues in
 (0, 1]. All directions below the noise have the same eigenvalue, so the root is I - cut cut^T for a `cut` of few
@@ -32,7 +32,7 @@ _ROWS_AT_ONCE = 2048
 
 
 def spread(features: int, scale: float) -> float:
-    """Return the largest absolute eigenvalue that noise alone gives a matrix from `with_noise`; data-independent.
+    """Return the half-width of the interval that the noise's eigenvalues fill in `with_noise`; data-independent.
 
     The off-diagonal entries of the noise have standard deviation scale / sqrt(2), so its eigenvalues fill the interval
     of half-width scale sqrt(2 D) around 0 (Wigner's semicircle).
@@ -86,8 +86,8 @@ def cut_by(model: np.ndarray, ridge: float) -> Tensor:
     """Return the cut of a model (D, D) of the mean second moments: sqrt(ridge) (model + ridge)^(-1/2) = I - cut cut^T.
 
     The cut is float32 (D, K), with K eigenvalues above a hundredth of the ridge; the others count as 0. The
-    decomposition is in float64: the model has no noise on the whole matrix, so many eigenvalues may be equal, for which
-    the float32 solver may not converge.
+    decomposition is in float64. The model has no noise on the whole matrix, and many eigenvalues may be equal; in
+    float32 the solver may then not converge.
     """
     values, vectors = torch.linalg.eigh(torch.from_numpy(model))
     out = values > ridge / 100

@@ -76,7 +76,8 @@ def select_least(
 def least_exactly(scores: Sequence[float], epsilon: float, sensitivity: float, coins: Coins, kind: NoisyChoice) -> int:
     """Return the index of the chosen score, by integer arithmetic.
 
-    Rounding changes the distance between two scores by at most 2 steps; the epsilon of the draw is reduced accordingly.
+    Between neighbouring data sets, rounding adds at most 2 steps to the movement of two scores relative to each other,
+    in any direction. The epsilon of the draw is reduced accordingly.
     """
     unit = Fraction(sensitivity) / discrete.drawn_epsilon(epsilon, 2)
     whole = [discrete.on_grid(discrete.finite(score), unit) for score in scores]

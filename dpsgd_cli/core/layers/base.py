@@ -209,7 +209,7 @@ class Ruled(nn.Module):
 
 
 class Instantiated(Layer, stated=False):
-    """A rule that computes every example's gradient; for layers with few parameters."""
+    """A rule that computes every example's gradient explicitly."""
 
     @abstractmethod
     def per_example(self) -> dict[str, Tensor]:
