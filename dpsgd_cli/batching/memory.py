@@ -1,6 +1,6 @@
-"""Memory of a training process: what the allocator keeps, and how many rows of a batch fit at once.
+"""Memory of a training process: the allocator's thresholds, and how many rows and trials fit at once.
 
-Batches larger than what fits are worked off in pieces (`Table.chunks`), which changes sums by rounding only.
+Larger batches are processed in pieces (`Table.chunks`), which changes sums by rounding only.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _LEAST_ROWS = 16
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep up to 1 GiB of freed memory for the next step, and not to return it to the system.
+    """Make the C library keep up to 1 GiB of freed memory for the next step instead of returning it to the system.
 
-    Every step frees and takes the same tensors; fetching each of them anew from the system, page by page, takes time
-    (how much: `python benchmarks/step.py` with and without `--return-memory`). Returns whether the C library (glibc)
-    was asked; elsewhere nothing happens.
+    Every step frees and allocates the same tensors. To get their pages from the system each time takes time (to measure
+    it, run `python benchmarks/step.py` with and without `--return-memory`). Returns True if the C library (glibc)
+    accepted; elsewhere nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -35,10 +35,10 @@ def keep_freed_memory() -> bool:
 
 
 def rows_that_fit(pack: Pack, x: Tensor) -> int:
-    """How many rows a trial may hold at once, from a few rows `x` (B, ...) that are no records; at least 1.
+    """Return how many rows per trial to process at once, at least 1, from a few synthetic rows `x` (B, ...).
 
-    Counted from the model's shapes: no more than a quarter of the free memory is taken, and on a CPU no more than 2^26
-    numbers at once, which only leave the caches.
+    Computed from the model's shapes. The limit is a quarter of the free memory, and on a CPU 2^26 numbers at once,
+    because more would only leave the caches.
     """
     on_gpu = x.device.type == "cuda"
     free = torch.cuda.mem_get_info(x.device)[0] if on_gpu else _free_here()
@@ -48,11 +48,11 @@ def rows_that_fit(pack: Pack, x: Tensor) -> int:
 
 
 def trials_that_fit(parameters: int, row: int, gpu: int | None) -> int:
-    """How many trials of `parameters` numbers each, and `row` numbers for one row of a batch, may train together.
+    """Return how many trials may train together, at most 64 on a CPU and 4,096 on a GPU.
 
-    From half of all memory, free or not, so that a sweep makes the same packs whenever it is continued. A trial
-    holds its weights, sums (which count twice), noise, optimizer state, average and two checkpoints. At most 64 on a
-    CPU, 4,096 on a GPU. `gpu` is the number of one, or None.
+    Each trial has `parameters` numbers, and `row` numbers for each row of a batch. The limit is half of the total
+    memory, free or not, so a sweep that is continued makes the same packs. A trial holds its weights, sums (which count
+    twice), noise, optimizer state, average and two checkpoints. `gpu` is the number of a GPU, or None.
     """
     if gpu is not None:
         total = torch.cuda.get_device_properties(gpu).total_memory
@@ -63,7 +63,7 @@ def trials_that_fit(parameters: int, row: int, gpu: int | None) -> int:
 
 
 def _free_here() -> int:
-    """Bytes of main memory that are free; far more than there are where the system does not say."""
+    """Return the free bytes of main memory, or 2^62 if the system does not report them."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):

@@ -1,9 +1,8 @@
-"""Which records a step sees, by kind of batching (`accounting/adjacency.py`), for every trial of a pack at once.
+"""Samplers that choose the records of each step, one for each kind of batching, for every trial of a pack at once.
 
-The number of records, the expected batch size and the steps of an epoch are public. Which records are drawn, and where
-that is chance how many, must stay unsaid: guarantees count on that.
-
-Not here: what a batching costs or is proved for (`accounting/mechanism.py`, README's table).
+The number of records, the expected batch size and the steps of an epoch are public. The drawn records must stay
+secret, and so must their number where it is random: the privacy guarantees rely on that. The recipe's kinds of
+batching are in `accounting/adjacency.py`, their prices in `accounting/mechanism.py`.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class Sampler(ABC):
 
     steps_per_epoch: int
     varies: bool = False
-    """Whether batches differ in size by chance."""
+    """True if batch sizes are random."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """The batch of `step`, counted from 0 over the whole training."""
+        """Return the batch of `step`, counted from 0 over the whole training."""
 
 
 class FullSampler(Sampler):
@@ -55,7 +54,7 @@ class FullSampler(Sampler):
 
 
 class OwnSampler(Sampler):
-    """Every record of a trial's own in every step, where those are few of the table's: one number for each place.
+    """All of a trial's own records in every step, listed by place; for trials that use few of a table's records.
 
     >>> OwnSampler(trials=2, records=3).batch(0).rows.tolist()
     [[0, 1, 2], [0, 1, 2]]
@@ -72,24 +71,24 @@ class OwnSampler(Sampler):
 
 
 class BatchSizes:
-    """The law Binomial(N, B / N) as a table of whole numbers; made once, then a draw is one search in it.
+    """The distribution Binomial(N, B / N) as a table of integers; once it is built, a draw is one search in it.
 
     Notation: N records, B the expected size, q = B / N as a fraction, u_k = 2^192 p_k / p_m with p_k the probability
     of size k and m the most likely size.
 
-    Guarantee: the law of `draw` of 512 uniform bits is within 2^-100 of Binomial(N, q) in total variation, for
-    N <= 2^40. Proof. The table holds w_m = 2^192 and, outwards from m, w_(k+1) = floor(w_k r_k) with the ratio
-    r_k = (N - k) B / ((k + 1) (N - B)) <= 1 of whole numbers (downwards its inverse), until w is 0. So
-    0 <= u_k - w_k <= |k - m| <= N, and where the table ends u is at most N and grows no more. Hence
-    sum |u_k - w_k| <= N (N + 1), while sum u_k >= 2^192: the normalised laws differ by at most
+    Guarantee: for N <= 2^40, `draw` applied to 512 uniform bits has a distribution within 2^-100 of Binomial(N, q) in
+    total variation. Proof. The table holds w_m = 2^192. Outwards from m it holds w_(k+1) = floor(w_k r_k), until w is
+    0. The ratio of integers r_k = (N - k) B / ((k + 1) (N - B)) is at most 1 (downwards: its inverse). So
+    0 <= u_k - w_k <= |k - m| <= N, and where the table ends u is at most N and does not grow further. Hence
+    sum |u_k - w_k| <= N (N + 1), while sum u_k >= 2^192: the normalised distributions differ by at most
     2 N (N + 1) / 2^192 < 2^-110. `draw` maps 2^512 equally likely numbers onto the W <= (N + 1) 2^192 units of the
-    table, which gives each unit its share to 1 / 2^512, so all of them to less than 2^-270.
+    table. Each unit gets its share to 1 / 2^512, so all of them together to less than 2^-270.
 
-    What that means for a guarantee. A batch of this size, filled with a uniform set of records, is within 2^-100 of
-    independent inclusions with probability q: given their number, those are a uniform set. T steps are within T 2^-100,
-    on either of two neighbouring data sets, so (epsilon, delta) of exact Poisson sampling becomes
+    Consequence for privacy. A batch of this size, filled with a uniform set of records, is within 2^-100 of independent
+    inclusions with probability q, because those are a uniform set given their number. T steps are within T 2^-100 on
+    each of two neighbouring data sets. So (epsilon, delta) of exact Poisson sampling becomes
     (epsilon, delta + (1 + e^epsilon) T 2^-100). Sampling record by record, or by geometric gaps, with uniforms of 53
-    bits has no such bound: a gap's law is off by 2^-53 at each of its millions of likely values.
+    bits has no such bound: the distribution of a gap is off by 2^-53 at each of its millions of likely values.
 
     >>> BatchSizes(4, 2).draw(2**511)
     2
@@ -114,11 +113,11 @@ class BatchSizes:
         self._cumulative = list(accumulate([*reversed(below), 1 << _SCALE, *above]))
 
     def draw(self, bits: int) -> int:
-        """The size that `bits`, uniform on 0..2^512 - 1, stand for."""
+        """Return the batch size that `bits`, uniform on 0..2^512 - 1, selects."""
         return self._least + bisect_right(self._cumulative, bits * self._cumulative[-1] >> BITS)
 
     def probability(self, size: int) -> float:
-        """Of `size` under `draw`, rounded to a float only here."""
+        """Return the probability of `size` under `draw`, as a float (the table itself is exact)."""
         place = size - self._least
         if not 0 <= place < len(self._cumulative):
             return 0.0
@@ -127,21 +126,21 @@ class BatchSizes:
 
 
 batch_sizes = lru_cache(maxsize=8)(BatchSizes)
-"""The table of (records, expected), which all trials of a pack share."""
+"""Cached `BatchSizes` of (records, expected size), shared by all trials of a pack."""
 
 
 class PoissonSampler(Sampler):
-    """Each record independently with probability `rate` = expected batch size / records, anew at each step.
+    """Poisson batches: each record independently with probability `rate` = expected batch size / records, every step.
 
-    Guarantee: a size drawn from Binomial(records, rate) and then a uniform set of that size have the law of
-    independent inclusions. The size is drawn to 2^-100 of that law (`BatchSizes`, which says what that does to epsilon
-    and delta), the set exactly, by whole numbers and rejection; `rate` is the fraction batch_size / records itself.
-    Both cost time in proportion to the batch, whatever the number of records. Batches may be empty. An epoch
-    is ceil(1 / rate) steps by convention.
+    Guarantee: a size drawn from Binomial(records, rate), and then a uniform set of that size, have the distribution of
+    independent inclusions. The size is drawn to within 2^-100 of it (`BatchSizes` gives the effect on epsilon and
+    delta). The set is drawn exactly, by integers and rejection. `rate` is exactly the fraction batch_size / records.
+    The time is proportional to the batch, not to the number of records. Batches may be empty. An epoch is
+    ceil(1 / rate) steps by convention.
 
-    Each trial has a batch of its own; the shorter ones are padded with rows that a mask leaves out.
+    Each trial has its own batch; shorter ones are padded with masked rows.
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> from dpsgd_cli.core.streams import SeededStreams
     >>> sampler = PoissonSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3)
     >>> sampler.rate, sampler.steps_per_epoch
     (0.3, 4)
@@ -167,18 +166,18 @@ class PoissonSampler(Sampler):
         return _padded(drawn)
 
     def _kept(self, size: int) -> int:
-        """How many of so many drawn records are kept."""
+        """Return how many of `size` drawn records are kept."""
         return size
 
 
 class TruncatedSampler(PoissonSampler):
-    """A Poisson batch, of which at most `largest_batch` records are kept, drawn uniformly; batches of a trial are as
-    those of `PoissonSampler` where those are no larger.
+    """Poisson batches truncated to `largest_batch` records, chosen uniformly.
 
-    Guarantee: a uniform set of a uniform set is uniform, so a set of the lesser size has the law of what is kept; sizes
-    are within 2^-100 of theirs, as those of Poisson batches.
+    A batch equals that of `PoissonSampler` unless it is larger than `largest_batch`. Guarantee: a uniform subset of a
+    uniform set is uniform, so drawing a set of the smaller size gives the distribution of the kept records. Sizes are
+    within 2^-100 of theirs, as for Poisson batches.
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> from dpsgd_cli.core.streams import SeededStreams
     >>> sampler = TruncatedSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3, largest_batch=3)
     >>> drawn = sampler.batch(2)
     >>> drawn.rows.tolist(), drawn.mask.sum(axis=1).tolist()
@@ -194,15 +193,15 @@ class TruncatedSampler(PoissonSampler):
 
 
 class CyclicSampler(Sampler):
-    """Step t holds each record of group t mod `groups` independently with rate groups x batch size / records.
+    """Cyclic Poisson batches: step t draws from group t mod `groups`, at rate groups x batch size / records.
 
-    Guarantee: a record is in one of the groups, 0 to groups - 1, by a draw of its own from `lasting` that looks at no
-    record; which others are there, and what they say, changes nothing in its law. It is in the batches of its group's
-    steps only, in each with that rate, whatever the group holds (a batch is a `PoissonSampler`'s of all records, of
-    which those of other groups are left out). Groups differ in size by chance, batches with them; neither changes the
-    rate. Each trial has groups, and a number of them, of its own; with 1, batches are those of `PoissonSampler`.
+    Guarantee: each record is assigned to a group, 0 to groups - 1, by its own data-independent draw from `lasting`;
+    the other records do not influence its distribution. The record is in batches of its group's steps only, in each
+    with that rate, whatever the group holds: a batch is a `PoissonSampler` batch of all records without those of other
+    groups. Group sizes are random, and so are batch sizes; neither changes the rate. Each trial has its own groups and
+    its own number of them; with 1 group, batches are those of `PoissonSampler`.
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> from dpsgd_cli.core.streams import SeededStreams
     >>> sampler = CyclicSampler([SeededStreams(0)], [SeededStreams(0)], records=10, batch_size=3, groups=[3])
     >>> [sampler.batch(step).rows[0].tolist() for step in range(4)]
     [[4, 5, 6, 7, 9], [0, 1, 2, 3, 8], [], [5, 6, 7, 9]]
@@ -234,19 +233,19 @@ class CyclicSampler(Sampler):
 
 
 def _groups_of(stream: Streams, records: int, groups: int) -> np.ndarray:
-    """The group of each record: independent, and as likely to be any."""
+    """Draw the group of each record, independently and uniformly."""
     drawn = stream.normal("groups", 0, torch.empty(records, dtype=torch.float64))
     uniform = torch.special.ndtr(drawn).numpy()
     return np.minimum((uniform * groups).astype(np.int32), groups - 1)
 
 
 class SingleSampler(Sampler):
-    """One record a step, uniform over all of them, independent of other steps (Lecture 15, Algorithm 3).
+    """One record per step, uniform over all records and independent of other steps (Lecture 15, Algorithm 3).
 
-    With a seed indices come from normals through their distribution function, in blocks; an epoch is as many steps as
-    records.
+    With a seed, indices come in blocks from normals through their distribution function. The number of steps in an
+    epoch is the number of records.
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> from dpsgd_cli.core.streams import SeededStreams
     >>> sampler = SingleSampler([SeededStreams(0)], records=7)
     >>> [int(sampler.batch(step).rows[0, 0]) for step in range(5)]
     [5, 5, 6, 6, 2]
@@ -274,9 +273,9 @@ class SingleSampler(Sampler):
 
 
 class FixedSampler(Sampler):
-    """A uniform set of `batch_size` records a step, drawn anew at each.
+    """Batches of fixed size: a uniform set of `batch_size` records, drawn independently at each step.
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> from dpsgd_cli.core.streams import SeededStreams
     >>> FixedSampler([SeededStreams(0)], records=7, batch_size=3).batch(1).rows.tolist()
     [[1, 3, 5]]
     """
@@ -293,18 +292,18 @@ class FixedSampler(Sampler):
 
 
 def fixed_sampler(streams: Sequence[Streams], records: int, batch_size: int) -> Sampler:
-    """Batches of fixed size; those of one record are drawn many at a time."""
+    """Return a sampler of batches of fixed size; for batches of one record it draws many steps at a time."""
     return SingleSampler(streams, records) if batch_size == 1 else FixedSampler(streams, records, batch_size)
 
 
 class AllocationSampler(Sampler):
     """Each record in one step of each epoch, drawn uniformly and independently of all others ("balls and bins").
 
-    Guarantee: which step a record is in depends on no record, not even on which others there are. An epoch has
-    ceil(records / batch_size) steps, whose batches differ in size by chance and may be empty. Holds a number and a
-    place for every record and trial.
+    Guarantee: the step of a record depends on no record, not even on which other records exist. An epoch has
+    ceil(records / batch_size) steps; batch sizes are random and may be 0. The sampler stores 8 bytes per record and
+    trial.
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> from dpsgd_cli.core.streams import SeededStreams
     >>> sampler = AllocationSampler([SeededStreams(0)], records=7, batch_size=3)
     >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
     [[2], [1, 4, 5, 6], [0, 3]]
@@ -333,13 +332,12 @@ class AllocationSampler(Sampler):
 
 
 class ShuffleSampler(Sampler):
-    """Disjoint batches of `batch_size` of a fresh uniform permutation each epoch; the last one may be smaller.
+    """Disjoint batches of `batch_size` from a new uniform permutation each epoch; the last one may be smaller.
 
-    Guarantee: within an epoch every record is in exactly one batch, and which one does not depend on any
-    record's value. Holds the permutation: 8 bytes a record and trial, the only sampler that takes memory by the
-    number of records.
+    Guarantee: within an epoch every record is in exactly one batch, whose choice does not depend on any record's
+    value. The sampler stores the permutation: 8 bytes per record and trial.
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> from dpsgd_cli.core.streams import SeededStreams
     >>> sampler = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
     >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
     [[5, 1, 3], [4, 2, 6], [0]]
@@ -365,10 +363,10 @@ class ShuffleSampler(Sampler):
 class SteadySampler(Sampler):
     """The batches of `whole`, padded to a multiple of `unit` rows, for steps that take `unit` rows at a time.
 
-    Every piece of every batch then has the same shape, so what is computed of a row cannot depend on how many others
-    there are (`engine/precision.py` says where that matters).
+    Every piece of every batch then has the same shape, so the result for a row cannot depend on the number of other
+    rows (`precision.py` explains where that matters).
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> from dpsgd_cli.core.streams import SeededStreams
     >>> last = SteadySampler(ShuffleSampler([SeededStreams(0)], records=7, batch_size=3), unit=4).batch(2)
     >>> last.rows.tolist(), last.mask.tolist()
     ([[0, 0, 0, 0]], [[True, False, False, False]])
@@ -391,12 +389,12 @@ class SteadySampler(Sampler):
 
 
 class PartSampler(Sampler):
-    """One process's part of every batch: `part` of so many places in a row gives the places that are its own.
+    """One process's part of every batch: `part(count)` is the slice of `count` places that this process handles.
 
-    Guarantee: where the parts of all processes are disjoint and cover all places, and all draw the same whole batches,
-    each record of a batch is in the part of exactly one process.
+    Guarantee: if the slices of all processes are disjoint and cover all places, and all processes draw the same whole
+    batches, then each record of a batch is in the part of exactly one process.
 
-    >>> from dpsgd_cli.engine.streams import SeededStreams
+    >>> from dpsgd_cli.core.streams import SeededStreams
     >>> whole = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
     >>> first = PartSampler(whole, lambda count: slice(0, count // 2), rows=7)
     >>> second = PartSampler(whole, lambda count: slice(count // 2, count), rows=7)
@@ -421,7 +419,7 @@ class PartSampler(Sampler):
 
 
 class WatchedSampler(Sampler):
-    """The batches of `whole`, each of which `told` sees once it is drawn."""
+    """The batches of `whole`; `told(step, batch)` is called after each draw."""
 
     def __init__(self, whole: Sampler, told: Callable[[int, Batch], None]) -> None:
         self._whole = whole
@@ -436,10 +434,10 @@ class WatchedSampler(Sampler):
 
 
 class AheadSampler(Sampler):
-    """The batches of `whole`, on `device`, in blocks of steps.
+    """The batches of `whole`, drawn ahead in blocks of steps and stored on `device`.
 
-    Guarantee: the rows of a step, padding aside, are those of `whole`. Sizes that vary by chance are padded
-    to one of few widths, so that a program compiled for a width serves many steps.
+    Guarantee: the rows of a step, padding aside, are those of `whole`. Batches of random size are padded to one of a
+    few widths, so that a program compiled for a width serves many steps.
     """
 
     def __init__(self, whole: Sampler, device: torch.device) -> None:
@@ -463,7 +461,7 @@ class AheadSampler(Sampler):
         return Batch(self._rows[place, :, :width], None if self._mask is None else self._mask[place, :, :width])
 
     def _fill(self, step: int, first: Batch) -> None:
-        """Draw batches until there is no more room for one as large as those so far."""
+        """Draw batches until the block has no room for another one as large as the largest so far."""
         drawn, most = [first], 1
         while len(drawn) < self.steps_per_epoch and (len(drawn) + 1) * most <= _NUMBERS_AT_ONCE:
             drawn.append(self._whole.batch(step + len(drawn)))
@@ -484,7 +482,7 @@ class AheadSampler(Sampler):
 
 
 def _rounded_up(width: int) -> int:
-    """At least 1, and at most a sixteenth more than asked: up to 16 widths between a power of 2 and the next."""
+    """Round a width up by at most a sixteenth, to at least 1; up to 16 widths lie between two powers of 2."""
     unit = max(1, (1 << width.bit_length()) // 32)
     return max(1, -(-width // unit) * unit)
 

@@ -1,7 +1,6 @@
-"""Examples that stay on disk, as a table: read when a step asks for them, by a thread that is one batch ahead.
+"""Tables of examples that stay on disk: a thread reads them one batch ahead of the step that uses them.
 
-Not here: reading rows (`data/on_disk.py`), tables in memory (`engine/tensors.py`), which rows a step sees
-(`batching/run.py`).
+The rows are read by `data/on_disk.py`.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from dpsgd_cli.engine.tensors import Batch, Examples, Table, sent
 
 
 class StoredRows(Protocol):
-    """Examples (N, ...), or (R, N, ...) where each trial has its own."""
+    """Examples on disk, (N, ...), or (R, N, ...) if each trial has its own."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, ...) or (R, N, ...)."""
+        """Shape (N, ...) or (R, N, ...)."""
 
     def __len__(self) -> int:
-        """N."""
+        """Return the number of examples N."""
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """Examples (.., B, ...) at `places` (.., B)."""
+        """Return the examples (.., B, ...) at `places` (.., B)."""
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """Examples in order."""
+        """Return the examples of a slice, in order."""
 
 
 @dataclass(frozen=True)
 class StreamedTable(Table):
-    """A table whose rows are read by `features` and `labels`; its own x and y hold none, but have their type.
+    """A table that reads its rows by `features` and `labels`; its own x and y are empty and carry only the dtypes.
 
-    Guarantee: what a step gets is what a table in memory with the same rows would give it.
+    Guarantee: a step gets the same rows as from a table in memory.
     """
 
     features: StoredRows = field(kw_only=True)
@@ -50,7 +49,7 @@ class StreamedTable(Table):
     def open(
         cls, features: StoredRows, labels: StoredRows, per_trial: bool, device: torch.device, dtype: torch.dtype
     ) -> StreamedTable:
-        """The table of `features` (N, ...), or (R, N, ...) when `per_trial`, and `labels` (N,), on `device`."""
+        """Return the table of `features` (N, ...), or (R, N, ...) if `per_trial`, and `labels` (N,), on `device`."""
         rows = 1 if per_trial else 0
         shape = (*features.shape[:rows], 0, *features.shape[rows + 1 :])
         y = torch.from_numpy(labels[0:0])
@@ -79,16 +78,16 @@ class StreamedTable(Table):
             yield self._sent((x[:, part], y[:, part]), None if mask is None else mask[:, part])
 
     def _without_empty_places(self, batch: Batch) -> np.ndarray | Tensor | None:
-        """The batch's mask, False also at places that have no row."""
+        """Return the batch's mask, which is also False at empty places."""
         if self.filled:
             return batch.mask
         there = np.asarray(batch.rows) < self.rows
         return there if batch.mask is None else there & np.asarray(batch.mask)
 
     def read(self, places: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Features (R, B, ...) and labels (R, B) at `places` (R, B), on the host; pinned where they go to a GPU.
+        """Read features (R, B, ...) and labels (R, B) at `places` (R, B) to the host; pinned if they go to a GPU.
 
-        At a place without a row those of the last row, which a mask leaves out.
+        An empty place gets the last row, which a mask leaves out.
         """
         rows = np.minimum(places, self.rows - 1)
         return self._hosted(self.features.at(rows), self.labels.at(rows))
@@ -109,15 +108,15 @@ class StreamedTable(Table):
 
 @dataclass(frozen=True)
 class ReadBatch(Batch):
-    """A batch with its rows, read."""
+    """A batch whose rows have been read."""
 
     read: tuple[Tensor, Tensor] = field(kw_only=True)
 
 
 class ReadAhead(Sampler):
-    """The batches of `whole`, the next one drawn and read by a thread of its own while a step is computed.
+    """The batches of `whole`; a thread draws and reads the next one while a step is computed.
 
-    Asked for another step than the next, it starts again there.
+    If a step is requested that is not the next one, reading restarts there.
     """
 
     def __init__(self, whole: Sampler, table: StreamedTable) -> None:
@@ -143,7 +142,7 @@ class ReadAhead(Sampler):
 
 
 def _one_ahead(jobs: list[Callable[[], tuple[Tensor, Tensor]]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """What each job gives, in order, the next one running on another thread meanwhile."""
+    """Yield the result of each job, in order, while another thread runs the next one."""
     if not jobs:
         return
     with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as thread:

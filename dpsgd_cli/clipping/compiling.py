@@ -1,19 +1,16 @@
-"""Clipped sums as one compiled program: `runtime.compile`.
+"""Clipped sums as one compiled program (`runtime.compile`).
 
-A step (forward, backward, norms, clip factors, sums) is written down once for a shape of batch as one flat list of
-tensor operations, which `torch.compile` fuses. What changes from step to step goes in and comes out: weights, bounds
-and rows; sums, losses and squared norms. Nothing random is in a program, and nothing stays in one between steps: noise
-is drawn and added outside, and was charged before its epoch began. On a GPU, torch captures a program's graph by
-itself.
+A step (forward, backward, norms, clip factors, sums) is traced once for each shape of batch, as one flat list of tensor
+operations, which `torch.compile` fuses. Inputs of the program are weights, bounds and rows; outputs are sums, losses
+and squared norms. A program has no randomness and no state between steps: noise is drawn and added outside, and was
+charged before its epoch began. On a GPU, torch captures the program's graph.
 
-Why clipping is as strict as before: the operations are those of `sum_clipped`, with norms as large as rounding errors
-of sums and norms that were computed in different ways demand (`layers/base.py`). A compiler may order additions anew.
-It is told to keep each number that several places read: by itself it would compute a layer's input or gradient once for
-the norm and once for the sum, and where terms cancel (a derivative near zero) the last bit, which may differ, is all
-there is of it. It might also leave out a rounding to fewer bits that one place relies on and not another, so rounded
-passes (`engine/precision.py`) are refused.
-
-Not here: the sums themselves (`run.py`).
+Clipping stays equally strict. The operations are those of `sum_clipped`, and norms include a margin for rounding errors
+between sums and norms that are computed differently (`layers/base.py`). A compiler may reorder additions. An option
+makes it store each number that has several readers. Otherwise it would compute a layer's input or gradient once for the
+norm and again for the sum; where terms cancel (a derivative near zero), the result is all rounding error, and the two
+may differ. The compiler might also omit a rounding to fewer bits in one place and not in another, so rounded passes
+(`precision.py`) are refused.
 """
 
 from __future__ import annotations
@@ -37,15 +34,15 @@ from dpsgd_cli.errors import ModelError
 _Program = Callable[..., tuple[Tensor, ...]]
 
 _MOST_PROGRAMS = 8
-# The compiler keeps a number with several readers when computing it takes more reads than this; by default each reader
-# may compute it anew.
+# The compiler stores a number with several readers if computing it takes more reads than this; by default each reader
+# may recompute it.
 _ONCE: dict[str, str | int | bool | Callable[..., Any]] = {"realize_reads_threshold": 0}
 
 
 class Compiled:
-    """`sum_clipped` by a compiled program for each shape of batch; shapes beyond the first 8 run as they are.
+    """Replacement for `sum_clipped` with a compiled program per shape of batch; after 8 shapes, others run uncompiled.
 
-    `backend` is one of torch.compile's. Raises ModelError where a step cannot be written down or compiled.
+    `backend` is a backend of torch.compile. Raises ModelError if a step cannot be traced or compiled.
     """
 
     def __init__(self, backend: str = "inductor") -> None:
@@ -54,7 +51,10 @@ class Compiled:
 
     @torch.no_grad()
     def __call__(self, pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> Found:
-        """Add the clipped gradients of `rows` to the pack's sums; losses (R, B) and squared norms (M, R, B) or None."""
+        """Add the clipped gradients of `rows` to the pack's sums.
+
+        Returns losses (R, B), and squared norms (M, R, B) or None without clipping.
+        """
         kind = None if clipping is None else clipping.flat
         key = (id(pack), loss, kind, *(None if x is None else (tuple(x.shape), x.dtype) for x in rows))
         if key not in self._programs:
@@ -66,10 +66,10 @@ class Compiled:
         return losses, squares[0] if squares else None
 
     def _made(self, pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> _Program:
-        """A program for batches like `rows`, compiled; neither weights nor sums change."""
+        """Compile a program for batches like `rows`; weights and sums do not change."""
         if pack.session.rounds:
             raise ModelError("runtime.compile: rounded passes cannot be compiled; use float32")
-        # once as it is: models may make what they keep, which cannot be done with tensors that hold no numbers
+        # run once uncompiled: a model may create state in its first pass, which fails on tensors without values
         before = pack.sums.clone()
         try:
             sum_clipped(pack, rows, loss, clipping)
@@ -78,7 +78,7 @@ class Compiled:
         options = _ONCE | {"triton.cudagraphs": pack.values.is_cuda}
         try:
             with warnings.catch_warnings():
-                # a compiler's, about its own code, which a user can do nothing about
+                # warnings of the compiler about its own code, which a user cannot fix
                 warnings.simplefilter("ignore")
                 program = torch.compile(
                     _written_down(pack, rows, loss, clipping),
@@ -91,7 +91,7 @@ class Compiled:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            # a compiler's failures have no common kind
+            # a compiler's failures have no common type
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(
                 f"runtime.compile: this step could not be compiled ({type(error).__name__}: {reason}); a C++ compiler"
@@ -101,17 +101,17 @@ class Compiled:
 
 
 def _arguments(pack: Pack, rows: Examples, clipping: Clipping | None) -> list[Tensor]:
-    """What goes into a program; rows as they lie in memory if side by side, because a program is for given strides."""
+    """Return the inputs of a program; rows are made contiguous, because a program is compiled for given strides."""
     ours = [x.reshape(-1).view(x.shape) for x in rows if x is not None]
     return [pack.values, *ours, *([] if clipping is None else [clipping.norms])]
 
 
 def _written_down(pack: Pack, rows: Examples, loss: Loss, clipping: Clipping | None) -> GraphModule:
-    """The operations of a step on tensors like these: sums (R, P), losses, and squared norms if anything is clipped.
+    """Trace the operations of a step on tensors of these shapes: sums (R, P), losses and, with clipping, squared norms.
 
-    Guarantee: no number of these rows is in them. They are written down on tensors that have shapes and no numbers, so
-    that a model that asks for one (`tolist`, `numpy`, how many rows are positive) fails, and later batches cannot be
-    treated by what the first one held.
+    Guarantee: the trace contains no value of these rows. It is made with tensors that have shapes but no values. So a
+    model that reads a value (`tolist`, `numpy`, a count of positive rows) fails, and the content of the first batch
+    cannot influence how later ones are processed.
     """
 
     def step(values: Tensor, x: Tensor, y: Tensor, *more: Tensor) -> tuple[Tensor, ...]:

@@ -12,11 +12,10 @@ if TYPE_CHECKING:
 
 
 class Diagnostics:
-    """NON-PRIVATE sums over the examples seen, each float64 (R,): for `nonprivate_` columns only.
+    """NON-PRIVATE sums over examples, each float64 (R,): for `nonprivate_` columns only.
 
-    Steps hand in what they have anyway. It is copied into room made once, and summed up when that is full: a few
-    numbers an example should not cost a dozen small operations a step, and small tensors that outlive their
-    step keep the memory around them from being used again.
+    Steps pass numbers that they have anyway. These are copied into a buffer, which is summed up when it is full. This
+    avoids a dozen small operations per step, and small tensors that outlive their step and fragment memory.
     """
 
     _ROOM = 1 << 20
@@ -32,13 +31,13 @@ class Diagnostics:
 
     @classmethod
     def of(cls, totals: dict[str, Tensor]) -> Diagnostics:
-        """Diagnostics that hold these sums, (R,) each."""
+        """Return Diagnostics that hold the sums `totals`, (R,) each."""
         made = cls(len(totals["loss"]), totals["loss"].device)
         made._totals = totals
         return made
 
     def add(self, losses: Tensor, squares: Tensor | None, mask: Tensor | None, clipping: Clipping | None) -> None:
-        """Losses (R, B), squared norms (M, R, B) or None when nothing is clipped, mask (R, B) or None."""
+        """Add losses (R, B), squared norms (M, R, B) or None if nothing is clipped, and a mask (R, B) or None."""
         lines, (trials, rows) = 2 + (0 if squares is None else len(squares)), losses.shape
         if losses.numel() * lines > self._ROOM:
             present = torch.ones_like(losses, dtype=torch.bool) if mask is None else mask
@@ -61,7 +60,7 @@ class Diagnostics:
         self._filled += rows
 
     def sums(self) -> dict[str, list[float]]:
-        """`loss`, `examples`, `norm` (of whole gradients), `clipped` and `nonfinite` counts: one number a trial."""
+        """Return sums of `loss`, `examples`, `norm` (of whole gradients), `clipped` and `nonfinite`, one per trial."""
         self._sum_up()
         return dict(zip(self._totals, torch.stack(list(self._totals.values())).tolist(), strict=True))
 

@@ -20,33 +20,33 @@ from dpsgd_cli.users.run import losses_of_users
 
 
 def at_most(bounds: Tensor, norms: Tensor) -> Tensor:
-    """min(1, C / |g|): a gradient within its bound stays as it is (Abadi et al. 2016)."""
+    """Return the clip factor min(1, C / |g|): a gradient within its bound C is unchanged (Abadi et al. 2016)."""
     return (bounds / norms).clamp_(max=1.0)
 
 
 def automatic(bounds: Tensor, norms: Tensor, stability: float) -> Tensor:
-    """C / (|g| + gamma): a gradient's norm becomes C |g| / (|g| + gamma), below C (Bu et al. 2022, AUTO-S)."""
+    """Return the factor C / (|g| + gamma), for a norm C |g| / (|g| + gamma) below C (Bu et al. 2022, AUTO-S)."""
     return bounds / (norms + stability)
 
 
 SHORTEST = 1e-10
-"""The least norm that a gradient is divided by. Squares of numbers much smaller vanish in float32, which would make a
-computed norm less than the true one, and a gradient divided by it longer than its bound."""
+"""The smallest norm by which `normalised` divides. Squares of much smaller numbers underflow in float32: the computed
+norm would be less than the true one, and the divided gradient would exceed its bound."""
 
 
 def normalised(bounds: Tensor, norms: Tensor) -> Tensor:
-    """C / |g|, or C / `SHORTEST` for gradients shorter than that; 0 stays 0."""
+    """Return the factor C / max(|g|, `SHORTEST`); a zero gradient stays 0."""
     return bounds / norms.clamp(min=SHORTEST)
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """L2 bounds on one example's gradient, by trial: `flat` has one, over all parameters; otherwise one a layer.
+    """L2 bounds on one example's gradient for each trial: one over all parameters if `flat`, else one per layer.
 
-    `norms` is (1, R) when flat, (M, R) for a pack of M layers; every bound is positive and finite. `factors` says what
-    a gradient is multiplied by, from the bounds and the gradients' norms; no factor leaves a norm above its bound.
-    `told`, where given, is told the squared norms (M, R, B) of all gradients that are clipped, layer by layer (M may be
-    1 where `flat`), and which of the rows are there, (R, B) or None.
+    `norms` is (1, R) if flat, (M, R) for a pack of M layers; every bound is positive and finite. `factors` computes the
+    clip factors from bounds and gradient norms; no factor leaves a norm above its bound. `told`, if given, is called
+    with the squared norms (M, R, B) of all clipped gradients by layer (M may be 1 if `flat`), and with the mask (R, B)
+    or None of the rows that count.
     """
 
     norms: Tensor
@@ -56,13 +56,13 @@ class Clipping:
 
     @property
     def sensitivities(self) -> list[float]:
-        """Per trial, the L2 norm that one example's clipped gradient cannot exceed: C, or sqrt(sum C_l^2)."""
+        """Largest L2 norm of one example's clipped gradient, per trial: C, or sqrt(sum C_l^2) over layers."""
         return [float(s) for s in self.norms.double().square().sum(dim=0).sqrt()]
 
 
 Found = tuple[Tensor, Tensor | None]
 SumClipped = Callable[[Pack, tuple[Tensor, Tensor, Tensor | None], Loss, Clipping | None], Found]
-"""`sum_clipped`, or what does the same in another way (`clipping/compiling.py`)."""
+"""Type of `sum_clipped` and of functions that replace it (`compiling.py`)."""
 
 
 @torch.no_grad()
@@ -74,18 +74,18 @@ def add_clipped_sums(
     seen: Diagnostics,
     function: SumClipped | None = None,
 ) -> None:
-    """Add every example's clipped gradient to `pack.sums`, of at most `MOST_ROWS` examples at once.
+    """Add the clipped gradients of at most `MOST_ROWS` examples to `pack.sums`.
 
-    Guarantee: what one example adds has L2 norm at most the trial's entry of `clipping.sensitivities` (to rounding;
-    what that makes of the sum: `engine/precision.py`), whatever the other examples are; an example whose gradient is
-    not finite adds zero; a masked row adds zero; an empty batch adds nothing. `clipping=None` adds unclipped gradients
-    (no guarantee).
+    Guarantee: one example adds a vector of L2 norm at most the trial's entry of `clipping.sensitivities`, for any other
+    examples (to rounding; `precision.py` gives the effect on the sum). An example whose gradient is not finite adds
+    zero, a masked row adds zero, and an empty batch adds nothing. `clipping=None` adds unclipped gradients (no
+    guarantee).
 
-    `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None; a leading 1 stands
-    for rows that all trials share. With K > 1 copies of every example (`data/augmentation.py`), first all first copies,
-    an example's loss is the mean over its copies, so what is clipped is the mean of their gradients. An example may be
-    a user with several rows (`users/run.py`): labels are (R or 1, B, m) then, and what is clipped is the mean over the
-    user's rows. Diagnostics go to `seen`. `function` takes the place of `sum_clipped`.
+    `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None. A leading 1 is for rows
+    that all trials share. With K > 1 copies of every example (`augmentation.py`), all first copies come first, and an
+    example's loss is the mean over its copies. So the mean of their gradients is clipped. An example may be a user with
+    several rows (`users/run.py`): labels are then (R or 1, B, m), and the mean over the user's rows is clipped. Diagnostics
+    go to `seen`. `function` replaces `sum_clipped`. Raises ValueError for more than `MOST_ROWS` examples.
     """
     if batch[1].shape[1] > MOST_ROWS:
         raise ValueError(f"{batch[1].shape[1]} rows in one piece of a sum; at most {MOST_ROWS} are added up at once")
@@ -100,9 +100,9 @@ def add_clipped_sums(
 def sum_clipped(
     pack: Pack, batch: tuple[Tensor, Tensor, Tensor | None], loss: Loss, clipping: Clipping | None
 ) -> Found:
-    """`add_clipped_sums` without diagnostics, of a batch that is not empty.
+    """Add clipped gradients to `pack.sums` like `add_clipped_sums`, without diagnostics, for a batch that is not empty.
 
-    Returns losses (R, B), and squared norms (M, R, B) of each layer's gradients where something is clipped.
+    Returns losses (R, B), and squared norms (M, R, B) of each layer's gradients, or None without clipping.
     """
     x, y, mask = batch
     y = y.expand(pack.trials, *y.shape[1:])
@@ -127,7 +127,7 @@ def sum_clipped(
 
 
 def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
-    """One recorded forward pass and one backward pass to the layers' outputs; returns the losses (R, B)."""
+    """Run a recorded forward pass and a backward pass to the layers' outputs; return the losses (R, B)."""
     pack.session.begin()
     try:
         with torch.enable_grad(), rounded_products(pack.rounded_products):
@@ -140,7 +140,7 @@ def _record(pack: Pack, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
 
 
 def _losses(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
-    """One loss an example (R, B): of its copies the mean, of a user the mean over their rows."""
+    """Return one loss per example, (R, B): the mean over its copies, or over a user's rows."""
     if y.dim() == 3:
         return losses_of_users(outputs, y, loss)
     copies = outputs.shape[1] // y.shape[1]
@@ -149,7 +149,7 @@ def _losses(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
 
 
 def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | None) -> list[Tensor]:
-    """Clip factors (R, B) of each layer from squared norms (M, R, B); erases what is not finite."""
+    """Return clip factors (R, B) for each layer from squared norms (M, R, B); erase gradients that are not finite."""
     groups = squares.sum(dim=0, keepdim=True) if clipping.flat else squares
     factors = clipping.factors(clipping.norms.unsqueeze(-1), groups.sqrt())
     if not _surely_finite(pack, squares):
@@ -163,5 +163,5 @@ def _factors(pack: Pack, squares: Tensor, clipping: Clipping, mask: Tensor | Non
 
 
 def _surely_finite(pack: Pack, x: Tensor) -> bool:
-    """Whether no number is infinite or undefined; False where a GPU, or a program being written, cannot be asked."""
+    """Return True if all numbers are known to be finite; False on a GPU and while tracing, where reading is avoided."""
     return not (x.is_cuda or pack.session.tracing) and math.isfinite(x.sum())

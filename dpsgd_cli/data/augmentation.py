@@ -1,20 +1,18 @@
-"""Random crops and flips of training images, K copies of each, whose gradients are averaged before clipping.
+"""Random crops and flips of training images, with K copies of each whose gradients are averaged before clipping.
 
 De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale", section 3.1
 (augmentation multiplicity; Hoffer et al. 2019 without privacy).
 
-Guarantee: the price of a step does not change. Fix all crops and flips. Example i then adds clip((1/K) sum_k g_ik),
-g_ik being the gradient on its copy k: a vector of L2 norm at most the bound, which depends on example i alone. So
-the sum's sensitivity is that of plain clipping, whatever the crops are, and each bound on the divergence of two
-neighbouring data sets' releases holds given the crops. The crops are drawn without looking at any record, so they
-have one law under both neighbours, and revealing them with the release would cost no more than the worst case over
-them; hiding them is post-processing. (K copies clipped one by one would have K times the sensitivity.)
+Guarantee: the price of a step does not change. Proof: fix all crops and flips. Example i then adds
+clip((1/K) sum_k g_ik), where g_ik is the gradient on its copy k: a vector of L2 norm at most the bound, which depends
+on example i alone. So the sum's sensitivity is that of plain clipping for any crops, and each bound on the divergence
+of two neighbouring data sets' releases holds given the crops. The crops are data-independent, so they have the same
+distribution on both neighbours. To reveal them with the release would cost no more than the worst case over them; to
+hide them is post-processing. (K copies clipped one by one would have K times the sensitivity.)
 
-Draws: crop and flip of a copy are a hash of (the trial's key, step, record, copy) and nothing else. So a trial sees
-the same images alone or in a pack, in one process or several, in batches of any size and after a resume. The hash need
-not be cryptographic: the guarantee holds for every choice of crops.
-
-Not here: how K copies become one gradient (`clipping/run.py`, `layers/base.py`).
+Draws: crop and flip of a copy are a hash of (the trial's key, step, record, copy) alone. So a trial sees the same
+images alone or in a pack, in one process or several, in batches of any size and after a resume. The hash need not be
+cryptographic: the guarantee holds for every choice of crops.
 """
 
 from __future__ import annotations
@@ -33,7 +31,10 @@ _BITS = 20
 
 
 class Augmentation:
-    """Makes copies of images (C, H, W) for every trial of a pack."""
+    """Maker of augmented copies of images (C, H, W) for every trial of a pack.
+
+    Raises ModelError if inputs are not images, or if they are too small for the reflected padding.
+    """
 
     def __init__(self, settings: Augment, streams: Sequence[Streams], shape: tuple[int, ...]) -> None:
         if len(shape) != 3:
@@ -48,7 +49,7 @@ class Augmentation:
         self.keys = torch.tensor([stream.integer("augment") for stream in streams])
 
     def __call__(self, x: Tensor, records: Tensor, step: int) -> Tensor:
-        """(R, K B, C, H, W): K augmented copies of images `x` (R or 1, B, C, H, W), first all first copies.
+        """Return K augmented copies (R, K B, C, H, W) of images `x` (R or 1, B, C, H, W), all first copies first.
 
         `records` are the images' row numbers in the table, int64 (R or 1, B).
         """
@@ -67,7 +68,7 @@ class Augmentation:
         return found.view(trials, copies * x.shape[1], channels, height, width)
 
     def _draw(self, records: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Offsets 0..2 crop downwards and to the right, and whether to mirror: (R, K, B) each."""
+        """Draw offsets in 0..2 crop, downwards and to the right, and a mask of mirrored copies; (R, K, B) each."""
         if self.keys.device != records.device:
             self.keys = self.keys.to(records.device)
         keys = _mixed(self.keys + int(_mixed(torch.tensor(step))))
@@ -80,7 +81,7 @@ class Augmentation:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A bijection of 64-bit words that spreads every bit over all (Steele, Lea and Flood 2014, SplitMix64)."""
+    """Apply a mixing bijection of 64-bit words (Steele, Lea and Flood 2014, SplitMix64)."""
     x = x + -7046029254386353131
     x = (x ^ _shifted(x, 30)) * -4658895280553007687
     x = (x ^ _shifted(x, 27)) * -7723592293110705685
@@ -88,5 +89,5 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """The word moved right, filled with zeros."""
+    """Shift 64-bit words right by `by` bits, filled with zeros."""
     return (x >> by) & ((1 << (64 - by)) - 1)

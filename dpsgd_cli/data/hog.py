@@ -1,6 +1,6 @@
-"""Histograms of oriented gradients: which way the edges of an image run, place by place.
+"""Histograms of oriented gradients: local statistics of the directions of edges in an image.
 
-Dalal and Triggs 2005, "Histograms of oriented gradients for human detection". They need no data.
+Dalal and Triggs 2005, "Histograms of oriented gradients for human detection". They are data-independent.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from torch.nn import functional
 
 
 def hog(images: Tensor, cell: int, orientations: int) -> Tensor:
-    """Images (B, C, side, side) to (B, 4 orientations, cells - 1, cells - 1), cells = side // cell.
+    """Map images (B, C, side, side) to features (B, 4 orientations, cells - 1, cells - 1), with cells = side // cell.
 
-    At each pixel the colour of the steepest slope votes with its steepness for the two bins nearest to its direction,
-    which has no sign; votes are added up in cells, and every block of 2 x 2 cells is divided by its norm.
+    At each pixel, the channel with the largest gradient is used. Its magnitude is shared between the two bins nearest
+    to its direction, ignoring the sign. Votes are averaged in cells, and every block of 2 x 2 cells is divided by its
+    norm.
     """
     padded = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     across = padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]

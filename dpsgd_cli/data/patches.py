@@ -1,7 +1,7 @@
-"""Random patch features: how like every place of an image is to each of some thousand patches of synthetic images.
+"""Random patch features: similarity of every place of an image to each of some thousand patches of synthetic images.
 
-Coates, Lee and Ng 2011 ("An analysis of single-layer networks in unsupervised feature learning") with patches that
-nobody learnt from data: they are cut at random from `data/synthetic.py`'s images and whitened on those. Mirror images
+Coates, Lee and Ng 2011 ("An analysis of single-layer networks in unsupervised feature learning"), with
+data-independent patches: they are cut at random from the images of `synthetic.py` and whitened on those. Mirror images
 of patches are patches too, so an image and its mirror image have the same features.
 """
 
@@ -29,10 +29,11 @@ FOR_THRESHOLD = 10_000
 class Patches:
     """Features (B, patches / 2, places, places) of images (B, C, side, side) with values in [0, 1].
 
-    Every `stride`-th place of the image, shrunk by `shrink`, has its patch of `size` x `size` pixels centred, whitened
-    and scaled to unit norm; its likeness to each of `patches` others (an even number, mirror images included) above a
-    threshold, which a fifth of the synthetic patches pass, is averaged over a grid of `places` x `places` overlapping
-    parts, then over the image and its mirror image. Products are of bfloat16 numbers.
+    The image is shrunk by `shrink`. At every `stride`-th position, the patch of `size` x `size` pixels is centred,
+    whitened and scaled to unit norm. Its similarity to each of `patches` others (an even number, including mirror
+    images) counts as far as it exceeds a threshold that a fifth of the synthetic patches exceed. The excess is averaged
+    over a grid of `places` x `places` overlapping parts, then over the image and its mirror image. Products are of
+    bfloat16 numbers.
     """
 
     shape: tuple[int, int, int]
@@ -53,11 +54,11 @@ class Patches:
         maps = torch.matmul(_parts(math.isqrt(among), self.places), likeness.reshape(len(images), among, self.patches))
         grid = maps.float().transpose(1, 2).reshape(len(images), self.patches, self.places, self.places)
         first, mirrored = grid.split(self.patches // 2, dim=1)
-        # in the mirror image of an image a patch is met where its own mirror image is met in the image
+        # a patch occurs in the mirrored image where its mirror image occurs in the image
         return (first + mirrored.flip(3)) / 2
 
     def _cut(self, images: Tensor) -> Tensor:
-        """Patches (B, P, size size C), each without its mean."""
+        """Return the patches (B, P, size size C) of images, each minus its mean."""
         small = functional.avg_pool2d(images, self.shrink) if self.shrink > 1 else images
         last = small.permute(0, 2, 3, 1).contiguous()
         seen = last.unfold(1, self.size, self.stride).unfold(2, self.size, self.stride)
@@ -67,7 +68,7 @@ class Patches:
 
 @dataclass(frozen=True)
 class _Fixed:
-    """What synthetic images fix: whitening x -> (x - mean) @ whiten, unit patches and the thresholds of likeness."""
+    """Constants from synthetic images: whitening x -> (x - mean) @ whiten, unit patches and similarity thresholds."""
 
     mean: Tensor
     whiten: Tensor
@@ -77,7 +78,10 @@ class _Fixed:
 
 @functools.lru_cache(maxsize=4)
 def _fixed(settings: Patches, images: int) -> _Fixed:
-    """From synthetic images of the public seed alone and their mirror images, so that whitening keeps those."""
+    """Compute the constants from synthetic images of the public seed and their mirror images.
+
+    Mirror images are included so that whitening commutes with mirroring.
+    """
     drawn = torch.from_numpy(synthetic.draw(settings.images, images, settings.shape, settings.seed))
     cut = settings._cut(drawn.float() / 255).flatten(0, 1)
     order = np.random.default_rng(settings.seed).permutation(len(cut))[: max(CUT, settings.patches)]
@@ -105,7 +109,7 @@ def _unit(rows: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _parts(among: int, places: int) -> Tensor:
-    """(places^2, among^2): the average over each part of a grid; parts that do not fit evenly overlap."""
+    """Return the matrix (places^2, among^2) that averages over each part of a grid; uneven parts overlap."""
     ends = [(number * among // places, -(-(number + 1) * among // places)) for number in range(places)]
     found = torch.zeros(places, places, among, among)
     for row, (top, bottom) in enumerate(ends):

@@ -1,8 +1,7 @@
-"""The wavelet scattering transform of images, to order 2: features that need no training, no weights and no data.
+"""Wavelet scattering transform of images, to order 2: features that need no training, no weights and no data.
 
-Bruna and Mallat 2013, "Invariant scattering convolution networks"; filters and padding are those of Kymatio
-(Andreux et al. 2020, JMLR 21(60)), so that published settings mean the same. Differentiable, but used frozen.
-Not here: what is done with the coefficients (`data/features.py`).
+Bruna and Mallat 2013, "Invariant scattering convolution networks". Filters and padding are those of Kymatio (Andreux et
+al. 2020, JMLR 21(60)), so published settings have the same meaning. Differentiable, but used frozen.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _FREQUENCY = 3 * math.pi / 4
 
 @dataclass(frozen=True)
 class Scattering:
-    """Scattering of (B, C, side, side) images: J = `scales`, L = `orientations`.
+    """Scattering transform of images (B, C, side, side) with J = `scales` and L = `orientations`.
 
-    Coefficients of one channel: 1 average, L J of order 1, L^2 J (J - 1) / 2 of order 2, each on a grid of
-    side / 2^J points a side. They are scaled as the image is, and move by at most as much as it (in L2, to rounding).
+    Coefficients of one channel: 1 average, L J of order 1, L^2 J (J - 1) / 2 of order 2, each on a grid of side / 2^J
+    points per side. They scale with the image. They change by at most as much as the image does (in L2, to rounding).
     """
 
     side: int
@@ -34,23 +33,23 @@ class Scattering:
 
     @property
     def paths(self) -> int:
-        """Coefficients of one channel at one place."""
+        """Number of coefficients of one channel at one grid point."""
         second = self.orientations**2 * self.scales * (self.scales - 1) // 2
         return 1 + self.orientations * self.scales + second
 
     @property
     def grid(self) -> int:
-        """Places a side."""
+        """Number of grid points per side."""
         return self.side // 2**self.scales
 
     @property
     def padded(self) -> int:
-        """Side of the image with at least 2^J reflected pixels around it."""
+        """Side of the padded image, with reflected pixels around it."""
         unit = 2**self.scales
         return ((self.side + unit) // unit + 1) * unit
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(B, C, side, side) -> (B, C * paths, grid, grid), order 0, then 1, then 2 within each channel."""
+        """Map (B, C, side, side) to (B, C * paths, grid, grid): orders 0, 1 and 2 within each channel."""
         batch, channels = images.shape[:2]
         flat = images.reshape(batch * channels, 1, self.side, self.side)
         before = (self.padded - self.side) // 2
@@ -73,18 +72,18 @@ class Scattering:
         return [*first, *second]
 
     def _envelope(self, spectrum: Tensor, scale: int, at: int) -> Tensor:
-        """|x * psi_scale| of every orientation on every 2^scale-th pixel, from the spectrum of x at scale `at`."""
+        """Return |x * psi_scale| of every orientation at every 2^scale-th pixel, from the spectrum of x at `at`."""
         filters = _wavelets(self.padded, scale, self.orientations, at).to(spectrum.device)
         return torch.fft.ifft2(_fold(spectrum * filters, 2 ** (scale - at))).abs()
 
     def _average(self, x: Tensor, at: int) -> Tensor:
-        """The low-pass of x, given at scale `at`, on the grid: the Gaussian is separable, so two matrix products."""
+        """Return the low-pass of x (at scale `at`) on the grid, by two matrix products: the Gaussian is separable."""
         rows = _low_pass(self, at).to(x)
         return rows @ x @ rows.T
 
 
 def _fold(spectrum: Tensor, step: int) -> Tensor:
-    """The spectrum of every `step`-th point: the mean of the spectrum's aliases."""
+    """Return the spectrum of every `step`-th point: the mean of the spectrum's aliases."""
     if step == 1:
         return spectrum
     *front, height, width = spectrum.shape
@@ -93,7 +92,7 @@ def _fold(spectrum: Tensor, step: int) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _wavelets(side: int, scale: int, orientations: int, at: int) -> Tensor:
-    """Fourier transforms (L, side / 2^at, side / 2^at), real, of the Morlet wavelets of one scale."""
+    """Return the Fourier transforms (L, side / 2^at, side / 2^at), real, of the Morlet wavelets of one scale."""
     width, frequency = _WIDTH * 2**scale, _FREQUENCY / 2**scale
     made = []
     for index in range(orientations):
@@ -106,7 +105,7 @@ def _wavelets(side: int, scale: int, orientations: int, at: int) -> Tensor:
 
 
 def _gabor(side: int, width: float, angle: float, frequency: float, slant: float) -> np.ndarray:
-    """An elongated Gaussian times a plane wave, wrapped around the (side, side) torus; complex."""
+    """Return an elongated Gaussian times a complex sinusoid, wrapped around the (side, side) torus."""
     wrapped = np.zeros((side, side), complex)
     for down, right in itertools.product(range(-2, 3), repeat=2):
         y, x = np.mgrid[down * side : (down + 1) * side, right * side : (right + 1) * side].astype(float)
@@ -118,7 +117,10 @@ def _gabor(side: int, width: float, angle: float, frequency: float, slant: float
 
 @functools.lru_cache(maxsize=16)
 def _low_pass(shape: Scattering, at: int) -> Tensor:
-    """(grid, padded / 2^at): periodic smoothing with the widest Gaussian, then every 2^(J - at)-th point, cropped."""
+    """Return the matrix (grid, padded / 2^at) of periodic smoothing with the widest Gaussian and subsampling.
+
+    Subsampling keeps every 2^(J - at)-th point and crops the padding.
+    """
     side, step = shape.padded, 2**shape.scales
     width = _WIDTH * 2 ** (shape.scales - 1)
     distance = np.arange(side) + side * np.arange(-2, 3)[:, None]

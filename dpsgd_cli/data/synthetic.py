@@ -1,9 +1,8 @@
-"""Images that nobody took: random strokes, which look like handwriting, and dead leaves, which look like photographs.
+"""Synthetic images: random strokes, which resemble handwriting, and dead leaves, which resemble photographs.
 
-Drawn from a public seed alone, so whatever is made from them (whitening, a rotation) knows nothing of any record.
-Dead leaves (Lee, Mumford and Huang 2001, "Occlusion models for natural images") are shapes of one colour with radii of
-density r^-3, which cover each other: they have the edges and the spectrum of natural images. Not here: what is made
-from them (`data/patches.py`, `data/rotation.py`), or files (`data/synthetic_export.py`).
+They are drawn from a public seed alone, so anything computed from them (whitening, a rotation) is data-independent.
+Dead leaves (Lee, Mumford and Huang 2001, "Occlusion models for natural images") are overlapping shapes with radii of
+density r^-3. They have the edges and the spectrum of natural images.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ VARIED_AT_ONCE = 100
 
 
 def draw(kind: str, count: int, shape: tuple[int, int, int], seed: int) -> np.ndarray:
-    """`count` images (count, channels, side, side) of bytes. The same seed gives the same images, to the bit.
+    """Draw images (count, channels, side, side) of bytes. The same seed gives the same images, bit by bit.
 
-    Nothing but sums, products, quotients and square roots is taken of what the seed draws, which are the same
-    everywhere; and of more images the first are those of fewer.
+    The random numbers go only through sums, products, quotients and square roots, which are equal on all machines. A
+    larger `count` begins with the images of a smaller one.
 
     >>> draw("strokes", 2, (1, 28, 28), 0).shape
     (2, 1, 28, 28)
@@ -33,7 +32,9 @@ def draw(kind: str, count: int, shape: tuple[int, int, int], seed: int) -> np.nd
 
 
 def draw_variants(count: int, each: int, shape: tuple[int, int, int], seed: int) -> np.ndarray:
-    """`count` drawings of strokes by `each` hands, (count, each, channels, side, side) of bytes; none of them `draw`s.
+    """Draw `count` drawings of strokes, each by `each` hands, (count, each, channels, side, side) of bytes.
+
+    None of them is an image of `draw`.
 
     >>> draw_variants(2, 3, (1, 28, 28), 0).shape
     (2, 3, 1, 28, 28)
@@ -46,9 +47,9 @@ def draw_variants(count: int, each: int, shape: tuple[int, int, int], seed: int)
 
 
 def dead_leaves(stream: np.random.Generator, count: int, shape: tuple[int, int, int]) -> np.ndarray:
-    """Ellipses and rectangles with a slope of colour each, the foremost first, on twice the pixels and averaged.
+    """Draw ellipses and rectangles with colour gradients, front to back, at twice the resolution, then average.
 
-    Only pixels that no leaf covers yet are looked at: `image`, `y` and `x` are theirs.
+    Each leaf is tested only on the pixels that are still free: `image`, `y` and `x` belong to those.
     """
     channels, side, _ = shape
     fine = 2 * side
@@ -74,7 +75,7 @@ def dead_leaves(stream: np.random.Generator, count: int, shape: tuple[int, int, 
 
 
 def _leaves(stream: np.random.Generator, count: int, channels: int, fine: int, last: bool) -> dict[str, np.ndarray]:
-    """One leaf for each image; the `last` covers all."""
+    """Draw one leaf for each image; the `last` one covers the image."""
     share = stream.random(count)
     radius = fine / np.sqrt(share / MOST**2 + (1 - share) / LEAST**2)
     radius = np.full(count, 10.0 * fine) if last else radius
@@ -103,7 +104,7 @@ CHROMA = 0.3
 
 
 def _colours(stream: np.random.Generator, count: int, channels: int) -> np.ndarray:
-    """Grey levels uniform on [0, 1], and less of a tint than of a grey level."""
+    """Draw colours (count, channels): a grey level uniform on [0, 1] plus a smaller random tint."""
     grey = stream.random((count, 1))
     if channels == 1:
         return grey
@@ -115,7 +116,7 @@ def _bytes(images: np.ndarray) -> np.ndarray:
 
 
 def strokes(stream: np.random.Generator, count: int, shape: tuple[int, int, int]) -> np.ndarray:
-    """One to three smooth pen strokes each, of one width."""
+    """Draw images of one to three smooth pen strokes of one width."""
     drawn = stream.integers(1, STROKES + 1, count)
     width = stream.uniform(THIN, THICK, count)
     corners = np.stack([stream.uniform(0.2, 0.8, (count, 4, 2)) for _ in range(STROKES)], axis=1)
@@ -123,9 +124,9 @@ def strokes(stream: np.random.Generator, count: int, shape: tuple[int, int, int]
 
 
 def stroke_variants(stream: np.random.Generator, count: int, each: int, shape: tuple[int, int, int]) -> np.ndarray:
-    """`count` drawings as `strokes` are, each by `each` hands: (count, each, channels, side, side).
+    """Draw `count` drawings like those of `strokes`, each by `each` hands: (count, each, channels, side, side).
 
-    A hand has a pen of its own width, slants, turns and stretches the whole, puts it elsewhere and bends each stroke.
+    A hand has its own pen width. It slants, rotates, stretches and shifts the drawing, and bends each stroke.
     """
     drawn = np.repeat(stream.integers(1, STROKES + 1, count), each)
     meant = np.repeat(stream.uniform(0.2, 0.8, (count, STROKES, 4, 2)), each, axis=0)
@@ -148,7 +149,7 @@ POINTS = 24
 
 
 def _inked(drawn: np.ndarray, width: np.ndarray, corners: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """The first `drawn` strokes of each image, Bezier curves of `corners` (count, strokes, 4, 2) in the unit square."""
+    """Draw the first `drawn` strokes of each image: Bezier curves of `corners` (count, strokes, 4, 2), unit square."""
     channels, side, _ = shape
     ink = np.zeros((len(drawn), side, side), np.float32)
     rows, columns = np.meshgrid(*[np.arange(side, dtype=np.float32)] * 2, indexing="ij")
@@ -165,7 +166,7 @@ def _inked(drawn: np.ndarray, width: np.ndarray, corners: np.ndarray, shape: tup
 
 
 def _path(corners: np.ndarray) -> np.ndarray:
-    """Points (count, POINTS, 2) of Bezier curves of four corners."""
+    """Return points (count, POINTS, 2) on Bezier curves with four control points."""
     t = np.linspace(0, 1, POINTS)[None, :, None]
     s = 1 - t
     weights = [s * s * s, 3 * t * s * s, 3 * t * t * s, t * t * t]
@@ -177,7 +178,7 @@ KINDS: dict[str, Callable[[np.random.Generator, int, tuple[int, int, int]], np.n
     "strokes": strokes,
     "dead-leaves": dead_leaves,
 }
-"""By its name in a recipe."""
+"""Generators of images by their name in a recipe."""
 
 USUAL = {"strokes": (1, 28), "dead-leaves": (3, 32)}
-"""Channels and side of what they are drawn for."""
+"""Usual number of channels and side of each kind."""

@@ -1,7 +1,7 @@
-"""The training engine (torch): packed models, clipped sums, noise, sampling. No accountant, no Click."""
+"""Training engine (torch): models of many trials, clipped sums, noise, sampling. No accounting, no command line."""
 
 import os
 
-# Without this, torch makes bfloat16 products of a CPU's tiles (AMX) where the CPU announces any. Some virtual machines
-# announce tiles and do not say how large they are, and there the first such product kills the process.
+# Without this, torch uses a CPU's tiles (AMX) for bfloat16 products if the CPU reports any. Some virtual machines
+# report tiles without their size, and there the first such product crashes the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")

@@ -1,9 +1,7 @@
-"""The file of trained models, `model.safetensors`: weights by trial, what preprocessing kept, and what both are.
+"""File of trained models, `model.safetensors`: weights by trial, arrays that preprocessing keeps, and metadata.
 
-Its metadata say, as JSON, what must be known to use them: architecture, shapes, classes, layout of a record,
-preprocessing. Arrays that tell of training rows without noise bear `nonprivate_` in their names.
-
-Not here: what the metadata mean (`training/inference.py`), how a model is built (`engine/models.py`).
+The metadata, as JSON, describe how to use the model: architecture, shapes, classes, layout of a record, preprocessing
+(`training/inference.py`). Names of arrays that depend on training rows without noise start with `nonprivate_`.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ _UNTRAINED = "untrained/"
 
 @dataclass(frozen=True)
 class Bundle:
-    """`weights` of each trial by name; `kept` by "step" or "trial/step"; `unreleased` likewise, without any noise.
+    """Content of a model file.
 
-    `untrained` are buffers and frozen parameters by name, the same in all trials; those that `model.weights.file` loads
-    are not among them. `cuts` are those of a preconditioner, one a trial (`preconditioning/maps.py`); empty without
-    one.
+    `weights`: tensors of each trial by name. `kept`: arrays of preprocessing by "step" or "trial/step". `unreleased`:
+    likewise, but computed without noise. `untrained`: buffers and frozen parameters by name, equal in all trials,
+    except those that `model.weights.file` loads. `cuts`: one per trial of a preconditioner (`preconditioning/maps.py`).
     """
 
     weights: Sequence[dict[str, Tensor]]
@@ -49,12 +47,12 @@ class Bundle:
     untrained: dict[str, Tensor] = field(default_factory=dict)
 
     def of_trials(self, span: slice) -> Bundle:
-        """The same of some of the trials, counted from 0."""
+        """Return the bundle restricted to the trials in `span`, renumbered from 0."""
         kept, unreleased = _of(self.kept, span), _of(self.unreleased, span)
         return Bundle(self.weights[span], self.about, kept, unreleased, self.cuts[span], self.untrained)
 
     def to_bytes(self) -> bytes:
-        """The content of the file; the tensors of an only trial have no `trial-0/` before their names."""
+        """Return the content of the file. With a single trial, tensor names have no prefix `trial-0/`."""
         several = len(self.weights) > 1
         tensors = {
             f"trial-{trial}/{name}" if several else name: value.contiguous()
@@ -65,7 +63,7 @@ class Bundle:
             tensors |= {f"{prefix}{key}": torch.from_numpy(np.array(held, order="C")) for key, held in arrays.items()}
         tensors |= {f"{_CUTS}{trial}": cut.cpu().contiguous() for trial, cut in enumerate(self.cuts)}
         tensors |= {f"{_UNTRAINED}{name}": value.contiguous() for name, value in self.untrained.items()}
-        # one entry, since safetensors writes several in an order of its own
+        # one entry, since safetensors writes several in arbitrary order
         return save(tensors, {_ABOUT: json.dumps(self.about)})
 
 
@@ -81,7 +79,7 @@ def _of(arrays: dict[str, np.ndarray], span: slice) -> dict[str, np.ndarray]:
 
 
 def read(path: Path) -> Bundle:
-    """The content of such a file; DataError when it is none."""
+    """Read a model file; raise DataError if it cannot be read as one."""
     weights: dict[int, dict[str, Tensor]] = {}
     kept: dict[str, np.ndarray] = {}
     unreleased: dict[str, np.ndarray] = {}

@@ -1,25 +1,24 @@
-"""Per-example independence: whether a model treats every example of a batch as if it were alone, tried on no records.
+"""Tests for per-example independence: a model must treat each example of a batch as if it were alone.
 
-Clipping bounds what one example adds to a sum only if row b of every layer's input, output and gradient belongs to
-example b and to no other. A model can break that between its layers: by statistics of the batch or of groups of
-its rows, by a recurrence over the wrong axis, by reordering rows around a layer (sorting by length), by their places
-or their number, by keeping what it saw, by an `if` on a number of the batch.
+The tests use synthetic rows, no records. Clipping bounds what one example adds to a sum only if row b of every layer's
+input, output and gradient belongs to example b alone. A model can break that between its layers: by statistics of the
+batch or of groups of its rows, by a recurrence over the wrong axis, or by reordering rows around a layer (sorting by
+length). It may also use a row's position or the number of rows, keep state between calls, or have an `if` on a number
+of the batch. Modules that mix examples by design are refused by name in `packing.py`.
 
-Built-in models keep examples apart by what their layers are. Of a user's model nothing is proved; this was tried. In
-batches of the sizes that `sizes_tried` lists, the one that training works off among them, and on rows of zeros and
-ones, of fractions and of numbers of several sizes,
+The layers of built-in models keep examples apart. For a user's model nothing is proved; it passes if the following
+holds. The batches have the sizes of `sizes_tried`, that of training among them. The rows hold zeros and ones, fractions
+and numbers of several magnitudes.
 
-- each row had the outputs, layer inputs and gradients that it has alone, to a thousandth, wherever it stood;
-- where other rows were replaced it kept them, to a ten-thousandth, in batches of at most 64;
-- the loss of some rows had a gradient of exactly zero in all others;
-- no buffer, attribute or global generator changed (`engine/state.py` says what is covered), and no number of the input
-  was asked for.
+- Each row has the outputs, layer inputs and gradients that it has alone, to a thousandth, at every position.
+- They stay the same when other rows are replaced, to a ten-thousandth, in batches of at most 64.
+- The loss of some rows has a gradient of exactly zero in all other rows.
+- No buffer, attribute or global generator changes (`state.py` lists what is covered), and Python reads no number of
+  the input.
 
-The second and third separate every two places of a batch of at most 64 rows, either way; in larger batches, halves
-drawn by chance. So what passes may still mix below these tolerances, at other sizes or for other rows only, or by
-hiding: running a recipe's Python file trusts it.
-
-Not here: modules that are refused by name (`engine/packing.py`).
+The second and third tests separate every two positions of a batch of at most 64 rows, in both directions; in larger
+batches they separate random halves. So a model that passes may still mix examples below these tolerances, at other
+sizes, for other rows only, or by hiding it. To run a recipe's Python file is to trust it.
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, Key
 
 @dataclass(frozen=True)
 class _Run:
-    """Outputs (R, B, ...); inputs (R or 1, B, ...) and gradients by the output (R, B, ...) of every layer's calls."""
+    """Model outputs (R, B, ...), and inputs (R or 1, B, ...) and output gradients (R, B, ...) of all layer calls."""
 
     outputs: Tensor
     inputs: list[Tensor]
     gradients: list[Tensor]
 
     def rows(self, chosen: list[int]) -> _Run:
-        """The same of some examples of the batch only."""
+        """Return the run restricted to the rows `chosen`."""
         return _Run(
             self.outputs[:, chosen], [a[:, chosen] for a in self.inputs], [d[:, chosen] for d in self.gradients]
         )
 
 
 def stand_in_rows(input_shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Four rows (4, *input_shape) of zeros and ones: valid pixels, scaled numbers and token ids alike.
+    """Return four rows (4, *input_shape) of zeros and ones, which are valid pixels, scaled numbers and token ids.
 
-    Each row has more ones than the one before, in places of its own, so that rows differ and so do their sums.
+    Each row has more ones than the one before, at random positions, so rows and their sums differ.
     """
     generator = torch.Generator().manual_seed(0)
     numbers = torch.empty(input_shape).numel()
@@ -76,12 +75,12 @@ def stand_in_rows(input_shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def spread_rows(input_shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
-    """Batches of four rows (4, *input_shape) of fractions; none where inputs are whole numbers.
+    """Return batches of four rows (4, *input_shape) of fractions; none if inputs are integers.
 
-    Zeros and ones alone would hide much that a batch has in common: they have one largest and one smallest number.
-    First fractions of 1, as pixels and scaled numbers are, with another range in each row; then numbers of
-    several sizes; then both signs; then fractions of both signs beside one row far out, and fractions beside one in
-    which numbers are missing. A model may refuse some (`runs_on`): they need not be its inputs.
+    Rows of zeros and ones alone share their minimum and maximum, so they hide some kinds of mixing. The batches are, in
+    order: fractions of 1, like pixels, with a different range in each row; numbers of several magnitudes; numbers of
+    both signs; fractions of both signs with one outlying row; and fractions with one row that has NaN entries. A model
+    may fail on some of them (`runs_on`): they need not be valid inputs.
     """
     if not like.is_floating_point():
         return []
@@ -99,7 +98,7 @@ def spread_rows(input_shape: tuple[int, ...], like: Tensor) -> list[Tensor]:
 
 
 def runs_on(pack: Pack, x: Tensor) -> bool:
-    """Whether the model takes rows `x` (B, ...) at all."""
+    """Return True if the model runs on rows `x` (B, ...)."""
     try:
         _run(pack, x)
     except _DoesNotRunError:
@@ -108,14 +107,14 @@ def runs_on(pack: Pack, x: Tensor) -> bool:
 
 
 def check_outputs(pack: Pack, x: Tensor, outputs: int) -> None:
-    """Refuse a model that does not map rows `x` (B, ...) to (B, `outputs`)."""
+    """Raise ModelError unless the model maps rows `x` (B, ...) to (B, `outputs`)."""
     shape = tuple(_run(pack, x).outputs.shape[2:])
     if shape != (outputs,):
         raise ModelError(f"the model gives outputs of shape {shape} for one example; the data needs ({outputs},)")
 
 
 def check_nothing_is_asked(pack: Pack, x: Tensor) -> None:
-    """Refuse a model that asks for a number of its input on rows `x` (B, ...)."""
+    """Raise ModelError if the model reads a number computed from its input, rows `x` (B, ...), into Python."""
     rows = x[None]
     unasked = _Unasked(rows)
     with torch.no_grad(), _Calls(unasked), unasked:
@@ -123,13 +122,13 @@ def check_nothing_is_asked(pack: Pack, x: Tensor) -> None:
 
 
 def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
-    """Refuse a model in which one example can reach another's output, layer inputs or gradient.
+    """Raise ModelError if one example can influence another's output, layer inputs or gradient.
 
-    `x` is (B, ...), B >= 2 different rows of plausible input; no private values are needed. Each example in turn
-    runs alone, and must give what it gave beside the others; is replaced, which may change no other row of any
-    layer, forwards or backwards; and has a loss of its own, whose gradient may reach no other row of any layer. Two
-    equal runs must agree, and no run may change what the model holds (`engine/state.py`). All weights are random
-    meanwhile, because a layer that starts at zero hides what comes before it.
+    `x` is (B, ...): B >= 2 different rows of plausible, public input. Each example in turn is tested three ways. Alone,
+    it must have the output that it has in the batch. Replacing it must change no other row of any layer, forwards or
+    backwards. The gradient of its loss must be zero in all other rows of every layer. Two equal runs must agree, and no
+    run may change the model's state (`state.py`). All weights are random during the tests, because a layer that starts
+    at zero hides the layers before it.
     """
     with _random_weights(pack):
         for rows in (x, x.flip(0)):
@@ -141,9 +140,9 @@ def check_examples_stay_apart(pack: Pack, x: Tensor) -> None:
 
 
 def sizes_tried(most: int) -> list[int]:
-    """Batches of which sizes a user's model is put to, `most` being the rows of a trial in one pass of training.
+    """Return the batch sizes at which a user's model is tested; `most` is the rows per trial of a training pass.
 
-    Groups of rows have round sizes, or sizes that divide the batch; 61 is nobody's multiple.
+    Groups of rows usually have round sizes, or sizes that divide the batch; 61 is prime and fits neither.
 
     >>> sizes_tried(600)
     [2, 3, 4, 8, 16, 32, 61, 64, 128, 256, 512, 599, 600]
@@ -153,11 +152,10 @@ def sizes_tried(most: int) -> list[int]:
 
 
 def check_batches(pack: Pack, x: Tensor, most: int) -> None:
-    """Refuse a model that treats an example of rows `x` (B, ...) otherwise in a batch of up to `most` than alone.
+    """Raise ModelError if a row of `x` (B, ...) gives other results in a batch of up to `most` rows than alone.
 
-    Rows stand in places drawn by chance, each as often as it comes. In one run after the other some of them are
-    replaced and have no part in the loss; every two places of a small batch are separated by one of these runs,
-    either way.
+    The rows of a batch are drawn from `x` with replacement. In each further run some rows are replaced and left out of
+    the loss. Every two positions of a small batch are separated by one of these runs, in both directions.
     """
     with _random_weights(pack):
         alone = _stacked([_run(pack, row[None], [0]) for row in x])
@@ -173,7 +171,7 @@ def check_batches(pack: Pack, x: Tensor, most: int) -> None:
 
 
 def _parts(size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Which rows of a batch keep their example and their loss, (size,) bool: both sides of one cut or several."""
+    """Yield masks (size,) bool of the rows that keep their example and their loss: both sides of one or more cuts."""
     if size > _SMALL:
         cuts = [torch.rand(size, generator=generator) < 0.5]
     else:
@@ -183,7 +181,7 @@ def _parts(size: int, generator: torch.Generator) -> Iterator[Tensor]:
 
 
 def _compared(pack: Pack, x: Tensor, places: Tensor, counted: Tensor, alone: _Run) -> _Run:
-    """A run over rows x[places], of which those `counted` have a loss; each must be as it is in `alone`."""
+    """Run rows x[places], with a loss for the rows `counted`, and require that each row agrees with `alone`."""
     chosen, others = (which.nonzero().squeeze(1).tolist() for which in (counted, ~counted))
     found = _run(pack, x[places.to(x.device)], chosen)
     theirs = alone.rows(places.tolist())
@@ -196,7 +194,7 @@ def _compared(pack: Pack, x: Tensor, places: Tensor, counted: Tensor, alone: _Ru
 
 
 def _stacked(runs: Sequence[_Run]) -> _Run:
-    """Runs of single examples, side by side."""
+    """Concatenate runs of single examples along the batch axis."""
     if len({(len(run.inputs), len(run.gradients)) for run in runs}) > 1:
         raise _mixes("layers are called differently from batch to batch")
     inputs = [torch.cat(parts, dim=1) for parts in zip(*(run.inputs for run in runs), strict=True)]
@@ -210,7 +208,7 @@ def _require_no_gradient(run: _Run) -> None:
 
 
 def _check_row(pack: Pack, x: Tensor, row: int, first: _Run) -> None:
-    """Row `row` of `x`, whose ordinary run was `first`: alone, replaced, and alone in the loss."""
+    """Test row `row` of `x`, whose ordinary run was `first`: alone, replaced, and alone in the loss."""
     alone = _run(pack, x[row : row + 1])
     _require_equal(_Run(first.outputs[:, [row]], [], []), _Run(alone.outputs, [], []), 1e-3)
     changed = x.clone()
@@ -223,7 +221,7 @@ def _check_row(pack: Pack, x: Tensor, row: int, first: _Run) -> None:
 
 @contextmanager
 def _random_weights(pack: Pack) -> Iterator[None]:
-    """Adds normal numbers of the usual initial size to all weights, and takes them back."""
+    """Add normal numbers of the usual initial size to all weights while the context lasts."""
     kept = pack.values.clone()
     generator = torch.Generator().manual_seed(0)
     for offset, shape in pack.spans.values():
@@ -236,7 +234,10 @@ def _random_weights(pack: Pack) -> Iterator[None]:
 
 
 def _run(pack: Pack, x: Tensor, losses: Sequence[int] = ()) -> _Run:
-    """A recorded pass over rows `x` (B, ...), and one backward from the outputs of the rows `losses`, if any."""
+    """Run a recorded pass over rows `x` (B, ...) and, if `losses` lists rows, a backward pass from their outputs.
+
+    Raises ModelError if the pass changes the model's state.
+    """
     before = state.held(pack.template)
     found = _recorded(pack, x, losses)
     own = state.changed(before, state.held(pack.template))
@@ -268,27 +269,27 @@ def _recorded(pack: Pack, x: Tensor, losses: Sequence[int]) -> _Run:
 
 
 class _DoesNotRunError(ModelError):
-    """A pass failed of itself."""
+    """A pass through the model failed."""
 
 
 class _Unasked(TorchDispatchMode):
-    """Refuses to tell Python a number that was computed from `x`, as an `if` would want it.
+    """Dispatch mode that raises ModelError when Python reads a number that was computed from `x`, as an `if` does.
 
-    It may be of any example of the batch, and what is done by it is done to all.
+    The number may come from any example of the batch, and a decision based on it affects all of them.
     """
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
-        # held, so that no other tensor gets the same id
+        # the tensors are kept alive, so that no other tensor gets the same id
         self.from_x = {id(x): x}
         self.excused = False
 
     def touched(self, given: Any) -> bool:
-        """Whether anything in `given` was computed from the input."""
+        """Return True if any tensor in `given` was computed from the input."""
         return any(id(x) in self.from_x for x in tree_leaves(given))
 
     def follow(self, found: Any) -> None:
-        """Take `found` for computed from the input."""
+        """Mark the tensors in `found` as computed from the input."""
         self.from_x.update((id(x), x) for x in tree_leaves(found) if isinstance(x, Tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -302,7 +303,10 @@ class _Unasked(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """What `_Unasked` does not see: arrays, `.data`, and `one_hot`, which asks only whether its classes are enough."""
+    """Function mode for calls that `_Unasked` does not see: conversion to arrays and `.data`.
+
+    It also excuses `one_hot`, which reads a number only to check that there are enough classes.
+    """
 
     def __init__(self, unasked: _Unasked) -> None:
         super().__init__()
@@ -332,7 +336,7 @@ def _asks() -> ModelError:
 
 
 def _require_equal(before: _Run, after: _Run, tolerance: float = 1e-4) -> None:
-    """Refuse a difference beyond rounding in outputs, layer inputs or gradients."""
+    """Raise ModelError for a difference beyond rounding in outputs, layer inputs or gradients."""
     ours, theirs = [*before.inputs, *before.gradients], [*after.inputs, *after.gradients]
     pairs = [(before.outputs, after.outputs), *zip(ours, theirs, strict=False)]
     if len(ours) != len(theirs) or any(one.shape != other.shape for one, other in pairs):
@@ -346,7 +350,7 @@ def _require_equal(before: _Run, after: _Run, tolerance: float = 1e-4) -> None:
 
 
 def _sizes(x: Tensor) -> Tensor:
-    """The largest number of each example of (R or 1, B, ...), which rounding is in proportion to."""
+    """Return the largest absolute value of each example of (R or 1, B, ...), to which rounding is proportional."""
     if not x.numel():
         return x.double()
     largest = x.double().nan_to_num(0.0, 0.0, 0.0).abs().reshape(*x.shape[:2], -1).amax(dim=(0, 2))

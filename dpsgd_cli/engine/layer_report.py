@@ -1,7 +1,6 @@
-"""Layer by layer, how a model is clipped, and what of it cannot be. Reads no data; for people, before training.
+"""Report for each layer of a model: the rule that clips it, or the reason why it is refused. Reads no data.
 
-Not here: rules (`engine/layers/`), which one applies (`engine/packing.py`), whether examples stay apart
-(`engine/independence.py`).
+The report does not test whether the model mixes examples; `independence.py` does.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dpsgd_cli.errors import ModelError
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one layer with trained parameters: its rule and how that clips, or why it is refused."""
+    """Verdict on one layer with trained parameters: its rule and method of clipping, or the reason for refusal."""
 
     name: str
     kind: str
@@ -27,7 +26,7 @@ class Verdict:
 
 
 def verdicts(module: nn.Module, name: str = "") -> list[Verdict]:
-    """What becomes of every layer of a model, in order: all that is refused by itself, not the first only."""
+    """Return the verdicts on all layers of a model, in order; every refused layer is listed, not only the first."""
     kind = type(module).__name__
     size = sum(p.numel() for p in module.parameters() if p.requires_grad and not nn.parameter.is_lazy(p))
     try:

@@ -1,7 +1,7 @@
-"""How wrong outputs are: losses of single examples, and the metrics of every trial's weights on a table.
+"""Per-example losses, and the metrics of every trial's weights on a table.
 
-A loss is a function of one example's output and label alone. Whether a table is private is for the caller to say, who
-names the columns. Not here: regularisation (it reads no data and is part of the update).
+A loss is a function of one example's output and label alone. The caller knows whether a table is private, and names the
+result columns accordingly. Regularisation reads no data and is part of the update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Negative log-likelihood of class indices: outputs (R, B, K), labels int64 (R, B) -> (R, B)."""
+    """Return the negative log-likelihood (R, B) of class labels, int64 (R, B), under outputs (logits) (R, B, K)."""
     if not outputs.is_cuda and outputs.dtype in (torch.float32, torch.float64):
         found: Tensor = _CrossEntropy.apply(outputs, labels)
         return found
@@ -31,7 +31,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The same by operations on whole tensors, which a CPU does several times faster than row by row."""
+    """Cross-entropy by operations on whole tensors: on a CPU several times faster than torch's row by row."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -51,17 +51,17 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the squared error: outputs (R, B, 1), targets (R, B) -> (R, B)."""
+    """Return half the squared error (R, B) of outputs (R, B, 1) and targets (R, B)."""
     return (outputs.squeeze(-1) - targets).square() / 2
 
 
 def bounded_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The same of targets that were scaled by public bounds: those outside are clamped to [-1, 1]."""
+    """Return half the squared error (R, B), with targets clamped to [-1, 1], their public bounds after scaling."""
     return squared_error(outputs, targets.clamp(-1, 1))
 
 
 LOSSES: dict[str, Loss] = {"classification": cross_entropy, "regression": squared_error}
-# On a CPU more rows at once only push activations out of the cache.
+# On a CPU, more rows at once would push activations out of the cache.
 _ROWS_IN_CACHE = 2048
 
 
@@ -69,10 +69,10 @@ _ROWS_IN_CACHE = 2048
 def evaluate(
     pack: Pack, values: Tensor, table: Table, task: str, most: int, loss: Loss | None = None
 ) -> dict[str, Tensor]:
-    """The task's metrics (R,), float64, of weights `values` (R, P) over all rows of `table`, `most` rows at a time.
+    """Return the task's metrics, each (R,) float64, of weights `values` (R, P) on all rows of `table`.
 
-    An empty table gives no metrics. `loss` stands in for the task's own (mean cross-entropy; mean of half the squared
-    error). With folds, each trial's rows are those it trains on.
+    Rows are processed `most` at a time. An empty table gives no metrics. `loss` replaces the task's own (mean
+    cross-entropy, or mean of half the squared error). With folds, each trial is evaluated on the rows it trains on.
     """
     if table.rows == 0:
         return {}
@@ -90,8 +90,10 @@ def evaluate(
 
 @torch.no_grad()
 def outputs_on(pack: Pack, values: Tensor, table: Table, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """What weights `values` (R, P) give for all rows of a `table` that has any: outputs (R, N, K), labels (N,), and
-    with folds a mask (R, N) of the rows that count for a trial."""
+    """Return the outputs (R, N, K) of weights `values` (R, P) on all rows of `table`, which must not be empty.
+
+    Also returns labels (N,) and, with folds, a mask (R, N) of the rows that count for each trial.
+    """
     found = [
         (outputs.float().cpu(), y[0].cpu(), None if mask is None else mask.cpu())
         for outputs, y, mask in _passes(pack, values, table, most)
@@ -106,7 +108,7 @@ def outputs_on(pack: Pack, values: Tensor, table: Table, most: int) -> tuple[np.
 
 
 def _passes(pack: Pack, values: Tensor, table: Table, most: int) -> Iterator[Examples]:
-    """All rows of `table` in pieces: outputs (R, B, K) in the place of inputs."""
+    """Yield all rows of `table` in pieces of outputs (R, B, K), labels and mask."""
     kept = pack.values.clone() if values is not pack.values else None
     if kept is not None:
         pack.values.copy_(values)

@@ -1,6 +1,6 @@
-"""Built-in models, those of published private image classifiers among them, and the hook for a user's own.
+"""Built-in models, including those of published private image classifiers, and loading of a user's own model.
 
-All are ordinary modules without the trials axis (`engine/packing.py`), made from an input shape.
+All are ordinary modules without the trials axis (`packing.py`), built from an input shape.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Builder = Callable[[], nn.Module]
 
 
 def linear(model: LinearModel | ConvexModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """One dense layer that starts at zero (the usual start of a convex problem)."""
+    """Build one dense layer that starts at zero (the usual start of a convex problem)."""
     layer = nn.Linear(math.prod(shape), outputs, bias=model.has_bias)
     nn.init.zeros_(layer.weight)
     if model.has_bias:
@@ -42,7 +42,7 @@ def linear(model: LinearModel | ConvexModel, shape: tuple[int, ...], outputs: in
 
 
 def mlp(model: MlpModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Dense layers with an activation between them."""
+    """Build dense layers with activations between them."""
     widths = [math.prod(shape), *model.hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in itertools.pairwise(widths):
@@ -51,15 +51,15 @@ def mlp(model: MlpModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def cnn(model: CnnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A small convolutional network, by `layout`."""
+    """Build the small convolutional network called `layout`."""
     return LAYOUTS[model.layout](shape, outputs, ACTIVATIONS[model.activation])
 
 
 def tanh_mnist(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
-    """The MNIST network of Papernot et al. (2021, "Tempered sigmoid activations", Table 1), for any image size.
+    """Build the MNIST network of Papernot et al. (2021, "Tempered sigmoid activations", Table 1), for any image size.
 
-    Convolutions of 16 8x8 (stride 2, padding 3) and 32 4x4 (stride 2) filters, each followed by 2x2
-    max-pooling of stride 1, then 32 dense units.
+    It has convolutions of 16 8x8 (stride 2, padding 3) and 32 4x4 (stride 2) filters, each followed by 2x2 max-pooling
+    with stride 1, then 32 dense units.
     """
     channels, *sides = image_shape("cnn", shape, 14)
     side = [_last_side(s) for s in sides]
@@ -71,14 +71,17 @@ def tanh_mnist(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn
 
 
 def _last_side(side: int) -> int:
-    """Side of the feature map that reaches the dense layers."""
+    """Return the side of the feature map that the dense layers get."""
     first = (side + 2 * 3 - 8) // 2 + 1
     pooled = first - 1
     return (pooled - 4) // 2 + 1 - 1
 
 
 def image_shape(kind: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
-    """`shape` as (channels, height, width); ModelError when it is none, or smaller than `least` a side."""
+    """Return `shape` as (channels, height, width).
+
+    Raises ModelError if it has other than 3 axes, or if a side is below `least`.
+    """
     if len(shape) != 3:
         raise ModelError(f"model {kind} needs images (channels, height, width), but one input is {shape}; use mlp")
     channels, height, width = shape
@@ -88,7 +91,7 @@ def image_shape(kind: str, shape: tuple[int, ...], least: int = 1) -> tuple[int,
 
 
 class Residual(nn.Module):
-    """Two times activation, normalisation and convolution, added to the input or to a 1 x 1 convolution of it."""
+    """Residual block: activation, normalisation and convolution, twice, added to the input or its 1 x 1 convolution."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -109,11 +112,11 @@ def _before(inputs: int, layer: nn.Module, groups: int) -> nn.Sequential:
 
 
 def wrn(model: WrnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The wide residual network of De et al. (2022): group normalisation after ReLU, standardised convolutions.
+    """Build the wide residual network of De et al. (2022): group normalisation after ReLU, standardised convolutions.
 
-    A 3 x 3 convolution of 16 filters, three stages of (depth - 4) / 6 residual blocks with 16, 32 and 64 times `width`
-    filters (the second and third halve the image), and a dense layer on the mean over places. Where a stage
-    begins, the shortcut is a 1 x 1 convolution with a normalisation of its own.
+    It has a 3 x 3 convolution of 16 filters, three stages of (depth - 4) / 6 residual blocks, and a dense layer on the
+    mean over places. The stages have 16, 32 and 64 times `width` filters; the second and third halve the image. A block
+    that changes the number of filters or the size has a 1 x 1 convolution with its own normalisation as shortcut.
     """
     channels, _, _ = image_shape("wrn", shape, 4)
     stages: list[nn.Module] = []
@@ -132,9 +135,9 @@ def wrn(model: WrnModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def tanh_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
-    """Three pairs of 3 x 3 convolutions (32, 64, 128 filters), each halved by max-pooling, then 128 dense units.
+    """Build three pairs of 3 x 3 convolutions (32, 64, 128 filters), each with max-pooling, then 128 dense units.
 
-    550,570 parameters on CIFAR-10. Papernot et al. (2021), "Tempered sigmoid activations", as in Tramer and
+    It has 550,570 parameters on CIFAR-10. Papernot et al. (2021), "Tempered sigmoid activations", as in Tramer and
     Boneh (2021), appendix.
     """
     channels, height, width = image_shape("cnn", shape, 8)
@@ -148,9 +151,9 @@ def tanh_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> 
 
 
 def scattering_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
-    """On maps of scattering coefficients (Tramer and Boneh 2021): 3 x 3 convolutions of 64 filters, one dense layer.
+    """Build the CIFAR-10 network of Tramer and Boneh (2021) on maps of scattering coefficients.
 
-    Between the two convolutions is 2 x 2 max-pooling.
+    It has two 3 x 3 convolutions of 64 filters, with 2 x 2 max-pooling between them, and one dense layer.
     """
     channels, height, width = image_shape("cnn", shape, 2)
     return nn.Sequential(
@@ -160,9 +163,9 @@ def scattering_cifar10(shape: tuple[int, ...], outputs: int, act: type[nn.Module
 
 
 def scattering_mnist(shape: tuple[int, ...], outputs: int, act: type[nn.Module]) -> nn.Module:
-    """On maps of scattering coefficients (Tramer and Boneh 2021): 3 x 3 convolutions of 16 and 32 filters, 32 units.
+    """Build the MNIST network of Tramer and Boneh (2021) on maps of scattering coefficients.
 
-    The first convolution has stride 2.
+    It has 3 x 3 convolutions of 16 (stride 2) and 32 filters, then 32 dense units.
     """
     channels, height, width = image_shape("cnn", shape, 1)
     places = math.ceil(height / 2) * math.ceil(width / 2)
@@ -173,7 +176,7 @@ def scattering_mnist(shape: tuple[int, ...], outputs: int, act: type[nn.Module])
 
 
 class Attention(nn.Module):
-    """Self-attention with `heads` heads; queries, keys and values from one dense layer."""
+    """Self-attention with `heads` heads; one dense layer computes queries, keys and values."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -190,7 +193,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a network of two dense layers on each place; each after a layer norm and added to its input."""
+    """Transformer block: attention, then two dense layers at each position; both residual, after a layer norm."""
 
     def __init__(self, dim: int, heads: int, wide: int) -> None:
         super().__init__()
@@ -204,9 +207,9 @@ class Block(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Maps (B, D, h, w) to sequences (B, h w, D); with `first`, an empty place in front.
+    """Layer that turns maps (B, D, h, w) into sequences (B, h w, D), with an additional zero vector first if `first`.
 
-    What the positions add there is the class token: a vector of its own would only be added to the first position.
+    The learned position that is added there acts as the class token; a separate token would be redundant.
     """
 
     def __init__(self, first: bool) -> None:
@@ -219,7 +222,7 @@ class Tokens(nn.Module):
 
 
 class Pool(nn.Module):
-    """One vector of a sequence (B, T, D): its first place, or the mean over places."""
+    """Layer that reduces a sequence (B, T, D) to its first vector, or to the mean over positions."""
 
     def __init__(self, first: bool) -> None:
         super().__init__()
@@ -230,7 +233,10 @@ class Pool(nn.Module):
 
 
 def vit(model: VitModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """A vision transformer (Dosovitskiy et al. 2021) with layer norm before each part and learned positions."""
+    """Build a vision transformer (Dosovitskiy et al. 2021) with layer norm before each part and learned positions.
+
+    Raises ModelError if `model.patch` does not divide the image.
+    """
     channels, height, width = image_shape("vit", shape, model.patch)
     if height % model.patch or width % model.patch:
         raise ModelError(f"model.patch: {model.patch} does not divide images of {height} x {width}")
@@ -244,9 +250,10 @@ def vit(model: VitModel, shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def python(model: PythonModel, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
-    """The user's own factory from a Python file named in the recipe.
+    """Return a builder that calls the user's factory in the Python file named in the recipe.
 
-    `model.weights.file` is loaded into each module that it makes.
+    The builder loads `model.weights.file` into each module. Raises ModelError if the factory cannot be called with the
+    recipe's arguments; the builder raises it if the result is not a module.
     """
     factory = load_attribute(base / model.file, model.factory)
     given = {"input_shape": shape, "outputs": outputs}
@@ -288,13 +295,13 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
 
 
 def loaded_names(model: Model, base: Path) -> list[str]:
-    """Names of the tensors that `model.weights.file` loads into a model; empty without one."""
+    """Return the names of the tensors that `model.weights.file` loads into a model; empty without a file."""
     file = model.weights.file if isinstance(model, PythonModel) and model.weights is not None else None
     return [] if file is None else list(weights.read(base / file))
 
 
 def builder(model: Model, shape: tuple[int, ...], outputs: int, base: Path) -> Builder:
-    """A function that makes one freshly initialised module for inputs (B, *shape) and `outputs` outputs."""
+    """Return a function that builds a newly initialised module for inputs (B, *shape) and `outputs` outputs."""
     if isinstance(model, PythonModel):
         return python(model, shape, outputs, base)
     return lambda: BUILT_IN[model.kind](model, shape, outputs)

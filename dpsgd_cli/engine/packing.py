@@ -1,11 +1,9 @@
-"""A pack: R copies of one model with every trained tensor stacked along a leading trials axis.
+"""A pack: R copies of one model, trained together, with every trained tensor stacked along a leading trials axis.
 
-All parameters live in one flat tensor (R, P), all clipped sums in another, so noise and updates are single
-operations whatever the model. Leaf layers are replaced by packed layers (`engine/layers/`); everything without
-parameters is used as it stands. Modules that mix examples are refused by name.
-
-Not here: clipping (`clipping/run.py`), built-in models (`engine/models.py`), models that mix examples by other means
-(`engine/independence.py`).
+All parameters live in one flat tensor (R, P) and all clipped sums in another. So noise and updates are single
+operations for every model. Leaf layers are replaced by their clipping rules (`engine/layers/`). Modules without trained
+parameters are used unchanged. Modules that are known to mix examples are refused by name; `independence.py` tests for
+models that mix examples by other means.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _MIXERS = (nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase)
 _LAZY = nn.modules.lazy.LazyModuleMixin
 _DROPOUT = nn.modules.dropout._DropoutNd
 _RANDOM = (_DROPOUT, nn.RReLU)
-# asked for their parts' attributes, which only the parts themselves have
+# these read attributes of their parts, which only the original parts have
 _WHOLE = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
 _SEVERAL: dict[tuple[type[nn.Module], ...], str] = {
     (nn.RNNBase, nn.RNNCellBase): "LSTM or GRU of dpsgd_cli.engine.layers, which are made of dense layers",
@@ -35,25 +33,24 @@ _SEVERAL: dict[tuple[type[nn.Module], ...], str] = {
     (nn.Transformer, nn.TransformerDecoder, nn.TransformerDecoderLayer): "nn.TransformerEncoder",
     (nn.Bilinear,): "products of dense layers",
 }
-"""Modules that take or return several tensors, and what to use instead."""
+"""Modules that take or return several tensors, with what to use instead."""
 _INSTANCE = nn.modules.instancenorm._InstanceNorm
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tensors live and how precise they are."""
+    """Device and dtype of the tensors."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
 
 
 class Pack(nn.Module):
-    """R trials of the model that `build` makes; trial i is initialised under torch seed `seeds[i]`.
+    """R trials of the model that `build` returns; trial i is initialised under torch seed `seeds[i]`.
 
-    `values` and `sums` are (R, P), P being `size`; `sums` are float64, made of products of precision `products`
-    (`engine/precision.py`). `layers` are the clipping groups in forward order of registration.
-    `shares_input`: the model applies its first layer straight to the input, so one (B, ...) input can serve
-    all trials without a copy each.
+    `values` and `sums` have shape (R, P), with P = `size`. `sums` is float64; its products have dtype `products`
+    (`precision.py`). `layers` are the clipping groups, in order of registration. `shares_input`: the model applies its
+    first layer directly to the input, so all trials can share one (B, ...) input without copies.
     """
 
     def __init__(
@@ -138,11 +135,11 @@ class Pack(nn.Module):
 
     @property
     def layer_names(self) -> list[str]:
-        """Where each of `layers` stands in the model."""
+        """Names of `layers` within the model."""
         return [self._places[id(layer)] for layer in self.layers]
 
     def require_untrained_kept(self) -> None:
-        """Raise ModelError where a buffer or frozen parameter is no longer what the model was built with."""
+        """Raise ModelError if a buffer or frozen parameter differs from the one that the model was built with."""
         now = self._constants | dict(self.template.named_buffers())
         for name, was in self.untrained.items():
             if was.shape != now[name].shape or not torch.equal(was.nan_to_num(), now[name].nan_to_num()):
@@ -152,7 +149,7 @@ class Pack(nn.Module):
                 )
 
     def _views_of(self, flat: Tensor, layer: Layer) -> dict[str, Tensor]:
-        """The parts of `flat` (R, P) that belong to a layer's parameters, as (R, *shape)."""
+        """Return views of `flat` (R, P) for each parameter of a layer, shape (R, *shape)."""
         found = {}
         for name in layer.names:
             offset, shape = self.spans[self._name(layer, name)]
@@ -160,12 +157,12 @@ class Pack(nn.Module):
         return found
 
     def expect(self, records: int) -> None:
-        """Be as precise as `engine/precision.py` asks for steps of about `records` of a trial, a public number."""
+        """Set the dtype of products for steps of about `records` (public) records a trial, see `precision.py`."""
         self.products = PRECISION if records > MOST_FLOAT32 else self.values.dtype
 
     @contextmanager
     def in_products(self) -> Iterator[torch.dtype]:
-        """Let layers give what they recorded in the precision of products, as long as the context lasts."""
+        """Make layers return recorded tensors in the dtype of products while the context lasts."""
         self.session.exact = self.products
         try:
             yield self.products
@@ -174,9 +171,12 @@ class Pack(nn.Module):
 
     @contextmanager
     def traced_on(self, values: Tensor, sums: Tensor) -> Iterator[None]:
-        """Let steps read `values` and add to `sums`, both (R, P), and ask no number, as long as the context lasts."""
+        """Make steps read `values` and add to `sums`, both (R, P), without reading any number on the host.
+
+        The change lasts as long as the context.
+        """
         self.session.tracing = True
-        # kept, not made anew afterwards: whoever writes operations down would make them of its own tensors
+        # kept rather than made again afterwards: a tracer would build the new views from its own tensors
         anchor, kept = self.session.anchor, [(layer.values, layer.sums) for layer in self.layers]
         self._attach(values, sums)
         try:
@@ -189,7 +189,10 @@ class Pack(nn.Module):
                 layer.bind(*views)
 
     def work_in(self, dtype: torch.dtype | None, rounded_products: bool = False) -> None:
-        """Compute recorded passes in `dtype` (None: as the parameters), or with rounded products (`precision.py`)."""
+        """Set recorded passes to `dtype` (None: that of the parameters), or to rounded products (`precision.py`).
+
+        Raises ModelError if a layer has no rule for passes in `dtype`.
+        """
         self.rounded_products = rounded_products
         self.session.rounds = rounded_products or dtype is not None
         if dtype is None:
@@ -206,7 +209,7 @@ class Pack(nn.Module):
         self._views = {False: exact, True: rounded}
 
     def _take_parameters(self, x: Tensor) -> Tensor:
-        """Let a recorded pass use rounded parameters, any other the exact ones; returns `x` as precise as they are."""
+        """Bind rounded parameters for a recorded pass and exact ones for others; return `x` in their dtype."""
         if self._rounded is None:
             return x
         recording = self.session.recording
@@ -217,7 +220,7 @@ class Pack(nn.Module):
         return x.to(self._rounded.dtype) if recording and x.is_floating_point() else x
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs (R, B, K) of inputs (R, B, ...), or of (1, B, ...): the same rows in every trial."""
+        """Return outputs (R, B, K) for inputs (R, B, ...), or for (1, B, ...) that all trials share."""
         rows = x.shape[1]
         self.session.rows = rows
         if x.shape[0] != self.trials and not self.shares_input:
@@ -227,9 +230,9 @@ class Pack(nn.Module):
 
 
 def rule_for(module: nn.Module, name: str) -> type[Layer] | None:
-    """The rule that clips `module`, called `name`; None where it has no parameters, or each of its parts has a rule.
+    """Return the rule that clips `module`, or None if it has no trained parameters or its parts have their own rules.
 
-    Raises ModelError for what cannot be trained privately.
+    `name` is the module's name in messages. Raises ModelError for a module that cannot be trained privately.
     """
     told = f"layer {name!r}" if name else "the model"
     _refuse(module, told)
@@ -263,7 +266,7 @@ def _refuse(module: nn.Module, name: str) -> None:
 
 
 def refuse_unfinished(module: nn.Module) -> None:
-    """Refuse a model any of whose layers has no sizes yet, or is hidden by a compiler."""
+    """Raise ModelError if a layer has no sizes yet (lazy) or is hidden by a compiler."""
     for name, inner in module.named_modules():
         _refuse_unfinished(inner, f"layer {name!r}" if name else "the model")
 
@@ -281,9 +284,10 @@ def _refuse_unfinished(module: nn.Module, name: str) -> None:
 
 
 def _is_constant(module: nn.modules.batchnorm._NormBase, name: str) -> bool:
-    """Whether batch normalisation is one fixed map of each example: in eval mode, with kept statistics, all frozen.
+    """Return True if batch normalisation is a fixed map of each example: eval mode, stored statistics, all frozen.
 
-    Nothing in this package calls `train()` on a model, and `engine/state.py` finds a model that does so itself.
+    This package never calls `train()` on a model, and `state.py` detects a model that calls it itself. Raises
+    ModelError for eval mode with trained parameters.
     """
     if module.training or module.running_mean is None or module.running_var is None:
         return False
@@ -296,7 +300,7 @@ def _is_constant(module: nn.modules.batchnorm._NormBase, name: str) -> bool:
 
 
 def _refuse_several(module: nn.Module, name: str) -> None:
-    """What takes or returns more than one tensor, and encoders whose sequences do not lie in rows."""
+    """Raise ModelError for modules with several inputs or outputs, and for encoders without `batch_first`."""
     kind = type(module).__name__
     for several, instead in _SEVERAL.items():
         if isinstance(module, several):
@@ -325,7 +329,10 @@ def _refuse_tied(source: nn.Module) -> None:
 
 
 def _constants(sources: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """What is not trained, by name: there once for all trials, so it must be the same under every seed."""
+    """Return buffers and frozen parameters by name.
+
+    Trials share them, so they must be equal under every seed; raises ModelError if they differ.
+    """
     constants = [
         {name: p for name, p in source.named_parameters() if not p.requires_grad} | dict(source.named_buffers())
         for source in sources
@@ -340,12 +347,12 @@ def _constants(sources: Sequence[nn.Module]) -> dict[str, Tensor]:
 
 
 def elements_per_row(pack: Pack, x: Tensor) -> int:
-    """About how many numbers a step holds for one row of one trial, from a pass over a few rows `x` (B, ...)."""
+    """Estimate how many numbers a step holds per row and trial, by a pass over a few rows `x` (B, ...)."""
     return max(1, sum(elements_by_layer(pack, x).values()))
 
 
 def elements_by_layer(pack: Pack, x: Tensor) -> dict[str, int]:
-    """The same of each layer, by its name."""
+    """Estimate how many numbers each layer (by name) holds per row and trial, by a pass over rows `x` (B, ...)."""
     counted = dict.fromkeys(pack.layer_names, 0)
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

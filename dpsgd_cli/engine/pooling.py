@@ -1,10 +1,8 @@
-"""Max-pooling over 2 x 2 windows at every position, as a few passes of vectorised maxima.
+"""Max-pooling over 2 x 2 windows at every position, by a few passes of vectorised maxima.
 
-PyTorch's own kernel looks at one number at a time on a CPU. Maxima of shifted copies are faster there (`python
-benchmarks/pooling.py`) and give the same outputs and the same gradients, ties included. On other devices, for other
-windows and strides, and for a compiler, which vectorises it, PyTorch's own is used.
-
-Not here: layers with parameters (`engine/layers/`).
+On a CPU, PyTorch's kernel processes one number at a time. Maxima of shifted copies are faster (`python
+benchmarks/pooling.py`) and give the same outputs and gradients, including ties. PyTorch's kernel is used on other
+devices, for other windows and strides, and for a compiler, which vectorises it.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from dpsgd_cli.engine.layers.base import Session
 
 
 class MaxPool(nn.Module):
-    """`nn.MaxPool2d(2, stride=1)`: (B, C, H, W) -> (B, C, H - 1, W - 1)."""
+    """Replacement for `nn.MaxPool2d(2, stride=1)`: (B, C, H, W) -> (B, C, H - 1, W - 1)."""
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__()
@@ -35,7 +33,7 @@ class MaxPool(nn.Module):
 
 
 def vectorised(module: nn.Module, session: Session | None = None) -> nn.Module | None:
-    """The same pooling by vectorised maxima; None for any other module."""
+    """Return a `MaxPool` that replaces `module`, or None if `module` is not 2 x 2 max-pooling with stride 1."""
     if type(module) is not nn.MaxPool2d or module._forward_hooks or module._forward_pre_hooks:
         return None
     given = (module.kernel_size, module.stride, module.padding, module.dilation)
@@ -45,12 +43,11 @@ def vectorised(module: nn.Module, session: Session | None = None) -> nn.Module |
 
 
 class _SquareMaxima(torch.autograd.Function):
-    """Maxima of neighbours in rows, then of neighbours in columns, all on the numbers in one line.
+    """Maxima of neighbours in rows, then of neighbours in columns, computed on the flattened tensor.
 
-    So the first of equal numbers in reading order wins, as in PyTorch's kernel, and an undefined number stays
-    undefined. In one line the end of a row has the next row's beginning (perhaps another example's) for a
-    neighbour. Such maxima are computed but never given out, and `backward` has exact zeros in their place, so
-    nothing passes from one row to another.
+    So the first of equal numbers in reading order wins, as in PyTorch's kernel, and NaN stays NaN. In the flattened
+    tensor, the neighbour of the end of a row is the start of the next row, possibly of another example. Such maxima are
+    computed but never returned, and `backward` has exact zeros for them. So no information passes between rows.
     """
 
     @staticmethod
@@ -75,7 +72,7 @@ class _SquareMaxima(torch.autograd.Function):
 
 
 def _corners(line: Tensor, shape: torch.Size) -> Tensor:
-    """View (B, C, H - 1, W - 1) of a line of B C H W numbers: the upper left corner of every square."""
+    """Return a view (B, C, H - 1, W - 1) of a flat tensor of B C H W numbers: the upper left corner of every window."""
     rows, channels, height, width = shape
     sides = (rows, channels, height - 1, width - 1)
     return line.as_strided(sides, (channels * height * width, height * width, width, 1))

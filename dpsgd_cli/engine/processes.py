@@ -39,47 +39,50 @@ from dpsgd_cli.errors import DpsgdError, SaidElsewhere, UsageError
 Value = TypeVar("Value")
 
 PATIENCE = datetime.timedelta(seconds=3)
-"""How long a process that failed waits to hear whether process 0 says the same."""
+"""Time that a failed process waits to learn whether process 0 reports the same error."""
 TIMEOUT = datetime.timedelta(minutes=30)
-"""How long a process waits for one that is alive but silent. One that ended is noticed at once, on CPUs; on GPUs, where
-sums travel while the host goes on, the launcher ends those that are left."""
+"""Time that a process waits for one that is alive but silent. On CPUs, the end of a process is noticed at once. On
+GPUs, where transfers are asynchronous, the launcher ends the remaining processes."""
 
 
 class Team:
-    """This process, `rank` of `size`, and the others that train the same pack: none by default.
+    """This process, `rank` of `size`, and the others that train the same pack (none by default).
 
-    `store` is where processes leave word for each other; one that is alone needs none.
+    `store` is the key-value store for messages between processes; a single process needs none.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
         self.rank, self.size, self._store = rank, size, store
         self.first = rank == 0
-        """Whether this is process 0, which adds noise, evaluates, speaks and writes."""
+        """True for process 0, which adds noise, evaluates, prints and writes."""
 
     def part(self, count: int) -> slice:
-        """This process's part of `count` things in a row; the parts of all processes are disjoint and cover them."""
+        """Return this process's slice of `count` items; the slices of all processes are disjoint and cover them."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def add_up(self, sums: Tensor) -> None:
-        """Add the `sums` of all processes up on process 0, in place; what the others hold is then of no use."""
+        """Add up the `sums` of all processes in place on process 0; on other processes `sums` is then undefined."""
         if self.size > 1:
             with self._in_touch():
                 torch.distributed.reduce(sums, dst=0)
 
     def share(self, sums: Tensor) -> None:
-        """Send process 0's `sums`, which it has made private, to all others, in place."""
+        """Send the `sums` of process 0, which must be private by now, to all others, in place."""
         if self.size > 1:
             with self._in_touch():
                 torch.distributed.broadcast(sums, src=0)
 
     def total(self, sums: dict[str, list[float]]) -> dict[str, Tensor]:
-        """Return the sums of all processes together, float64 (R,) by name; they are right on process 0 only."""
+        """Return the diagnostics of all processes together; valid on process 0 only."""
         stacked = torch.tensor(list(sums.values()), dtype=torch.float64)
         self.add_up(stacked)
         return dict(zip(sums, stacked, strict=True))
 
     def tell(self, make: Callable[[], Value]) -> Value:
-        """What `make` gives on process 0 (or the error that it raises there), everywhere; it runs nowhere else."""
+        """Run `make` on process 0 only and return its result on all processes.
+
+        If `make` raises DpsgdError, process 0 raises that error and the others raise SaidElsewhere.
+        """
         if self.size == 1:
             return make()
         said: list[Any] = [None, None]
@@ -99,7 +102,10 @@ class Team:
         return value
 
     def say_of(self, error: DpsgdError) -> DpsgdError:
-        """The error, with the process that it happened on. Where process 0 says it, that is enough: SaidElsewhere."""
+        """Return the error with the number of this process added.
+
+        Raises SaidElsewhere if process 0 already reports the error.
+        """
         if self.size == 1:
             return error
         with suppress(RuntimeError):
@@ -116,7 +122,7 @@ class Team:
 
     @contextmanager
     def _in_touch(self) -> Iterator[None]:
-        """Turn the failure of a collective, which is always that of another process, into an error that says so."""
+        """Convert the failure of a collective operation, always caused by another process, into ConnectionError."""
         try:
             yield
         except RuntimeError as error:
@@ -132,7 +138,7 @@ class Team:
         return f"another of the {self.size} processes ended, is out of reach, or said nothing for {TIMEOUT} ({why})"
 
     def streams(self, own: Sequence[Streams]) -> tuple[Streams, ...]:
-        """Streams of every trial from which all processes draw the same batches."""
+        """Return streams of every trial from which all processes draw the same batches."""
         if self.size == 1:
             return tuple(own)
         key = self.tell(lambda: os.urandom(32))
@@ -142,7 +148,10 @@ class Team:
         )
 
     def device(self, asked: torch.device) -> torch.device:
-        """The device of this process."""
+        """Return the device of this process: with several processes, `cuda` becomes one GPU for each.
+
+        Raises UsageError if `asked` names one GPU for several processes, or if there are too few GPUs.
+        """
         if self.size == 1 or asked.type != "cuda":
             return asked
         if asked.index is not None:
@@ -161,13 +170,16 @@ class Team:
 
 
 def started_by_a_launcher() -> bool:
-    """Whether `torchrun` (or whatever sets the same variables) started this process as one of several."""
+    """Return True if `torchrun`, or a launcher that sets its variables, started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 @contextmanager
 def join() -> Iterator[Team]:
-    """Join the other processes that `torchrun` started, if it did; a `Team` of one otherwise."""
+    """Join the other processes that `torchrun` started; without `torchrun`, yield a `Team` of one.
+
+    Raises UsageError if the processes do not meet.
+    """
     if not started_by_a_launcher():
         yield Team()
         return

@@ -1,4 +1,4 @@
-"""What a model holds beside its trained parameters, and whether a pass changed it.
+"""State of a model other than its trained parameters: snapshots, and the detection of changes by a pass.
 
 Covered: buffers of every dtype, frozen parameters, and the plain attributes of every submodule, looked through
 recursively (numbers, text, tensors, arrays, generators, lists, tuples, sets, dicts, and objects by their attributes).
@@ -25,11 +25,11 @@ State = dict[str, Any]
 _PACKAGE = f"{__name__.partition('.')[0]}."
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OWN = frozenset({"source", "session", "values", "sums", "inputs", "gradients", "found", "_told", "_kept"})
-"""Attributes of packed layers that passes change, or that are walked by themselves; not of a user's modules."""
+"""Attributes of the package's layers that passes change, or that are covered separately; not of a user's modules."""
 
 
 def held(model: nn.Module) -> State:
-    """Copies of everything covered, by name: `MODULE.ATTRIBUTE`, `MODULE.ATTRIBUTE[KEY]`, or a generator's name."""
+    """Return copies of all covered state by name: `MODULE.ATTRIBUTE`, `MODULE.ATTRIBUTE[KEY]` or a generator's name."""
     found: State = {
         "torch's global generator": torch.get_rng_state(),
         "NumPy's global generator": str(np.random.get_state()),
@@ -49,14 +49,14 @@ def held(model: nn.Module) -> State:
 
 
 def _overwritten(module: nn.Module) -> frozenset[str]:
-    """Attributes of the package's own modules that every pass sets before it reads them; none of a user's modules."""
+    """Return attributes that every pass sets before it reads them; only for the package's own modules."""
     ours = type(module).__module__.startswith(_PACKAGE)
     named: frozenset[str] = getattr(type(module), "OVERWRITTEN", frozenset()) if ours else frozenset()
     return named | _OWN if isinstance(module, Layer) else named
 
 
 def changed(before: State, after: State) -> str | None:
-    """The name of the first thing that differs between two states, None where nothing does."""
+    """Return the name of the first item that differs between two states, or None."""
     for name in (*before, *(name for name in after if name not in before)):
         if name not in before or name not in after or not _same(before[name], after[name]):
             return name
@@ -64,7 +64,7 @@ def changed(before: State, after: State) -> str | None:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module with its name, those that a packed layer runs by itself included."""
+    """Yield every module with its name, including modules inside a `Fallback` layer."""
     for name, module in model.named_modules():
         yield name, module
         if isinstance(module, Fallback):
@@ -72,7 +72,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _leaves(name: str, value: Any, seen: set[int]) -> State:
-    """Copies of the leaves of `value` by name; `seen` holds the ids of containers that were entered."""
+    """Return copies of the leaves of `value` by name; `seen` holds the ids of visited containers."""
     if isinstance(value, Tensor):
         return {name: value.detach().clone()}
     if isinstance(value, np.ndarray):
@@ -99,7 +99,7 @@ def _leaves(name: str, value: Any, seen: set[int]) -> State:
         return {name: sorted(map(repr, value))}
     elif hasattr(value, "__dict__") and not callable(value):
         parts = {f"{name}.{own}": part for own, part in vars(value).items()}
-    # the kind and the number of parts, so that an exchanged or emptied container is found
+    # type and number of parts, so that a replaced or emptied container is detected
     found: State = {name: (type(value).__name__, len(parts))}
     for own, part in parts.items():
         found |= _leaves(own, part, seen)
@@ -113,7 +113,7 @@ def _same(one: Any, other: Any) -> bool:
         try:
             alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
             return alike and torch.equal(one.nan_to_num(), other.nan_to_num())
-        except RuntimeError:  # a tensor of a transform that is over
+        except RuntimeError:  # a tensor of a transform that has ended
             return False
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")

@@ -1,10 +1,8 @@
 """Random streams: every draw of a trial is a function of (its seed, the purpose, a counter) and nothing else.
 
-So a trial draws the same numbers alone, in a pack or after a resume, and no stream is ever shared between
-trials, purposes or steps. Trials without a seed get `SecureStreams`, whose draws come from the operating system, and
-in several processes `SharedStreams`.
-
-Not here: what the draws are used for (`noise.py`, `batching/run.py`, `engine/packing.py`).
+So a trial draws the same numbers alone, in a pack or after a resume. No stream is shared between trials, purposes or
+steps. Trials without a seed use `SecureStreams`, whose draws come from the operating system, or `SharedStreams` with
+several processes.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import torch
 from dpsgd_cli.engine import digits
 from dpsgd_cli.engine.discrete import Coins
 
-_WORDS = 624  # of a Mersenne Twister's state
+_WORDS = 624  # words of a Mersenne Twister's state
 
 
 class Streams(Protocol):
@@ -32,38 +30,38 @@ class Streams(Protocol):
     reproducible: bool
 
     def under(self, name: str) -> Streams:
-        """Streams of the same trial whose purposes are `name`'s own."""
+        """Return streams of this trial with a separate namespace of purposes, called `name`."""
 
     def normal(self, purpose: str, counter: int, out: torch.Tensor) -> torch.Tensor:
-        """Fill `out` with independent standard normals and return it; int64: with floor(N 2^42) of each (`digits.py`).
+        """Fill `out` with independent standard normals N and return it; int64 gets floor(N 2^42) (`digits.py`).
 
         Secure streams raise TypeError unless `out` is int64: they have no floating-point normals.
         """
 
     def coins(self, purpose: str, counter: int) -> Coins:
-        """A source of fair coins, for Laplace noise and choices."""
+        """Return a source of fair coins, for Laplace noise and choices."""
 
     def bits(self, purpose: str, counter: int) -> int:
-        """512 uniform bits, as an integer."""
+        """Draw 512 uniform bits, as an integer."""
 
     def distinct(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
-        """A uniformly random set of `size` distinct integers of 0..n-1; int64 (size,), in no promised order."""
+        """Draw a uniformly random set of `size` distinct integers of 0..n-1; int64 (size,), in unspecified order."""
 
     def integers(self, purpose: str, counter: int, n: int, size: int) -> np.ndarray:
-        """`size` independent uniform integers of 0..n-1; int64 (size,)."""
+        """Draw `size` independent uniform integers of 0..n-1; int64 (size,)."""
 
     def permutation(self, purpose: str, counter: int, n: int) -> np.ndarray:
-        """A uniformly random permutation of 0..n-1; int64 (n,)."""
+        """Draw a uniformly random permutation of 0..n-1; int64 (n,)."""
 
     def integer(self, purpose: str) -> int:
-        """A 63-bit integer, to seed what can only be seeded by one."""
+        """Draw a 63-bit integer, as a seed for other generators."""
 
 
 class SeededStreams:
-    """Reproducible streams keyed by a non-negative integer seed: Philox (NumPy), Mersenne Twister (torch, CPU).
+    """Reproducible streams keyed by a seed: Philox (NumPy), Mersenne Twister (torch, CPU).
 
-    A CPU torch generator takes only the low 32 bits of a seed; its whole state is set here from 128 bits
-    instead, so that two streams coincide only by a collision of SHA-256's first 128 bits.
+    A CPU generator of torch uses only the low 32 bits of a seed. So its whole state is set from 128 bits instead. Two
+    streams coincide only if the first 128 bits of SHA-256 collide.
     """
 
     reproducible = True
@@ -113,10 +111,10 @@ class SeededStreams:
 
 
 def _mersenne_state(generator: torch.Generator, words: np.ndarray) -> torch.Tensor:
-    """A CPU generator's state with its 624 words replaced and nothing cached.
+    """Return a CPU generator's state with its 624 words replaced and nothing cached.
 
-    Layout (checked by a test against NumPy's Mersenne Twister): seed u64, left i32, seeded i32, next u64,
-    624 words as u64, then the cached normals.
+    Layout (tested against NumPy's Mersenne Twister): seed u64, left i32, seeded i32, next u64, 624 words as u64, then
+    the cached normals.
     """
     raw = generator.get_state().numpy().copy()
     raw[8:24].view(np.uint32)[:] = (1, 1, 0, 0)
@@ -126,16 +124,16 @@ def _mersenne_state(generator: torch.Generator, words: np.ndarray) -> torch.Tens
 
 
 class SecureStreams:
-    """Draws from the operating system's cryptographic generator; never repeated, never stored.
+    """Streams from the operating system's cryptographic generator; draws are never repeated and never stored.
 
-    Normals are exact, by AES under a key of the operating system's for each draw (`engine/digits.py`). They are drawn
-    on the CPU and moved from there.
+    Normals are exact, by AES with a new key from the operating system for each draw (`digits.py`). They are drawn on
+    the CPU and then moved to the device.
     """
 
     reproducible = False
 
     def _source(self, *place: object) -> Callable[[int], np.ndarray]:
-        """Where the draw at `place` (kind, purpose, counter) gets uniform 64-bit words: so many at a time."""
+        """Return a function that draws n uniform 64-bit words, for the draw at `place` (kind, purpose, counter)."""
         del place
         return lambda count: np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
@@ -148,7 +146,7 @@ class SecureStreams:
             raise TypeError(f"noise for {purpose} was asked for as {out.dtype}; without a seed it is drawn as integers")
         here = out if out.is_cpu else torch.empty(out.shape, dtype=torch.int64)
         digits.fill(here.numpy(), digits.fresh())
-        # from pinned memory a GPU fetches them by itself, while the next ones are drawn
+        # a GPU copies from pinned memory asynchronously, while the next ones are drawn
         return out if here is out else out.copy_(here.pin_memory() if out.is_cuda else here, non_blocking=True)
 
     def coins(self, purpose: str, counter: int) -> Coins:
@@ -182,18 +180,18 @@ class SecureStreams:
 
 
 def _fair(words: np.ndarray, n: int) -> np.ndarray:
-    """Integers of 0..n-1 from those words that are below the last multiple of n: beyond, small ones are favoured."""
+    """Return integers of 0..n-1 from the words below the largest multiple of n; the others would favour small ones."""
     fair = np.uint64((1 << 64) // n * n - 1)
     found: np.ndarray = (words[words <= fair] % np.uint64(n)).astype(np.int64)
     return found
 
 
 class SharedStreams(SecureStreams):
-    """The operating system's entropy for several processes: batches are drawn alike, noise on process 0 only.
+    """Secure streams for several processes: all draw the same batches, and only process 0 draws noise.
 
-    Integers, permutations and sets are functions of (key, purpose, counter) through SHAKE-256, the key being 256 bits
-    of process 0's operating system and the trial's number; it is sent to the other processes and never stored.
-    Normals come from process 0's operating system itself, and nowhere else from anything.
+    Integers, permutations and sets are functions of (key, purpose, counter) through SHAKE-256. The key is 256 bits from
+    the operating system of process 0 plus the trial's number. It is sent to the other processes and never stored.
+    Normals and coins come from the operating system of process 0; other processes raise RuntimeError.
     """
 
     def __init__(self, key: bytes, first: bool) -> None:

@@ -1,7 +1,4 @@
-"""Data on the training device, and how a batch of row numbers becomes inputs and labels.
-
-Not here: reading or preprocessing (`data/`), which rows a step sees (`batching/run.py`).
-"""
+"""Tables of examples on the training device, and batches of row numbers that select inputs and labels from them."""
 
 from __future__ import annotations
 
@@ -17,18 +14,18 @@ from torch import Tensor
 from dpsgd_cli.errors import RunError
 
 Examples = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs (R or 1, B, ...), labels (R or 1, B), and a mask (R, B) or None: a 1 stands for rows that all trials share.
+"""Inputs (R or 1, B, ...), labels (R or 1, B), and a mask (R, B) or None; a 1 is for rows that all trials share.
 
-Of users (`users/run.py`) m B inputs, and labels (R or 1, B, m).
+For users (`users/run.py`): m B inputs, and labels (R or 1, B, m).
 """
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one step. `rows` is int64 (R, B); `mask` is bool (R, B), False where a row is padding.
+    """Row numbers of one step: `rows` is int64 (R, B); `mask` is bool (R, B), False for padding.
 
-    `rows` None stands for every record, shared by all trials, or those of `span` (first, one past the last).
-    `mask` None stands for no padding.
+    If `rows` is None, the batch is every record for all trials, or those of `span` (first, one past the last). If
+    `mask` is None, there is no padding.
     """
 
     rows: np.ndarray | torch.Tensor | None
@@ -37,20 +34,20 @@ class Batch:
 
 
 def sent(here: Tensor, device: torch.device) -> Tensor:
-    """The host's `here` on `device`; where that is a GPU, the host goes on while it travels."""
-    # torch does not use pinned memory again before the copy from it is over
+    """Return a copy of the host tensor `here` on `device`; a copy to a GPU is asynchronous."""
+    # torch does not reuse pinned memory before the copy from it is finished
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Inputs (N, ...) shared by all trials, or (R, N, ...) when `per_trial`; labels (N,).
+    """Examples of all trials: inputs (N, ...), or (R, N, ...) if `per_trial`, and labels (N,).
 
-    A table has a public number of places, at least its number of rows: what draws among places, and counts them, treats
-    each record as if all places were filled, and a place without a row adds nothing. `places` is that number where it
-    is not N. With folds, `held_out` (N, R) marks the rows that a trial does not train on, and `own` (R, M) lists those
-    it does, -1 for a place without one, M for every trial.
-    `factors` (R, N) is what each trial multiplies each row by.
+    A table has a public number of places, at least its number of rows. Samplers draw from places and count places, as
+    if all of them were filled; a place without a row adds nothing. `places` is that number if it is not N. With folds,
+    `held_out` (N, R) marks the rows that a trial does not train on. `own` (R, M) then lists the rows that it trains on,
+    with the same number M of places for every trial, -1 for an empty place. Each trial multiplies the rows by `factors`
+    (R, N).
     """
 
     x: Tensor
@@ -69,10 +66,10 @@ class Table:
         return cls(torch.from_numpy(np.ascontiguousarray(x)).to(device, dtype), labels, per_trial)
 
     def with_folds(self, held_out: Tensor, records: int | None = None) -> Table:
-        """The same rows, of which trial r trains on those where `held_out` (N, R) is False.
+        """Return the table with folds: trial r trains on the rows where `held_out` (N, R) is False.
 
-        Each trial has places for `records`, or where that is left out for as many as the largest of them has. Raises
-        RunError where a trial has more rows than places.
+        Each trial has `records` places; by default, as many as the largest trial has rows. Raises RunError if a trial
+        has more rows than places.
         """
         held_out = held_out.to(self.y.device)
         listed = [(~column).nonzero().squeeze(1) for column in held_out.T]
@@ -87,34 +84,34 @@ class Table:
         return replace(self, held_out=held_out, own=own, filled=all(len(rows) == records for rows in listed))
 
     def with_places(self, places: int) -> Table:
-        """The same rows in a public number of places."""
+        """Return the table with a public number of `places`; raise ValueError if it has more rows than that."""
         if places < self.rows:
             raise ValueError(f"{places} places cannot hold {self.rows} rows")
         return replace(self, places=None if places == self.rows else places, filled=places == self.rows)
 
     def __len__(self) -> int:
-        """Places for the records that a trial trains on; public."""
+        """Return the number of places for the records that a trial trains on; public."""
         if self.own is not None:
             return self.own.shape[1]
         return self.rows if self.places is None else self.places
 
     @property
     def counts(self) -> Tensor:
-        """Rows of each trial (R,), or (1,) where all have the same; float64. Public for parts that are tested on."""
+        """Number of rows of each trial (R,), or (1,) if all have the same; float64. Public for test parts."""
         if self.held_out is None:
             return torch.full((1,), float(self.rows), dtype=torch.float64, device=self.y.device)
         return (~self.held_out).sum(dim=0, dtype=torch.float64)
 
     @property
     def rows(self) -> int:
-        """Rows of the matrix, held-out ones included. Private where there are more places."""
+        """Number of rows, including held-out ones. Private if there are more places than rows."""
         return self.y.shape[0]
 
     @property
     def summed(self) -> int:
-        """Public number of rows that a sum holds at most: the places, or with folds all rows of the files.
+        """Public bound on the number of rows in a sum: the places, or with folds all rows of the files.
 
-        Grids that noise is released on are made for it, because `rows` is private where a fraction was cut.
+        Grids of noise are made for this number, because `rows` is private if a fraction was held out.
         """
         return len(self) if self.own is None else self.rows
 
@@ -124,7 +121,7 @@ class Table:
         return tuple(self.x.shape[2:] if self.per_trial else self.x.shape[1:])
 
     def every(self, start: int, stop: int) -> Examples:
-        """Rows start..stop-1 for all trials: inputs (R or 1, B, ...), labels (1, B), a mask (R, B) with folds."""
+        """Return rows start..stop-1: inputs (R or 1, B, ...), labels (1, B), and with folds a mask (R, B)."""
         x = self.x[:, start:stop] if self.per_trial else self.x[None, start:stop]
         mask = None if self.held_out is None else ~self.held_out[start:stop].T
         if self.factors is not None:
@@ -132,7 +129,7 @@ class Table:
         return x, self.y[None, start:stop], mask
 
     def chunks(self, batch: Batch, most: int) -> Iterator[Examples]:
-        """The batch in pieces of at most `most` rows a trial."""
+        """Yield the batch in pieces of at most `most` rows per trial."""
         if batch.rows is None:
             first, last = batch.span or (0, self.rows)
             for start in range(first, last, most):
@@ -144,14 +141,14 @@ class Table:
             yield self._gather(rows, None if mask is None else torch.as_tensor(mask, device=self.y.device))
 
     def numbers(self, batch: Batch, start: int, stop: int) -> Tensor:
-        """Row numbers (R or 1, B) of the piece start..stop-1 of a batch, on the training device."""
+        """Return the row numbers (R or 1, B) of the piece start..stop-1 of a batch, on the training device."""
         if batch.rows is None:
             first = start + (batch.span or (0, 0))[0]
             return torch.arange(first, first + stop - start, device=self.y.device)[None]
         return torch.as_tensor(batch.rows[:, start:stop], device=self.y.device)
 
     def _own(self, rows: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Rows of the table that stand in the places `rows`, and the mask without the places that have none."""
+        """Return the table's row number for each place in `rows`, and the mask without empty places."""
         if self.own is not None:
             rows = self.own.gather(1, rows)
         if self.filled:
@@ -172,7 +169,7 @@ class Table:
 
 
 def _beside(numbers: Tensor, rows: Tensor) -> Tensor:
-    """A number a row, (R, B), as it multiplies rows (R or 1, B, ...)."""
+    """Reshape one number per row, (R, B), so that it broadcasts over rows (R or 1, B, ...)."""
     return numbers.view(*numbers.shape, *[1] * (rows.dim() - 2))
 
 

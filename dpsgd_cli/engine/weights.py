@@ -1,11 +1,11 @@
-"""What a user's model holds that was not drawn from the recipe's seed: loaded from a file, or declared by name.
+"""Tensors of a user's model that are not drawn from the recipe's seed: loaded from a file, or declared by name.
 
-A tensor that private records shaped would break the statement without leaving a trace in any ledger. So a model is
-built twice with one seed and once with another. A tensor must be the same in both builds of one seed. A tensor that is
-the same for both seeds must be a constant (one value throughout), come from `model.weights.file`, or be named in
+A tensor that was computed from private records would invalidate the privacy statement, and no ledger would show it. So
+a model is built twice with one seed and once with another. A tensor must be equal in both builds of one seed. A tensor
+that is equal for both seeds must be constant (one value throughout), come from `model.weights.file`, or be named in
 `model.weights.constant`. Tensors and arrays in plain attributes have no name to declare and must be buffers.
 
-Not found: numbers in lists, closures, globals and files that the model reads in a pass; a tensor that mixes loaded
+Not detected: numbers in lists, closures, globals and files that the model reads in a pass; a tensor that mixes loaded
 numbers with ones drawn from the seed.
 """
 
@@ -30,9 +30,9 @@ _SEED = 1
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from a `.safetensors` file, or from a `.pt` or `.pth` file that holds a dict of tensors only.
+    """Read tensors by name from a `.safetensors` file, or from a `.pt` or `.pth` file with a dict of tensors.
 
-    Raises DataError where the file is missing or holds anything else. No code in a file is run.
+    Raises DataError if the file is missing or holds anything else. No code in a file is run.
     """
     if not path.is_file():
         raise DataError(f"model.weights.file: {path} does not exist; the path is relative to the recipe")
@@ -50,9 +50,9 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def load(module: nn.Module, tensors: dict[str, Tensor], file: str) -> None:
-    """Copy `tensors` into the parameters and buffers of the same names; the model may have more than those.
+    """Copy `tensors` into the parameters and buffers of the same names; others stay unchanged.
 
-    Raises ModelError for a name that the model lacks, or for another shape.
+    Raises ModelError for a name that the model lacks, or for a different shape.
     """
     own = held(module)
     for name, value in tensors.items():
@@ -70,21 +70,21 @@ def load(module: nn.Module, tensors: dict[str, Tensor], file: str) -> None:
 
 
 def held(module: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer by name, those that a state dict leaves out included."""
+    """Return every parameter and buffer by name, including those that a state dict omits."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def seeded(build: Builder, seed: int) -> nn.Module:
-    """One module of a builder under a seed of torch; torch's own random numbers are left as they were."""
+    """Build a module under a torch seed; torch's global random state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
 
 
 def check_declared(build: Builder, weights: Weights | None, loaded: Sequence[str], seed: int = _SEED) -> None:
-    """Refuse what was not drawn from a seed, is no constant, and is not declared.
+    """Raise ModelError, with all names, for tensors not drawn from the seed, not constant and not declared.
 
-    `loaded` names the tensors that come from `weights.file`. Raises ModelError with every such tensor.
+    `loaded` names the tensors that come from `weights.file`.
     """
     first, again, other = (seeded(build, one) for one in (seed, seed, seed + 1))
     ours, twice, theirs = held(first), held(again), held(other)
@@ -122,12 +122,12 @@ def _equal(one: Tensor, other: Tensor | None) -> bool:
 
 
 def _one_value(x: Tensor) -> bool:
-    """Whether all numbers of a tensor are one and the same: nothing that records shaped fits in it but that one."""
+    """Return True if all entries of a tensor are equal; at most one number could then depend on records."""
     return x.numel() < 2 or bool((x == x.reshape(-1)[0]).all())
 
 
 def _hidden(module: nn.Module) -> Iterator[str]:
-    """Names of plain attributes, or of their parts, that are tensors or arrays and neither parameters nor buffers."""
+    """Yield names of plain attributes, or parts of them, that are tensors or arrays but no parameters or buffers."""
     known = {id(x) for x in held(module).values()}
     for name, part in module.named_modules():
         for own, value in vars(part).items():

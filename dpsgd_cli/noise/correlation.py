@@ -1,21 +1,20 @@
-"""Noise of a step on the sums of a step: independent of that of other steps, or made of theirs, which is kept.
+"""Noise of each step, independent or correlated between steps; correlated noise is computed from stored past noise.
 
-What is kept of past noise is as secret as the noise: who has it and the weights can take the noise away. It lives in
-memory and in checkpoints, which their owner alone can read (`training/checkpoint.py`), and it is no release.
+The stored past noise is as secret as the noise: with it, anybody can remove the noise from the weights. It is kept in
+memory and in checkpoints that only their owner can read (`training/checkpoint.py`), and it is never released.
 
-With a seed all of it is float64: noise that was rounded between two steps would not cancel.
+With a seed all noise is float64: noise that was rounded between two steps would not cancel.
 
-On a grid. Without a seed the release of step t is y_t = m_t + w_t in integers, w_t = X_t - rint(b_t), with m_t =
-rint(S_t / q_t) and X_t = floor(N_t 2^42) as in `engine/digits.py`, and b_t what is taken back of w_{t-1}, w_{t-2}, ...,
-in steps q_t. Given what was released before, w_{t-j} = y_{t-j} - m_{t-j} is a function of data; so y_t = floor(N_t 2^42
-+ M_t) with an integer M_t = m_t - rint(b_t): step by step a function of a Gaussian mechanism, whose centres a record
-moves by what it moves C m by, and by rounding: 1 for m_t, sum |c_j| for the m_{t-j}, 1 for b_t, all in steps.
-`Correlation.moved_by_rounding` has the sum, with what float64 loses of b_t (less than |c|_1 bands / 8 while |w| < 2^47,
-which is beyond 30 standard deviations). What a tree takes back is a sum of earlier nodes, integers again. What is kept
-are the w times their steps, in float64.
+On a grid. Without a seed the release of step t is y_t = m_t + w_t in integers, with w_t = X_t - rint(b_t). Here
+m_t = rint(S_t / q_t) and X_t = floor(N_t 2^42) as in `digits.py`, and b_t is the part of w_{t-1}, w_{t-2}, ... that is
+taken back, in steps q_t. Given the earlier releases, w_{t-j} = y_{t-j} - m_{t-j} is a function of data. So
+y_t = floor(N_t 2^42 + M_t) with an integer M_t = m_t - rint(b_t): step by step, a function of a Gaussian mechanism.
+A record moves its centres by as much as it moves C m, and by rounding: 1 for m_t, sum |c_j| for the m_{t-j}, 1 for b_t,
+all in steps. `Correlation.moved_by_rounding` computes this sum, including what float64 loses of b_t (less than
+|c|_1 bands / 8 while |w| < 2^47, which is beyond 30 standard deviations). A tree takes back a sum of earlier nodes,
+which are integers again. The stored numbers are the w times their steps, in float64.
 
-Not here: what a correlation is and the error it leaves (`noise/price.py`), what it costs
-(`accounting/mechanism.py`), fresh normals (`noise.py`).
+`noise/price.py` defines correlations and computes their error; `accounting/mechanism.py` computes their price.
 """
 
 from __future__ import annotations
@@ -34,31 +33,34 @@ from dpsgd_cli.noise.run import Grid, NoiseSource, put_on_grid
 
 
 class StepNoise:
-    """Independent noise."""
+    """Noise that is independent between steps."""
 
     def add(self, sums: Tensor, step: int, source: NoiseSource, scale: Tensor, grid: Grid | None) -> None:
-        """sums += the noise of `step`, made of what `source` has for it; `scale` is the standard deviation of y."""
+        """Add the noise of `step`, made from a draw of `source`, to `sums`; `scale` is the standard deviation of y."""
         source.add(sums, step, scale, grid)
 
     def fresh(self, step: int, made: Tensor) -> Tensor:
-        """The y that the noise `made` of `step` came from: the inverse of `add`, for who looks on with its own copy."""
+        """Return the y from which the noise `made` of `step` was computed: the inverse of `add`, for an observer.
+
+        The observer needs a StepNoise of its own.
+        """
         del step
         return made
 
     def state(self) -> dict[str, Tensor]:
-        """What later steps need of earlier ones, as a copy."""
+        """Return a copy of the state that later steps need."""
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Inverse of `state`."""
+        """Restore a state that `state` returned."""
         del state
 
 
 class CorrelatedStepNoise(StepNoise, ABC):
-    """Noise x with C x = y, y being `scale` times fresh normals (notation of `noise/price.py`).
+    """Noise x with C x = y, where y is `scale` times fresh normals (notation of `noise/price.py`).
 
-    Guarantee: steps are added in order from 0, or from where `load_state` stands, each once; the noise of a step is a
-    function of the fresh normals and scales of the steps so far, and of nothing else.
+    Guarantee: steps are added once each, in order from 0, or from the step that `load_state` restores. The noise of a
+    step is a function of the fresh normals and scales of the steps so far, and of nothing else.
     """
 
     def __init__(self, period: int | None) -> None:
@@ -87,26 +89,26 @@ class CorrelatedStepNoise(StepNoise, ABC):
         return (made + back) / self._unit
 
     def _within(self, step: int) -> int:
-        """`step`, which must be the next one, counted from where noise starts anew."""
+        """Return `step` counted from the start of its period; raise RuntimeError if it is not the next step."""
         if step != self._next:
             raise RuntimeError(f"noise of step {step} was asked for, but that of step {self._next} is next")
         self._next = step + 1
         return step if self._period is None else step % self._period
 
     _unit: Tensor | float
-    """x of a step is `_unit` y, less what is taken back."""
+    """x of a step is `_unit` y minus `_taken_back`."""
 
     @abstractmethod
     def _taken_back(self, step: int) -> Tensor:
-        """What x of `step`, counted from where noise starts anew, takes back of earlier noise."""
+        """Return the earlier noise that `step`, counted from the start of its period, takes back."""
 
     @abstractmethod
     def _keep(self, step: int, made: Tensor, back: Tensor) -> None:
-        """Keep of x of `step`, `made`, what later steps take back; `back` is what this one took."""
+        """Store what later steps take back of `made`, the noise x of `step`; `back` is what `step` took back."""
 
     @abstractmethod
     def _kept(self) -> dict[str, Tensor]:
-        """Past noise."""
+        """Return the stored past noise, by name."""
 
     def state(self) -> dict[str, Tensor]:
         return {"next": torch.tensor(self._next), **{name: own.clone() for name, own in self._kept().items()}}
@@ -118,7 +120,7 @@ class CorrelatedStepNoise(StepNoise, ABC):
 
 
 class ToeplitzStepNoise(CorrelatedStepNoise):
-    """x_t = (y_t - sum_{j >= 1} w_j x_{t-j}) / w_0, and x before the start is 0; each trial has weights of its own."""
+    """Toeplitz noise x_t = (y_t - sum_{j >= 1} w_j x_{t-j}) / w_0, x = 0 before the start; each trial has its own w."""
 
     def __init__(self, shapes: Sequence[Toeplitz], size: int, device: torch.device) -> None:
         super().__init__(shapes[0].period)
@@ -130,10 +132,10 @@ class ToeplitzStepNoise(CorrelatedStepNoise):
         self._past = torch.zeros(len(shapes), longest - 1, size, dtype=torch.float64, device=device)
 
     def _taken_back(self, step: int) -> Tensor:
-        """sum_{j >= 1} w_j / w_0 x_{t-j}."""
+        """Return sum_{j >= 1} w_j / w_0 x_{t-j}."""
         if step == 0:
             self._past.zero_()
-        # column i of the ring holds the step (at - i) mod length back, or length where i is at itself
+        # with at = step mod length, column i of the ring is (at - i) mod length steps back, or length if i = at
         turned = torch.roll(self._later.flip(1), step % max(1, self._past.shape[1]), dims=1)
         return torch.bmm(turned.unsqueeze(1), self._past).squeeze(1)
 
@@ -147,7 +149,7 @@ class ToeplitzStepNoise(CorrelatedStepNoise):
 
 
 class TreeStepNoise(CorrelatedStepNoise):
-    """The noise of a step is the node that its leaf completes, less the nodes that this one takes the place of."""
+    """Tree noise: the noise of a step is the node that its leaf completes minus the nodes that this node replaces."""
 
     def __init__(self, shapes: Sequence[Tree], size: int, device: torch.device) -> None:
         super().__init__(shapes[0].period)
@@ -155,7 +157,7 @@ class TreeStepNoise(CorrelatedStepNoise):
         self._nodes = torch.zeros(shapes[0].levels, len(shapes), size, dtype=torch.float64, device=device)
 
     def _taken_back(self, step: int) -> Tensor:
-        """The sum of the nodes that the one of this step takes the place of."""
+        """Return the sum of the nodes that the node of this step replaces."""
         if step == 0:
             self._nodes.zero_()
         return self._nodes[: _level(step)].sum(dim=0)
@@ -169,13 +171,18 @@ class TreeStepNoise(CorrelatedStepNoise):
 
 
 def _level(step: int) -> int:
-    """Of the node that leaf `step` completes: leaves 0..step are one node for each binary digit 1 of step + 1, and the
-    last of those digits is that node."""
+    """Return the level of the node that leaf `step` completes.
+
+    Leaves 0..step form one node for each binary digit 1 of step + 1; the last of those digits is that node.
+    """
     return (step & ~(step + 1)).bit_length()
 
 
 def step_noise(shapes: Sequence[Correlation | None], size: int, device: torch.device) -> StepNoise:
-    """What adds noise to the sums (R, `size`) of trials of these correlations (None: independent), all of one kind."""
+    """Return the StepNoise for sums (R, `size`) of trials with correlations `shapes` (None: independent noise).
+
+    Raises PrivacyError unless all trials have one kind of correlation.
+    """
     kept = [shape for shape in shapes if shape is not None]
     if not kept:
         return StepNoise()

@@ -1,11 +1,10 @@
-"""Noise of releases: on a public grid without a seed, standard normals of a stream of its own for each trial with one.
+"""Noise of releases: without a seed on a public grid, with a seed standard normals from each trial's own stream.
 
-`add_noise` is the only place where Gaussian noise meets a sum. What `NoiseSource`, `TrialNoise` and `drawn` give is
-unscaled: float normals of seeded streams (an experiment, whose grid shows), int64 digits of all others
-(`engine/digits.py`, with the theorem), which no other function can take for noise. Laplace noise and choices are in
-`engine/discrete.py`.
-
-Not here: how much noise (the method scales it) and what it costs (`accounting/`).
+`add_noise` is the only function that adds Gaussian noise to a sum. `NoiseSource`, `TrialNoise` and `drawn` return
+unscaled noise. Seeded streams give float normals (for experiments only: the floating-point grid is visible). All other
+streams give int64 digits (`digits.py`, with the theorem), which no other function can mistake for noise. Exact discrete
+Laplace noise and choices are in `discrete.py`. The method sets the scale of the noise; `accounting/` computes its
+price.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from dpsgd_cli.engine.streams import Streams
 
 BLOCK_ELEMENTS = 1 << 19
 _TRIAL_BLOCK_ELEMENTS = 1 << 14
-# each block of a seeded trial is drawn as this many streams, which cores fill side by side; a GPU fills one by itself
+# each block of a seeded trial is drawn as this many streams, which CPU cores fill in parallel; a GPU uses one
 _PARTS = {"cpu": 4}
 _AT_ONCE = 1 << 16
-"""Coordinates of large sums that get digits at once, so that their number takes no memory."""
+"""Coordinates of a large sum that get digits at once, so that memory does not grow with the sum."""
 _LARGEST = 62
-"""Rounded sums are clipped to +-2^62, which leaves room for noise in 64 bits; clipping moves no two apart."""
+"""Rounded sums are clipped to +-2^62, which leaves room for noise in 64 bits. Clipping increases no distance."""
 
 
 @dataclass(frozen=True)
 class Grid:
     """The public grid of a release: a step of sigma `raised` 2^-`bits`.
 
-    Guarantee: with sums of `records` float64 vectors of L2 norm at most S, `numbers` coordinates in all and a
-    `multiplier` z, noise of z S `raised` on the grid is a Gaussian mechanism of noise multiplier z or more. Proof: a
-    record moves the computed sum by S (1 + e) at most, with e = `excess` + 2^-51 records (`engine/precision.py`, and
-    two roundings of S / q on either side), and rounding to integers moves each coordinate by a step q at most. So S' =
-    S (1 + e) + q `moved` sqrt(`numbers`), and z S' <= z S raised for raised = (1 + e) / (1 - z 2^-bits moved
-    sqrt(numbers)), as q = z S raised 2^-bits.
+    Guarantee: let the sums be of `records` float64 vectors of L2 norm at most S, with `numbers` coordinates in all, and
+    let z be a noise multiplier. Then noise of z S `raised` on the grid is a Gaussian mechanism of noise multiplier z or
+    more. Proof: a record moves the computed sum by at most S (1 + e), with e = `excess` + 2^-51 records
+    (`precision.py`, and two roundings of S / q on either side). Rounding to integers moves each coordinate by at most
+    a step q (in general, `moved` steps). So S' = S (1 + e) + q `moved` sqrt(`numbers`). As q = z S raised 2^-bits,
+    z S' <= z S raised for raised = (1 + e) / (1 - z 2^-bits moved sqrt(numbers)).
 
     >>> f"{Grid.of(10**6, 60_000, [1.0]).raised - 1:.0e}"
     '2e-07'
@@ -56,12 +55,13 @@ class Grid:
 
     @classmethod
     def of(cls, numbers: int, records: int, multipliers: Iterable[float], moved: float = 1.0) -> Grid:
-        """The grid of releases of noise `multipliers`. `moved`: steps that rounding moves a coordinate by.
+        """Return the grid for releases with noise `multipliers`.
 
-        Raises ValueError where the grid is too coarse: noise of 2^20 times S and 10^9 coordinates, say.
+        `moved` is the number of steps by which rounding moves a coordinate. Raises ValueError if the grid is too
+        coarse, as for noise of 2^20 times S and 10^9 coordinates.
         """
         known = sorted(multipliers)
-        # beyond 2^20 of the noise, sums need room for larger integers
+        # sums beyond 2^20 times the noise need room for larger integers
         bits = min(digits.BITS, _LARGEST - math.ceil(math.log2(max(records / known[0], 1.0)))) if known[0] > 0 else 0
         coarse = known[-1] * 2.0**-bits * moved * math.sqrt(numbers)
         if not 0 < known[0] <= known[-1] < math.inf or bits < 1 or coarse > 0.5:
@@ -73,25 +73,25 @@ class Grid:
         return cls(bits, (1 + summed) / (1 - coarse))
 
     def steps(self, scale: Tensor) -> Tensor:
-        """q, float64, of noise of standard deviation `scale`."""
+        """Return the grid step q, float64, for noise of standard deviation `scale`."""
         return scale.to(torch.float64) * (self.raised * 2.0**-self.bits)
 
     def shortened(self, fresh: Tensor) -> Tensor:
-        """floor(N 2^bits) of the digits floor(N 2^42)."""
+        """Return floor(N 2^bits) from the digits floor(N 2^42)."""
         return fresh if self.bits == digits.BITS else fresh >> (digits.BITS - self.bits)
 
 
 def is_secure(streams: Sequence[Streams]) -> bool:
-    """Whether noise is drawn as digits: unless a seed can repeat the noise of all trials."""
+    """Return True if noise is drawn as digits, that is unless all streams have a seed."""
     return not all(stream.reproducible for stream in streams)
 
 
 def add_noise(sums: Tensor, fresh: Tensor, scale: Tensor, grid: Grid | None) -> None:
-    """sums += noise of standard deviation `scale`, in place; all (R, P) or broadcastable, `sums` float64.
+    """Add noise of standard deviation `scale` to `sums` in place; all (R, P) or broadcastable, `sums` float64.
 
-    Of digits (`fresh` int64) the sums become (y + 1/2) q, y = rint(sums / q) + `fresh` in integers
-    (`engine/digits.py`). Of float normals, which need no `grid`, they become sums + scale fresh. Rounding to the
-    model's precision comes afterwards, as post-processing.
+    With digits (int64 `fresh`), the sums become (y + 1/2) q, with y = rint(sums / q) + `fresh` in integers
+    (`digits.py`). With float normals, which need no `grid`, they become sums + scale fresh. Rounding to the model's
+    precision comes afterwards, as post-processing.
     """
     if sums.dtype != torch.float64:
         raise ValueError(f"noise is added to float64 sums, not {sums.dtype}")
@@ -104,14 +104,15 @@ def add_noise(sums: Tensor, fresh: Tensor, scale: Tensor, grid: Grid | None) -> 
 
 
 def put_on_grid(sums: Tensor, noise: Tensor, step: Tensor) -> None:
-    """sums = (rint(sums / step) + noise + 1/2) step: `noise` int64, `step` float64 above 0, broadcastable.
+    """Set sums = (rint(sums / step) + noise + 1/2) step; `noise` int64, `step` float64 above 0, broadcastable.
 
-    The addition is one of integers, hence exact. Sums that are no number count as 0.
+    The addition is one of integers, hence exact. NaN sums count as 0. Raises ValueError for an invalid step on a CPU; a
+    GPU gives NaN instead.
     """
     valid = (step > 0) & (step < math.inf)
     if step.is_cpu and not bool(valid.all()):
         raise ValueError("noise without a seed needs a finite standard deviation above 0")
-    # to ask a GPU would be to wait for it: there, what has no noise is no number
+    # reading a GPU value would wait for the GPU: there, a sum without noise becomes NaN
     step = step if step.is_cpu else torch.where(valid, step, math.nan)
     nearest = torch.div(sums, step).nan_to_num_(nan=0.0).round_().clamp_(-(2.0**_LARGEST), 2.0**_LARGEST)
     released = nearest.to(torch.int64).add_(noise)
@@ -119,7 +120,7 @@ def put_on_grid(sums: Tensor, noise: Tensor, step: Tensor) -> None:
 
 
 def drawn(stream: Streams, purpose: str, counter: int, shape: Sequence[int]) -> Tensor:
-    """Noise of one release, unscaled: float64 normals with a seed, digits without."""
+    """Draw the unscaled noise of one release: float64 normals with a seed, digits without."""
     dtype = torch.int64 if is_secure([stream]) else torch.float64
     return stream.normal(purpose, counter, torch.empty(tuple(shape), dtype=dtype))
 
@@ -127,9 +128,9 @@ def drawn(stream: Streams, purpose: str, counter: int, shape: Sequence[int]) -> 
 def gaussian(
     stream: Streams, purpose: str, counter: int, exact: np.ndarray, mechanism: GaussianSum, records: int
 ) -> np.ndarray:
-    """A statistic with Gaussian noise of the mechanism's multiplier times its sensitivity; float64, shaped as `exact`.
+    """Return `exact` plus Gaussian noise of the mechanism's noise multiplier times its sensitivity; float64.
 
-    `exact` is a sum over `records` (a public number, or more).
+    `exact` is a sum over at most `records` (public) records.
     """
     made = torch.from_numpy(np.array(exact, dtype=np.float64))
     scale = torch.tensor(mechanism.noise_multiplier * mechanism.sensitivity, dtype=torch.float64)
@@ -141,9 +142,9 @@ def gaussian(
 def laplace(
     stream: Streams, purpose: str, counter: int, exact: np.ndarray, epsilon: float, sensitivity: float, changed: int
 ) -> np.ndarray:
-    """Numbers with Laplace noise of scale `sensitivity` / `epsilon`, float64 of the shape of `exact`: epsilon-DP.
+    """Return `exact` plus Laplace noise of scale `sensitivity` / `epsilon`, float64: epsilon-DP.
 
-    `sensitivity` is of the L1 norm, and one record changes at most `changed` of the numbers.
+    `sensitivity` is in the L1 norm; one record changes at most `changed` of the numbers.
     """
     exact = np.asarray(exact, dtype=np.float64)
     if not is_secure([stream]):
@@ -156,24 +157,24 @@ def laplace(
 
 
 def laplace_of(normals: np.ndarray) -> np.ndarray:
-    """Laplace variates of scale 1 (...) from standard normals (..., 4): a difference of two exponentials."""
+    """Return Laplace variates (...) of scale 1 from standard normals (..., 4): a difference of two exponentials."""
     squares = normals**2
     return np.asarray((squares[..., 0] + squares[..., 1] - squares[..., 2] - squares[..., 3]) / 2)
 
 
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
-    """Threads that wait between blocks: starting some for every block costs more than the block."""
+    """Return threads that are kept between blocks: to start them for every block costs more than the block."""
     return ThreadPoolExecutor(workers, thread_name_prefix="noise")
 
 
 class NoiseSource:
     """Unscaled noise of shape (R, P) by step number, drawn in blocks of steps: normals, or digits without a seed.
 
-    Guarantee: the draw of (trial, step) depends on that trial's streams, the step and P only, and no two
-    (trial, step) pairs share a number. The block length is a function of P alone, so packs of any size
-    agree. With seeded streams a step can be asked for again, and gives the same draw; with secure streams
-    steps must be asked for in increasing order, once each, and a repetition raises RuntimeError.
+    Guarantee: the draw of (trial, step) depends only on that trial's streams, the step and P, and no two (trial, step)
+    pairs share a number. The block length is a function of P alone, so packs of any size agree. With seeded streams, a
+    repeated step gives the same draw. With secure streams, steps must be drawn once each, in increasing order; a
+    repetition raises RuntimeError.
     """
 
     def __init__(self, streams: Sequence[Streams], size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -187,7 +188,7 @@ class NoiseSource:
         self._options = {"device": device, "dtype": torch.int64 if self.secure else dtype}
 
     def _fill(self, number: int, block: Tensor) -> None:
-        """Draw block `number` of every trial. Filling releases the interpreter, so that threads run side by side."""
+        """Draw block `number` of every trial, in threads: filling releases the interpreter lock."""
 
         parts = 1 if self.secure else _PARTS.get(block.device.type, 1)
 
@@ -213,7 +214,7 @@ class NoiseSource:
         self._last_step = step
 
     def draw(self, step: int) -> Tensor:
-        """Noise of `step` (0, 1, 2, ...): a view (R, P) that stays valid until the next call."""
+        """Return the noise of `step` (0, 1, 2, ...): a view (R, P) that is valid until the next call."""
         self._begin(step)
         number, offset = divmod(step, self._steps)
         if number != self._number or self._block is None:
@@ -224,7 +225,7 @@ class NoiseSource:
         return self._block[:, offset]
 
     def add(self, sums: Tensor, step: int, scale: Tensor, grid: Grid | None) -> None:
-        """`add_noise` of `step` on sums (R, P); of large ones piece by piece, in 4 MiB whatever their size."""
+        """Add the noise of `step` to sums (R, P) by `add_noise`; large sums in pieces, in 4 MiB whatever their size."""
         if self._steps > 1 or not self.secure:
             add_noise(sums, self.draw(step), scale, grid)
             return
@@ -241,12 +242,10 @@ class NoiseSource:
 
 
 class TrialNoise:
-    """Unscaled noise for trials that draw each at its own pace: the adaptive methods.
+    """Unscaled noise for adaptive methods, whose trials draw independently of each other.
 
-    The k-th draw of a trial is a function of its streams, the purpose, k and the size, whoever else draws when.
-
-    No number is given out twice. `drawn` counts each trial's draws and goes into checkpoints: set it back with
-    `resume`.
+    The k-th draw of a trial is a function of its streams, the purpose, k and the size alone. No number is used twice.
+    `drawn` counts each trial's draws and is stored in checkpoints; `resume` restores it.
     """
 
     def __init__(self, streams: Sequence[Streams], purpose: str, size: int, like: Tensor) -> None:
@@ -259,7 +258,7 @@ class TrialNoise:
         self._filled = [-1] * len(streams)
 
     def draw(self, trials: Sequence[int]) -> Tensor:
-        """One draw (A, size) for each of `trials` (distinct)."""
+        """Return one draw for each of `trials` (distinct), shape (A, size)."""
         places = []
         for trial in trials:
             number, place = divmod(self.drawn[trial], self._length)
@@ -271,13 +270,13 @@ class TrialNoise:
         return self._block[torch.tensor(list(trials)), torch.tensor(places)]
 
     def coins(self, trials: Sequence[int]) -> list[discrete.Coins]:
-        """Coins in the place of one draw for each of `trials`."""
+        """Return random coins for each of `trials`; they count as one draw."""
         found = [self._streams[trial].coins(self._purpose, self.drawn[trial]) for trial in trials]
         for trial in trials:
             self.drawn[trial] += 1
         return found
 
     def resume(self, drawn: Sequence[int]) -> None:
-        """Continue after `drawn` draws of each trial; secure streams then draw afresh."""
+        """Continue after `drawn` draws of each trial; secure streams then draw new numbers."""
         self.drawn = list(drawn)
         self._filled = [-1] * len(self.drawn)

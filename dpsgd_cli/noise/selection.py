@@ -1,20 +1,20 @@
 """Private choice of the least of a few scores: report noisy min, and the exponential mechanism.
 
-Scores are sums over records of losses in [0, D] (D = `sensitivity`), so one record more moves ALL of a trial's
-scores up, by numbers in [0, D].
+Scores are sums over records of losses in [0, D] (D = `sensitivity`). So one more record increases ALL of a trial's
+scores, each by a number in [0, D].
 
-noisy-min   Adds independent two-sided Laplace noise of scale D / eps to every score and reports the index of the least.
+noisy-min   Add independent two-sided Laplace noise of scale D / eps to every score and report the index of the least.
             eps-DP under add-remove, because the scores are monotone (Dwork and Roth 2014, Claim 3.9, stated there for
-            counts; the proof uses only that all scores move one way by at most D). As zCDP eps^2 / 2 (Bun and
-            Steinke 2016, Proposition 1.4).
-exponential Reports index i with probability proportional to exp(-eps score_i / D). Between neighbours the exponent
-            moves by numbers in an interval of length eps, so the privacy loss is eps-bounded-range (Durfee and Rogers
-            2019), hence eps-DP, and eps^2 / 8-zCDP (Cesar and Rogers 2021, Lemma 3.2).
+            counts; the proof uses only that all scores move in one direction by at most D). As zCDP: eps^2 / 2 (Bun
+            and Steinke 2016, Proposition 1.4).
+exponential Report index i with probability proportional to exp(-eps score_i / D). Between neighbouring data sets the
+            exponents move by numbers in an interval of length eps. So the privacy loss is eps-bounded-range (Durfee
+            and Rogers 2019), hence eps-DP, and eps^2 / 8-zCDP (Cesar and Rogers 2021, Lemma 3.2).
 
-With draws from a seed this is done in floating point; without, in integers and exactly (`engine/discrete.py`).
+With a seed the computation is in floating point; without, it is exact and in integers (`discrete.py`).
 
-Under replace-one scores may move by numbers in [-D, D], not all one way: both need twice the scale, which the caller
-gets by passing 2 D. Not here: charging (`accounting/ledger.py`).
+Under replace-one, scores may move by numbers in [-D, D], in different directions. Both mechanisms then need twice the
+scale: the caller passes 2 D.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NORMALS_PER_SCORE: dict[str, int] = {"laplace": 4, "exponential": 2}
 
 
 def exponentials(normals: Tensor) -> Tensor:
-    """Standard exponential variates (..., n) from pairs of standard normals (..., n, 2): half the squared radius."""
+    """Return standard exponential variates (..., n) from standard normals (..., n, 2): half the squared radius."""
     return normals.square().sum(dim=-1) / 2
 
 
 def choice_draws(
     streams: Sequence[Streams], purpose: str, counter: int, count: int, kind: NoisyChoice
 ) -> Tensor | list[Coins]:
-    """What `select_least` needs for one choice among `count` of each stream: normals with a seed, coins without."""
+    """Draw randomness for one choice among `count` scores per stream: normals with a seed, else coins."""
     if is_secure(streams):
         return [stream.coins(purpose, counter) for stream in streams]
     shape = (count, NORMALS_PER_SCORE[kind])
@@ -53,13 +53,12 @@ def choice_draws(
 def select_least(
     scores: Tensor, epsilon: Tensor, sensitivity: Tensor, kind: NoisyChoice, draws: Tensor | Sequence[Coins]
 ) -> Tensor:
-    """Index (A,) of the chosen score of each trial.
+    """Return the index (A,) of the chosen score of each trial.
 
-    Args: scores (A, n) float64; epsilon, sensitivity (A,) > 0; draws: (A, n, k) float64 standard normals of which no
-    one was used before, k = NORMALS_PER_SCORE[kind], or coins for each trial. A score that is not a number is never
-    preferred.
+    Args: scores (A, n) float64; epsilon, sensitivity (A,) > 0; draws: (A, n, k) float64 standard normals that were
+    never used before, k = NORMALS_PER_SCORE[kind], or coins for each trial. NaN is never preferred.
 
-    Guarantee: that of `kind` in the module's head; with coins for exact arithmetic on the scores as they are.
+    Guarantee: that of `kind` in the module's docstring; with coins, for exact arithmetic on the given scores.
     """
     if not isinstance(draws, Tensor):
         numbers = zip(scores.tolist(), epsilon.double().tolist(), sensitivity.double().tolist(), draws, strict=True)
@@ -75,8 +74,10 @@ def select_least(
 
 
 def least_exactly(scores: Sequence[float], epsilon: float, sensitivity: float, coins: Coins, kind: NoisyChoice) -> int:
-    """The chosen place, without floating point. Rounding moves scores apart by 2 steps at most, whichever way they
-    move.
+    """Return the index of the chosen score, by integer arithmetic.
+
+    Between neighbouring data sets, rounding adds at most 2 steps to the movement of two scores relative to each other,
+    in any direction. The epsilon of the draw is reduced accordingly.
     """
     unit = Fraction(sensitivity) / discrete.drawn_epsilon(epsilon, 2)
     whole = [discrete.on_grid(discrete.finite(score), unit) for score in scores]

@@ -1,19 +1,18 @@
-"""What noisy second moments make of the rows of a linear model: post-processing of one release a trial.
+"""Preconditioners of linear models from noisy second moments: post-processing of one release per trial.
 
-Notation: A is the released matrix of a trial (D, D), s how far noise alone spreads its eigenvalues (public). Those
-below s are taken for noise, and count as 0. One of e > s counts as h = (e + sqrt(e^2 - s^2)) / 2, of which noise makes
-e (Benaych-Georges and Nadakuditi 2011, Theorem 2.1 for the semicircle). With a ridge of s / 2 the root is
-sqrt(ridge) (h(A) + ridge)^(-1/2), symmetric, with eigenvalues in (0, 1]; because all that noise hides counts alike, it
-is I - cut cut^T for a `cut` of few columns. Of a model of second moments (`preconditioning/marginals.py`), whose noise
-does not spread over all directions, the ridge is given (`cut_by`). Rows become unit(x root), on which all directions
-weigh alike: one learning rate and few steps do where plain descent needs many.
+Notation: A is the released matrix (D, D) of a trial. s (public) is the half-width of the interval that eigenvalues of
+the noise alone fill. Eigenvalues below s count as noise, that is as 0. An eigenvalue e > s counts as
+h = (e + sqrt(e^2 - s^2)) / 2, the value that noise moves to e (Benaych-Georges and Nadakuditi 2011, Theorem 2.1 for
+the semicircle). With a ridge of s / 2 the root is sqrt(ridge) (h(A) + ridge)^(-1/2): symmetric, with eigenvalues in
+(0, 1]. All directions below the noise have the same eigenvalue, so the root is I - cut cut^T for a `cut` of few
+columns. For a model of second moments (`marginals.py`), whose noise does not spread over all directions, the ridge is
+given (`cut_by`). Rows become unit(x root), on which all directions have similar weight. One learning rate and few steps
+are then enough, where plain descent needs many.
 
-All trials share the rows x. What differs from trial to trial is the root, and one factor a row, f = 1 / |x root|: a
-model with weights W on rows unit(x root) is the model with weights root W on rows f x, because f x (root W) is the same
-number. So no trial holds rows of its own, its sums are root times the sums of the rows f x, and what is published is
-root W, to be used on rows f x.
-
-Not here: the release (`second_moments.py`, `preconditioning/marginals.py`), when it is made (`preconditioning/run.py`).
+All trials share the rows x. They differ in the root, and in one factor per row, f = 1 / |x root|. A model with weights
+W on rows unit(x root) is the model with weights root W on rows f x, because f x (root W) is the same number. So no
+trial needs its own rows. Its sums are root times the sums of the rows f x. The published weights are root W, for rows
+f x.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _ROWS_AT_ONCE = 2048
 
 
 def spread(features: int, scale: float) -> float:
-    """How far from 0 noise alone puts the eigenvalues of a matrix that `with_noise` made: public, of no record.
+    """Return the half-width of the interval that the noise's eigenvalues fill in `with_noise`; data-independent.
 
-    The noise's off-diagonal entries have standard deviation scale / sqrt(2), so its eigenvalues fill the interval of
-    half-width scale sqrt(2 D) (Wigner's semicircle).
+    The off-diagonal entries of the noise have standard deviation scale / sqrt(2), so its eigenvalues fill the interval
+    of half-width scale sqrt(2 D) around 0 (Wigner's semicircle).
     """
     return scale * math.sqrt(2 * features)
 
 
 def eigen(matrix: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (D,) and eigenvectors (D, D) of a noisy matrix.
+    """Return eigenvalues (D,) and eigenvectors (D, D) of a noisy matrix.
 
-    In float32 where D is large: an error of 1e-6 of the largest eigenvalue is far below what noise does.
+    For large D they are float32: an error of 1e-6 of the largest eigenvalue is far below the noise.
     """
     exact = torch.from_numpy(matrix)
     values, vectors = torch.linalg.eigh(exact if len(matrix) <= _EXACT_UP_TO else exact.float())
@@ -52,7 +51,10 @@ def eigen(matrix: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def cut_of(matrix: np.ndarray, scale: float) -> Tensor:
-    """The cut of a matrix to which `with_noise` added noise of `scale`; float32 (D, as many as stand out of noise)."""
+    """Return the cut, float32 (D, K), of a matrix to which `with_noise` added noise of `scale`.
+
+    K is the number of eigenvalues above the noise.
+    """
     reach = spread(len(matrix), scale)
     values, vectors = eigen(matrix) if len(matrix) <= _WHOLE_UP_TO else _largest(matrix, reach)
     out = values > reach
@@ -61,10 +63,10 @@ def cut_of(matrix: np.ndarray, scale: float) -> Tensor:
 
 
 def _largest(matrix: np.ndarray, reach: float) -> tuple[Tensor, Tensor]:
-    """The eigenvalues of a large matrix that are beyond `reach`, and some more, with their eigenvectors; float32.
+    """Return at least the eigenvalues of a large matrix above `reach`, with their eigenvectors; float32.
 
-    They are few, so Lanczos iterations find them in a tenth of the time that all of them take. All are asked for where
-    most are beyond it, or where the iterations do not converge.
+    Usually they are few, and Lanczos iterations find them in a tenth of the time of a full decomposition. If most are
+    above `reach`, or if the iterations do not converge, all eigenvalues are computed.
     """
     from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
@@ -81,10 +83,11 @@ def _largest(matrix: np.ndarray, reach: float) -> tuple[Tensor, Tensor]:
 
 
 def cut_by(model: np.ndarray, ridge: float) -> Tensor:
-    """The cut of a model (D, D) of the mean second moments: sqrt(ridge) (model + ridge)^(-1/2) = I - cut cut^T.
+    """Return the cut of a model (D, D) of the mean second moments: sqrt(ridge) (model + ridge)^(-1/2) = I - cut cut^T.
 
-    float32 (D, as many as matter): what is below a hundredth of the ridge counts as 0. The decomposition is in float64:
-    a model has no noise on the whole matrix, so many eigenvalues may be alike, with which float32 does not end.
+    The cut is float32 (D, K), with K eigenvalues above a hundredth of the ridge; the others count as 0. The
+    decomposition is in float64. The model has no noise on the whole matrix, and many eigenvalues may be equal; in
+    float32 the solver may then not converge.
     """
     values, vectors = torch.linalg.eigh(torch.from_numpy(model))
     out = values > ridge / 100
@@ -98,15 +101,15 @@ def _cut(vectors: Tensor, moments: Tensor, ridge: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Preconditioner:
-    """The cuts of all trials, (D, K_r) each: root = I - cut cut^T."""
+    """Preconditioner of all trials by their cuts, (D, K_r) each: root = I - cut cut^T."""
 
     cuts: Sequence[Tensor]
 
     def units(self, x: Tensor) -> Tensor:
-        """unit(x root), (R, B, D), of rows x (R or 1, B, ...).
+        """Return unit(x root), (R, B, D), for rows x (R or 1, B, ...).
 
-        Guarantee: no row is longer than 1. What a float32 product can have lost of a length is added to it before rows
-        are divided by it (`_lengths`). A row of length 0 stays 0, one with an entry that is no number keeps one.
+        Guarantee: no row has norm above 1. The possible rounding error of a float32 product is added to each norm
+        before rows are divided by it (`_lengths`). A zero row stays 0; a row with NaN keeps a NaN.
         """
         flat = x.flatten(2)
         rows = flat.expand(len(self.cuts), -1, -1)
@@ -114,9 +117,9 @@ class Preconditioner:
         return moved / _lengths(moved, flat).unsqueeze(-1)
 
     def factors(self, x: Tensor, per_trial: bool) -> Tensor:
-        """f = 1 / |x root| for every trial and row, (R, N), of shared rows x (N, ...), or (R, N, ...) `per_trial`.
+        """Return f = 1 / |x root| for every trial and row, (R, N), for rows x (N, ...), or (R, N, ...) if `per_trial`.
 
-        Guarantee: |f x root| <= 1, as of `units`. A row that is so long that its length is no number has f = 0.
+        Guarantee: |f x root| <= 1, as in `units`. A row whose norm is not finite has f = 0.
         """
         found = x.new_empty(len(self.cuts), x.shape[1] if per_trial else len(x))
         for trial, cut in enumerate(self.cuts):
@@ -128,9 +131,9 @@ class Preconditioner:
         return found
 
     def through(self, flat: Tensor, weights: int) -> Tensor:
-        """The weights of every trial, the first so many numbers of `flat` (R, P), times its root; the rest as it is.
+        """Multiply the first `weights` entries of `flat` (R, P) by each trial's root and leave the rest unchanged.
 
-        From weights on rows unit(x root) to weights on rows f x; and from sums of the rows f x to those of the former.
+        This maps weights for rows unit(x root) to weights for rows f x, and sums of rows f x to sums of unit(x root).
         """
         moved = flat.clone()
         for own, given, cut in zip(moved, flat, self.cuts, strict=True):
@@ -139,16 +142,16 @@ class Preconditioner:
 
 
 def _moved(rows: Tensor, cut: Tensor) -> Tensor:
-    """Rows (n, D) times the root."""
+    """Return rows (n, D) times the root."""
     return rows - (rows @ cut) @ cut.T
 
 
 def _lengths(moved: Tensor, rows: Tensor) -> Tensor:
-    """L2 norms of `moved`, the product of `rows` (..., D) and a root, at least those of the exact product; above 0.
+    """Return L2 norms of `moved`, the product of `rows` (..., D) and a root: above 0, no less than the exact norms.
 
-    A root is no longer than 1, so what rounding does to a row of the product is a few machine epsilons of |row|: at
-    most 3.7 were seen (20 to 2,000 features), 8 are added. Of
-    tiny rows the squares vanish: one least number a term is what that can have hidden.
+    A root has operator norm at most 1, so rounding changes a row of the product by a few machine epsilons of |row|. At
+    most 3.7 were measured (20 to 2,000 features); 8 are added. Squares of tiny entries underflow: the smallest normal
+    number per term bounds what that hides, and is added too.
     """
     numbers = torch.finfo(rows.dtype)
     hidden = torch.linalg.vector_norm(rows, dim=-1) * (8 * numbers.eps) + math.sqrt(rows.shape[-1] * numbers.tiny)

@@ -1,15 +1,13 @@
-"""How the records of a table lie in each of its columns, with noise, and what that says of second moments.
+"""Noisy marginal counts of a table's columns, and a model of second moments from them. Uses NumPy only.
 
-Notation: a record has one value in each column, and the column's values are cut into cells that are public. v is the
-record's row of all cells, 1 / sqrt(F) in its cell of each of the F columns and 0 elsewhere, so that |v| = 1 whatever
-the record holds; V is the sum of v over the records. A column of one cell tells nothing, and is not among the F.
+Notation: a record has one value in each column, and each column has public cells (`data/bins.py`). F is the number of
+columns with more than one cell; a column with one cell carries no information and is not counted. v is the record's
+vector over all cells: 1 / sqrt(F) in its cell of each of the F columns and 0 elsewhere. So |v| = 1 for any record. V is
+the sum of v over the records; its sensitivity is in `preconditioning/price.py`.
 
-From V, noisy, follows a model of the mean of u u^T over records, u being a record's features divided by their length:
-columns are taken to be independent, and values to be in the middle of their cells. Where that is wrong, the model is a
-worse preconditioner, and no less private.
-
-Not here: what one record moves V by (`preconditioning/price.py`), the release (`preconditioning/run.py`), the
-cells of a column (`data/bins.py`). NumPy alone.
+A noisy V gives a model of the mean of u u^T over records, where u is a record's feature vector divided by its norm. The
+model assumes independent columns, and values in the middle of their cells. If that is wrong, the preconditioner is
+worse, but equally private.
 """
 
 from __future__ import annotations
@@ -21,28 +19,31 @@ from dataclasses import dataclass
 import numpy as np
 
 _TINY = 1e-30
-"""No direction is divided by less."""
+"""Smallest norm by which a direction is divided."""
 
 
 @dataclass(frozen=True)
 class Cells:
-    """A column in cells: `features` (d,) are where its features stand in a row, and `values` (G, d) what they are in
-    the middle of each cell, before the row is divided by its length."""
+    """Public cells of a column.
+
+    `features` (d,): indices of its features in a row. `values` (G, d): their values in the middle of each of G cells,
+    before the row is divided by its norm.
+    """
 
     features: np.ndarray
     values: np.ndarray
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """The cell of each row (n, D): the one whose features point most nearly the same way, int64 (n,)."""
+        """Return the cell of each row (n, D), int64 (n,): the one whose feature direction is nearest to the row's."""
         ways = self.values / np.maximum(np.linalg.norm(self.values, axis=1, keepdims=True), _TINY)
         return (rows[:, self.features] @ ways.T.astype(rows.dtype)).argmax(axis=1)
 
 
 def counted(pieces: Iterable[np.ndarray], columns: Sequence[Cells]) -> np.ndarray:
-    """V, float64 (all cells of columns of more than one,), of rows in pieces (n, D).
+    """Return V, float64, over all cells of columns with more than one cell, for rows in pieces (n, D).
 
-    Guarantee: each row adds a vector of L2 norm 1 without negative entries, because a column has one cell for any row.
-    A row of zeros, which stands for no record, adds nothing, nor does one of which an entry is no finite number.
+    Guarantee: each row adds a vector of L2 norm 1 with entries of at least 0, because any row is in exactly one cell of
+    a column. A row of zeros (an empty place) adds nothing, nor does a row with an entry that is not finite.
     """
     told = _told(columns)
     total = [np.zeros(len(column.values)) for column in told]
@@ -54,10 +55,10 @@ def counted(pieces: Iterable[np.ndarray], columns: Sequence[Cells]) -> np.ndarra
 
 
 def model(noisy: np.ndarray, columns: Sequence[Cells], records: int, features: int) -> np.ndarray:
-    """The mean of u u^T over `records`, float64 (D, D), by a noisy V: symmetric, no eigenvalue negative.
+    """Estimate the mean of u u^T over `records` from a noisy V: float64 (D, D), symmetric, positive semidefinite.
 
-    With independent columns it is the product of means between columns; u is divided by the root of the mean square of
-    a row's length, which is nearly that of every row.
+    With independent columns, the entries between columns are products of means. Rows are divided by their root mean
+    square norm, which is close to the norm of every row.
     """
     told = _told(columns)
     shares = iter(np.split(noisy * (_length(told) / records), np.cumsum([len(one.values) for one in told])))
@@ -73,24 +74,24 @@ def model(noisy: np.ndarray, columns: Sequence[Cells], records: int, features: i
 
 
 def _told(columns: Sequence[Cells]) -> list[Cells]:
-    """The F columns."""
+    """Return the F columns with more than one cell."""
     return [column for column in columns if len(column.values) > 1]
 
 
 def _length(told: Sequence[Cells]) -> float:
-    """sqrt(F), the length of a record's row of zeros and ones; 1 where nothing is counted."""
+    """Return sqrt(F), the norm of a record's vector of zeros and ones; 1 if no column is counted."""
     return math.sqrt(max(len(told), 1))
 
 
 def _nearest(noisy: np.ndarray) -> np.ndarray:
-    """The shares (G,), none negative and 1 in all, that are nearest to noisy ones.
+    """Project noisy shares (G,) onto the probability simplex.
 
     Source: Duchi, Shalev-Shwartz, Singer and Chandra 2008, Figure 1.
 
     >>> _nearest(np.array([0.9, 0.4, -0.5])).round(9).tolist()
     [0.75, 0.25, 0.0]
     """
-    # beyond a billion a float would lose the 1, and noise has hidden it long before
+    # beyond a billion a float loses the 1, which noise hides long before
     noisy = noisy.clip(-1e9, 1e9)
     ordered = np.sort(noisy)[::-1]
     above = (np.cumsum(ordered) - 1) / np.arange(1, len(noisy) + 1)

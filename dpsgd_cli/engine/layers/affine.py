@@ -1,7 +1,7 @@
-"""Learnt scales and shifts: of normalisation layers, y = xhat * w + b, where xhat mixes no examples; and y = x + v.
+"""Learned scales and shifts: y = xhat * w + b of normalisation layers, where xhat mixes no examples, and y = x + v.
 
-The normalisation itself has no parameters and is left to autograd. One example's gradient is the sum over
-positions of d * xhat (scale) and of d (shift): no larger than the parameters, so it is simply computed.
+The normalisation itself has no parameters and is left to autograd. One example's gradient is the sum over positions of
+d * xhat (scale) and of d (shift). It is as small as the parameters, so it is computed directly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dpsgd_cli.engine.layers.base import OWN_GRADIENTS, Instantiated, Session
 class Affine(Instantiated):
     """Rule for LayerNorm, RMSNorm, GroupNorm and InstanceNorm without running statistics.
 
-    Weight and bias are (R, *shape), where shape is the normalised trailing shape or the channels (axis 1).
+    Weight and bias are (R, *shape); shape is the normalised trailing shape or the channels (axis 1).
     """
 
     kinds = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -40,7 +40,7 @@ class Affine(Instantiated):
         return F.instance_norm(x, eps=float(source.eps))  # type: ignore[arg-type]
 
     def _spread(self, values: Tensor, like: Tensor) -> Tensor:
-        """(R, *shape) -> broadcastable over (R, B, ...)."""
+        """Reshape (R, *shape) so that it broadcasts over (R, B, ...)."""
         shape = values.shape[1:]
         if self.trailing:
             middle = like.dim() - 2 - len(shape)
@@ -70,7 +70,7 @@ class Affine(Instantiated):
 
 
 class Shift(nn.Module):
-    """Adds one learned tensor of `shape` to every example: y = x + value."""
+    """Layer that adds one learned tensor of `shape` to every example: y = x + value."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -81,9 +81,9 @@ class Shift(nn.Module):
 
 
 class Offset(Instantiated):
-    """Rule for `Shift`, as positions and class tokens are. Value (R, *shape), the shape of one example.
+    """Rule for `Shift` (learned positions and class tokens). Value (R, *shape), the shape of one example.
 
-    One example's gradient is the gradient d by its output, summed over calls.
+    One example's gradient is the gradient d of its output, summed over calls.
     """
 
     kinds = (Shift,)

@@ -1,19 +1,19 @@
-"""A packed layer: R copies of one layer that runs forward, keeps what clipping needs, and sums clipped gradients.
+"""Base classes of layer rules: R copies of one layer that runs forward, records its passes and sums clipped gradients.
 
-A recorded forward keeps the layer's input `a`; one backward pass through the whole model delivers the
-gradient `d` of the summed loss by the layer's output. Because each example's loss depends on that example
-alone, row b of `d` is example b's own. From `a` and `d` a rule computes every example's squared gradient
-norm, and, once clip factors are known, the factored sum of gradients: an ordinary weight-gradient product
-with rows rescaled. There is no second backward pass.
+A recorded forward pass keeps the layer's input `a`. One backward pass through the whole model gives the gradient `d`
+of the summed loss with respect to the layer's output. Each example's loss depends on that example alone, so row b of
+`d` belongs to example b. From `a` and `d` a rule computes every example's squared gradient norm. Once the clip factors
+are known, it computes the clipped sum: an ordinary weight-gradient product with rescaled rows. There is no second
+backward pass.
 
-Shapes: activations cross layer borders folded as (R*B, ...), so that any parameterless module between them
-works unchanged; a rule sees (R, B, ...). An input that no parameter has touched yet may be shared by all
-trials: it crosses as (B, ...) and a rule sees (1, B, ...).
+Shapes: between layers, activations are folded as (R*B, ...), so any module without parameters works unchanged. A rule
+sees (R, B, ...). All trials may share an input that no parameter has touched yet: it is passed as (B, ...) and a rule
+sees (1, B, ...).
 
-Examples may come in K copies (augmentations), K B rows, all first copies first. Their gradient is one: the copies share
-its factor. A rule then sees K calls of B rows, and a layer that was called several times adds up its calls anyway.
+Examples may come in K copies (augmentations): K B rows, all first copies first. The copies of an example have one
+gradient and share its clip factor. A rule then sees K calls of B rows; it adds up several calls of a layer anyway.
 
-Not here: the formula of any layer kind (one file each beside this), clipping itself (`clipping/run.py`).
+The formulas are in the other files of this folder, one for each kind of layer; clipping is in `clipping/run.py`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _PLAIN = (bool, int, float, str, tuple)
 
 
 class Session:
-    """What the layers of one pack share during a pass.
+    """State that all layers of a pack share during a pass.
 
-    Batch rows per trial; whether to record, to round; how precisely what was recorded is given out; and whether
-    operations are being written down for a compiler, so that nothing may ask what a number is.
+    `rows`: batch rows per trial. `recording`: keep inputs and gradients. `rounds`: passes are rounded. `exact`: dtype
+    in which recorded tensors are returned. `tracing`: a compiler traces the operations, so no code may read a number.
     """
 
     def __init__(self, trials: int, anchor: Tensor) -> None:
@@ -50,10 +50,10 @@ class Session:
         self.anchor = anchor
 
     def begin(self) -> None:
-        """Record from now on.
+        """Start recording.
 
-        Autograd ends a pass on the stream where its leaf was first used, so each pass has a leaf of its own: an earlier
-        one may outlive its pass in garbage, and a graph that torch captures may not wait for another stream.
+        Autograd ends a pass on the stream where its leaf was first used, so each pass gets a new leaf. An old leaf may
+        survive its pass until garbage collection, and a graph that torch captures must not wait for another stream.
         """
         self.recording = True
         self.anchor = self.anchor.detach().requires_grad_()
@@ -62,12 +62,12 @@ class Session:
 class Layer(nn.Module, ABC):
     """R copies of `source`; parameters live in the pack's flat tensor and are bound as views (R, *shape).
 
-    Every rule states the next four in its own body: none has a default. A class that is no rule by itself says
-    `stated=False`. Raises TypeError for any other that leaves one out.
+    Every rule sets these four attributes in its own body; none has a default. Defining a rule without one raises
+    TypeError, unless the class is declared with `stated=False` because it is not a rule by itself.
 
-    `kinds`: the exact types of modules that it covers. `clipped`: how, in words, and what that takes.
+    `kinds`: the exact module types that the rule covers. `clipped`: the method of clipping and its cost, in words.
     `holds_gradients`: a step may hold each example's own gradient, as large as the layer's parameters.
-    `rounds`: the rule is exact for rounded passes: it takes norms and sums from what `recorded` gives alone.
+    `rounds`: the rule is exact for rounded passes: it computes norms and sums only from the output of `recorded`.
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]]
@@ -94,7 +94,10 @@ class Layer(nn.Module, ABC):
         self._kept = {name for name, _ in source.named_parameters(recurse=False)} | set(dict(source.named_children()))
 
     def __getattr__(self, name: str) -> Any:
-        """What the source says of itself in plain values (sizes, say); its parameters are given to nobody."""
+        """Return a plain attribute of the source module, such as a size.
+
+        Raises AttributeError for its parameters and children: using them directly would bypass clipping.
+        """
         if name in self.__dict__.get("_told", {}):
             return self._told[name]
         if name in self.__dict__.get("_kept", ()):
@@ -105,7 +108,7 @@ class Layer(nn.Module, ABC):
 
     @classmethod
     def accepts(cls, source: nn.Module) -> bool:
-        """Whether this rule covers `source`: its exact type, all parameters its own, trainable and unhooked."""
+        """Return True if the rule covers `source`: exact type, no hooks, only parameters of its own, all trainable."""
         own = {name for name, _ in source.named_parameters(recurse=False)}
         every = dict(source.named_parameters())
         hooked = bool(source._forward_hooks or source._forward_pre_hooks)
@@ -126,18 +129,18 @@ class Layer(nn.Module, ABC):
         self.gradients.clear()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(R*B, ...) or shared (B, ...) in; (R*B, ...) out."""
+        """Map (R*B, ...), or (B, ...) that all trials share, to (R*B, ...)."""
         x = self.prepare(x)
         if self.session.recording:
             return _Recorded.apply(x, self.session.anchor, self)
         return self.compute(self.unfold(x)).flatten(0, 1)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Parameterless work that autograd may do itself, before the recorded part."""
+        """Apply operations without parameters before the recorded part; autograd differentiates them."""
         return x
 
     def unfold(self, x: Tensor) -> Tensor:
-        """(R*B, ...) -> (R, B, ...); shared (B, ...) -> (1, B, ...)."""
+        """Reshape (R*B, ...) to (R, B, ...), and (B, ...) that all trials share to (1, B, ...)."""
         trials, rows = self.session.trials, self.session.rows
         if x.shape[0] == rows:
             return x.unsqueeze(0)
@@ -145,15 +148,15 @@ class Layer(nn.Module, ABC):
 
     @abstractmethod
     def compute(self, a: Tensor) -> Tensor:
-        """Output (R, B, ...) of input (R or 1, B, ...)."""
+        """Return the output (R, B, ...) for input (R or 1, B, ...)."""
 
     @abstractmethod
     def input_gradient(self, a: Tensor, d: Tensor) -> Tensor:
-        """Gradient by the input, (R, B, ...), from the gradient `d` by the output."""
+        """Return the gradient with respect to the input, (R, B, ...), from the gradient `d` of the output."""
 
     @abstractmethod
     def square_norms(self) -> Tensor:
-        """Squared L2 norm of each example's gradient by this layer's parameters, (R, B), over all recorded calls."""
+        """Return the squared L2 norm (R, B) of each example's gradient for this layer, over all recorded calls."""
 
     @abstractmethod
     def add_clipped_sums(self, factors: Tensor) -> None:
@@ -161,21 +164,21 @@ class Layer(nn.Module, ABC):
 
     @property
     def used(self) -> bool:
-        """Whether a recorded call took part in the loss."""
+        """True if at least one recorded call took part in the loss."""
         return any(d is not None for d in self.gradients)
 
     def recorded(self) -> list[tuple[Tensor, Tensor]]:
-        """(a, d) of every call that took part in the loss; B rows each, one call for each copy of the examples."""
+        """Return (a, d) of every call that took part in the loss: B rows each, one call per copy of the examples."""
         found: list[tuple[Tensor, Tensor]] = []
         for a, d in zip(self.inputs, self.gradients, strict=True):
             if d is not None:
-                # as precise as what is computed of them, which rounded passes are not; tokens stay as they are
+                # in the dtype of products, since rounded passes are less precise; token ids keep their type
                 a = a.to(self.session.exact) if a.is_floating_point() else a
                 found += zip(self.by_copy(a), self.by_copy(d.to(self.session.exact)), strict=True)
         return found
 
     def by_copy(self, x: Tensor) -> tuple[Tensor, ...]:
-        """(R or 1, K B, ...), K copies of B examples one after the other -> K times (R or 1, B, ...)."""
+        """Split (R or 1, K B, ...), K copies of B examples in a row, into K tensors (R or 1, B, ...)."""
         return (x,) if x.shape[1] == self.session.rows else x.split(self.session.rows, dim=1)
 
     def add(self, name: str, factors: Tensor, gradients: Tensor) -> None:
@@ -192,25 +195,25 @@ class Layer(nn.Module, ABC):
             self.gradients[index] = d.masked_fill(aligned(every, d), 0.0)
             if a.is_floating_point():
                 rows = every if a.shape[0] == every.shape[0] else every.any(dim=0, keepdim=True)
-                # a shared row is bad in one trial only if its own values or that trial's weights are:
-                # zero it only where it is itself not finite
+                # a shared row is bad in a trial if its own values or that trial's weights are:
+                # zero it only if the row itself is not finite
                 if a.shape[0] != every.shape[0]:
                     rows = rows & ~torch.isfinite(a.flatten(2)).all(dim=2)
                 self.inputs[index] = a.masked_fill(aligned(rows, a), 0.0)
 
 
 class Ruled(nn.Module):
-    """A module that brings its own rule, which `RULES` then is not asked for; for what an audit adds to a model."""
+    """A module with a rule of its own, used instead of `RULES`; for modules that an audit adds to a model."""
 
     rule: ClassVar[type[Layer]]
 
 
 class Instantiated(Layer, stated=False):
-    """A rule for parameters so few that every example's gradient is simply computed."""
+    """A rule that computes every example's gradient explicitly."""
 
     @abstractmethod
     def per_example(self) -> dict[str, Tensor]:
-        """Each example's gradient (R, B, *shape) by every parameter, over all recorded calls."""
+        """Return each example's gradient (R, B, *shape) for every parameter, over all recorded calls."""
 
     def square_norms(self) -> Tensor:
         return torch.stack(
@@ -224,9 +227,9 @@ class Instantiated(Layer, stated=False):
 
 
 def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Which form of a norm takes fewer operations: from Gram matrices of positions, or from the instantiated gradient.
+    """Return True if a norm takes fewer operations from Gram matrices of positions than from the gradient itself.
 
-    Both are exact. The Gram form takes T^2 (I + O) operations an example and the instantiated one T I O.
+    Both are exact. Per example, the Gram form takes T^2 (I + O) operations and the gradient T I O.
 
     >>> gram_is_cheaper(5, 10, 10), gram_is_cheaper(6, 10, 10)
     (True, False)
@@ -235,24 +238,26 @@ def gram_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
 
 
 def instantiated_margin(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """What to add to the squared norm of sum_t d_t a_t^T that was instantiated, from sum_t |a_t|^2 and sum_t |d_t|^2.
+    """Return the rounding margin to add to the squared norm of an instantiated gradient sum_t d_t a_t^T.
 
-    The clipped sum is another matrix product than the norm's. Where terms cancel, the two differ by rounding errors
-    of a few machine epsilons of sum_t |a_t| |d_t|, whose square is at most the product of the two. 8 epsilons of
-    it are taken, as for `gram_squares`; where nothing cancels this is far below one part in 1000.
+    `inputs` is sum_t |a_t|^2 and `outputs` is sum_t |d_t|^2. The clipped sum and the norm come from different matrix
+    products. Where terms cancel, the two differ by rounding errors of a few machine epsilons of sum_t |a_t| |d_t|,
+    whose square is at most `inputs` times `outputs`. The margin is 8 epsilons of that product, as in `gram_squares`;
+    where nothing cancels it is far below one part in 1000.
     """
     return inputs * outputs * (8 * torch.finfo(inputs.dtype).eps)
 
 
 def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
-    """Squared norms (...) of sums over t of d_t a_t^T, from the Gram matrices (..., T, T) of the a_t and of the d_t.
+    """Return squared norms (...) of sum_t d_t a_t^T from the Gram matrices (..., T, T) of the a_t and of the d_t.
 
-    `width` is the larger of the lengths of an a_t and a d_t.
+    `width` is the larger of the dimensions of a_t and d_t.
 
-    Guarantee: no less than the true squared norm. Terms of the sum may cancel and leave rounding errors larger
-    than what remains, even below zero; those of matrix products and of the sum were measured to stay within 3 machine
-    epsilons of (sum_t |a_t| |d_t|)^2, and 8 are added. Where nothing cancels this is far below one part in 1000.
-    Squares that underflow hide at most `width` least numbers in an entry of either matrix, and are added too.
+    Guarantee: no less than the true squared norm. Terms of the sum may cancel and leave rounding errors larger than
+    the result, even below zero. The rounding errors of the matrix products and of the sum were measured to stay within
+    3 machine epsilons of (sum_t |a_t| |d_t|)^2; 8 are added. Where nothing cancels, this is far below one part in 1000.
+    Squares that underflow hide at most `width` times the smallest normal number in an entry of either matrix; that is
+    added too.
     """
     ours, theirs = inputs.diagonal(dim1=-2, dim2=-1).sqrt(), outputs.diagonal(dim1=-2, dim2=-1).sqrt()
     numbers = torch.finfo(inputs.dtype)
@@ -262,12 +267,15 @@ def gram_squares(inputs: Tensor, outputs: Tensor, width: int) -> Tensor:
 
 
 def aligned(numbers: Tensor, like: Tensor) -> Tensor:
-    """One number an example, (R, B), as it is broadcast over `like` (R, B, ...)."""
+    """Reshape one number per example, (R, B), so that it broadcasts over `like` (R, B, ...)."""
     return numbers.reshape(*numbers.shape, *[1] * (like.dim() - 2))
 
 
 class _Recorded(torch.autograd.Function):
-    """Runs a layer and hands it the gradient by its output; the anchor makes autograd visit even the first layer."""
+    """Autograd function that runs a layer and passes it the gradient of its output.
+
+    The anchor makes autograd visit even the first layer.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: Layer) -> Tensor:
@@ -277,10 +285,10 @@ class _Recorded(torch.autograd.Function):
         layer.inputs.append(a)
         layer.gradients.append(None)
         y = layer.compute(a).flatten(0, 1)
-        # a view returned from a Function may not be modified in place, as nn.ReLU(inplace=True) would:
-        # hand out the same storage as a tensor of its own
+        # a view returned from a Function must not be modified in place, as nn.ReLU(inplace=True) does:
+        # return a separate tensor with the same storage
         if layer.session.tracing:
-            return y.clone()  # which a compiler leaves out
+            return y.clone()  # a compiler removes the copy
         own = torch.empty(0, dtype=y.dtype, device=y.device)
         return own.set_(y) if y._is_view() else y  # type: ignore[call-overload]
 

@@ -1,10 +1,10 @@
 """Convolutions in one and two dimensions.
 
-With U the (K, L) matrix of input patches (K = channels x kernel, L = output positions) and d the (O, L) gradient
-by the output, one example's gradient is d U^T. Its squared norm comes from the Gram form <U^T U, d^T d> (L^2 (K + O)
-operations) or from the instantiated (O, K) matrix (L K O operations); the cheaper one is taken. The clipped sum
-is the framework's own weight gradient with rescaled d, or, where the matrices were instantiated anyway and
-are no larger than the patches, their weighted sum.
+With U the (K, L) matrix of input patches (K = channels x kernel, L = output positions) and d the (O, L) gradient of the
+output, one example's gradient is d U^T. Its squared norm comes from the Gram form <U^T U, d^T d> (L^2 (K + O)
+operations) or from the instantiated (O, K) matrix (L K O operations), whichever is cheaper. The clipped sum is
+PyTorch's weight gradient with rescaled d. If the matrices were instantiated and are no larger than the patches, it is
+their weighted sum.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dpsgd_cli.engine.layers.base import (
     instantiated_margin,
 )
 
-# Patches are made for a few rows at a time. A copy that stays in a core's cache is several times cheaper than one that
-# does not; a GPU wants work for all of its processors, and 256 MiB are little of its memory.
+# Patches are copied for a few rows at a time. A copy that fits a core's cache is several times cheaper than a larger
+# one. A GPU needs work for all its processors, and 256 MiB are little of its memory.
 _PATCH_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
@@ -81,7 +81,7 @@ class Conv(Layer):
         return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
 
     def _patches(self, a: Tensor) -> Tensor:
-        """(R or 1, B, C, *size) -> (R or 1, B, groups, C / groups * kernel, L): one copy of a strided view."""
+        """Extract patches (R or 1, B, groups, C / groups * kernel, L) from (R or 1, B, C, *size) by one copy."""
         rows = F.pad(a.flatten(0, 1), [p for padding in reversed(self.padding) for p in (padding, padding)])
         spans = [dilation * (kernel - 1) + 1 for dilation, kernel in zip(self.dilation, self.kernel, strict=True)]
         sides = [(n - span) // step + 1 for n, span, step in zip(rows.shape[2:], spans, self.stride, strict=True)]
@@ -107,24 +107,27 @@ class Conv(Layer):
 
     @staticmethod
     def _shifts(calls: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Each example's gradient by the bias, (R, B, O)."""
+        """Return each example's gradient for the bias, (R, B, O)."""
         return torch.stack([d.flatten(3).sum(dim=3) for _, d in calls]).sum(dim=0)
 
     def _margin(self, calls: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Of instantiated squared norms (R, rows); a number of the input is in ceil(kernel / stride) patches a side."""
+        """Return the rounding margin (R, rows) of instantiated squared norms.
+
+        An input value is in at most ceil(kernel / stride) patches along each axis.
+        """
         patches = math.prod(-(-kernel // step) for kernel, step in zip(self.kernel, self.stride, strict=True))
         inputs = torch.stack([a.flatten(2).square().sum(dim=2).expand(len(d), -1) for a, d in calls]).sum(dim=0)
         outputs = torch.stack([d.flatten(2).square().sum(dim=2) for _, d in calls]).sum(dim=0)
         return instantiated_margin(patches * inputs, outputs)
 
     def _patch_elements(self, calls: list[tuple[Tensor, Tensor]]) -> int:
-        """Numbers in all patches of one row of every trial."""
+        """Return how many numbers the patches of one row have, in all trials together."""
         weight = self.values["weight"]
         per_position = weight[0, 0].numel() * self.groups
         return self.session.trials * per_position * sum(d[0, 0, 0].numel() for _, d in calls)
 
     def _norms_of(self, calls: list[tuple[Tensor, Tensor]], start: int, stop: int) -> tuple[Tensor, Tensor | None]:
-        """Squared norms (R, rows) of rows start..stop-1, and their gradients (R, rows, groups, O, K) if small."""
+        """Return squared norms (R, rows) of rows start..stop-1, and gradients (R, rows, groups, O, K) if small."""
         parts = [self._patches(a[:, start:stop]) for a, _ in calls]
         widest = max(part.shape[0] for part in parts)
         u = parts[0] if len(parts) == 1 else torch.cat([p.expand(widest, -1, -1, -1, -1) for p in parts], dim=-1)

@@ -1,7 +1,7 @@
 """Embedding tables: y_t = W[token_t].
 
-One example's gradient adds d_t to row token_t, so its squared norm is the sum of <d_t, d_s> over pairs of
-positions that hold the same token. The clipped sum scatters rescaled rows of d; no table per example exists.
+One example's gradient adds d_t to row token_t. So its squared norm is the sum of <d_t, d_s> over pairs of positions
+with the same token. The clipped sum scatters rescaled rows of d, without a table per example.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Embedding(Layer):
         raise ModelError("the input of an Embedding must be integers that no layer computed")
 
     def _flat(self) -> tuple[Tensor, Tensor]:
-        """All calls side by side: tokens (R, B, T) and gradients (R, B, T, E), padding rows zeroed."""
+        """Concatenate all calls: tokens (R, B, T) and gradients (R, B, T, E), zero at padding tokens."""
         trials, rows = self.session.trials, self.session.rows
         tokens, gradients = [], []
         for a, d in self.recorded():

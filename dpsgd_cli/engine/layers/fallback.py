@@ -1,9 +1,9 @@
-"""Any other module with parameters: one vectorised vector-Jacobian product, for that module alone.
+"""Rule for all other modules with parameters: a vectorised vector-Jacobian product for the module.
 
-The module runs once per example (a batch of one) under `torch.func.vmap`, so it cannot mix examples; its
-per-example gradients are instantiated, (R, B, parameters of this module). Slower and larger than a rule,
-equally exact. Takes one floating-point tensor and returns one tensor; a module that cannot be vectorised is
-refused with the reason.
+The module runs once per example (a batch of one) under `torch.func.vmap`, so it cannot mix examples. Its per-example
+gradients are stored, (R, B, parameters of this module). This is slower and takes more memory than a special rule, but
+is equally exact. The module must take one floating-point tensor and return one tensor. A module that cannot be
+vectorised is refused with the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpsgd_cli.errors import ModelError
 
 
 class Fallback(Instantiated):
-    """Rule for everything that has none of its own. Parameters (R, *shape) of the module and its children."""
+    """Rule for modules without a rule of their own. Parameters (R, *shape) of the module and its children."""
 
     kinds = ()
     clipped = "one example at a time: slow, and each example's own gradient is held"
@@ -46,17 +46,17 @@ class Fallback(Instantiated):
         return super().forward(x)
 
     def _one(self, values: dict[str, Tensor], x: Tensor) -> Tensor:
-        """One example through one trial's copy."""
+        """Return the output for one example by one trial's copy."""
         y = functional_call(self.source[0], {**self.frozen, **values}, (x.unsqueeze(0),))
         if not isinstance(y, Tensor):
             raise ModelError(f"{self.kind} returns {type(y).__name__}; a private layer must return one tensor")
         return y.squeeze(0)
 
     def _each(self, function: Callable[..., Any], *tensors: Tensor) -> list[Any]:
-        """`function(values, *rows)` for every example of `tensors` (R or 1, B, ...): a result (B, ...) a trial.
+        """Apply `function(values, *rows)` to every example of `tensors` (R or 1, B, ...): a result (B, ...) per trial.
 
-        One vmap over examples, a loop over trials: a vmap inside a vmap gives wrong gradients for some modules
-        (PReLU, in torch 2.13).
+        It uses a vmap over examples and a loop over trials: nested vmaps give wrong gradients for some modules (PReLU,
+        in torch 2.13).
         """
         results = []
         for trial in range(self.session.trials):

@@ -1,9 +1,9 @@
 """Dense layers: y = x W^T + b on the last axis, with or without sequence axes before it.
 
-One row a and its output gradient d give the gradient d a^T, so its squared norm is |d|^2 |a|^2 (Goodfellow,
-2015, "Efficient per-example gradient computations"). A sequence of T rows gives sum_t d_t a_t^T: its squared
-norm is either the sum over pairs of positions <a_t, a_s><d_t, d_s> (Gram form, T^2 (I + O) operations) or that of the
-instantiated (O, I) matrix (T I O operations); the cheaper one is taken.
+One row a and its output gradient d give the gradient d a^T, with squared norm |d|^2 |a|^2 (Goodfellow, 2015, "Efficient
+per-example gradient computations"). A sequence of T rows gives sum_t d_t a_t^T. Its squared norm comes from the sum
+over pairs of positions <a_t, a_s><d_t, d_s> (Gram form, T^2 (I + O) operations) or from the instantiated (O, I) matrix
+(T I O operations), whichever is cheaper.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dpsgd_cli.engine.layers.base import CLOSED_FORM, Layer, Session, gram_is_cheaper, gram_squares, instantiated_margin
 
-# A CPU multiplies matrices of few columns and not too many terms faster when they are transposed (`_product`).
+# On a CPU, products with few columns and not too many terms are faster when transposed (`_product`).
 _LONG, _SHALLOW = 16, 64
 _SHORT = 16
 
@@ -36,7 +36,7 @@ class Linear(Layer):
         weight = self.values["weight"]
         rows = a.reshape(a.shape[0], -1, a.shape[-1])
         if self.session.trials == 1:
-            # two dimensions: the batched product of one matrix takes longer
+            # in two dimensions: a batched product of one matrix is slower
             y = F.linear(rows[0], weight[0], self.values["bias"][0] if self.has_bias else None)
         elif a.shape[0] == 1:
             y = (rows[0] @ weight.reshape(-1, a.shape[-1]).T).view(-1, self.session.trials, self.outputs)
@@ -68,7 +68,7 @@ class Linear(Layer):
         return norms + instantiated_margin(a.square().sum(dim=(-1, -2)) + ones, d.square().sum(dim=(-1, -2)))
 
     def _sequence(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """All calls side by side as (R or 1, B, T, I) and (R, B, T, O): the same weights saw them all."""
+        """Concatenate all calls as (R or 1, B, T, I) and (R, B, T, O), since they used the same weights."""
         if not pairs:
             raise RuntimeError("a layer without a recorded gradient was asked for one")
         inputs = [a.reshape(a.shape[0], a.shape[1], -1, a.shape[-1]) for a, _ in pairs]
@@ -94,7 +94,7 @@ class Linear(Layer):
             narrow = a.shape[-1] < d.shape[-1]
             total += (d[0] if narrow else d[0] * column).T @ (a[0] * column if narrow else a[0])
         elif a.shape[-1] < d.shape[-1]:
-            # not in place: into the rows of `sums`, which do not lie side by side, trials would be added one by one
+            # not in place: as the rows of `sums` are not contiguous, trials would be added one by one
             self.sums["weight"].mT.add_(torch.bmm((a * factors.unsqueeze(-1)).mT, d))
         else:
             self.sums["weight"].add_(torch.bmm((d * factors.unsqueeze(-1)).mT, a))
@@ -103,10 +103,10 @@ class Linear(Layer):
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, steady: bool = False) -> Tensor:
-    """(R, m, k) times (R, k, n), plus (R, n) -> (R, m, n).
+    """Return (R, m, k) times (R, k, n), plus `bias` (R, n): (R, m, n).
 
-    A CPU writes long rows some times faster than short ones. `steady` does without: in rounded passes a row's
-    rounding must not depend on how many rows there are (`engine/precision.py`).
+    On a CPU, long rows are written several times faster than short ones, so some products are transposed. `steady`
+    prevents that: in rounded passes a row's rounding must not depend on the number of rows (`precision.py`).
     """
     rows, inner, columns = a.shape[1], a.shape[2], b.shape[2]
     if not a.is_cuda and not steady and columns < _LONG <= rows and inner <= _SHALLOW:
@@ -116,14 +116,14 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, steady: bool = Fa
 
 
 def _square(x: Tensor) -> Tensor:
-    """Squared L2 norm over the last axis, no less than the true one: tiny numbers whose squares vanish are counted.
+    """Return the squared L2 norm over the last axis, no less than the true one even if squares underflow.
 
-    They matter because norms are multiplied: a huge input times a vanishing gradient is no small product.
+    Underflow matters because norms are multiplied: a huge input times a tiny gradient need not be small.
     """
     if x.shape[-1] < _SHORT and not x.is_cuda:
-        # a CPU sums up many short rows faster as one product
+        # on a CPU, one product sums many short rows faster
         squares = x.square() @ x.new_ones(x.shape[-1])
     else:
         squares = torch.linalg.vector_norm(x, dim=-1).square_()
-    # one least number a term is what underflow can have hidden
+    # underflow hides at most the smallest normal number per term
     return squares.add_(x.shape[-1] * torch.finfo(x.dtype).tiny)

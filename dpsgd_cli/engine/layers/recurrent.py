@@ -1,10 +1,9 @@
-"""LSTM and GRU made of dense layers, in the place of PyTorch's own, whose examples' gradients nobody can see.
+"""LSTM and GRU made of dense layers; use them instead of PyTorch's, whose per-example gradients are not accessible.
 
-Each is two dense layers: one on all inputs at once, one on the state, step by step. Their rule (`linear.py`) adds up
-the steps of an example before it is clipped, so one example is all of its sequence. Formulae and layout of weights are
-those of `torch.nn.LSTM` and `torch.nn.GRU` (one layer, `batch_first=True`): `inputs` is their `weight_ih_l0` and
-`bias_ih_l0`, `state` their `weight_hh_l0` and `bias_hh_l0`. They return all hidden states (B, T,
-hidden); the last is `y[:, -1]`.
+Each has two dense layers: one on all inputs at once, one on the state, step by step. Their rule (`linear.py`) adds up
+the steps of an example before clipping, so an example is a whole sequence. Formulae and layout of weights are those of
+`torch.nn.LSTM` and `torch.nn.GRU` (one layer, `batch_first=True`): `inputs` is their `weight_ih_l0` and `bias_ih_l0`,
+`state` their `weight_hh_l0` and `bias_hh_l0`. They return all hidden states (B, T, hidden); the last is `y[:, -1]`.
 
     from dpsgd_cli.engine.layers import LSTM
 
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 
 class _Recurrent(nn.Module):
-    """Two dense layers of `gates` times `hidden` outputs, initialised as PyTorch's recurrent layers are."""
+    """Base class: two dense layers of `gates` times `hidden` outputs, initialised like PyTorch's recurrent layers."""
 
     gates: int
 

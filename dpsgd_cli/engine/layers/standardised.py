@@ -1,24 +1,25 @@
 """Weight-standardised convolutions: y = conv(x, V) + b with V_o = g_o s_o (W_o - mean W_o).
 
-W_o is filter o as a vector of K numbers, c_o = W_o - mean(W_o) and s_o = 1 / sqrt(max(|c_o|^2, floor)). What a
-convolution with the ready filters V would get is one example's gradient G_o by V_o. V does not depend on the
-example, so the chain rule is one linear map, the same for all examples:
+W_o is filter o as a vector of K numbers, c_o = W_o - mean(W_o) and s_o = 1 / sqrt(max(|c_o|^2, floor)). Let G_o be one
+example's gradient with respect to V_o, as in a plain convolution with filters V. V does not depend on the example, so
+the chain rule is one linear map, the same for all examples:
 
-    by the gain:    t_o = <G_o, s_o c_o>
-    by the weight:  g_o s_o P_o G_o,   P_o = I - 1 1^T / K - q_o (s_o c_o)(s_o c_o)^T,
+    gain gradient:    t_o = <G_o, s_o c_o>
+    weight gradient:  g_o s_o P_o G_o,   P_o = I - 1 1^T / K - q_o (s_o c_o)(s_o c_o)^T.
 
-q_o being 1 where |c_o|^2 is above the floor (then s_o c_o is a unit vector, orthogonal to 1, and P_o projects onto what
-is orthogonal to both) and 0 where s_o is constant (then only the mean is taken out). A projection is its own square, so
+q_o is 1 if |c_o|^2 is above the floor. Then s_o c_o is a unit vector, orthogonal to 1, and P_o projects onto the
+orthogonal complement of both. Otherwise s_o is constant and q_o is 0: P_o only subtracts the mean. A projection is its
+own square, so
 
     |g s P G|^2 = sum_o (g_o s_o)^2 (|G_o|^2 - <G_o, 1>^2 / K - q_o t_o^2).
 
-The first term is the norm that the rule of plain convolutions finds for output gradients rescaled by g_o s_o.
+The first term is the norm that the rule of plain convolutions computes for output gradients rescaled by g_o s_o.
 <G_o, 1> is the sum over positions of d_o times the sum of the patch: a convolution with one filter of ones. t_o is the
-sum of d_o times the layer's own output without gain and bias, which the forward pass had. The clipped sum is that map
-of the plain rule's clipped sum of G: linear, so it is applied once.
+sum of d_o times the layer's output without gain and bias, which is kept from the forward pass. The clipped sum is the
+linear map applied to the plain rule's clipped sum of G.
 
-In rounded passes the map is that of the exact weights, for norms and sums alike, and t_o comes from one more
-convolution of the recorded inputs: the output that the forward pass had is rounded.
+In rounded passes the map uses the exact weights, for norms and sums alike. t_o then comes from another convolution of
+the recorded inputs, because the output of the forward pass is rounded.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from torch import Tensor, nn
 from dpsgd_cli.engine.layers.base import EITHER, Layer, Session
 from dpsgd_cli.engine.layers.conv import Conv
 
-# A gain that training brought to nearly zero is taken for this much where a norm is divided by it.
+# A gain that training brought near zero counts as this much where a norm is divided by it.
 _LEAST_GAIN = 1e-4
 
 
 def centred(weight: Tensor, axes: int) -> Tensor:
-    """`weight` less its mean over the last `axes` axes."""
+    """Return `weight` minus its mean over the last `axes` axes."""
     over = tuple(range(-axes, 0))
     return weight - weight.mean(dim=over, keepdim=True)
 
 
 class WeightStandardisedConv2d(nn.Conv2d):
-    """A convolution whose filters have mean 0 and L2 norm `gain`, whatever the stored weights are.
+    """A convolution whose filters have mean 0 and L2 norm `gain` (less if the floor applies), for any stored weights.
 
-    Filter o is gain_o * (W_o - mean W_o) / sqrt(max(K var W_o, floor)), K being the numbers in a filter (Qiao et al.
-    2019, "Micro-batch training with batch-channel normalization and weight standardization"; with gain and floor as
-    in De et al. 2022). Weights are (O, C, *kernel), gain and bias (O,). Gains start at 1, biases at 0.
+    Filter o is gain_o * (W_o - mean W_o) / sqrt(max(K var W_o, floor)), where K is the number of entries of a filter
+    (Qiao et al. 2019, "Micro-batch training with batch-channel normalization and weight standardization"; with gain and
+    floor as in De et al. 2022). Weights are (O, C, *kernel), gain and bias (O,). Gains start at 1, biases at 0.
     """
 
     floor = 1e-4
@@ -67,9 +68,9 @@ class WeightStandardisedConv2d(nn.Conv2d):
 class Standardised(Layer):
     """Rule for `WeightStandardisedConv2d`. Weight (R, O, C, *kernel), bias and gain (R, O).
 
-    Guarantee: norms are no less than the true ones. Subtracted terms leave rounding errors of the size of what they
-    were subtracted from, at most (sum_l |d_l| |u_l|)^2 over positions l with patches u_l, of which 16 machine epsilons
-    are added. Filters with a gain below 1e-4 count as if it were 1e-4.
+    Guarantee: norms are no less than the true ones. Subtraction leaves rounding errors relative to the first term,
+    which is at most (sum_l |d_l| |u_l|)^2 over positions l with patches u_l; 16 machine epsilons of that are added.
+    Filters with a gain below 1e-4 count as if it were 1e-4.
     """
 
     kinds = (WeightStandardisedConv2d,)
@@ -80,13 +81,13 @@ class Standardised(Layer):
     def __init__(self, source: nn.Module, session: Session) -> None:
         super().__init__(source, session)
         assert isinstance(source, WeightStandardisedConv2d)
-        # in a list: it is no clipping group of its own
+        # in a list, so that it is not registered as a clipping group of its own
         self.plain = [Conv(_plain(source), session)]
         self.box = (source.stride, source.padding, source.dilation)
         self.kernel = source.kernel_size
         self.floor = source.floor
         self.exact: dict[str, Tensor] = {}
-        # where the plain rule's sums are, for good: programs of torch.compile may write there
+        # the plain rule's sums, allocated once: programs of torch.compile may write there
         self.own: Tensor | None = None
         self.units: list[Tensor] = []
         self.rescaled = False
@@ -108,7 +109,7 @@ class Standardised(Layer):
         self.kept = None
 
     def _filters(self) -> tuple[Tensor, Tensor, Tensor]:
-        """s c (R, O, K), s (R, O) and q (R, O), bool, of the weights as they are."""
+        """Return s c (R, O, K), s (R, O) and q (R, O), bool, for the exact weights."""
         centre = centred(self.exact["weight"].flatten(2), 1)
         squares = centre.square().sum(dim=2)
         scale = squares.clamp_min(self.floor).rsqrt()
@@ -122,7 +123,7 @@ class Standardised(Layer):
         return torch.addcmul(bias, unit, gain)
 
     def _unit(self, a: Tensor) -> Tensor:
-        """Output without gain and bias, as precise as `a`."""
+        """Return the output without gain and bias, in the dtype of `a`."""
         filters = self._filters()[0].view_as(self.exact["weight"])
         self.plain[0].values = {"weight": filters.to(a.dtype)}
         return self.plain[0].compute(a)
@@ -131,11 +132,11 @@ class Standardised(Layer):
         return self.plain[0].input_gradient(a, d * self.values["gain"][:, None, :, None, None])
 
     def _strengths(self, scale: Tensor) -> Tensor:
-        """What output gradients are multiplied by for the plain rule: (R, O), g s without its sign, never zero."""
+        """Return the factors |g| s (R, O), never zero, by which output gradients are rescaled for the plain rule."""
         return self.exact["gain"].abs().clamp_min(_LEAST_GAIN) * scale
 
     def _rescale(self) -> None:
-        """Give the plain rule this layer's calls, with gradients rescaled in place of the recorded ones."""
+        """Pass this layer's calls to the plain rule, and replace the recorded gradients with rescaled ones."""
         if self.rescaled:
             return
         by = self._strengths(self._filters()[1])[:, None, :, None, None]
@@ -148,9 +149,9 @@ class Standardised(Layer):
         _, scale, above = self._filters()
         strength = self._strengths(scale).unsqueeze(1)
         along_ones, along_units, shifts, most = self._inner_products()
-        # what these two add to the sums is what their norms are taken of
+        # the sums of gain and bias use the same gradients as their norms
         self.kept = along_units / strength, shifts / strength
-        # divided before squared: beside the plain norm, which is finite, this is too
+        # divided before squaring, so that it is finite if the plain norm is
         mean = along_ones / self.exact["weight"][0, 0].numel() ** 0.5
         taken = mean.square() + above.unsqueeze(1) * along_units.square()
         margin = most.square() * (16 * torch.finfo(most.dtype).eps)
@@ -158,10 +159,10 @@ class Standardised(Layer):
         return weights + sum(part.square().sum(dim=2) for part in self.kept)
 
     def _inner_products(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Sums over all positions of all calls, for rescaled gradients d of the output.
+        """Return sums over all positions of all calls, for rescaled gradients d of the output.
 
-        (R, B, O): <G, 1>, that is d times the sum of the patch; d times the output without gain and bias; d.
-        (R, B): |d| times the norm of the patch.
+        Three are (R, B, O): of d times the sum of the patch, which is <G, 1>; of d times the output without gain and
+        bias; and of d. The last is (R, B): of |d| times the norm of the patch.
         """
         used = [unit for unit, d in zip(self.units, self.gradients, strict=True) if d is not None]
         units = [part for unit in used for part in self.by_copy(unit)]
@@ -182,7 +183,7 @@ class Standardised(Layer):
         return ones, along, shifts, most
 
     def _boxes(self, a: Tensor) -> Tensor:
-        """Sum of every patch of `a` (R or 1, B, C, H, W): (R or 1, B, L)."""
+        """Return the sum of every patch of `a` (R or 1, B, C, H, W), shape (R or 1, B, L)."""
         flat = a.sum(dim=2).flatten(0, 1).unsqueeze(1)
         stride, padding, dilation = self.box
         sums = F.conv2d(flat, flat.new_ones(1, 1, *self.kernel), None, stride, padding, dilation)
@@ -214,7 +215,7 @@ class Standardised(Layer):
 
 
 def _plain(source: WeightStandardisedConv2d) -> nn.Conv2d:
-    """A convolution of the same shape without bias; it holds no weights."""
+    """Return a convolution of the same shape without bias and without stored weights."""
     sizes = (source.in_channels, source.out_channels, source.kernel_size)
     moves = (source.stride, source.padding, source.dilation)
     return nn.Conv2d(*sizes, *moves, bias=False, device="meta")  # type: ignore[arg-type]

@@ -1,9 +1,7 @@
-"""From a (noisy, mean-scaled) gradient to the weights that are published: update, ball, average.
+"""Optimizers, projection to a ball and averages of iterates: from a noisy mean gradient to the published weights.
 
-Post-processing: nothing here reads data. Everything is (R, P); hyper-parameters that may differ between trials are
-(R, 1).
-
-Not here: step lengths by epoch (`schedules/learning_rate.py`) and from theorems (`methods/`).
+All of it is post-processing and reads no data. Tensors are (R, P); hyper-parameters that may differ between trials are
+(R, 1). Learning-rate schedules are in `schedules/learning_rate.py`.
 """
 
 from __future__ import annotations
@@ -29,18 +27,18 @@ from dpsgd_cli.methods.dp_sgd.settings import (
 
 
 class Update(ABC):
-    """An optimizer on flat weights. `state` tensors are (R, P) and go into checkpoints."""
+    """An optimizer on flat weights. `state` tensors are (R, P) and are stored in checkpoints."""
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
 
     @abstractmethod
     def apply(self, values: Tensor, gradient: Tensor, learning_rate: Tensor, step: int) -> None:
-        """Change `values` in place; `step` counts from 0."""
+        """Apply one step to `values` in place; `step` counts from 0."""
 
 
 class SgdUpdate(Update):
-    """values -= lr * buffer, with buffer = momentum * buffer + gradient."""
+    """SGD: values -= lr * buffer, with buffer = momentum * buffer + gradient."""
 
     def __init__(self, settings: SgdSettings, values: Tensor) -> None:
         super().__init__()
@@ -56,7 +54,7 @@ class SgdUpdate(Update):
 
 
 class AdamUpdate(Update):
-    """Kingma and Ba (2015), Algorithm 1, with bias correction."""
+    """Adam with bias correction (Kingma and Ba 2015, Algorithm 1)."""
 
     def __init__(self, settings: AdamSettings, values: Tensor) -> None:
         super().__init__()
@@ -72,7 +70,7 @@ class AdamUpdate(Update):
 
 
 def make_update(settings: Optimizer, values: Tensor) -> Update:
-    """The optimizer that a recipe names, with zeroed state."""
+    """Return the optimizer that a recipe names, with zero state."""
     update: Update = named(settings.made)(settings, values)
     return update
 
@@ -87,10 +85,10 @@ def project_to_ball(values: Tensor, radii: Tensor) -> Tensor:
 
 
 class Average:
-    """A running average (R, P) of iterates: starts as the initial weights, and sees each iterate once, in order.
+    """A running average (R, P) of iterates, which starts at the initial weights and takes each iterate once, in order.
 
-    `share` says how much of the average the iterate of a step is. With `starts`, the iterate of a step is what the step
-    started from, which is kept in `previous`.
+    `share(step)` is the weight of the iterate of a step in the average. With `starts`, the iterate of a step is the
+    weights at its start, which are stored in `previous`.
     """
 
     def __init__(self, values: Tensor, share: Callable[[int], Any], starts: bool = False) -> None:
@@ -99,19 +97,19 @@ class Average:
         self._share = share
 
     def add(self, values: Tensor, step: int) -> None:
-        """Take in the weights (R, P) after step `step` (0, 1, ...)."""
+        """Add the weights (R, P) after step `step` (0, 1, ...) to the average."""
         self.average.lerp_(values if self.previous is None else self.previous, self._share(step))
         if self.previous is not None:
             self.previous.copy_(values)
 
 
 def make_average(settings: Averaging | None, values: Tensor, steps: Sequence[int]) -> Average | None:
-    """The average that a recipe names, over a training of `steps` steps of each trial; None for the last iterate.
+    """Return the average that a recipe names, for trials of `steps` steps; None for the last iterate.
 
     ema    Exponential moving average: average = d average + (1 - d) weights. The d of step t (from 0) is min(decay,
            (1 + t) / (10 + t)), so that early weights are forgotten.
-    all    Mean of the weights that the steps started from, w_0 to w_(T-1): the lectures' output.
-    tail   Mean of the weights after the last `fraction` of a trial's steps; until these begin, the latest.
+    all    Mean of the weights at the start of each step, w_0 to w_(T-1), as in the lectures.
+    tail   Mean of the weights after each of the last `fraction` of a trial's steps; before these, the latest weights.
     """
     if settings is None:
         return None

@@ -1,4 +1,4 @@
-"""Convex empirical risk on linear models: losses of a margin, public constants, and fast sums for many trials.
+"""Convex empirical risk on linear models: losses of a margin, and fast sums for many trials.
 
-Not here: privacy (what is clipped, noised and charged is the method's business), general models (`engine/packing.py`).
+The methods decide what is clipped, noised and charged.
 """

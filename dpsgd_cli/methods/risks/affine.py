@@ -1,10 +1,9 @@
-"""Clipped sums of a model that is one dense layer, over all rows, for R trials at once: two matrix products a step.
+"""Clipped sums of a model with one dense layer, over all rows, for R trials at once: two matrix products per step.
 
-The outputs are t = f W x + b, f being the trial's factor of the row (`Table.factors`; 1 without), and one record's
-gradient is g (f x, 1) for the gradient g of its loss by its outputs: its norm is |g| times the length of (f x, 1), so
-no example's own gradient is made. Trials share one matrix of rows; folds are a mask.
-
-Not here: models of one output, whose equal rows are merged (`linear.py`), what is released (`methods/`).
+The outputs are t = f W x + b, where f is the trial's factor of the row (`Table.factors`; else 1). With the gradient g
+of a record's loss with respect to its outputs, the record's gradient is g (f x, 1). Its norm is |g| times the norm of
+(f x, 1), so no per-example gradient is stored. Trials share one matrix of rows; folds are a mask. `linear.py` is for
+models with one output, and merges equal rows.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from dpsgd_cli.engine.losses import Loss
 from dpsgd_cli.engine.precision import MOST_ROWS, PRECISION
 from dpsgd_cli.engine.tensors import Table
 
-# a CPU's chunks stay in its cache while they are made float64, a GPU wants few large ones
+# chunks in float64 should fit a CPU's cache, while a GPU is faster with few large ones
 _ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 28}
 _LEAST = 64
 
 
 class AffineRisk:
-    """One loss of the outputs over the rows of a table that all trials share; flat weights (R, P): W (K, D), then b."""
+    """Risk of one loss over a table that all trials share; flat weights (R, P) hold W (K, D), then b (K,)."""
 
     def __init__(self, table: Table, loss: Loss, bias: bool, longest: float | None = None) -> None:
-        """`longest` is a bound on |f x| that holds for every row; left out, there are no factors, and |x| is taken."""
+        """Prepare rows and norms; `longest` bounds |f x| for every row. Without it there are no factors, only |x|."""
         self.table, self.loss, self.bias = table, loss, bias
         rows = table.x.flatten(1)
         self.finite = torch.isfinite(rows).all(dim=1)
@@ -39,7 +38,7 @@ class AffineRisk:
     def add_sums(self, values: Tensor, sums: Tensor, clipping: Clipping | None, seen: Diagnostics) -> None:
         """Add all clipped gradients at `values` (R, P) to `sums` (R, P), float64.
 
-        Guarantee: as of `clipping.add_clipped_sums`; what is added up, and multiplied for it, is float64.
+        Guarantee: that of `clipping.add_clipped_sums`; products and sums are float64.
         """
         trials, width = len(values), self.rows.shape[1]
         outputs = values.shape[1] // (width + self.bias)
@@ -61,7 +60,10 @@ class AffineRisk:
         sums[:, : outputs * width] += total.view(trials, -1)
 
     def _slopes(self, t: Tensor, chunk: slice, clipping: Clipping | None, seen: Diagnostics) -> Tensor:
-        """Gradients of losses by the outputs t (R, n, K), so much shorter that no record's own is too long; float64."""
+        """Return gradients of losses with respect to outputs t (R, n, K), scaled by clip factors; float64.
+
+        Clip factors are computed from the norms of whole gradients. Diagnostics go to `seen`.
+        """
         labels = self.table.y[None, chunk].expand(len(t), -1)
         with torch.enable_grad():
             asked = t.detach().requires_grad_()

@@ -1,14 +1,12 @@
-"""The empirical risk of a linear model for R trials at once, in two matrix products an iteration.
+"""Empirical risk of a linear model for R trials at once, with two matrix products per iteration.
 
-The margin of trial r is t = z.w_r (`methods/risks/rows.py`) and one record's gradient is phi'(t) z, of norm |phi'(t)|
-|z|: clipping to C is clamping phi'(t) to [-C/|z|, C/|z|]. All trials share one matrix of rows; folds, and equal records
-that were merged, are weights. Margins are kept (N, R) and follow `advance` without a further product, because
-candidates on a line have margins t - a s with s = z.direction.
+The margin of trial r is t = z.w_r (`rows.py`). One record's gradient is phi'(t) z, of norm |phi'(t)| |z|. So clipping
+to C means clamping phi'(t) to [-C/|z|, C/|z|]. All trials share one matrix of rows; weights encode folds and merged
+equal records. Margins (N, R) are stored, and `advance` updates them without another product: on a line, margins are
+t - a s with s = z.direction.
 
-`SampledRisk` is that risk on a Poisson sample of each trial's records, each of which is in it with the same
-probability, independently; its work is in proportion to the sample, and it is charged as if all had been seen.
-
-Not here: what is released (`methods/`), models that are not linear (`methods/risks/risk.py`).
+`SampledRisk` is this risk on a Poisson sample of each trial's records: each record is in the sample independently, with
+the same probability. Its work is proportional to the sample. It is charged as if all records had been used.
 """
 
 from __future__ import annotations
@@ -30,17 +28,17 @@ from dpsgd_cli.methods.risks.losses import Logistic, MarginLoss
 from dpsgd_cli.methods.risks.risk import Risk
 from dpsgd_cli.methods.risks.rows import SignedRows
 
-# by type of device: a CPU's chunks stay in its cache, a GPU wants few large ones
+# by type of device: chunks should fit a CPU's cache, while a GPU is faster with few large ones
 _CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 26}
 _ROW_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 30}
 _LOG_LARGEST = 80.0
-# of a product in float64
+# largest log of a product in float64
 _LARGEST_LOG = 700.0
 _FAR = 1e30
 
 
 class LinearRisk(Risk):
-    """Sums of one margin loss over `rows`, for as many trials as the weights have."""
+    """Risk of one margin loss over `rows`, for all trials of the weights."""
 
     def __init__(self, rows: SignedRows, loss: MarginLoss) -> None:
         self.rows = rows
@@ -89,9 +87,9 @@ class LinearRisk(Risk):
         return sums
 
     def gradient_sums_at(self, values: Tensor, norms: Tensor, seen: Diagnostics | None = None) -> Tensor:
-        """`gradient_sums` (R, P) at any `values` (R, P), without standing there: both products in one pass.
+        """Return `gradient_sums` (R, P) at any `values` (R, P), with both products in one pass; no state changes.
 
-        NON-PRIVATE sums go to `seen`, if given; they are told record by record, so rows must not be merged then.
+        NON-PRIVATE sums go to `seen`, if given; it counts records one by one, so rows must not be merged then.
         """
         sums = torch.zeros_like(values, dtype=PRECISION)
         bound = _shared(norms)
@@ -116,7 +114,7 @@ class LinearRisk(Risk):
         seen.add(self.loss.value(t).T, None if clipping is None else squares, present, clipping)
 
     def _clip(self, slopes: Tensor, chunk: slice, bound: Tensor) -> None:
-        """Clamp slopes (n, A) in place to bound / |z|; `bound` is (1,) or (A,). A slope that is not a number is 0."""
+        """Clamp slopes (n, A) in place to bound / |z|; `bound` is (1,) or (A,). NaN becomes 0."""
         most = (bound / self.rows.norms[chunk].unsqueeze(1)).clamp_(max=torch.finfo(slopes.dtype).max)
         torch.minimum(torch.maximum(slopes, -most, out=slopes), most, out=slopes).nan_to_num_(nan=0.0)
 
@@ -141,7 +139,7 @@ class LinearRisk(Risk):
 
     def _line(self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor, single: bool) -> None:
         t, s, weights = where
-        # differences of finite numbers are numbers
+        # so that no difference is NaN
         t, s = t.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0), s.clamp(-_FAR, _FAR).nan_to_num_(nan=0.0)
         for i in range(len(totals)):
             losses = _at_most(self.loss.value(torch.sub(t, s, alpha=i)), bound, least=0.0)
@@ -152,9 +150,10 @@ class LinearRisk(Risk):
     def _logistic_line(
         self, where: tuple[Tensor, Tensor, Tensor | None], bound: Tensor, totals: Tensor, single: bool
     ) -> None:
-        """e^(-t + i s) by repeated multiplication; where weights are 0 and 1 the log of a product, not a sum of logs.
+        """Add logistic losses on a line to `totals`, with e^(-t + i s) by repeated multiplication.
 
-        Each record contributes log(min(1 + e^(-t + i s), e^bound)), which is in [0, bound] whatever the rounding.
+        If weights are 0 and 1, it takes the log of a product instead of a sum of logs. Each record contributes
+        log(min(1 + e^(-t + i s), e^bound)), which is in [0, bound] for any rounding.
         """
         t, s, weights = where
         odds = t.clamp(-_LOG_LARGEST, _LOG_LARGEST).neg_().exp_().nan_to_num_(nan=0.0)
@@ -178,7 +177,7 @@ class LinearRisk(Risk):
         self.margins.addcmul_(self.along, lengths, value=-1.0)
 
     def misses(self, values: Tensor) -> Tensor:
-        """How many of a trial's records have t <= 0 at `values` (A, P); (A,) float64. One record counts at most 1."""
+        """Return the number of records with t <= 0 at `values` (A, P), for each trial; (A,) float64, sensitivity 1."""
         missed = torch.zeros(len(values), dtype=torch.float64, device=values.device)
         for chunk in self._chunks(len(values)):
             wrong = (self.rows.z[chunk] @ values.T) <= 0
@@ -187,7 +186,7 @@ class LinearRisk(Risk):
         return missed
 
     def loss_sums(self, values: Tensor) -> Tensor:
-        """Sums (R,), float64, of unclipped losses over a trial's records, at `values` (R, P). NON-PRIVATE."""
+        """Return sums (R,), float64, of unclipped losses over each trial's records at `values` (R, P). NON-PRIVATE."""
         losses = torch.zeros(len(values), dtype=torch.float64, device=values.device)
         for chunk in self._chunks(len(values)):
             t = self.rows.z[chunk] @ values.T
@@ -201,7 +200,7 @@ class LinearRisk(Risk):
 
 
 class SampledRisk(Risk):
-    """Sums over the latest sample of each trial from the places of `table`, of which `rows` are the rows.
+    """Risk on the latest sample of each trial from the places of `table`, whose records are `rows`.
 
     A trial's n-th sample is a function of its streams and n.
     """
@@ -234,11 +233,11 @@ class SampledRisk(Risk):
             self.drawn[trial] += 1
 
     def state(self) -> dict[str, list[int] | list[Tensor]]:
-        """How many samples each trial has drawn, and its latest, which an iteration goes on with after a resume."""
+        """Return each trial's number of samples and its latest sample, which a resumed iteration continues to use."""
         return {"drawn": list(self.drawn), "samples": list(self.samples)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Restore a state that `state` returned."""
         self.drawn = list(state["drawn"])
         self.samples = [sample.to(self.rows.z.device) for sample in state["samples"]]
 
@@ -246,7 +245,7 @@ class SampledRisk(Risk):
         return list(range(len(self.samples))) if active is None else active.tolist()
 
     def _margins(self, trial: int) -> tuple[Tensor, Tensor]:
-        """The sample's rows and margins."""
+        """Return the rows and margins of a trial's sample."""
         z = self.rows.z[self.samples[trial]]
         t = z @ self.values[trial]
         return z, t if self.rows.offset is None else t + self.rows.offset[self.samples[trial]]
@@ -284,12 +283,12 @@ class SampledRisk(Risk):
 
 
 def _shared(norms: Tensor) -> Tensor:
-    """(1,) when all trials clip at the same norm, which then broadcasts faster; a GPU is not asked."""
+    """Return `norms` as (1,) if all trials clip at the same norm, which broadcasts faster; unchanged on a GPU."""
     return norms[:1] if not norms.is_cuda and bool((norms == norms[0]).all()) else norms
 
 
 def _weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Sums (A,) float64 of `values` (n, A), each as often as `weights` (n, A or 1) say: a count may be large."""
+    """Return sums (A,), float64, of `values` (n, A) times `weights` (n, A or 1); weights may be large counts."""
     return values.sum(dim=0, dtype=PRECISION) if weights is None else (values.to(PRECISION) * weights).sum(dim=0)
 
 
@@ -301,9 +300,9 @@ def _at_most(values: Tensor, bound: Tensor, least: float | None = None) -> Tenso
 
 
 def _log_of_product(factors: Tensor, folds: int) -> Tensor:
-    """Sum of logs down the columns of `factors` (n, A), multiplying 2^folds of them before each log; (A,) float64.
+    """Return the sum of logs of each column of `factors` (n, A), with products of 2^folds factors before each log.
 
-    In float64 throughout: a product's rounding depends on which records are multiplied.
+    The result is (A,) float64. All steps are float64, because a product's rounding depends on the records in it.
     """
     (rows, columns), group = factors.shape, 1 << folds
     whole = rows - rows % group

@@ -1,7 +1,7 @@
 """Losses of one number t: the signed margin y w.x of a classifier, or the residual w.x - y of a regression.
 
 Labels become signs -1 and +1, so every classification loss is a decreasing function of t. Each loss is non-negative
-and convex. Not here: bounds on their derivatives (`engine/loss_bounds.py`), sums over records (`linear.py`).
+and convex. Bounds on their derivatives are in `engine/loss_bounds.py`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from dpsgd_cli.engine.loss_bounds import LOSSES, Loss
 
 
 class MarginLoss(ABC):
-    """phi(t) with its derivatives. `width` is `model.huber_width`, which most losses ignore."""
+    """Loss phi(t) with its derivatives. `width` is `model.huber_width`, which most losses ignore."""
 
     def __init__(self, width: float = 0.5) -> None:
         self.width = width
 
     @abstractmethod
     def value(self, t: Tensor) -> Tensor:
-        """phi(t), elementwise."""
+        """Return phi(t), elementwise."""
 
     @abstractmethod
     def slope(self, t: Tensor) -> Tensor:
-        """phi'(t), elementwise; a subgradient where phi has a kink."""
+        """Return phi'(t), elementwise; a subgradient where phi has a kink."""
 
     def curvature(self, t: Tensor) -> Tensor:
-        """phi''(t) where it exists; only for smooth losses."""
+        """Return phi''(t), elementwise; raise ValueError for losses without a second derivative."""
         raise ValueError(f"loss {type(self).__name__} has no second derivative")
 
 
 class Logistic(MarginLoss):
-    """log(1 + e^-t)."""
+    """Logistic loss log(1 + e^-t)."""
 
     def value(self, t: Tensor) -> Tensor:
         return F.softplus(-t)
@@ -50,7 +50,7 @@ class Logistic(MarginLoss):
 
 
 class Hinge(MarginLoss):
-    """max(0, 1 - t); not smooth. The subgradient at t = 1 is 0."""
+    """Hinge loss max(0, 1 - t); not smooth. The subgradient at t = 1 is 0."""
 
     def value(self, t: Tensor) -> Tensor:
         return (1 - t).clamp_min_(0)
@@ -60,9 +60,9 @@ class Hinge(MarginLoss):
 
 
 class HuberHinge(MarginLoss):
-    """The hinge with a parabola of half-width `width` in place of its kink.
+    """Hinge loss with its kink replaced by a parabola of half-width h = `width`.
 
-    phi(t) = 0 for t > 1 + h, (1 + h - t)^2 / (4 h) for |1 - t| <= h, 1 - t below.
+    phi(t) = 0 for t > 1 + h, (1 + h - t)^2 / (4 h) for |1 - t| <= h, 1 - t for t < 1 - h.
     Source: Chaudhuri, Monteleoni and Sarwate 2011, equation 7.
     """
 
@@ -78,7 +78,7 @@ class HuberHinge(MarginLoss):
 
 
 class Squared(MarginLoss):
-    """t^2 / 2 of a residual."""
+    """Squared loss t^2 / 2 of a residual."""
 
     def value(self, t: Tensor) -> Tensor:
         return t.square() / 2
@@ -91,6 +91,6 @@ class Squared(MarginLoss):
 
 
 def margin_loss(name: Loss, huber_width: float = 0.5) -> MarginLoss:
-    """The loss called `name`."""
+    """Return the loss called `name`."""
     loss: MarginLoss = named(LOSSES[name].runs)(huber_width)
     return loss

@@ -1,14 +1,11 @@
 """Minimisers of convex problems, for R trials at once: damped Newton steps in double precision.
 
-Minimises sum phi(z.w) + k/2 |w|^2 + b.w. The Hessian only shapes the step, so it is taken from at most `_SAMPLE` of
-the rows where phi is curved; the gradient, which decides when the search is over, sees all of them.
+The objective is sum phi(z.w) + k/2 |w|^2 + b.w. The Hessian only shapes the step, so it is computed from at most
+`_SAMPLE` of the rows where phi is curved. The gradient, which decides when the search ends, uses all rows.
 
-The hinge has a kink, so it is smoothed (`HuberHinge`) by less and less, each minimiser the start of the next search.
-The slopes of a smoothed hinge are a feasible point of the dual problem, whose value no weights can go below: the
-distance between the two is the certificate, and falls with the square of the smoothing.
-
-Not here: what the minimiser is for (`methods/perturbation/run.py`, `methods/lectures/excess_risk.py`,
-`methods/baselines/run.py`).
+The hinge has a kink, so it is smoothed (`HuberHinge`) less and less; each minimiser starts the next search. The slopes
+of a smoothed hinge are a feasible point of the dual problem. Its value is a lower bound on the objective of any
+weights. The gap between the two is the certificate; it falls with the square of the smoothing.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ class Minimum:
 
 @dataclass(frozen=True)
 class Tilted:
-    """sum phi(z.w) + curvature / 2 |w|^2 + tilt.w of each trial: curvature (R,) > 0, tilt (R, P), float64."""
+    """Objective sum phi(z.w) + curvature / 2 |w|^2 + tilt.w of each trial: curvature (R,) > 0, tilt (R, P), float64."""
 
     rows: SignedRows
     loss: MarginLoss
@@ -64,10 +61,9 @@ class Tilted:
 
 
 def minimise(problem: Tilted, start: Tensor, tolerance: float | Tensor, most_steps: int) -> Minimum:
-    """Newton steps with backtracking until every trial's gradient norm is at most `tolerance`, or `most_steps` are
-    made.
+    """Take Newton steps with backtracking until each gradient norm is at most `tolerance`, at most `most_steps`.
 
-    The caller judges `Minimum.gradient_norms`: a search that stopped early is not hidden.
+    A search may stop early: the caller checks `Minimum.gradient_norms`.
     """
     z, values = problem.rows.z.double(), start.double().clone()
     margins = _margins(problem.rows, z, values)
@@ -86,11 +82,12 @@ def minimise(problem: Tilted, start: Tensor, tolerance: float | Tensor, most_ste
 
 
 def minimise_surely(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Tensor:
-    """Weights (R, P) where each trial's gradient norm is at most its `tolerance` (R,) > 0.
+    """Return weights (R, P) at which each trial's gradient norm is at most its `tolerance` (R,) > 0.
 
-    `steepest` (R,) bounds the largest eigenvalue of the Hessian anywhere. Guarantee: in exact arithmetic they are
-    always found. Newton's method nearly always gets there; where it does not, the accelerated gradient method does,
-    after a number of steps that is known beforehand. The error, of rounding, says nothing of the data.
+    `steepest` (R,) bounds the largest eigenvalue of the Hessian everywhere. Guarantee: in exact arithmetic such weights
+    are always found. Newton's method nearly always succeeds; otherwise the accelerated gradient method does, after a
+    number of steps that is known beforehand. Raises RunError if rounding prevents it; the message does not depend on
+    the data.
     """
     found = minimise(problem, torch.zeros_like(problem.tilt), tolerance, _NEWTON_STEPS)
     there = found.gradient_norms <= tolerance
@@ -108,11 +105,11 @@ def minimise_surely(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Ten
 
 
 def _accelerated(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Minimum:
-    """Nesterov's method from 0 for a k-strongly convex, M-smooth objective, until every gradient is small enough.
+    """Run Nesterov's method from 0 for a k-strongly convex, M-smooth objective until every gradient is small enough.
 
-    Let c = M / k and E_t = (1 - 1/sqrt(c))^t (f(0) - f* + k/2 |w*|^2), whose bracket is at most |grad f(0)|^2 / k.
-    Iterates have f(w_t) - f* <= E_t, hence |w_t - w*|^2 <= 2 E_t / k, and the points v_t ahead of them, where gradients
-    are taken, lie within 3 sqrt(2 E_(t-1) / k) of w*: |grad f(v_t)|^2 <= 18 c^2 (1 - 1/sqrt(c))^(t-1) |grad f(0)|^2.
+    Let c = M / k and E_t = (1 - 1/sqrt(c))^t (f(0) - f* + k/2 |w*|^2). The bracket is at most |grad f(0)|^2 / k.
+    Iterates have f(w_t) - f* <= E_t, hence |w_t - w*|^2 <= 2 E_t / k. Gradients are computed at the extrapolated points
+    v_t, which lie within 3 sqrt(2 E_(t-1) / k) of w*: |grad f(v_t)|^2 <= 18 c^2 (1 - 1/sqrt(c))^(t-1) |grad f(0)|^2.
     So 1 + sqrt(c) log(18 c^2 |grad f(0)|^2 / tolerance^2) steps are enough. Source: Nesterov 2018, "Lectures on Convex
     Optimization", method 2.2.22.
     """
@@ -136,10 +133,10 @@ def _accelerated(problem: Tilted, steepest: Tensor, tolerance: Tensor) -> Minimu
 def minimise_on_ball(
     problem: Tilted, radii: Tensor, tolerance: float, most_steps: int = 100, start: Tensor | None = None
 ) -> Minimum:
-    """The minimiser over |w| <= radius of each trial: a multiplier of |w|^2 / 2, by bisection, where the ball binds.
+    """Return each trial's minimiser over |w| <= radius; if the ball binds, by bisection on a multiplier of |w|^2 / 2.
 
-    Lagrange: on the sphere the minimiser is that of the objective plus m/2 |w|^2 for the one m > 0 that puts it there,
-    and its norm falls as m grows. The answer lies inside the ball, to 1e-6 of its radius.
+    Lagrange: on the sphere, the minimiser is that of the objective plus m/2 |w|^2 for the unique m > 0 that puts it
+    there, and its norm falls as m grows. The result lies inside the ball, to 1e-6 of its radius.
     """
     free = minimise(problem, torch.zeros_like(problem.tilt) if start is None else start, tolerance, most_steps)
     outside = torch.linalg.vector_norm(free.values, dim=1) > radii
@@ -167,7 +164,7 @@ def _margins(rows: SignedRows, z: Tensor, values: Tensor) -> Tensor:
 
 
 def _hessians(problem: Tilted, margins: Tensor) -> Tensor:
-    """(R, P, P) from evenly spaced rows among those that are curved, scaled to all of them."""
+    """Estimate Hessians (R, P, P) from evenly spaced rows among those with curvature, scaled to all of these."""
     rows, curvature = problem.rows, problem.loss.curvature(margins)
     if rows.weights is not None:
         curvature = curvature * rows.weights
@@ -186,13 +183,13 @@ def _hessian(z: Tensor, curvature: Tensor) -> Tensor:
 def _backtrack(
     problem: Tilted, line: tuple[Tensor, Tensor], weights: tuple[Tensor, Tensor], decrease: Tensor
 ) -> Tensor:
-    """Halve each trial's step from 1 until the objective falls by a ten-thousandth of the linear prediction."""
+    """Halve each trial's step length from 1 until the objective falls by 1e-4 of the linear prediction."""
     (margins, along), (values, step) = line, weights
     before = problem.objective(margins, values)
     lengths = torch.ones_like(before)
     for _ in range(_HALVINGS):
         after = problem.objective(margins - along * lengths, values - lengths.unsqueeze(1) * step)
-        # near the minimum the fall drowns in rounding: a step that does not rise by more than that is taken
+        # near the minimum rounding hides the decrease: accept a step whose increase is within rounding
         bad = after > before - 1e-4 * lengths * decrease + 1e-12 * before.abs()
         if not bool(bad.any()):
             break
@@ -202,7 +199,7 @@ def _backtrack(
 
 @dataclass(frozen=True)
 class Optimum:
-    """Weights (R, P) in the ball, their objective (R,), and how much lower any others in it could be: gap (R,)."""
+    """Weights (R, P) in the ball, their objective (R,), and a bound on how far it is from the minimum: gap (R,)."""
 
     values: Tensor
     objective: Tensor
@@ -216,16 +213,16 @@ def require_hinge(loss: MarginLoss) -> None:
 
 
 def minimise_hinge(rows: SignedRows, curvature: Tensor, radii: Tensor, wanted: float) -> Optimum:
-    """Minimise sum max(0, 1 - z.w) + curvature / 2 |w|^2 over |w| <= radius, to a gap of `wanted` where it gets there.
+    """Minimise sum max(0, 1 - z.w) + curvature / 2 |w|^2 over |w| <= radius, to a gap of `wanted` if possible.
 
-    Guarantee: no weights of the ball have an objective below `objective - gap`, to rounding; the gap is infinite
-    where neither the curvature nor the radius bounds the weights.
+    Guarantee: no weights in the ball have an objective below `objective - gap`, to rounding. The gap is infinite if
+    neither the curvature nor the radius bounds the weights.
 
     Args:
         rows: N classification records of R trials.
         curvature: k >= 0 of each trial, (R,), float64: records times the L2 coefficient.
         radii: radius of each trial's ball, (R,), float64; inf for none.
-        wanted: gap of the sum at which smoothing need go no further.
+        wanted: gap of the sum at which smoothing stops.
 
     Source: Boyd and Vandenberghe 2004, section 5.2 (weak duality).
     """
@@ -247,15 +244,15 @@ def minimise_hinge(rows: SignedRows, curvature: Tensor, radii: Tensor, wanted: f
 
 
 def _dual(rows: SignedRows, shares: Tensor, curvature: Tensor, radii: Tensor) -> Tensor:
-    """A lower bound (R,) on the objective, from any `shares` a (N, R) in [0, 1].
+    """Return a lower bound (R,) on the objective, from any `shares` a (N, R) in [0, 1].
 
     max(0, 1 - t) >= a (1 - t), so the objective is at least sum a + min over the ball of k/2 |w|^2 - v.w, with
-    v = sum a z: the minimum lies at |w| = min(radius, |v| / k) along v.
+    v = sum a z. The minimum is at |w| = min(radius, |v| / k) along v.
     """
     if rows.weights is not None:
         shares = shares * rows.weights
     pull = torch.linalg.vector_norm(shares.T @ rows.z.double(), dim=1)
-    # without a pull (no record inside the margin) nothing is gained by moving: 0 / 0 is 0 here
+    # if v = 0 (no record inside the margin), the minimum is at 0: 0 / 0 is 0 here
     length = torch.minimum(radii, (pull / curvature).nan_to_num(nan=0.0, posinf=torch.inf))
     least = curvature / 2 * length.square() - pull * length
     return shares.sum(dim=0) + torch.where(length.isfinite(), least, -torch.inf)

@@ -1,8 +1,8 @@
-"""What a full-batch method asks of an empirical risk: clipped sums, losses along a line. And that of any packed model.
+"""Empirical risks for full-batch methods (clipped gradient sums and losses along a line), and the risk of any pack.
 
-Trials are independent; `active` (int64, distinct trial numbers) limits work to some of them, None means all. Rows of
-results that belong to other trials are left out. Not here: linear models, which need no passes (`linear.py`); noise,
-prices, regularisation (it reads no data).
+Trials are independent. `active` (int64, distinct trial numbers) limits work to some of them; None means all. Results
+have rows for active trials only. Linear models, which need no forward passes, are in `linear.py`. Regularisation reads
+no data and is not part of a risk.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ class Risk(ABC):
 
     @abstractmethod
     def start(self, values: Tensor) -> None:
-        """Stand at `values` (R, P), which `advance` then changes in place."""
+        """Start at `values` (R, P), which `advance` then changes in place."""
 
     @abstractmethod
     def gradient_sums(self, norms: Tensor, active: Tensor | None = None) -> Tensor:
-        """Sums (A, P) over a trial's records of loss gradients clipped to `norms` (R,), for active trials."""
+        """Return sums (A, P), over each active trial's records, of loss gradients clipped to `norms` (R,)."""
 
     @abstractmethod
     def aim(self, direction: Tensor, active: Tensor | None = None) -> None:
-        """Take `direction` (A, P), of any length, for active trials."""
+        """Set the direction of active trials to `direction` (A, P), of any length."""
 
     @abstractmethod
     def line_losses(self, spacing: Tensor, count: int, bounds: Tensor, active: Tensor | None = None) -> Tensor:
-        """Sums (A, count), float64, of losses clipped to `bounds` (R,) at values - i spacing direction, i = 0, 1, ...
+        """Return sums (A, count), float64, of losses at values - i spacing direction for i = 0, ..., count - 1.
 
-        `spacing` is (R,).
+        Losses are clipped to `bounds` (R,); `spacing` is (R,).
         """
 
     @abstractmethod
     def advance(self, lengths: Tensor) -> None:
-        """values -= lengths * direction, `lengths` (R,)."""
+        """Subtract lengths * direction from `values`, in place; `lengths` is (R,)."""
 
 
 class PackRisk(Risk):
-    """Any packed model on every record of `table`, by forward passes; work is done for all trials, active or not."""
+    """Risk of any pack on all records of `table`, by forward passes; work is done for all trials, active or not."""
 
     def __init__(self, pack: Pack, table: Table, loss: Loss, most_rows: int) -> None:
         self.pack = pack
@@ -90,7 +90,7 @@ class PackRisk(Risk):
             torch.addcmul(kept, self.direction, (spacing * i).unsqueeze(1), value=-1.0, out=self.values)
             for x, y, mask in self.table.chunks(Batch(rows=None), self.most_rows):
                 losses = self.loss(self.pack(x), y.expand(self.pack.trials, -1))
-                # a loss that is not a number counts as nothing, one that is too large as the bound
+                # NaN counts as 0, a loss above the bound as the bound
                 losses = torch.minimum(losses.nan_to_num(nan=0.0).clamp_min(0.0), bounds.unsqueeze(1))
                 losses = losses if mask is None else torch.where(mask, losses, 0.0)
                 totals[:, i] += losses.sum(dim=1, dtype=torch.float64)

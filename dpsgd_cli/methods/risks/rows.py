@@ -1,10 +1,8 @@
-"""The records of a linear model as signed rows, and how often each trial counts each of them.
+"""Records of a linear model as signed rows, with a weight for each record and trial.
 
-A record of label y in {-1, +1} is the row z = y x, so that its margin is t = z.w whatever the label. Trials share one
+A record with label y in {-1, +1} becomes the row z = y x, so its margin is t = z.w for either label. Trials share one
 matrix of rows and differ in weights: 0 for a record that a trial's fold holds out, 1 for one it trains on, n for n
-records that are equal and were merged into one.
-
-Not here: sums over rows (`linear.py`).
+equal records that were merged into one.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from torch import Tensor
 
 _WORTH_MERGING = 1 << 16
 _MOST_KEPT = 0.7
-# float32 counts no further
+# float32 represents all integers up to here
 _MOST_COUNTED = 1 << 24
 _HASHED_AT_ONCE = 1 << 15
 
@@ -25,7 +23,7 @@ _HASHED_AT_ONCE = 1 << 15
 class SignedRows:
     """Signed rows z (N, P), offsets (N,) or None (t = z.w + offset), norms |z| (N,), and weights (N, R or 1) or None.
 
-    The first `several` rows stand for more than one record each.
+    Each of the first `several` rows represents more than one record.
     """
 
     z: Tensor
@@ -36,10 +34,11 @@ class SignedRows:
 
     @classmethod
     def load(cls, x: Tensor, y: Tensor, residual: bool, bias: bool, held_out: Tensor | None = None) -> SignedRows:
-        """Features x (N, ...) and labels y (N,): classes 0 and 1 (or signs -1 and 1), or targets when `residual`.
+        """Build signed rows from features x (N, ...) and labels y (N,).
 
-        `bias` appends a constant 1; `held_out` (N, R) marks what a trial does not train on. A record with a feature
-        that is not finite becomes a record that adds nothing.
+        Labels are classes 0 and 1 (or signs -1 and 1), or targets if `residual`. `bias` appends a constant 1.
+        `held_out` (N, R) marks the records that a trial does not train on. A record with a feature that is not finite
+        adds nothing.
         """
         rows = x.flatten(1)
         if bias:
@@ -61,26 +60,26 @@ class SignedRows:
         return self.z.shape[0]
 
     def shrunk(self, bound: float) -> SignedRows:
-        """The same rows, none longer than `bound`: what a public bound says, enforced record by record."""
+        """Return the rows with norms clipped to the public `bound`, each record by itself."""
         factors = (bound / self.norms).clamp_(max=1.0).nan_to_num_(nan=1.0)
         return replace(self, z=self.z * factors.unsqueeze(1), norms=self.norms * factors)
 
     def exact(self) -> SignedRows:
-        """The same rows in float64."""
+        """Return the rows in float64."""
         z, offset = self.z.double(), None if self.offset is None else self.offset.double()
         return replace(self, z=z, offset=offset, norms=torch.linalg.vector_norm(z, dim=1))
 
     def of_trial(self, trial: int) -> SignedRows:
-        """The rows with one trial's weights."""
+        """Return the rows with one trial's weights."""
         weights = self.weights
         return self if weights is None or weights.shape[1] == 1 else replace(self, weights=weights[:, [trial]])
 
     def merged(self) -> SignedRows:
-        """The same sums from fewer rows: equal records become one that counts as often.
+        """Merge equal records into one row with the sum of their weights.
 
-        Guarantee: every sum over records is the same number up to rounding, however single records are clipped or
-        bounded before they are added, because equal records are treated equally. Small tables, and those of few
-        equal records, are returned as they are.
+        Guarantee: every sum over records stays the same up to rounding, even if each record is clipped or bounded
+        before it is added, because equal records are treated equally. Small tables, and tables with few equal records,
+        are returned unchanged.
         """
         if self.offset is not None or not _WORTH_MERGING <= len(self) <= _MOST_COUNTED:
             return self
@@ -95,17 +94,20 @@ class SignedRows:
         return SignedRows(self.z[one_of_each], None, self.norms[one_of_each], summed, int((copies > 1).sum()))
 
     def all_single(self, chunk: slice) -> bool:
-        """Whether no row of `chunk` stands for more than one record: its weights are 0 and 1."""
+        """Return True if every row of `chunk` represents at most one record, so that its weights are 0 and 1."""
         return bool(chunk.start >= self.several)
 
     @property
     def counts(self) -> Tensor | int:
-        """Records of each trial: (R,) with weights, else N. Public."""
+        """Number of records of each trial: (R,) with weights, else N. Public."""
         return len(self) if self.weights is None else self.weights.sum(dim=0, dtype=torch.float64).long()
 
 
 def _groups(rows: Tensor) -> tuple[int, Tensor]:
-    """How many different rows there are, and which of them each row (N,) is. Exact: equal hashes are compared."""
+    """Return the number of distinct rows and the index (N,) of each row among them.
+
+    Exact: rows with equal hashes are compared, and if any differ, all rows count as distinct.
+    """
     bits = rows.view(torch.int32 if rows.dtype == torch.float32 else torch.int64)
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=generator).to(rows.device)
