@@ -1,21 +1,21 @@
-"""Plans of what is decided while it runs: methods that cut up a zCDP budget, and the schedule that looks at the model.
+"""Plans whose spending is decided during the run: methods that divide a zCDP budget, and the validation schedule.
 
-Guarantee of the methods: a trial's ledger refuses what would pass `rho`, and rho is the largest zCDP whose conversion
+Guarantee of the methods: a trial's ledger refuses a release that would exceed `rho`, the largest zCDP whose conversion
 (that of the plan's accountant) meets the epsilon of the budget.
 
-The schedule has less noise when validation accuracy stops improving (Yu et al. 2019, IV-A1). What it looks at is either
-public, and then the noise multiplier of an epoch is a function of earlier releases and public records, or a noisy count
-of right predictions on private validation records, which is a release of its own.
+The schedule lowers the noise when validation accuracy stops improving (Yu et al. 2019, IV-A1). If the
+validation records are public, the noise multiplier of an epoch is a function of earlier releases and public records.
+If they are private, the schedule sees a noisy count of right predictions on them, which is a release of its own.
 
 Guarantee of the schedule: noise multipliers are chosen while training runs, so only a filter may end it:
-`GaussianRhoFilter` (a budget in rho) or `GaussianFilter` (epsilon by the exact accountant), both sound for releases
-chosen after seeing earlier ones (`budget.py`). What is stated is that budget, not what a run spent of it. Sampled
-batches are refused. A look releases the number of right predictions on the validation records plus Gaussian noise of
-standard deviation z: one record changes that number by at most 1 under every adjacency (added, removed, replaced or
-set to null), so it is a Gaussian mechanism of noise multiplier z. Training and validation records are disjoint, and yet
-both are charged to one ledger: an upper bound.
+`GaussianRhoFilter` (a budget in rho) or `GaussianFilter` (epsilon by the exact accountant). Both are sound for releases
+chosen after seeing earlier ones (`budget.py`). The statement is that budget, not the part that a run spent. Sampled
+batches are refused. A private validation releases the number of right predictions on the validation records plus
+Gaussian noise of standard deviation z. One record changes that number by at most 1 under every adjacency (added,
+removed, replaced or set to null), so it is a Gaussian mechanism of noise multiplier z. Training and validation records
+are disjoint, and yet both are charged to one ledger: an upper bound.
 
-Not here: the methods and predicting (`methods/`), schedules known beforehand (`recipe/schema/schedule.py`), prices.
+Schedules that are known beforehand are in `recipe/schema/schedule.py`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, RhoBudget
 from dpsgd_cli.recipe.schema.schedule import Validation
 from dpsgd_cli.search import largest
 
-# Equal parts of a budget must not pass it by the rounding of their sum.
+# Equal parts of a budget must not exceed it by the rounding of their sum.
 _BELOW = 1 - 1e-8
 
 
 @dataclass(frozen=True)
 class AdaptivePlan(Plan):
-    """A plan whose releases are chosen as it goes: `rho_total` is all that a trial may spend.
+    """Plan whose releases are chosen during the run: `rho_total` is all that a trial may spend.
 
-    Private preprocessing is part of that where the budget covers it. Guarantee: what a trial releases is, together,
+    Private preprocessing is part of that if the budget covers it. Guarantee: the releases of a trial are, together,
     rho_total-zCDP, whatever it chose (Feldman and Zrnic 2021, Theorem 4.3). `chooses` is False for a method that only
-    cuts the budget into parts of a known number and size, which are its `epochs`: then its ledger is the bound.
+    divides the budget into parts of known number and size, which are its `epochs`: then its ledger is the bound.
     """
 
     rho_total: float = 0.0
@@ -58,7 +58,7 @@ class AdaptivePlan(Plan):
 
     @property
     def rho_for_training(self) -> float:
-        """What private preprocessing leaves of the budget."""
+        """The budget left by private preprocessing, in rho."""
         return self.rho_total - (total_rho(self.before) if self.covers_before else 0.0)
 
     def _filter(self) -> Filter:
@@ -66,7 +66,7 @@ class AdaptivePlan(Plan):
 
 
 def largest_rho(epsilon: float, delta: float, accountant: str) -> float:
-    """Largest rho whose conversion meets (epsilon, delta), from below to 1e-12 relative.
+    """Return the largest rho whose conversion meets (epsilon, delta), from below to 1e-12 relative.
 
     `accountant`: `zcdp` is rho + 2 sqrt(rho log(1/delta)), as Lee and Kifer use it; `zcdp-tight` the best Renyi order.
 
@@ -79,7 +79,7 @@ def largest_rho(epsilon: float, delta: float, accountant: str) -> float:
 
 @dataclass(frozen=True)
 class AgdRates:
-    """How DP-AGD cuts up its budget: zCDP in all, of a first gradient, of a selection, and the selection's epsilon."""
+    """Division of DP-AGD's budget: total zCDP, zCDP of a first gradient and of a selection, epsilon of a selection."""
 
     rho: float
     gradient_rho: float
@@ -88,16 +88,18 @@ class AgdRates:
 
     @property
     def most_selections(self) -> int:
-        """No run makes more."""
+        """The largest number of selections of a run."""
         return int(self.rho / self.selection_rho)
 
 
 def agd_rates(settings: DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
-    """Rates as published, or by shares.
+    """Return the rates of DP-AGD as published, or by shares if `gradient_share` is set.
 
     Published (Lee and Kifer 2018, section 5): eps_0 = eps / (2 splits) for both; a selection is eps_0-DP, and a
     gradient has the noise of the classical Gaussian mechanism at (eps_0, delta): eps_0^2 / (4 log(1.25 / delta))-zCDP.
     By shares: an iteration may spend rho / splits, `gradient_share` of it on the gradient.
+
+    Raises InfeasibleBudget if one gradient and one selection exceed the budget.
     """
     rho = plan.rho_for_training
     per_rho = 8.0 if settings.selection == "exponential" else 2.0
@@ -120,14 +122,14 @@ def agd_rates(settings: DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
 
 
 def equal_choices(plan: AdaptivePlan, choices: int) -> PureDP:
-    """One of so many uses of the exponential mechanism, eps^2/8-zCDP each, that share the budget equally."""
-    # below an equal share by more than the rounding of their sum
+    """Return one of `choices` uses of the exponential mechanism, eps^2/8-zCDP each, that share the budget equally."""
+    # less than an equal share, by more than the rounding of their sum
     epsilon = math.sqrt(8 * plan.rho_for_training / choices) * (1 - 1e-9)
     return PureDP(epsilon, plan.sampling.adjacency, "exponential", "parent")
 
 
 def _adaptive(recipe: Recipe, facts: Facts) -> AdaptivePlan:
-    """A budget in zCDP, for methods that choose while they run what to release next."""
+    """Return the plan of a zCDP budget, for methods that choose their releases during the run."""
     privacy = privacy_of(recipe)
     budget, delta = privacy.budget, delta_of(privacy)
     if budget is None:
@@ -147,14 +149,14 @@ def _adaptive(recipe: Recipe, facts: Facts) -> AdaptivePlan:
 
 
 def privgene(recipe: Recipe, facts: Facts) -> Plan:
-    """Equal parts, as many as there are choices: nothing that is spent depends on a choice."""
+    """Return a plan of equal parts, one for each choice; no spending depends on a choice."""
     assert isinstance(recipe.method, PrivGeneMethod)
     plan, choices = _adaptive(recipe, facts), recipe.method.choices
     return replace(plan, chooses=False, epochs=((Release(equal_choices(plan, choices), choices),),))
 
 
 def dp_agd(recipe: Recipe, facts: Facts) -> Plan:
-    """A budget in zCDP whose parts `methods/dp_agd.py` chooses as it goes."""
+    """Return the plan of a zCDP budget whose parts `methods/dp_agd.py` chooses during the run."""
     assert isinstance(recipe.method, DpAgdMethod)
     plan = _adaptive(recipe, facts)
     agd_rates(recipe.method, plan)
@@ -171,14 +173,14 @@ class AdaptiveNoise:
     last: float = 0.0
 
     def looks_after(self, epoch: int) -> bool:
-        """Whether `epoch` (0, 1, ...) is a validation epoch."""
+        """Return True if `epoch` (0, 1, ...) is a validation epoch."""
         return (epoch + 1) % self.schedule.every == 0
 
     def observe(self, accuracy: float) -> None:
-        """Take in the accuracy of a validation epoch, and set the multiplier of the epochs to come.
+        """Record the accuracy of a validation epoch, and set the multiplier of the following epochs.
 
-        Every `period` validations the mean of the last `average` of them is compared with the mean of last time (0 at
-        first): where it grew by at most `threshold`, the multiplier becomes `decay` times itself (equations 8 to 10).
+        Every `period` validations the mean of the last `average` accuracies is compared with the previous mean (0 at
+        first). If it grew by at most `threshold`, the multiplier is multiplied by `decay` (equations 8 to 10).
         """
         settings = self.schedule
         self.seen.append(accuracy)
@@ -192,9 +194,9 @@ class AdaptiveNoise:
 
 @dataclass(frozen=True)
 class AdaptiveSchedulePlan(Plan):
-    """A plan whose noise is chosen while it runs. `most` epochs are what the first noise multiplier would allow.
+    """Plan whose noise is chosen during the run. `most` is the number of epochs that the first noise multiplier allows.
 
-    `release` gives what an epoch releases at a noise multiplier; `look` what a validation releases, None where the
+    `release` gives the release of an epoch at a noise multiplier; `look` is the release of a validation, None if the
     validation records are public.
     """
 
@@ -209,12 +211,12 @@ class AdaptiveSchedulePlan(Plan):
         return self.most
 
     def noise(self) -> AdaptiveNoise:
-        """The noise of a trial that begins."""
+        """Return the noise of a new trial."""
         assert self.schedule is not None
         return AdaptiveNoise(self.schedule, self.schedule.initial)
 
     def releases_of(self, noise: AdaptiveNoise, epoch: int) -> tuple[Release, ...]:
-        """Everything that `epoch` will release: its gradients, and the look after it."""
+        """Return everything that `epoch` will release: its gradients, and the validation after it."""
         assert self.release is not None
         looks = (self.look,) if self.look is not None and noise.looks_after(epoch) else ()
         return (self.release(noise.multiplier), *looks)
