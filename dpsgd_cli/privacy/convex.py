@@ -1,9 +1,9 @@
 """Convex problems: constants from public bounds, how far one record moves a descent, and plans that rest on them.
 
 Settings that a theorem needs are computed before any data are read, and theory-driven runs need no clipping. Plans here
-spend their whole budget in a single release; each method's docstring says what it releases and which theorem prices it.
-Notation: B bounds the norm of one record's features (constant column included), R the norm of w, Y the size of a
-regression target. Not here: where B comes from (`data/preprocess.py`), methods (`methods/`), prices (`accountants/`).
+spend their whole budget in a single release; each method's docstring names its release and the theorem that prices it.
+Notation: B bounds the norm of one record's features (constant column included; see `data/preprocess.py`), R the norm
+of w, Y the absolute value of a regression target.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _BELOW = 1 - 1e-9
 
 @dataclass(frozen=True)
 class Constants:
-    """What holds for every record that the public bounds allow and every w that the constraint allows.
+    """Constants that hold for every record that the public bounds allow and every w that the constraint allows.
 
-    `lipschitz` bounds the norm of one record's loss gradient (the L2 term left out: it reads no data); `smoothness` is
-    the largest eigenvalue of one record's loss Hessian, of rank one; `strong_convexity` is that of the L2 term.
-    inf stands for "no bound".
+    `lipschitz` bounds the norm of one record's loss gradient, without the L2 term, which reads no data. `smoothness` is
+    the largest eigenvalue of one record's loss Hessian, of rank one. `strong_convexity` is that of the L2 term.
+    inf means "no bound".
     """
 
     lipschitz: float
@@ -45,7 +45,7 @@ class Constants:
 
 
 def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
-    """L = sup|phi'| B and beta = sup(phi'') B^2 of a loss phi of the margin, by the bounds of its record.
+    """Return L = sup|phi'| B and beta = sup(phi'') B^2 of a loss phi of the margin, by the bounds in its record.
 
     The margin is at most R B on the ball of radius R, and a residual at most R B + Y; without a radius, nothing bounds
     them. logistic: sup|phi'| = 1, sup(phi'') = 1/4. hinge: 1 and no bound. huber-svm of half-width h: 1 and 1/(2h).
@@ -62,9 +62,9 @@ def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
 
 
 def problem_constants(recipe: Recipe, feature_bound: float | None, in_ball: bool = True) -> Constants:
-    """Constants of a recipe's smooth convex problem; PrivacyError that names the condition which fails.
+    """Return the constants of a recipe's smooth convex problem. Raises PrivacyError that names the failing condition.
 
-    `in_ball`: whether the method keeps all weights that it meets in the ball of `model.radius`. One that does not needs
+    `in_ball`: whether the method keeps all its weights in the ball of `model.radius`. A method that does not needs
     constants that hold everywhere, and may not be given a radius.
     """
     kind, model = recipe.method.kind, recipe.model
@@ -93,12 +93,12 @@ def problem_constants(recipe: Recipe, feature_bound: float | None, in_ball: bool
 
 
 def rate_of_descent(constants: Constants, records: int) -> float:
-    """The step length: 1 / (beta (1 + 1/n) + lambda), for which steps do not drift apart with a record more."""
+    """Return the step length 1 / (beta (1 + 1/n) + lambda), at which steps do not drift apart with one record more."""
     return 1 / (constants.smoothness * (1 + 1 / records) + constants.strong_convexity)
 
 
 def moved_by_one(constants: Constants, records: int, steps: int) -> float:
-    """L2 distance of two runs of `steps` projected gradient steps from 0 that differ by one record more.
+    """Return the L2 distance of two runs of `steps` projected gradient steps from 0 that differ by one record more.
 
     The step is w - eta (1/n sum of gradients + lambda w), n fixed and public. Its map w - eta grad is
     (1 - eta lambda)-Lipschitz for eta <= 1 / (largest eigenvalue of the Hessian), and the extra record moves its
@@ -115,7 +115,7 @@ def moved_by_one(constants: Constants, records: int, steps: int) -> float:
 
 
 def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
-    """One Gaussian on the last iterate, of the sensitivity `moved_by_one` of the problem's public constants."""
+    """Return a plan of one Gaussian on the last iterate. Its sensitivity is `moved_by_one` of the public constants."""
     assert isinstance(recipe.method, OutputPerturbationMethod)
     constants = problem_constants(recipe, facts.feature_bound)
     clipping = FlatClipping(norm=moved_by_one(constants, facts.records, recipe.method.steps))
@@ -124,7 +124,7 @@ def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
 
 
 def least_squares(recipe: Recipe, facts: Facts) -> Plan:
-    """One Gaussian on second moments and products with the targets, of their joint sensitivity."""
+    """Return a plan of one Gaussian on second moments and products with the targets, of their joint sensitivity."""
     assert isinstance(recipe.method, LeastSquaresMethod)
     if facts.feature_bound is None:
         raise PrivacyError(
@@ -141,20 +141,20 @@ def least_squares(recipe: Recipe, facts: Facts) -> Plan:
 
 
 def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
-    """One (epsilon, delta)-DP release of the whole budget."""
+    """Return a plan of one (epsilon, delta)-DP release of the whole budget."""
     epsilon, delta = _epsilon_delta(recipe)
     problem_constants(recipe, facts.feature_bound, in_ball=False)
     return _one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, adjacency_of(recipe))))
 
 
 def majority(recipe: Recipe, facts: Facts) -> Plan:
-    """One Laplace count."""
+    """Return a plan of one count with Laplace noise."""
     epsilon, _ = _epsilon_delta(recipe)
     return _one_release(recipe, facts, Release(PureDP(epsilon, adjacency_of(recipe), "laplace", "count")))
 
 
 def _one_release(recipe: Recipe, facts: Facts, release: Release) -> Plan:
-    """A plan of a single (epsilon, delta)-DP release that spends the whole budget."""
+    """Return a plan of a single (epsilon, delta)-DP release that spends the whole budget."""
     privacy = privacy_of(recipe)
     if facts.before:
         raise PrivacyError(f"method {recipe.method.kind} spends its whole budget at once; use no private preprocessing")

@@ -1,15 +1,15 @@
-"""The plan of a gradient method: schedule + batching + clipping + budget -> noise multipliers, epochs and price.
+"""Plans of gradient methods: schedule + batching + clipping + budget -> noise multipliers, epochs and price.
 
-Guarantee of every planned epoch (the release is the noisy clipped SUM of `core/clipping.py`, whose L2
-sensitivity is S = C for flat clipping, sqrt(sum C_l^2) for per-layer clipping, and twice that when a record
-may be replaced; the noise has standard deviation z S):
+Guarantee of every planned epoch. The release is the noisy clipped SUM of `core/clipping.py`. Its L2 sensitivity S is
+C for flat clipping, sqrt(sum C_l^2) for per-layer clipping, and twice that when a record may be replaced. The noise has
+standard deviation z S.
 
 - poisson: each step is a Poisson-subsampled Gaussian of noise multiplier z and rate q = batch_size / N. N is declared
-  public. Under zero-out a sampled record is swapped for one that adds zero, which moves the sum as its absence does;
-  under replace-one for another, which has a pair of its own (`sampled_pairs.py`).
-- truncated-poisson: the same, and what is dropped moves the others: `mechanism.TruncatedSum`.
-- random-allocation (add-remove, zero-out): an epoch of T = ceil(N / batch_size) steps, of which a record is in one,
-  drawn by itself: `allocation.py`.
+  public. Under zero-out a sampled record is swapped for one that adds zero, which moves the sum as its absence does.
+  Under replace-one it is swapped for another, which has a pair of its own (`sampled_pairs.py`).
+- truncated-poisson: as poisson, but dropping records moves the others: `mechanism.TruncatedSum`.
+- random-allocation (add-remove, zero-out): an epoch of T = ceil(N / batch_size) steps. Each record is in one of them,
+  drawn independently of the others: `allocation.py`.
 - shuffle (zero-out, replace-one): the partition of an epoch is drawn without looking at the data, and one
   record's value is in one batch only, so an epoch costs one Gaussian (Yu et al. 2019, Theorem 2). Under add-remove the
   partition itself would change: refused.
@@ -17,9 +17,6 @@ may be replaced; the noise has standard deviation z S):
 - fixed (replace-one): each step is a Gaussian on a batch of batch_size records, drawn without replacement.
 - `as-published` per-layer noise adds z C_l to layer l: M Gaussians of multiplier z on the parts of one vector, which
   together are one Gaussian of multiplier z / sqrt(M), and are recorded as that.
-
-Not here: what depends on a kind of schedule, clipping or batching (`recipe/schema/`), how much of a schedule a budget
-buys (`budget.py`), prices (`accountants/`).
 """
 
 from __future__ import annotations
@@ -55,9 +52,9 @@ MOST_EPOCHS = 100_000
 
 
 def gradient(recipe: Recipe, facts: Facts) -> Plan:
-    """A release a step or epoch, of the schedule's noise.
+    """Return the plan of a gradient method: one release a step or epoch, with the schedule's noise.
 
-    Raises PrivacyError for a combination without a guarantee and InfeasibleBudget when nothing fits the budget.
+    Raises PrivacyError for a combination without a guarantee and InfeasibleBudget if nothing fits the budget.
     """
     privacy, method = privacy_of(recipe), recipe.method
     batch = method.batch or facts.records
@@ -91,20 +88,20 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
 
 
 def by_moments(recipe: Recipe, facts: Facts) -> Plan:
-    """The least noise by the moments accountant.
+    """Return the gradient plan with the least noise by the moments accountant, at all orders.
 
-    At all orders: its 32 integers state no epsilon below log(1/delta)/32.
+    Its 32 integer orders alone state no epsilon below log(1/delta)/32.
     """
     return _by_accountant("rdp-markov", recipe, facts)
 
 
 def by_advanced_composition(recipe: Recipe, facts: Facts) -> Plan:
-    """The least noise by advanced composition of amplified Gaussian mechanisms."""
+    """Return the gradient plan with the least noise by advanced composition of amplified Gaussian mechanisms."""
     return _by_accountant("strong-composition", recipe, facts)
 
 
 def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
-    """The gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
+    """Return the gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
     privacy = privacy_of(recipe)
     if privacy.accountant == "auto":
         recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update={"accountant": name})})
@@ -112,17 +109,17 @@ def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
 
 
 def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
-    """The gradient plan, for code that may choose what to release, and when to stop, as it likes."""
+    """Return the gradient plan of a user's own method, which may freely choose what to release and when to stop."""
     return replace(gradient(recipe, facts), chooses=True)
 
 
 def _undecided(noise: CorrelatedNoise | None) -> bool:
-    """Whether the number of bands is left to the plan."""
+    """Return True if the plan has to choose the number of bands."""
     return isinstance(noise, BandedNoise) and noise.bands == "auto"
 
 
 def _check_noise(privacy: Privacy, batching: Batching, batch: int, records: int) -> None:
-    """Refuse correlated noise on batches, and of sensitivities, that its theorem is not about."""
+    """Raise PrivacyError for correlated noise on batches, or of sensitivities, that its theorem does not cover."""
     noise, clipping = privacy.correlated, privacy.clipping
     if noise is None:
         return
@@ -145,7 +142,7 @@ def _check_noise(privacy: Privacy, batching: Batching, batch: int, records: int)
 
 
 def _check_sampler(sampling: Sampling, accountant: str) -> None:
-    """Refuse shuffled batches where the accountant's theorem needs sampled ones."""
+    """Raise PrivacyError for shuffled batches if the accountant's theorem needs sampled ones."""
     if sampling.batching != "shuffle" or accountant == "auto":
         return
     reason = accountants.get(accountant).refusal(GaussianSum(1.0, sampling.adjacency, "shuffle"))
@@ -189,9 +186,9 @@ class _Draft:
         return plan
 
     def with_fewest_errors(self) -> Plan:
-        """The plan with the number of bands whose predicted error at the budget is least; of equal ones, the fewest.
+        """Return the plan with the number of bands of least predicted error at the budget.
 
-        Numbers are tried upwards until the error has grown twice in a row.
+        Of equal errors, the fewest bands win. Numbers are tried upwards until the error has grown twice in a row.
         """
         wanted, free = self.recipe.length, self.privacy.schedule.free_numbers()
         if self.privacy.budget is None or not free or wanted == "until-budget":
@@ -218,7 +215,7 @@ class _Draft:
         return replace(self, privacy=privacy, sampling=sampling)
 
     def _correlated(self, multipliers: Sequence[float]) -> PlannedNoise | None:
-        """What correlates the noise, and the error that it is predicted to leave."""
+        """Return the correlation of the noise and its predicted error; None for independent noise."""
         noise, steps = self.privacy.correlated, self.sampling.steps_per_epoch
         if noise is None:
             return None
@@ -227,9 +224,9 @@ class _Draft:
         return PlannedNoise(noise.kind, correlation, error)
 
     def adaptive(self, kind: Schedule) -> Plan:
-        """A plan that follows the validation accuracy, within a budget that a filter can police.
+        """Return a plan that follows the validation accuracy, within a budget that a filter can enforce.
 
-        Raises PrivacyError for any other schedule whose noise is chosen while training runs: nothing here chooses it.
+        Raises PrivacyError for any other schedule whose noise is chosen while training runs: no planner covers it.
         """
         if not isinstance(kind, Validation):
             raise PrivacyError(f"privacy.schedule {kind.kind} chooses its noise while it runs, and has no plan")
@@ -263,7 +260,7 @@ class _Draft:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What every kind of plan says alike."""
+        """The arguments that all kinds of plans share."""
         return {
             "sampling": self.sampling,
             "sensitivity": self.sensitivity,
@@ -281,7 +278,7 @@ class _Draft:
         if self.facts.judge is not None:
             return self.facts.judge
         if name == "auto":
-            # nothing is below what is exact, and its filter lets a method choose
+            # nothing is tighter than the exact accountant, and its filter lets a method choose
             return Least() if self.sampling.kind.sampled else accountants.get("gaussian")
         return accountants.get(name)
 
@@ -290,7 +287,7 @@ class _Draft:
         return self.privacy.clipping.norm_bound(self.facts.groups) * moves_of_a_sum(self.sampling.adjacency)
 
     def release(self, multiplier: float) -> Release:
-        """What one epoch at schedule value `multiplier` releases, of independent noise."""
+        """Return the release of one epoch at schedule value `multiplier`; `_epochs` adjusts correlated ones."""
         numbers: dict[str, Any] = {
             "noise_multiplier": self.privacy.clipping.charged(multiplier, self.facts.groups),
             "adjacency": self.sampling.adjacency,
@@ -308,7 +305,7 @@ class _Draft:
         return Release(CorrelatedSums(**numbers, correlation=noise.kind, bands=bands), self.sampling.releases_per_epoch)
 
     def _epochs(self, multipliers: Sequence[float]) -> tuple[tuple[Release, ...], ...]:
-        """What each epoch releases; equal releases are one object."""
+        """Return the releases of each epoch; equal releases are one object."""
         noise = self.privacy.correlated
         made = {z: self.release(z) for z in set(multipliers)}
         if noise is None:
@@ -323,7 +320,7 @@ class _Draft:
         return excess(self.privacy.budget, self.accountant, [*before, *released])
 
     def _solve(self) -> tuple[Schedule, list[float]]:
-        """The schedule without free numbers, and its values by epoch."""
+        """Return the schedule without free numbers, and its values by epoch."""
         wanted, kind = self.recipe.length, self.privacy.schedule
         free = kind.free_numbers()
         lacking = ["privacy.budget"] * (self.privacy.budget is None)
@@ -338,7 +335,7 @@ class _Draft:
 
     def _solved(self, kind: Schedule, epochs: int) -> Schedule:
         try:
-            # where only an accountant can tell the price, each question takes long
+            # if only an accountant can compute the price, each evaluation takes long
             return solve_schedule(kind, epochs, self._excess, 0.0 if self._filtered else PRECISION)
         except InfeasibleBudget:
             if self._excess([]) < 0:
@@ -353,7 +350,7 @@ class _Draft:
         return isinstance(self.privacy.budget, RhoBudget) or self.accountant.name == "gaussian"
 
     def _most_epochs(self, kind: Schedule) -> int:
-        """How many epochs the budget allows; raises InfeasibleBudget for none, or too many to count."""
+        """Return how many epochs the budget allows. Raises InfeasibleBudget for none, or too many to count."""
         if self.privacy.budget is None:
             raise PrivacyError("epochs: until-budget needs privacy.budget")
         fitting = epochs_that_fit(kind, MOST_EPOCHS, self._excess)
