@@ -1,6 +1,6 @@
 """Renyi divergences of many Poisson-sampled Gaussians at once. Loads NumPy; same formulas as `renyi.py`.
 
-Not for a handful of mechanisms: `renyi.py` is done before NumPy has loaded.
+Not for a few mechanisms: `renyi.py` is done before NumPy has loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Floats = NDArray[np.floating]
 
 
 def poisson_gaussian_divergences(sampling_rates: Floats, noise_multipliers: Floats, order: float) -> Floats:
-    """`renyi.poisson_gaussian_divergence` for M mechanisms.
+    """Return `renyi.poisson_gaussian_divergence` for M mechanisms.
 
     Args: rates in (0, 1) and noise multipliers > 0, both of shape (M,); one order > 1. Returns shape (M,).
     Source: Mironov, Talwar and Zhang 2019, section 3.3.
@@ -27,7 +27,7 @@ def poisson_gaussian_divergences(sampling_rates: Floats, noise_multipliers: Floa
 
 
 def integrated_divergences(sampling_rates: Floats, noise_multipliers: Floats, orders: Floats) -> Floats:
-    """The same with an order of its own for each mechanism, all of shape (M,); by quadrature."""
+    """Return the divergences of M mechanisms, each at an order of its own, by quadrature; all arrays of shape (M,)."""
     steps, points = _integration(noise_multipliers, orders)
     x = np.arange(points + 1)[None, :] * steps[:, None] - TAIL  # (M, points)
     log_ratios = x / noise_multipliers[:, None] - (1 / (2 * noise_multipliers**2))[:, None]
@@ -67,7 +67,7 @@ def _log_convex_excess(rates: Floats, log_ratios: Floats, order: Floats) -> Floa
 
 
 def _log1p_of_sums(logs: Floats) -> Floats:
-    """log(1 + sum of exp) along the last axis, without overflow."""
+    """Return log(1 + sum of exp) along the last axis, without overflow."""
     tops = np.maximum(logs.max(axis=-1), 0.0)
     sums = np.exp(logs - tops[:, None]).sum(axis=-1)
     return np.where(tops > 0, tops + np.log(np.exp(-tops) + sums), np.log1p(sums))
