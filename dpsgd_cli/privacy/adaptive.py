@@ -5,12 +5,12 @@ Guarantee of the methods: a trial's ledger refuses a release that would exceed `
 
 The schedule lowers the noise when validation accuracy stops improving (Yu et al. 2019, IV-A1). If the
 validation records are public, the noise multiplier of an epoch is a function of earlier releases and public records.
-If they are private, the schedule sees a noisy count of right predictions on them, which is a release of its own.
+If they are private, the schedule sees a noisy count of correct predictions on them, which is a release of its own.
 
 Guarantee of the schedule: noise multipliers are chosen while training runs, so only a filter may end it:
 `GaussianRhoFilter` (a budget in rho) or `GaussianFilter` (epsilon by the exact accountant). Both are sound for releases
 chosen after seeing earlier ones (`budget.py`). The statement is that budget, not the part that a run spent. Sampled
-batches are refused. A private validation releases the number of right predictions on the validation records plus
+batches are refused. A private validation releases the number of correct predictions on the validation records plus
 Gaussian noise of standard deviation z. One record changes that number by at most 1 under every adjacency (added,
 removed, replaced or set to null), so it is a Gaussian mechanism of noise multiplier z. Training and validation records
 are disjoint, and yet both are charged to one ledger: an upper bound.

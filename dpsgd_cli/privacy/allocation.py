@@ -4,7 +4,7 @@ The pair. P = average over t of N(e_t, z^2 I), Q = N(0, z^2 I), in T dimensions:
 sensitivity C, less the contribution of the other records. The mean is e_t if the record is in step t, and 0 if there is
 no record.
 
-Guarantee: P against Q, in both directions, dominates an epoch under add-remove and zero-out, whatever each step's
+Guarantee: P against Q, in both directions, dominates an epoch under add-remove and zero-out, however each step's
 weights are computed from earlier ones. Proof. Fix the others' steps, which have the same distribution on both
 neighbours and are drawn without looking at who else is there (joint convexity). The numbers y_1, ..., y_T of either
 member of the pair suffice to simulate the epoch step by step. Given all that was released so far, the record's clipped

@@ -45,7 +45,7 @@ from dpsgd_cli.recipe.schema.schedule import Schedule, Uniform, Validation
 from dpsgd_cli.search import PRECISION
 from dpsgd_cli.wording import any_of, count
 
-if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
+if TYPE_CHECKING:  # imports SciPy, which plans of independent noise do not need
     from dpsgd_cli.privacy.correlation import Correlation
 
 MOST_EPOCHS = 100_000

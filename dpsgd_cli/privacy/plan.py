@@ -1,7 +1,8 @@
 """Plans: exact noise multipliers, epochs and price, computed before any data is read. `plan_for` plans a recipe.
 
 Guarantee: whatever is planned, the ledger that `Plan.ledger()` returns refuses what the budget does not cover.
-Each method's descriptor names its planner (`gradient_plan.py`, `adaptive.py`, `candidates.py`, `convex.py`).
+Each method's descriptor names its planner (`gradient_plan.py`, `adaptive.py`, `candidates.py`, `convex.py`,
+`voting_plan.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dpsgd_cli.recipe.schema.privacy import EpsilonBudget, Privacy
 from dpsgd_cli.recipe.schema.schedule import Schedule
 from dpsgd_cli.wording import count
 
-if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
+if TYPE_CHECKING:  # imports SciPy, which plans of independent noise do not need
     from dpsgd_cli.privacy.correlation import Correlation
 
 

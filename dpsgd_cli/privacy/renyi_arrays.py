@@ -55,7 +55,7 @@ def _log_convex_excess(rates: Floats, log_ratios: Floats, order: Floats) -> Floa
     far = log_ratios + np.log(rates + (1 - rates) * np.exp(-np.maximum(log_ratios, 0)))
     log_one_plus_u = np.where(log_ratios > 300, far, np.log1p(u))
     powers = order * log_one_plus_u
-    with np.errstate(over="ignore", invalid="ignore"):  # only where u is small is it used
+    with np.errstate(over="ignore", invalid="ignore"):  # only used where u is small
         series = 1 + u * (order - 2) / 3 * (1 + u * (order - 3) / 4 * (1 + u * (order - 4) / 5))
         small = order * (order - 1) / 2 * u * u * series
     near = np.where(np.abs(u) * (order + 1) < 1e-3, small, np.expm1(np.minimum(powers, 40)) - order * u)

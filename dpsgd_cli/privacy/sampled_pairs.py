@@ -54,15 +54,15 @@ def fixed(mechanism: GaussianSum, width: float) -> LossPair:
 
     Guarantee: let U be a batch of the others and u one of it, uniform. Without the record the batch is U; with it, the
     record has replaced u. So, given U and u, outputs are those of three points of a ball of radius C: with R the sum
-    over U without u, (1 - q) N(R + u) + q N(R + x), and the same with y for x. Their covariances are at most (2
-    C)^2 / s^2 each. The losses are those of `_without_replacement`.
+    over U without u, (1 - q) N(R + u) + q N(R + x), and the same with y for x. Their covariances are at most
+    (2 C)^2 / s^2 each. The losses are those of `_without_replacement`.
     """
     masses = _without_replacement(mechanism.sampling_rate, mechanism.noise_multiplier, width)
     return LossPair(masses, masses)
 
 
 def truncated(mechanism: GaussianSum, width: float) -> LossPair:
-    """Return the losses of a Poisson step, or, with the probability of an overflow, of a fixed batch's.
+    """Return the losses of a Poisson step, mixed with those of a fixed batch by the probability of an overflow.
 
     `TruncatedSum` has the proof.
     """
@@ -85,11 +85,11 @@ def _poisson(adjacency: Adjacency, rate: float, noise: float, width: float) -> L
 def _without_replacement(rate: float, noise: float, width: float) -> LossMasses:
     """Return the losses whose H_a is that of the worst three points of a ball, one for each a.
 
-    All covariances are 1 / z^2 (z in units of the ball's diameter). For a >= 1 the worst points have u = y, H_a((1 - q)
-    N(0) + q N(1), N(0)), and for a < 1 they have u = x, H_a(N(1), (1 - q) N(1) + q N(0)). They are what Zhu, Dong and
-    Wang 2022 state for subset sampling. No one data set attains both, and neither alone dominates (Lebeda et al. 2024,
-    "Avoiding pitfalls"). So losses above 0 are those of the first and losses below 0 those of the second. The mass that
-    is missing at 0 is the step that the slope of H_a takes at a = 1, (1 - q) (2 Phi(1 / 2z) - 1).
+    All covariances are 1 / z^2 (z in units of the ball's diameter). For a >= 1 the worst points have u = y,
+    H_a((1 - q) N(0) + q N(1), N(0)), and for a < 1 they have u = x, H_a(N(1), (1 - q) N(1) + q N(0)). They are what
+    Zhu, Dong and Wang 2022 state for subset sampling. No one data set attains both, and neither alone dominates (Lebeda
+    et al. 2024, "Avoiding pitfalls"). So losses above 0 are those of the first and losses below 0 those of the second.
+    The mass that is missing at 0 is the step that the slope of H_a takes at a = 1, (1 - q) (2 Phi(1 / 2z) - 1).
     """
     cells = gaussian_cells(rate, noise, width, least=0)
     remove = connect_dots(cells.mixed, cells.lows - cells.log_ratio, cells.gaps)

@@ -89,7 +89,7 @@ def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> Curve:
         mu = math.sqrt(total_mu_squared(used))
         return Curve(partial(gaussian_power, mu), 2 * _gaussian_right(mu) - 1, "gaussian", mu)
     reasons = []
-    for name in ("pld", "rdp"):  # in the order of tightness
+    for name in ("pld", "rdp"):  # tightest first
         try:
             profile = accountants.get(name).profile(used, least)
             return Curve(partial(power, profile), profile(0.0), name)

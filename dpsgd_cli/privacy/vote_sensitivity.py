@@ -47,7 +47,7 @@ _GRID = 4000
 
 
 def price(settings: Sanitised, adjacency: Adjacency) -> ApproximateDP:
-    """Return the price of the release. Raises PrivacyError if beta leaves no valid order.
+    """Return the price of the release. Raises PrivacyError unless 1 < order < 1 / (2 beta).
 
     >>> from dpsgd_cli.recipe.schema.pate import Sanitised
     >>> round(price(Sanitised(order=20, smoothness=0.02, noise=6, delta=1e-6), "add-remove").epsilon, 4)

@@ -48,7 +48,7 @@ class Guarantee:
 
 
 class Accountant(ABC):
-    """Price of a list of releases. Stateless: the same releases always cost the same.
+    """Method of pricing a list of releases. Stateless: the same releases always cost the same.
 
     Every class states, in its own body and without a default, what its statements rest on:
 
@@ -58,8 +58,8 @@ class Accountant(ABC):
     divergences is known, so only accountants that read nothing else may list it.
     `adjacencies`: those that it is proved for.
 
-    A class that is not an accountant by itself passes `stated=False`. Any other class that leaves one out raises
-    TypeError.
+    A class that is not an accountant by itself passes `stated=False`. Any other class must state all, or
+    raises TypeError.
     """
 
     name: ClassVar[str]
@@ -219,8 +219,7 @@ class Additive(WithoutLeaks, stated=False):
 def number(accountant: Accountant, ask: Callable[[], float]) -> float:
     """Return the answer of `ask` for `accountant`, if it is a number.
 
-    Raises FailedAccountant if its arithmetic breaks down: a failed computation states nothing, least of all the best
-    bound.
+    Raises FailedAccountant if its arithmetic breaks down: a failed computation states no bound.
     """
     try:
         value = ask()

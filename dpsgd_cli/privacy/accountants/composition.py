@@ -96,8 +96,7 @@ class Composition(WithoutLeaks, stated=False):
 class BasicComposition(Composition):
     """Basic composition: epsilons add up, deltas add up (Dwork and Roth 2014, Theorem 3.16).
 
-    It is the yardstick of every other accountant. Each Gaussian gets an equal share of delta and its exact epsilon at
-    it.
+    Every other accountant is compared with it. Each Gaussian gets an equal share of delta and its exact epsilon there.
     """
 
     name = "basic-composition"
