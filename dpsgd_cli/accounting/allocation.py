@@ -1,26 +1,27 @@
-"""Dominating losses of an epoch in which every record is in one of T steps, drawn uniformly and by itself.
+"""Dominating losses of an epoch in which every record is in one of T steps, drawn uniformly and independently.
 
 The pair. P = average over t of N(e_t, z^2 I), Q = N(0, z^2 I), in T dimensions: the steps' noisy sums in units of the
-sensitivity C, less what the other records add; e_t where the record is in step t, 0 where there is none.
+sensitivity C, less the contribution of the other records. The mean is e_t if the record is in step t, and 0 if there is
+no record.
 
-Guarantee: P against Q, both ways round, dominates an epoch under add-remove and zero-out, whatever each step's weights
-are computed from earlier ones. Proof. Fix the others' steps, which have the same law on both neighbours and are drawn
-without looking at who else is there (joint convexity). From numbers y_1, ..., y_T of either member of the pair the
-epoch is simulated step by step: given all that was released so far, the record's clipped gradient at step s is a fixed
-vector C v, |v| <= 1. Along v release C (|v| y_s + (1 - |v|^2)^(1/2) z n), n standard normal, across it noise of
-deviation z C, and add what the others add. That has the mean C v where y_s has mean 1, and 0 where it has 0, and
-deviation z C in every direction: the step's law. So the epoch is a function of y and of noise that says nothing, and
-epochs, whose steps are drawn anew, compose adaptively (Zhu, Dong and Wang 2022, Theorem 10). The pair: Chua
-et al. 2024 (arXiv 2412.16802, "Balls-and-Bins"), Feldman and Shenfeld 2025 (arXiv 2502.08202). A record that is another
-one in its place has no such pair: refused.
+Guarantee: P against Q, in both directions, dominates an epoch under add-remove and zero-out, however each step's
+weights are computed from earlier ones. Proof. Fix the others' steps, which have the same distribution on both
+neighbours and are drawn without looking at who else is there (joint convexity). The numbers y_1, ..., y_T of either
+member of the pair suffice to simulate the epoch step by step. Given all that was released so far, the record's clipped
+gradient at step s is a fixed vector C v, |v| <= 1. Along v release C (|v| y_s + (1 - |v|^2)^(1/2) z n), n standard
+normal, across it noise of deviation z C, and add the contribution of the others. That has the mean C v where y_s has
+mean 1, and 0 where it has 0, and deviation z C in every direction: the step's distribution. So the epoch is a function
+of y and of noise that carries no information, and epochs, whose steps are drawn anew, compose adaptively (Zhu, Dong and
+Wang 2022, Theorem 10). The pair: Chua et al. 2024 (arXiv 2412.16802, "Balls-and-Bins"), Feldman and Shenfeld 2025
+(arXiv 2502.08202). A replaced record has no such pair: refused.
 
 Numbers. Under Q the ratio dP/dQ is the mean of T independent log-normal numbers Y_t = e^(x_t / z - 1 / 2z^2) of mean 1,
 x_t standard normal. Both H_a(P, Q) = E (R - a)_+ and H_a(Q, P) = E (1 - a R)_+ are means of convex functions of R. So
-whatever is larger than Y_t in the convex order gives upper bounds: here each value is split between the two points of
-a grid beside it, which keeps its mean; sums of two are split again, and so on by doubling. (Doroshenko et al. 2022 do
-the same to losses of one step.) What lies beyond the grid's end, at `_TAIL` deviations under P, counts as infinite
-loss both ways. No random numbers, and no lower tail is left out: it goes to ratio 0. Feldman and Shenfeld 2026 (arXiv
-2602.17284) compute the same pair in another way.
+numbers that are larger than Y_t in the convex order give upper bounds. Here each value is split between the two
+neighbouring points of a grid, which keeps its mean; sums of two are split again, and so on by doubling. (Doroshenko et
+al. 2022 do the same to losses of one step.) Mass beyond the grid's end, at `_TAIL` deviations under P, counts as
+infinite loss in both directions. No random numbers are used, and no lower tail is left out: it goes to ratio 0. Feldman
+and Shenfeld 2026 (arXiv 2602.17284) compute the same pair by another method.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ from dpsgd_cli.accounting.mechanism import GaussianSum
 _TAIL = 10.0
 """Deviations of one step's noise kept on both sides (7.6e-24 beyond)."""
 _POINTS = 400
-"""Of the grids that values lie on."""
+"""Number of points of the grids that values lie on."""
 _BINS = 1000
-"""Of a histogram that says where a grid's points shall be: over all values, and as many where nearly all lie."""
+"""Bins of the histogram that places a grid's points: this many over all values, and again where nearly all lie."""
 _RARE = 1e-6
-"""What is not nearly all, on each side."""
+"""Mass on each side that "nearly all" leaves out."""
 _EVEN = 0.1
-"""How points follow masses: their number grows with this power of the density of the loss."""
+"""Exponent by which points follow masses: their number grows with this power of the density of the loss."""
 _LEAST = 1e-28
-"""Mass below the least point but 0."""
+"""Mass below the least point other than 0."""
 _MOST_NOISE = 1e4
-"""Beyond it an epoch is priced as unsampled: the grid would lose its split of masses in rounding."""
+"""Beyond this noise an epoch is priced as unsampled: the grid would lose its split of masses in rounding."""
 
 
 def losses(mechanism: GaussianSum, width: float) -> LossPair:
-    """Of one epoch, on multiples of `width`."""
+    """Return the losses of one epoch, on multiples of `width`."""
     noise, steps = mechanism.noise_multiplier, mechanism.steps
     if noise > _MOST_NOISE:
         return gaussian_pair(1.0, noise, width)
@@ -65,7 +66,7 @@ def losses(mechanism: GaussianSum, width: float) -> LossPair:
 
 
 def _on_multiples(loss: Floats, masses: Floats, width: float, infinite: float) -> LossMasses:
-    """Each mass split between the multiples beside its loss so that both of its masses are kept."""
+    """Split each mass between the multiples next to its loss so that both of its masses are kept."""
     low = np.floor(loss / width).astype(np.int64)
     upper = masses * np.clip(np.expm1(low * width - loss) / np.expm1(-width), 0.0, 1.0)
     cells, places = np.unique(np.concatenate([low, low + 1]), return_inverse=True)
@@ -76,7 +77,7 @@ def _on_multiples(loss: Floats, masses: Floats, width: float, infinite: float) -
 
 @lru_cache(maxsize=256)
 def law_of_ratio(noise: float, steps: int) -> tuple[Floats, Floats]:
-    """Values and their masses under Q: no less in the convex order than the mean of Y_1, ..., Y_T within the tails."""
+    """Return values and masses under Q, no less in the convex order than the mean of Y_1, ..., Y_T within the tails."""
     one = _one_step(noise)
     values, masses = one
     for bit in f"{steps:b}"[1:]:
@@ -87,7 +88,7 @@ def law_of_ratio(noise: float, steps: int) -> tuple[Floats, Floats]:
 
 
 def _one_step(noise: float) -> tuple[Floats, Floats]:
-    """Y, whose mass under P is that of a normal moved by 1 / z: each cell's two masses are kept."""
+    """Return Y, whose mass under P is that of a normal moved by 1 / z: each cell's two masses are kept."""
     z = np.linspace(-_TAIL, _TAIL + 1 / noise, _POINTS)
     grid = np.exp(z / noise - 1 / (2 * noise**2))
     q, p = cell_masses(z), cell_masses(z - 1 / noise)
@@ -95,7 +96,7 @@ def _one_step(noise: float) -> tuple[Floats, Floats]:
     masses = np.zeros(len(grid) + 1)
     masses[2:] += upper
     masses[1:-1] += q - upper
-    # what is below keeps its mean, too, between 0 and the least point
+    # the mass below also keeps its mean, between 0 and the least point
     low_q, low_p = float(ndtr(z[0])), float(ndtr(z[0] - 1 / noise))
     masses[1] += low_p / grid[0]
     masses[0] += low_q - low_p / grid[0]
@@ -103,11 +104,11 @@ def _one_step(noise: float) -> tuple[Floats, Floats]:
 
 
 def _sum(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
-    """Of two independent numbers, on a grid of its own, its mean kept."""
+    """Return the sum of two independent numbers, on a grid of its own, with its mean kept."""
     values = np.add.outer(first[0], second[0]).ravel()
     masses = np.multiply.outer(first[1], second[1]).ravel()
     if first is second:
-        # each unequal pair twice
+        # each unequal pair counts twice
         upper_half = np.triu(np.ones((len(first[0]),) * 2)).ravel() > 0
         masses = np.where(np.eye(len(first[0])).ravel() > 0, masses, 2 * masses)[upper_half]
         values = values[upper_half]
@@ -123,7 +124,7 @@ def _sum(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> tuple[F
 
 
 def _grid(values: Floats, masses: Floats) -> Floats:
-    """0, and points up to the largest value, denser in the logarithm where P or Q have more mass there."""
+    """Return 0, and points up to the largest value, denser in the logarithm where P or Q have more mass there."""
     positive = values > 0
     logs, own = np.log(values[positive]), masses[positive]
     own = own * (1 + values[positive] / float((values * masses).sum()))

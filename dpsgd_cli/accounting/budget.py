@@ -31,23 +31,23 @@ _ROUNDING = 1e-11
 
 
 class Filter(ABC):
-    """Decides whether a release may still happen. It counts what it admitted, so each ledger has its own."""
+    """Rule that decides if a release may still happen. It counts what it admits, so each ledger has its own filter."""
 
     @abstractmethod
     def admit(self, release: Release) -> None:
-        """Count `release`. Raises BudgetExceeded, and counts nothing, when it would pass the budget."""
+        """Count `release`. Raises BudgetExceeded, and counts nothing, if it would exceed the budget."""
 
     @property
     def left(self) -> Sequence[Release]:
-        """What was planned and is not made yet; nothing where nothing is planned."""
+        """Planned releases that were not made yet; empty if nothing is planned."""
         return ()
 
 
 class TotalFilter(Filter):
-    """What releases cost adds up to at most `limit`.
+    """Filter that admits releases while their costs add up to at most `limit`.
 
-    The running total is held exactly, so that a release costs the same whether it is the first or the ten-thousandth,
-    and is rounded once, not once a release.
+    The running total is held exactly and is rounded once, not once a release. So a release costs the same whether it is
+    the first or the ten-thousandth.
     """
 
     unit: ClassVar[str]
@@ -58,7 +58,7 @@ class TotalFilter(Filter):
 
     @abstractmethod
     def cost(self, release: Release) -> float:
-        """In the unit of the limit; UnsupportedMechanism for what has no such cost."""
+        """Return the cost in the unit of the limit. Raises UnsupportedMechanism for a release without such a cost."""
 
     def admit(self, release: Release) -> None:
         cost = self.cost(release)
@@ -71,9 +71,9 @@ class TotalFilter(Filter):
 
 
 class RhoFilter(TotalFilter):
-    """A total of zCDP.
+    """Filter of a total zCDP.
 
-    Sound when every release is chosen after seeing all earlier ones (fully adaptive composition of Renyi divergence
+    Sound even if every release is chosen after seeing all earlier ones (fully adaptive composition of Renyi divergence
     bounds: Feldman and Zrnic 2021, Theorem 4.3).
     """
 
@@ -84,7 +84,7 @@ class RhoFilter(TotalFilter):
 
 
 class GaussianRhoFilter(RhoFilter):
-    """A `RhoFilter` whose whole is sqrt(2 rho)-Gaussian-DP: what is no Gaussian counts mu^2 / 2 of its mu."""
+    """`RhoFilter` whose total is also sqrt(2 rho)-Gaussian-DP: a non-Gaussian release counts mu^2 / 2 of its mu."""
 
     def cost(self, release: Release) -> float:
         gaussian = isinstance(release.mechanism, GaussianSum)
@@ -92,10 +92,10 @@ class GaussianRhoFilter(RhoFilter):
 
 
 class GaussianFilter(TotalFilter):
-    """An exact (epsilon, delta), as a total of mu^2 (1 / z^2 of an unsampled Gaussian).
+    """Filter of an exact (epsilon, delta), as a total of mu^2 (1 / z^2 of an unsampled Gaussian).
 
-    Every release is mu-Gaussian-DP for a mu of its own; the sum of mu^2 is capped at the one whose Gaussian trade-off
-    meets the budget; fully adaptive (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential
+    Every release is mu-Gaussian-DP for a mu of its own. The sum of mu^2 is capped at the one whose Gaussian trade-off
+    meets the budget. Fully adaptive (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential
     privacy").
     """
 
@@ -106,9 +106,9 @@ class GaussianFilter(TotalFilter):
 
 
 class PlannedFilter(Filter):
-    """Exactly these releases, in this order; `planned` was priced as a whole before training.
+    """Filter that admits exactly the `planned` releases, in this order; they were priced as a whole before training.
 
-    Needed for accountants without a fully adaptive filter (pld, rdp with a free order); sound because nothing is
+    It serves accountants without a fully adaptive filter (pld, rdp with a free order). It is sound because nothing is
     adaptive.
     """
 
@@ -129,7 +129,7 @@ class PlannedFilter(Filter):
 
 
 def describe(budget: Budget) -> str:
-    """A budget in words."""
+    """Describe a budget in words."""
     if budget is None:
         return "none"
     if isinstance(budget, RhoBudget):
@@ -159,14 +159,14 @@ def excess(budget: Budget, accountant: Accountant, releases: Sequence[Release]) 
 
 
 def _each(cost: Callable[[Release], T], releases: Sequence[Release]) -> list[T]:
-    """The cost of each; one that stands there many times is priced once."""
+    """Return the cost of each item; an object that occurs many times is priced once."""
     known = {id(release): release for release in releases}
     costs = {name: cost(release) for name, release in known.items()}
     return [costs[id(release)] for release in releases]
 
 
 def enforce(budget: Budget, accountant: Accountant, planned: Sequence[Release]) -> Filter:
-    """A filter of the budget: adaptive where a theorem allows it, else exactly the `planned` releases."""
+    """Return a filter of the budget: adaptive if a theorem allows it, else exactly the `planned` releases."""
     if isinstance(budget, RhoBudget):
         return RhoFilter(budget.rho)
     if budget is not None and accountant.name == "gaussian":
@@ -175,17 +175,17 @@ def enforce(budget: Budget, accountant: Accountant, planned: Sequence[Release]) 
 
 
 def enforce_on_choices(budget: RhoBudget | EpsilonBudget) -> Filter:
-    """The filter of a budget that `one_gaussian` states: all that it admits is mu-Gaussian-DP together."""
+    """Return the filter of a budget that `one_gaussian` states: all that it admits is mu-Gaussian-DP together."""
     if isinstance(budget, RhoBudget):
         return GaussianRhoFilter(budget.rho)
     return GaussianFilter(_most_mu_squared(budget))
 
 
 def one_gaussian(budget: Budget, accountant: str, adjacency: Adjacency) -> GaussianSum | None:
-    """The whole budget as one Gaussian mechanism; None where no filter of mu^2 polices it.
+    """Return the whole budget as one Gaussian mechanism; None if no filter of mu^2 enforces it.
 
     Guarantee: releases that `enforce_on_choices` admits are, together, mu-Gaussian-DP, whatever was chosen on the
-    way (Smith and Thakurta 2022): neighbours are at least as hard to tell apart as on this one mechanism. So every
+    way (Smith and Thakurta 2022): neighbours are at least as hard to distinguish as under this one mechanism. So every
     accountant's bound on it is a bound on them.
     """
     if not isinstance(budget, RhoBudget) and (budget is None or accountant != "gaussian"):
@@ -198,14 +198,14 @@ def one_gaussian(budget: Budget, accountant: str, adjacency: Adjacency) -> Gauss
 
 
 def mu_squared_left(budget: RhoBudget | EpsilonBudget, spent: Sequence[Release]) -> float:
-    """What `spent` leaves of the budget, as a sum of 1 / z^2 over full or shuffled Gaussians (twice their zCDP)."""
+    """Return the budget left after `spent`, as a sum of 1 / z^2 over full or shuffled Gaussians (twice their zCDP)."""
     most = 2 * budget.rho if isinstance(budget, RhoBudget) else _most_mu_squared(budget)
     return most - total_mu_squared(spent)
 
 
 @cache
 def _most_mu_squared(budget: EpsilonBudget) -> float:
-    """The largest mu^2 whose exact Gaussian epsilon at delta stays within the budget, from below."""
+    """Return the largest mu^2 whose exact Gaussian epsilon at delta stays within the budget, from below."""
     span = Span("mu", cheap=1e-150, expensive=1e150, start=1.0)
     mu = most_expensive(lambda mu: gap_of(gaussian_epsilon(mu, budget.delta), budget.epsilon), span)
     return (mu or 0.0) ** 2 * (1 - _ROUNDING)

@@ -1,7 +1,7 @@
-"""From zCDP, Renyi divergences and Gaussian DP to (epsilon, delta), and back. Plain floats, no accountants.
+"""Conversions from zCDP, Renyi divergences and Gaussian DP to (epsilon, delta), and back. Plain floats, no accountants.
 
 Notation: rho zCDP parameter, alpha Renyi order, mu Gaussian-DP parameter. Every function here is a theorem:
-what it returns is a true statement whenever its arguments are.
+its result is a true statement whenever its arguments are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CONTINUED_FRACTION_FROM = 6.0
 
 
 def bun_steinke_epsilon(rho: float, delta: float) -> float:
-    """rho + 2 sqrt(rho log(1/delta)): the published conversion of zCDP.
+    """Return rho + 2 sqrt(rho log(1/delta)): the published conversion of zCDP.
 
     Guarantee: a rho-zCDP release is (epsilon, delta)-DP. Source: Bun and Steinke 2016, Proposition 1.3.
     """
@@ -25,7 +25,7 @@ def bun_steinke_epsilon(rho: float, delta: float) -> float:
 
 
 def bun_steinke_delta(rho: float, epsilon: float) -> float:
-    """The inverse of `bun_steinke_epsilon` in delta; 1 where it says nothing (epsilon <= rho)."""
+    """Return the inverse of `bun_steinke_epsilon` in delta; 1 where it proves nothing (epsilon <= rho)."""
     if rho == 0:
         return 0.0
     if epsilon <= rho or rho == math.inf:
@@ -34,7 +34,7 @@ def bun_steinke_delta(rho: float, epsilon: float) -> float:
 
 
 def tight_zcdp_epsilon(rho: float, delta: float) -> float:
-    """Smallest epsilon >= 0 over all Renyi orders of a rho-zCDP release.
+    """Return the smallest epsilon >= 0 over all Renyi orders of a rho-zCDP release.
 
     epsilon = inf over alpha > 1 of alpha rho + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1).
     Guarantee: any order gives a true statement, so stopping the search early can only loosen it.
@@ -55,7 +55,7 @@ def tight_zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def tight_zcdp_delta(rho: float, epsilon: float) -> float:
-    """Smallest delta over all Renyi orders of a rho-zCDP release; the inverse of `tight_zcdp_epsilon`.
+    """Return the smallest delta over all Renyi orders of a rho-zCDP release; the inverse of `tight_zcdp_epsilon`.
 
     The logarithm is convex in alpha, with derivative (2 alpha - 1) rho - epsilon + log(1 - 1/alpha), whose root is
     searched for. Source: Canonne, Kamath and Steinke 2020, Corollary 13.
@@ -68,26 +68,26 @@ def tight_zcdp_delta(rho: float, epsilon: float) -> float:
     def past_the_root(excess: float) -> bool:
         return (2 * excess + 1) * rho - epsilon + math.log(excess) - math.log1p(excess) >= 0
 
-    # any order is a true statement, so a root that lies further out can only loosen it
+    # any order gives a true statement, so a root that lies further out can only loosen it
     excess = smallest(past_the_root, math.exp(-40.0), 2 + (epsilon + 1) / rho, 1e-13)
     return math.exp(min(0.0, _log_delta(excess, rho * (1 + excess), epsilon)))
 
 
 def renyi_epsilon(order: float, divergence: float, delta: float) -> float:
-    """Epsilon at `delta` of a release whose Renyi divergence of one order is bounded. May be negative: 0 then holds.
+    """Return epsilon at `delta` of a release whose Renyi divergence of one order is bounded.
 
-    Source: Canonne, Kamath and Steinke 2020, Proposition 12.
+    May be negative: 0 then holds. Source: Canonne, Kamath and Steinke 2020, Proposition 12.
     """
     return _epsilon(order - 1, divergence, delta)
 
 
 def renyi_log_delta(order: float, divergence: float, epsilon: float) -> float:
-    """log delta at `epsilon`; the inverse of `renyi_epsilon`. May be positive: delta = 1 then holds."""
+    """Return log delta at `epsilon`; the inverse of `renyi_epsilon`. May be positive: delta = 1 then holds."""
     return _log_delta(order - 1, divergence, epsilon)
 
 
 def _epsilon(excess: float, divergence: float, delta: float) -> float:
-    """In terms of alpha - 1, which keeps its digits where alpha comes near 1."""
+    """Return `renyi_epsilon` in terms of alpha - 1, which keeps its digits where alpha comes near 1."""
     return divergence + math.log(excess) - math.log1p(excess) - (math.log(delta) + math.log1p(excess)) / excess
 
 
@@ -96,7 +96,7 @@ def _log_delta(excess: float, divergence: float, epsilon: float) -> float:
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Exact delta at `epsilon` >= 0 of a mu-Gaussian-DP release.
+    """Return the exact delta at `epsilon` >= 0 of a mu-Gaussian-DP release.
 
     delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu), written with Mills ratios so that
     neither tails nor small mu cancel. Guarantee: equality for compositions of Gaussians with mu^2 = sum 1/z_i^2.
@@ -114,7 +114,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 with `gaussian_delta(mu, epsilon)` <= `delta`, from above to 1e-12 relative."""
+    """Return the smallest epsilon >= 0 with `gaussian_delta(mu, epsilon)` <= `delta`, from above to 1e-12 relative."""
     if mu == math.inf:
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
@@ -123,9 +123,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def mills_ratio(x: float) -> float:
-    """Upper tail of the standard normal over its density at x, (1 - Phi(x)) / phi(x).
+    """Return the upper tail of the standard normal over its density at x, (1 - Phi(x)) / phi(x).
 
-    Relative error below 1e-13 for x >= -30; inf where the ratio passes the range of floats (x < -38).
+    Relative error below 1e-13 for x >= -30; inf if the ratio exceeds the range of floats (x < -38).
     """
     if x < _CONTINUED_FRACTION_FROM:
         exponent = x * x / 2
@@ -137,14 +137,14 @@ def mills_ratio(x: float) -> float:
 
 
 def log_upper_tail(x: float) -> float:
-    """log(1 - Phi(x)), finite for every finite x."""
+    """Return log(1 - Phi(x)), finite for every finite x."""
     if x < _CONTINUED_FRACTION_FROM:
         return math.log(math.erfc(x / math.sqrt(2)) / 2)
     return math.log(mills_ratio(x)) - x * x / 2 - math.log(2 * math.pi) / 2
 
 
 def minimise(function: Callable[[float], float], low: float, high: float, tolerance: float = 1e-7) -> float:
-    """Golden-section search: the point of [low, high] where a quasi-convex function is least."""
+    """Return the point of [low, high] where a quasi-convex function is least, by golden-section search."""
     ratio = (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = function(left), function(right)

@@ -1,10 +1,10 @@
 """Discretised privacy losses of single releases, rounded so that they can only overstate. NumPy and SciPy.
 
 A mechanism's worst pair of output distributions (P, Q) has the loss L = log dP/dQ under P. Each cell of the loss
-axis is replaced by masses on its two ends that keep both P's and Q's mass of the cell: the result dominates the
+axis is replaced by masses on its two ends that keep both P's and Q's mass of the cell. The result dominates the
 pair, with an error quadratic in the cell's width (Doroshenko et al. 2022, "Connect the Dots"). Cells are of equal
-width around the mean loss and grow in proportion to their distance far from it. How the masses of a cell compare is
-kept as a logarithm: beyond losses of 700 one of them underflows. Composition is `accounting/loss_composition.py`.
+width around the mean loss; far from it their width grows in proportion to the distance. The ratio of a cell's two
+masses is kept as a logarithm: beyond losses of 700 one of them underflows. `loss_composition.py` composes the losses.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Floats = NDArray[np.floating]
 Cells = NDArray[np.integer]
 
 TAIL = 12.0
-"""Standard deviations kept on both sides; what lies beyond (2e-33) counts as infinite loss."""
+"""Standard deviations kept on both sides; the mass beyond (2e-33) counts as infinite loss."""
 _EQUAL_CELLS = 400
-"""Cells of equal width on each side of the mean; beyond them a cell is 1/400 of its distance from it."""
+"""Cells of equal width on each side of the mean; beyond them a cell's width is 1/400 of its distance from it."""
 
 
 @dataclass(frozen=True)
 class LossMasses:
     """P-masses on the losses cells * width (cells increasing), and the mass of infinite loss.
 
-    Raises FailedAccountant for masses that do not add up to 1: whatever is missing would be left out of delta.
+    Raises FailedAccountant for masses that do not add up to 1: a missing mass would be left out of delta.
     """
 
     cells: Cells
@@ -48,18 +48,18 @@ class LossMasses:
 
 @dataclass(frozen=True)
 class LossPair:
-    """Both directions: the record is in P's data (`remove`) or in Q's (`add`); one object where they are the same."""
+    """Both directions: the record is in P's data (`remove`) or in Q's (`add`); one object if they are equal."""
 
     remove: LossMasses
     add: LossMasses
 
 
 def discretise(mechanism: Mechanism, width: float) -> LossPair:
-    """The dominating losses of one use of `mechanism` on multiples of `width` (> 0).
+    """Return the dominating losses of one use of `mechanism` on multiples of `width` (> 0).
 
     Guarantee: for every epsilon, the hockey-stick divergence of the result is at least that of the mechanism, under the
-    adjacency it is stated for. Gaussians: N(1, z^2) against N(0, z^2); of samples, what the batching names
-    (`accounting/sampled_pairs.py`, `accounting/allocation.py`); the others: `_pure`.
+    adjacency it is stated for. Gaussians: N(1, z^2) against N(0, z^2). Sampled Gaussians: the pair that the batching
+    names (`sampled_pairs.py`, `allocation.py`). All others: `_pure`.
     """
     if isinstance(mechanism, GaussianSum):
         if not mechanism.sampled:
@@ -74,7 +74,7 @@ def discretise(mechanism: Mechanism, width: float) -> LossPair:
 
 
 def loss_variance(mechanism: Mechanism) -> float:
-    """Variance of the loss under P, more or less; it only sets the cell width."""
+    """Return the approximate variance of the loss under P; it only sets the cell width."""
     if isinstance(mechanism, PureDP | ApproximateDP):
         return mechanism.epsilon**2
     assert isinstance(mechanism, GaussianSum), "refused by Accountant.check"
@@ -87,7 +87,7 @@ def loss_variance(mechanism: Mechanism) -> float:
 class GaussianCells:
     """Cells of the loss of (1 - q) N(0, z^2) + q N(1, z^2) against N(0, z^2), from the dot `ends[0]` on.
 
-    Masses under both and the logarithm of their ratio; losses at both ends of each cell; and what lies outside.
+    Masses under both and the logarithm of their ratio; losses at both ends of each cell; and the masses outside.
     """
 
     ends: Cells
@@ -104,7 +104,7 @@ class GaussianCells:
 
 
 def gaussian_cells(rate: float, noise: float, width: float, least: int | None = None) -> GaussianCells:
-    """From the cell `least` on, which is a dot then."""
+    """Return the cells of a sampled Gaussian's loss; from the cell `least` on, if given, which then is a dot."""
     ends = _cell_ends(rate, noise, width)
     if least is not None:
         ends = np.concatenate([[least], ends[ends > least]])
@@ -129,7 +129,7 @@ def gaussian_cells(rate: float, noise: float, width: float, least: int | None = 
 
 
 def gaussian_pair(rate: float, noise: float, width: float) -> LossPair:
-    """N(1, z^2), mixed with N(0, z^2) below rate 1, against N(0, z^2)."""
+    """Return the losses of N(1, z^2), mixed with N(0, z^2) below rate 1, against N(0, z^2)."""
     cells = gaussian_cells(rate, noise, width)
     remove = connect_dots(cells.mixed, cells.lows - cells.log_ratio, cells.gaps)
     remove[0] += cells.below_mixed
@@ -143,14 +143,14 @@ def gaussian_pair(rate: float, noise: float, width: float) -> LossPair:
 
 
 def _cell_ends(rate: float, noise: float, width: float) -> Cells:
-    """The multiples of `width` that become dots: dense around the mean losses under P and under Q, thinner far out."""
+    """Return the multiples of `width` that become dots: dense around the mean losses under P and Q, thinner far out."""
     mean, _, mean_under_q = _loss_moments(rate, noise)
     low, high = _loss_at(np.array([-TAIL * noise, 1 + TAIL * noise]), rate, noise) / width
     return dots_around({round(mean / width), round(mean_under_q / width)}, int(np.floor(low)), int(np.ceil(high)))
 
 
 def dots_around(centres: set[int], lowest: int, highest: int) -> Cells:
-    """Cells of equal width around `centres`, growing ones farther out, from `lowest` to `highest`."""
+    """Return ends of cells from `lowest` to `highest`: of equal width around `centres`, wider farther out."""
     parts = [np.array([lowest, highest])]
     for centre in centres:
         farthest = max(highest - centre, centre - lowest, 1)
@@ -163,7 +163,7 @@ def dots_around(centres: set[int], lowest: int, highest: int) -> Cells:
 
 
 def _loss_moments(rate: float, noise: float) -> tuple[float, float, float]:
-    """E_P L, its variance and E_Q L: exact for unsampled Gaussians, by a sum over 1000 points for sampled ones."""
+    """Return E_P L, its variance and E_Q L: exact for unsampled Gaussians, by 1000 points for sampled ones."""
     if rate == 1:
         variance = noise**-2
         return variance / 2, variance, -variance / 2
@@ -191,26 +191,26 @@ def connect_dots(p: Floats, log_shares: Floats, gaps: Floats) -> Floats:
 
 
 def _share_of_ends(mechanism: PureDP | ApproximateDP) -> float:
-    """How much of the dominating loss is that of randomised response; see `_pure`."""
+    """Return the share of randomised response in the dominating loss; see `_pure`."""
     if isinstance(mechanism, ApproximateDP) or mechanism.source == "pure":
         return 1.0
     return (1 + math.exp(-mechanism.epsilon)) / 2 if mechanism.source == "laplace" else 0.0
 
 
 def _pure(epsilon: float, share: float, leak: float, width: float) -> LossMasses:
-    """Mixture of randomised response (`share`) and a loss on [-eps, eps] whose P-density is proportional to e^(l/2).
+    """Return a mixture of randomised response (`share`) and a loss on [-eps, eps] of P-density proportional to e^(l/2).
 
-    Guarantee: it dominates, in adaptive compositions too (Zhu, Dong and Wang 2022, Theorem 10), with
+    Guarantee: it dominates, in adaptive compositions too (Zhu, Dong and Wang 2022, Theorem 10):
 
-    - share 1 whatever is eps-DP (Kairouz, Oh and Viswanath 2017);
-    - share (1 + e^-eps)/2 one number plus Laplace noise, whose loss it is: eps with probability 1/2, -eps with
-      e^-eps/2, and between them of density e^((l - eps)/2)/4;
-    - share 0 whatever is eps-bounded-range. Losses in an interval [t - eps, t] are dominated by its two ends, t with
-      probability (e^eps - e^t)/(e^eps - 1) (Dong, Durfee and Rogers 2020, section 4), and the largest delta over all
-      t, (e^(eps/2) - e^(x/2))^2/(e^eps - 1) at x in [0, eps], is that of this loss. A single t would not do: it may be
-      chosen by earlier outputs.
+    - share 1: any eps-DP mechanism (Kairouz, Oh and Viswanath 2017).
+    - share (1 + e^-eps)/2: one number plus Laplace noise. It is that loss itself: eps with probability 1/2, -eps with
+      e^-eps/2, and between them of density e^((l - eps)/2)/4.
+    - share 0: any eps-bounded-range mechanism. Losses in an interval [t - eps, t] are dominated by its two ends, t with
+      probability (e^eps - e^t)/(e^eps - 1) (Dong, Durfee and Rogers 2020, section 4). The largest delta over all t,
+      (e^(eps/2) - e^(x/2))^2/(e^eps - 1) at x in [0, eps], is that of this loss. A single t would not suffice: it may
+      be chosen by earlier outputs.
 
-    Besides, the loss is infinite with probability `leak`.
+    In addition, the loss is infinite with probability `leak`.
     """
     if epsilon == 0:
         return LossMasses(np.zeros(1, dtype=np.int64), np.array([1 - leak]), leak)
@@ -231,14 +231,14 @@ def _pure(epsilon: float, share: float, leak: float, width: float) -> LossMasses
 
 
 def cell_masses(z: Floats) -> Floats:
-    """Standard normal mass between neighbours of the increasing z, to full relative precision in both tails."""
+    """Return the standard normal mass between neighbours of the increasing z, relatively precise in both tails."""
     tails = ndtr(-np.abs(z))
     middle = (z[:-1] < 0) & (z[1:] > 0)
     return np.where(middle, 1 - tails[:-1] - tails[1:], np.abs(np.diff(tails)))
 
 
 def _log_ratio(within: Floats, without: Floats, z: Floats, rate: float, noise: float) -> Floats:
-    """log of a cell's mass under the mixture over that under N(0, z^2), also where they underflow."""
+    """Return log of a cell's mass under the mixture over that under N(0, z^2), also where they underflow."""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotients = within / without
         logs = np.log1p(rate * (quotients - 1)) if rate < 1 else np.log(quotients)
@@ -250,13 +250,13 @@ def _log_ratio(within: Floats, without: Floats, z: Floats, rate: float, noise: f
 
 
 def _log_mass(low: Floats, high: Floats) -> Floats:
-    """log of the standard normal mass of cells, however far out."""
+    """Return log of the standard normal mass of cells, however far out."""
     near, far = log_ndtr(np.where(low > 0, -low, high)), log_ndtr(np.where(low > 0, -high, low))
     return near + np.log(-np.expm1(far - near))
 
 
 def _log_mixture(log_ratio: Floats, rate: float) -> Floats:
-    """log(1 - q + q e^log_ratio), to full relative precision near 0."""
+    """Return log(1 - q + q e^log_ratio), to full relative precision near 0."""
     if rate == 1:
         return log_ratio
     logs = np.log1p(rate * np.expm1(np.minimum(log_ratio, 30)))
@@ -271,7 +271,7 @@ def _loss_at(x: Floats, rate: float, noise: float) -> Floats:
 
 
 def _point_of_loss(loss: Floats, rate: float, noise: float) -> Floats:
-    """Where log(1 - q + q e^((x - 1/2)/z^2)) takes each value; -inf below its range."""
+    """Return the x at which log(1 - q + q e^((x - 1/2)/z^2)) takes each value; -inf below its range."""
     if rate == 1:
         return noise**2 * loss + 0.5
     with np.errstate(divide="ignore", invalid="ignore"):

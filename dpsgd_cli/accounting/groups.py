@@ -1,36 +1,36 @@
-"""What releases cost somebody with k records, or k people who hang together: group privacy, for any ledger.
+"""Group privacy for any ledger: the price of releases for one person with k records, or for k related people.
 
-Notation: of two data sets one has all k records of the group and the other none of them (add-remove), k that add
-nothing (zero-out) or any k others (replace-one): k steps from neighbour to neighbour. Epsilon and delta without a mark
-are those of one record.
+Notation: one of two data sets has all k records of the group. The other has none of them (add-remove), k that add
+nothing (zero-out) or any k others (replace-one), which is k steps from neighbour to neighbour. Epsilon and delta
+without a mark are those of one record.
 
-Two theorems, of which `ForGroup` states the lesser, by each accountant for itself.
+There are two theorems. `ForGroup` states the lesser result, separately for each accountant.
 
 By mechanism (`of_group`). Each release is replaced by one whose pair of output distributions dominates what a group of
-k does to it, whatever was released before, and all of them are priced as if they were one record's:
-- unsampled Gaussian (full, shuffle; correlated sums of an epoch too): noise multiplier z / k. One of multiplier z is
+k does to it, whatever was released before. All of these are then priced as if they were one record's:
+- Unsampled Gaussian (full, shuffle; correlated sums of an epoch too): noise multiplier z / k. One of multiplier z is
   (1/z)-GDP, and mu-GDP is k mu-GDP for groups of k (Dong, Roth and Su 2022, Theorem 2.14), which is that of
-  multiplier z / k: a sum that one record moves by S, k move by k S.
+  multiplier z / k: a sum that one record moves by S, k records move by k S.
 - Poisson-sampled Gaussian of rate q, under add-remove and zero-out: noise multiplier z / k and rate 1 - (1 - q)^k.
-  Proof: fix which of the others are sampled, and let A be the set of the group's records that are, each with
-  probability q by itself. Given A the sum moves by a vector v_A with |v_A| <= |A| S <= k S, and by nothing where A is
+  Proof: fix which of the others are sampled. Let A be the set of the group's records that are sampled, each with
+  probability q by itself. Given A the sum moves by a vector v_A with |v_A| <= |A| S <= k S, and by nothing if A is
   empty, which has probability 1 - p, p = 1 - (1 - q)^k. So the output is the mixture, over non-empty A with weights
   P(A) / p, of (1 - p) N(0, s^2) + p N(v_A, s^2), against N(0, s^2). Divergences (hockey-stick, Renyi) are jointly
-  convex, or quasi-convex, so no mixture is worse than its worst part, and that is at most (1 - p) N(0, s^2) +
+  convex, or quasi-convex, so no mixture is worse than its worst part. That part is at most (1 - p) N(0, s^2) +
   p N(k S, s^2): scaling both by |v_A| / (k S) and adding noise is post-processing.
-- epsilon-DP: k epsilon-DP; epsilon-bounded range: k epsilon-bounded range, and a number's Laplace noise is that of k
+- epsilon-DP: k epsilon-DP. epsilon-bounded range: k epsilon-bounded range; Laplace noise on a number is that of k
   times the sensitivity. (epsilon, delta)-DP: as below. rho-zCDP: k^2 rho-zCDP (Bun and Steinke 2016, Proposition 1.9).
-- none is proved here of batches of one size or one largest size, of random allocation, nor of replaced records of
-  Poisson batches; nor of correlated sums of Poisson batches: the cycles of k records begin at different steps, so
-  blocks of rows that one record moves overlap with those of another.
+- Nothing is proved here for batches of one size or one largest size, for random allocation, nor for replaced records
+  in Poisson batches. Nor is it for correlated sums of Poisson batches: the cycles of k records begin at different
+  steps, so blocks of rows that one record moves overlap with those of another.
 
-By statement. What is (epsilon, delta)-DP is (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for groups of k
-(Vadhan 2017, Lemma 2.2, summed up exactly: each step costs a factor e^epsilon and another delta). It holds of every
-accountant's own (epsilon, delta), so of a PLD's whole curve; the best point of that curve is looked for. All k steps
-need it: where a price depends on the number of records (`TruncatedSum`), it is that of the largest data on the way.
+By statement. A release that is (epsilon, delta)-DP is (k epsilon, delta (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for
+groups of k (Vadhan 2017, Lemma 2.2, summed up exactly: each step costs a factor e^epsilon and another delta). This
+holds for every accountant's own (epsilon, delta), so for the whole curve of a PLD; the code searches for the best point
+of that curve. All k steps need it: if a price depends on the number of records (`TruncatedSum`), it is taken for the
+largest data set on the way.
 
-Where all noise is Gaussian and nothing is sampled, the first is exact.
-Not here: any accountant (`accountants/`).
+If all noise is Gaussian and nothing is sampled, the first theorem is exact.
 """
 
 from __future__ import annotations
@@ -54,12 +54,15 @@ from dpsgd_cli.accounting.mechanism import (
 from dpsgd_cli.errors import PrivacyError, UnsupportedMechanism
 
 _DEEPEST = 300.0
-"""How far below a group's delta, in logarithms, one record's is looked for."""
+"""How far below a group's delta, in logarithms, the search for one record's delta goes."""
 _HALVINGS = 12
 
 
 def of_group(mechanism: Mechanism, size: int) -> Mechanism:
-    """What dominates a release for groups of `size` records. Raises UnsupportedMechanism where nothing is proved."""
+    """Return a mechanism that dominates `mechanism` for groups of `size` records.
+
+    Raises UnsupportedMechanism if nothing is proved.
+    """
     if size == 1:
         return mechanism
     if isinstance(mechanism, GaussianSum):
@@ -86,7 +89,10 @@ def of_group(mechanism: Mechanism, size: int) -> Mechanism:
 
 
 def _on_the_way(releases: Sequence[Release], size: int) -> list[Release]:
-    """The releases on the larger of the last two of `size` + 1 data sets, each a neighbour of the next."""
+    """Return the releases on the larger of the last two of `size` + 1 data sets, each a neighbour of the next.
+
+    Raises UnsupportedMechanism if a release is not possible on data of that size.
+    """
     found = []
     for release in releases:
         own = release.mechanism
@@ -100,7 +106,7 @@ def _on_the_way(releases: Sequence[Release], size: int) -> list[Release]:
 
 
 def log_factor(epsilon: float, size: int) -> float:
-    """log of (e^(k epsilon) - 1) / (e^epsilon - 1) = 1 + e^epsilon + ... + e^((k - 1) epsilon).
+    """Return log of (e^(k epsilon) - 1) / (e^epsilon - 1) = 1 + e^epsilon + ... + e^((k - 1) epsilon), k = `size`.
 
     >>> round(math.exp(log_factor(1.0, 3)), 6) == round(1 + math.e + math.e**2, 6)
     True
@@ -111,7 +117,7 @@ def log_factor(epsilon: float, size: int) -> float:
 
 
 class ForGroup(Derived, stated=False):
-    """What `accountant` proves of groups of `size` records."""
+    """Accountant for groups of `size` records, based on `accountant`, which prices single records."""
 
     def __init__(self, accountant: Accountant, size: int) -> None:
         super().__init__(accountant)
@@ -135,7 +141,10 @@ class ForGroup(Derived, stated=False):
     def _least(
         self, price: Callable[[list[Release]], float], stated: Callable[[], float], releases: Sequence[Release]
     ) -> float:
-        """Of both theorems; what one refuses, the other may state. Where both do, the accountant's own reason."""
+        """Return the lesser result of both theorems, or that of the only one that applies.
+
+        If neither applies, raises the UnsupportedMechanism of the first.
+        """
         found, refused = [], None
         try:
             found.append(price([Release(of_group(r.mechanism, self.size), r.count) for r in releases]))
@@ -152,12 +161,12 @@ class ForGroup(Derived, stated=False):
         return min(found)
 
     def _by_statement(self, releases: Sequence[Release], delta: float) -> float:
-        """k epsilon at a delta of one record that is small enough; every one that is tried is proved."""
+        """Return k epsilon at a delta of one record that is small enough; every candidate is a proved bound."""
         releases = _on_the_way(releases, self.size)
         known: dict[float, float] = {}
 
         def fits(below: float) -> bool:
-            """Whether epsilon at delta e^-below, of one record, gives a group no more than delta."""
+            """Return whether one record's epsilon at `delta` e^-below gives a group at most `delta`."""
             known[below] = self.accountant.epsilon(releases, delta * math.exp(-below))
             return known[below] < math.inf and log_factor(known[below], self.size) <= below
 

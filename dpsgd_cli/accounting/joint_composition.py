@@ -1,25 +1,23 @@
-"""May the ledgers of several trials be added? The one rule, for `account`, `result.json`, `compare` and sweeps.
+"""The one rule that decides if ledgers of several trials may be added: for `account`, `result.json`, `compare`, sweeps.
 
-Who publishes several trials publishes all that each of them tells of the records, with noise and without: its weights,
-and what was measured on records that its statement does not protect (test records, folds held out, validation records
-that are declared public). The price of the merged ledgers bounds that where
+Publishing several trials publishes all that each of them reveals about the records, with noise and without: its
+weights, and what was measured on records that its statement does not protect (test records, folds held out, validation
+records that are declared public). The price of the merged ledgers bounds that under four conditions:
 
-noise       every trial drew its own. Trials of equal seed draw the same numbers: of two sums with one noise at the
-            scales 4 and 8, twice the first less the second is the exact sum.
-records     no trial measured, without noise, what another trained on: all leave out the same records. With folds every
-            record is left out by some trial, whatever the others were charged for it.
-data        all are of the same data. Of others it is not known whether a record of the one is a test record of the
+noise       Every trial drew its own noise. Trials of equal seed draw the same numbers: of two sums with one noise at
+            the scales 4 and 8, twice the first less the second is the exact sum.
+records     No trial measured, without noise, records that another trained on: all leave out the same records. With
+            folds, every record is left out by some trial, whatever the others were charged for it.
+data        All trials use the same data. For different data it is unknown if a record of one is a test record of the
             other.
-adjacency   all are stated for the same.
+adjacency   All trials are stated for the same adjacency.
 
-Guarantee: then, given what is left out, neighbouring data sets differ in one record of the part that all trials train
-on, each trial is bounded by its own ledger (`ledger.to_price`), their noise is independent, and the whole is their
-sequential composition. What a trial releases may depend on earlier trials; how many trials there are and how much
-noise each adds may not, because a sum that was chosen on the way is no bound (`accounting/ledger.py`).
-Where something of this does not hold, or is not known, nothing is stated. Parts of one trial (the candidates of
-`private-selection`) are that method's own proof, and one trial here.
-
-Not here: prices (`accountants/`), which records a recipe leaves out (`results/evaluated.py`).
+Guarantee: given the records that are left out, neighbouring data sets then differ in one record of the part that all
+trials train on. Each trial is bounded by its own ledger (`ledger.to_price`), their noise is independent, and the whole
+is their sequential composition. A trial's releases may depend on earlier trials. The number of trials and the noise of
+each may not, because a sum that was chosen on the way is no bound (`ledger.py`).
+If one of these conditions does not hold, or is not known, no joint guarantee is given. Parts of one trial (the
+candidates of `private-selection`) are covered by that method's own proof, and count as one trial here.
 """
 
 from __future__ import annotations
@@ -33,7 +31,10 @@ ASSUMED = "added up as if each had noise of its own and none measured, without n
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a run: `data` is equal for the same data, `left_out` says in words what of it nobody protects."""
+    """The records of a run.
+
+    `data` is equal for the same data. `left_out` describes in words the records of it that nothing protects.
+    """
 
     data: Hashable
     left_out: str
@@ -42,10 +43,10 @@ class Records:
 
 @dataclass(frozen=True)
 class Run:
-    """Trials of one recipe: what their ledgers, by themselves, do not say of them.
+    """Trials of one recipe, with the facts that their ledgers do not contain.
 
     `seeds` has one entry a trial, None for noise of the operating system. `adjacency` is None without privacy. `seeds`
-    or `records` is None where it is not known.
+    or `records` is None if it is not known.
     """
 
     name: str
@@ -55,9 +56,10 @@ class Run:
 
 
 def why_apart(runs: Sequence[Run], trials: int | None = None) -> str | None:
-    """Why nothing is stated of all trials of these runs together; None where their ledgers add up, or for one trial.
+    """Return why there is no joint guarantee for all trials of `runs`; None if their ledgers add up, or for one trial.
 
-    `trials` counts them where seeds may not be known; left out, a run without seeds may have any number.
+    `trials` is their number, for runs whose seeds may be unknown. Without it, a run without seeds counts as several
+    trials.
     """
     if trials is None:
         trials = sum(2 if run.seeds is None else len(run.seeds) for run in runs)
@@ -67,7 +69,10 @@ def why_apart(runs: Sequence[Run], trials: int | None = None) -> str | None:
 
 
 def why_records_apart(runs: Sequence[Run]) -> str | None:
-    """The same of the records alone, for whoever sees to the noise; also of a single run, whose trials may be many."""
+    """Return why the trials' records rule out a joint guarantee; None if they do not.
+
+    Noise and adjacency are not checked. A single run may be given: it may have several trials.
+    """
     unknown = next((run.name for run in runs if run.records is None), None)
     if unknown is not None:
         return (
@@ -119,7 +124,7 @@ def _adjacency(runs: Sequence[Run]) -> str | None:
 
 
 def scope(run: Run) -> str:
-    """What the epsilon of a result is about, in words."""
+    """Describe in words which trials the epsilon of a result covers."""
     if run.seeds is not None and len(run.seeds) == 1:
         return "its one trial; with trials of other results it adds up only where `dpsgd account --trials all` says so"
     reason = why_apart([run])

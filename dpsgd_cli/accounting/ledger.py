@@ -1,16 +1,13 @@
-"""The append-only list of what one trial released, which asks a filter first, and its file.
+"""The ledger: the append-only list of one trial's releases, guarded by a filter, and its file.
 
-A ledger records mechanisms, never epsilons; the accountant is chosen afterwards. `spend` is called BEFORE the release
-that it records.
+A ledger records mechanisms, never epsilons; the accountant is chosen afterwards. Call `spend` BEFORE the release that
+it records.
 
-What a filter (`accounting/budget.py`) proves is its budget, fixed in advance, and nothing less: where amounts, or the
-end, were chosen from what had been released, the sum of what was spent is itself a random output. It is no bound on the
-privacy of the method that led to it (that would take a valid odometer, which costs more than the sum: Rogers et al.
-2016; Whitehouse et al. 2023). So each entry of such a trial says what the filter that admitted it never lets pass
-(`budget_cap`, the key `within` of a line), and `to_price` names that instead. Where everything was fixed beforehand,
-the releases are the bound.
-
-Not here: any price (`accountants/`), what to release (`accounting/plan.py`, `methods/`).
+A filter (`budget.py`) proves its budget, fixed in advance, and nothing less. If amounts, or the end, were chosen from
+earlier releases, the sum of what was spent is itself a random output. It does not bound the privacy of the method that
+led to it (that would take a valid odometer, which costs more than the sum: Rogers et al. 2016; Whitehouse et al. 2023).
+So each entry of such a trial states the most that its filter ever admits (`budget_cap`, the key `within` of a line),
+and `to_price` returns that instead. If everything was fixed beforehand, the releases are the bound.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from dpsgd_cli.errors import BudgetExceeded, DataError, PrivacyError, Unsupporte
 
 Phase = Literal["before", "train"]
 
-# Of two ways to add up the same charges.
+# Relative tolerance between two orders of adding up the same charges.
 _ROUNDING = 1e-9
 CHOSEN = "it may choose what to release by what it released, so its budget is the bound, and what a run spent is not"
 EXPERIMENT = "an experiment: who knows the seed can take the noise away"
@@ -53,9 +50,9 @@ _TWO_RUNS = "the lines are not those of one run; give every ledger a file of its
 class LedgerEntry:
     """One line of a ledger: a release, and when it happened.
 
-    `budget_cap`: all entries that say the same are, together, at most this mechanism, whatever was chosen on the way;
-    None for a release that was fixed beforehand. `unit`: whose rows neighbouring data differ in, all of them; None for
-    single records.
+    `budget_cap`: a mechanism that bounds all entries of the same cap together, whatever was chosen on the way; None for
+    a release that was fixed beforehand. `unit`: the name of the unit of privacy, all of whose rows may differ between
+    neighbouring data; None for single records.
     """
 
     release: Release
@@ -66,11 +63,11 @@ class LedgerEntry:
 
 
 def to_price(entries: Iterable[LedgerEntry]) -> list[Release]:
-    """Releases whose price bounds that of the trial which made `entries`, equal mechanisms merged.
+    """Return releases whose price bounds that of the trial which made `entries`, equal mechanisms merged.
 
-    Guarantee: a release that was fixed beforehand stands for itself; releases that were chosen as the trial went are
+    Guarantee: a release that was fixed beforehand is priced as it is. Releases that were chosen during the trial are
     bounded by the budget of the filter that admitted them (Feldman and Zrnic 2021, Theorem 4.3, in zCDP; Smith and
-    Thakurta 2022 in Gaussian DP), whatever was spent of it.
+    Thakurta 2022 in Gaussian DP), however little of it was spent.
     """
     entries = list(entries)
     caps = dict.fromkeys(entry.budget_cap for entry in entries if entry.budget_cap is not None)
@@ -78,7 +75,7 @@ def to_price(entries: Iterable[LedgerEntry]) -> list[Release]:
 
 
 def charged_by_epoch(entries: Iterable[LedgerEntry]) -> dict[int | None, list[Release]]:
-    """What was released in each epoch, equal mechanisms merged; None stands for what names no epoch."""
+    """Return the releases of each epoch, equal mechanisms merged; the key None holds those without an epoch."""
     found: dict[int | None, list[Release]] = {}
     for entry in entries:
         found.setdefault(entry.epoch, []).append(entry.release)
@@ -87,10 +84,10 @@ def charged_by_epoch(entries: Iterable[LedgerEntry]) -> dict[int | None, list[Re
 
 @dataclass
 class Ledger:
-    """What one trial released, in order. `covers_before`: whether the filter counts private preprocessing.
+    """The releases of one trial, in order.
 
-    `budget_cap` is what the filter never lets pass, where what it admits is chosen from what was released; else None.
-    `unit` is that of every entry.
+    `covers_before`: whether the filter counts private preprocessing. `budget_cap`: the most that the filter ever
+    admits, if releases are chosen from earlier ones; else None. `unit`: that of every entry.
     """
 
     filter: Filter | None = None
@@ -102,8 +99,8 @@ class Ledger:
     def spend(self, release: Release, epoch: int | None = None, phase: Phase = "train") -> None:
         """Record `release`, which the caller makes next.
 
-        Raises BudgetExceeded when the filter refuses it, and PrivacyError when its adjacency is not that of the
-        releases before it (there would be nothing to state about both); then nothing is recorded.
+        Raises BudgetExceeded if the filter refuses it, and PrivacyError if its adjacency differs from that of the
+        releases before it (no statement could cover both). In both cases nothing is recorded.
         """
         stated = self.entries[0].release.mechanism.adjacency if self.entries else release.mechanism.adjacency
         if release.mechanism.adjacency != stated:
@@ -114,10 +111,10 @@ class Ledger:
         self.entries.append(LedgerEntry(release, phase, epoch, self.budget_cap if counted else None, self.unit))
 
     def close(self) -> None:
-        """Charge what a plan priced and the method did not make: that it stopped may have been chosen from outputs.
+        """Charge the planned releases that the method did not make: it may have chosen to stop by what it released.
 
-        So may have been that nothing was released within `budget_cap` after private preprocessing that it does not
-        count: a release that was made 0 times says so.
+        Under `budget_cap`, a method may also have chosen to release nothing after private preprocessing that the cap
+        does not count. Then an entry of the cap, used 0 times, is added.
         """
         if self.budget_cap is not None and self.entries and all(entry.budget_cap is None for entry in self.entries):
             self.entries.append(LedgerEntry(Release(self.budget_cap, 0), "train", 0, self.budget_cap, self.unit))
@@ -126,7 +123,7 @@ class Ledger:
             self.spend(release, last)
 
     def admits(self, releases: Sequence[Release]) -> bool:
-        """Whether `spend` would accept all of `releases`, one after the other. Counts nothing."""
+        """Return whether `spend` would accept all of `releases`, one after the other. Counts nothing."""
         trial = copy.deepcopy(self.filter)
         try:
             for release in releases:
@@ -138,17 +135,17 @@ class Ledger:
 
     @property
     def releases(self) -> list[Release]:
-        """Everything released, equal mechanisms merged."""
+        """All releases, equal mechanisms merged."""
         return merge([entry.release for entry in self.entries])
 
     @property
     def to_price(self) -> list[Release]:
-        """What to price for a statement about the trial: see `to_price`."""
+        """The releases to price for a statement about the trial: see the function `to_price`."""
         return to_price(self.entries)
 
 
 def to_lines(entries: Iterable[LedgerEntry], trial: int, seed: int | None) -> list[str]:
-    """The entries of one trial's ledger as JSON lines."""
+    """Return the entries of one trial's ledger as JSON lines."""
     lines = []
     for entry in entries:
         record = {"trial": trial, "seed": seed, "phase": entry.phase, "epoch": entry.epoch, **to_record(entry.release)}
@@ -161,7 +158,7 @@ def to_lines(entries: Iterable[LedgerEntry], trial: int, seed: int | None) -> li
 
 
 def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[LedgerEntry]]:
-    """Inverse of `to_lines` for all trials of a file; DataError names the damaged line."""
+    """Return the entries of each trial of a file, the inverse of `to_lines`. Raises DataError with the damaged line."""
     found: dict[int, list[LedgerEntry]] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -176,9 +173,9 @@ def entries_from_lines(lines: Iterable[str], source: str) -> dict[int, list[Ledg
 
 
 def read_seeds(path: Path) -> list[int | None] | None:
-    """The seed of each trial of a ledger, in the order of `read_entries`; None where a line does not say it.
+    """Return the seed of each trial of a ledger, in the order of the trial numbers; None if a line names no seed.
 
-    Raises DataError where lines of one trial differ in it: they are of several runs.
+    Raises DataError if a seed is invalid, or if lines of one trial differ in it: they come from several runs.
     """
     found: dict[int, int | None] = {}
     for record in [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]:
@@ -208,16 +205,16 @@ def _entry(record: dict[str, Any]) -> LedgerEntry:
 
 
 def _check_order(entries: Iterable[LedgerEntry], source: str) -> None:
-    """DataError where entries go back in time, as those of two runs in one file do, which may share noise."""
+    """Raise DataError if the epochs of `entries` go back: the file then holds two runs, which may share noise."""
     times = [-1 if entry.phase == "before" else entry.epoch or 0 for entry in entries]
     if times != sorted(times):
         raise DataError(f"{source}: its epochs go back: {_TWO_RUNS}")
 
 
 def _check_caps(entries: Iterable[LedgerEntry], source: str) -> None:
-    """DataError where entries passed what they say to be within: no one filter admitted them all.
+    """Raise DataError if entries exceed the cap that they state: then no single filter admitted them all.
 
-    Two runs in one file, as `cat` makes it, would else be stated as one.
+    This finds two runs in one file, as `cat` makes it, which would otherwise be stated as one.
     """
     spent: dict[Mechanism, list[LedgerEntry]] = {}
     for entry in entries:
@@ -234,7 +231,7 @@ def _check_caps(entries: Iterable[LedgerEntry], source: str) -> None:
 
 
 def _cost_in(cap: Mechanism, releases: Sequence[Release]) -> float:
-    """Of `releases`, by what polices `cap`: mu^2, or rho."""
+    """Return the cost of `releases` in the unit of the filter that enforces `cap`: mu^2, or rho."""
     if isinstance(cap, GaussianSum):
         return total_mu_squared(releases)
     if isinstance(cap, ZeroConcentrated):
@@ -243,7 +240,7 @@ def _cost_in(cap: Mechanism, releases: Sequence[Release]) -> float:
 
 
 def read_ledgers(path: Path) -> dict[int, list[Release]]:
-    """What bounds each trial of a `ledger.jsonl` (see `to_price`).
+    """Return, for each trial of a `ledger.jsonl`, the releases whose price bounds it (see `to_price`).
 
     Raises DataError for a missing, empty or damaged file.
     """
@@ -251,9 +248,9 @@ def read_ledgers(path: Path) -> dict[int, list[Release]]:
 
 
 def read_entries(path: Path) -> dict[int, list[LedgerEntry]]:
-    """The entries of each trial of a `ledger.jsonl`, in order.
+    """Return the entries of each trial of a `ledger.jsonl`, in order.
 
-    Raises DataError for a missing, empty or damaged file.
+    Raises DataError for a missing, empty or damaged file, and for lines of several runs.
     """
     if (why := irregularity(path)) is not None:
         raise DataError(f"{path}: {why}")

@@ -1,8 +1,8 @@
 """Sums of many discretised privacy losses, and the epsilon or delta of the sum. NumPy only.
 
-The sum's masses come from discrete Fourier transforms of exponentially tilted masses: the tilt moves the bulk of the
-distribution to where epsilon lies, so that tails far below 1e-16 keep their relative precision. What falls out of the
-window on the right counts as infinite loss, by a Chernoff bound; what falls out on the left re-enters at
+The sum's masses come from discrete Fourier transforms of exponentially tilted masses. The tilt moves the bulk of the
+distribution to where epsilon lies, so that tails far below 1e-16 keep their relative precision. Mass that falls out of
+the window on the right counts as infinite loss, by a Chernoff bound; mass that falls out on the left re-enters at
 larger losses. Both can only overstate delta.
 """
 
@@ -30,11 +30,11 @@ _VANISHED = 1e-26
 
 
 class Composer:
-    """Sums of losses of M kinds, how often each is used left open.
+    """Composer of sums of losses of M kinds; the number of uses of each kind may vary.
 
     Args: kinds, discretised losses on multiples of `width`; counts, shape (M,), the largest number of uses of each
-    kind; tilt (>= 0, per unit of loss) and log_delta, which deltas will be asked for. These three fix the window: other
-    questions get looser answers.
+    kind; tilt (>= 0, per unit of loss) and log_delta, which deltas will be asked for. The last three fix the window:
+    other questions get looser answers.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Composer:
         self.start, self.size, self._overflow = self._window(shorter_too)
 
     def compose(self) -> ComposedLoss:
-        """The sum of all the uses."""
+        """Return the sum of all the uses."""
         return self.compose_each(self._counts[None, :])[0]
 
     def compose_each(self, cumulative: Floats) -> list[ComposedLoss]:
-        """One sum for every row of uses so far, shape (E, M): each is one product away from the row before."""
+        """Return one sum for every row of uses so far, shape (E, M); each is one product away from the row before."""
         spectrum = np.ones(self.size // 2 + 1, dtype=np.complex128)
         active = np.arange(len(spectrum))
         before = np.zeros(cumulative.shape[1])
@@ -78,7 +78,7 @@ class Composer:
         return result
 
     def _invert(self, spectrum: Complexes, active: Cells, counts: Floats) -> ComposedLoss:
-        """Back from Fourier coefficients of tilted masses to weights on losses."""
+        """Return weights on losses from Fourier coefficients of tilted masses."""
         full = np.zeros(self.size // 2 + 1, dtype=np.complex128)
         full[active] = spectrum
         tilted = np.fft.irfft(full, self.size)
@@ -99,7 +99,7 @@ class Composer:
         )
 
     def _window(self, shorter_too: bool) -> tuple[int, int, float]:
-        """First cell, number of cells, and the mass that may lie beyond the last.
+        """Return the first cell, the number of cells, and the mass that may lie beyond the last.
 
         With `shorter_too`, the window also holds the sums of fewer uses, which lie between zero and the whole sum.
         """
@@ -110,9 +110,9 @@ class Composer:
         highest = int(sum(n * int(kind.cells[-1]) for n, kind in uses))
         log_scale = float((self._counts * self._log_mgfs).sum()) - self.tilt * self.width * mean
         right, step = self._reach(1 / deviation, log_scale)
-        # What leaves on the left comes back from the right end on, where it weighs as little as what is there.
+        # Mass that leaves on the left re-enters from the right end on, where it weighs as little as the mass there.
         left, _ = self._reach(-1 / deviation, log_scale - self.tilt * self.width * right)
-        # Every epsilon worth asking for lies above the mean of the untilted sum.
+        # Every useful epsilon lies above the mean of the untilted sum.
         start = min(mean - left, self._plain_mean, -left if shorter_too else np.inf)
         low, high = max(lowest, int(start) - 1), min(highest, int(mean + right) + 1)
         overflow = 0.0
@@ -122,7 +122,7 @@ class Composer:
         return low, _fast_length(high - low + 1), overflow
 
     def _reach(self, unit: float, log_scale: float) -> tuple[float, float]:
-        """How far from the tilted mean mass matters, on the side of unit's sign, by Chernoff bounds.
+        """Return how far from the tilted mean mass matters, on the side of unit's sign, by Chernoff bounds.
 
         A true mass is e^(log_scale - tilt * distance) of the tilted one to the right; to the left, log_scale is that
         of the re-entry and exponents exceed the tilt. Returns the least distance and the exponent that proves it.
@@ -146,9 +146,10 @@ class Composer:
 def _gentle_tilt(
     kinds: Sequence[LossMasses], plain: list[_Tilted], width: float, aim: tuple[float, float], counts: Floats
 ) -> tuple[float, list[_Tilted]]:
-    """The largest of tilt, tilt/2, ... (or 0) that does not move the bulk far past the aim, and does not widen it.
+    """Return the largest of tilt, tilt/2, ... (or 0) that neither moves the bulk far past the aim nor widens it.
 
-    Renyi orders aim past every loss that matters where losses are bounded; heavy tails would take a sum over.
+    If losses are bounded, Renyi orders aim past every loss that matters; heavy tails would dominate a sum. Returns the
+    kinds under that tilt, too.
     """
     tilt, log_delta = aim
     limit = 2 * sum(n * kind.variance for n, kind in zip(counts, plain, strict=True))
@@ -177,7 +178,7 @@ class _Tilted:
         self.variance = float((self.masses * (self.cells - self.mean) ** 2).sum())
 
     def central_log_mgf(self, step: float) -> float:
-        """log E e^(step (cell - mean)), without cancellation where it is near zero."""
+        """Return log E e^(step (cell - mean)), without cancellation where it is near zero."""
         exponents = step * (self.cells - self.mean)
         if float(exponents.max()) < 30:
             return float(np.log1p((self.masses * (np.expm1(exponents) - exponents)).sum()))
@@ -186,10 +187,10 @@ class _Tilted:
         return top + float(np.log(np.exp(logs - top).sum()))
 
     def spectrum(self, frequencies: Cells, size: int, room: tuple[Floats, Complexes]) -> Complexes:
-        """Coefficients of the discrete Fourier transform over `size` cells, at some of the frequencies 0..size/2.
+        """Return coefficients of the discrete Fourier transform over `size` cells, at `frequencies` out of 0..size/2.
 
-        Losses beyond `size` cells are folded back, which is what the transform does to the sums, too. `room` is memory
-        to work in: to ask for it anew takes as long as the transform.
+        Losses beyond `size` cells are folded back, as the transform does to the sums, too. `room` is working memory:
+        allocating it anew takes as long as the transform.
         """
         places = self.cells % size
         if len(frequencies) * len(places) < size // 5:
@@ -217,14 +218,14 @@ class ComposedLoss:
             raise FailedAccountant("the masses of the composed loss are not finite; use rdp")
 
     def delta(self, epsilon: float) -> float:
-        """sum of mass * (1 - e^(epsilon - loss)) over losses above `epsilon`, plus the infinite mass. In [0, 1]."""
+        """Return sum of mass * (1 - e^(epsilon - loss)) over losses above `epsilon`, plus infinite mass. In [0, 1]."""
         first = int(np.searchsorted(self.losses, epsilon, side="right"))
         losses = self.losses[first:]
         weights = self._masses(first)
         return min(1.0, self.infinite + float((weights * -np.expm1(epsilon - losses)).sum()))
 
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon >= 0 with `self.delta(epsilon) <= delta`; inf where the infinite mass alone passes delta."""
+        """Return the smallest epsilon >= 0 with `self.delta(epsilon) <= delta`; inf if infinite mass exceeds delta."""
         if self.infinite > delta:
             return float("inf")
         if self.delta(0.0) <= delta:
@@ -244,19 +245,19 @@ class ComposedLoss:
 
     def _masses(self, first: int) -> Floats:
         exponents = self.log_scale - self.tilt * self.losses[first:]
-        # No mass is above 1, whatever noise the tilt blows up far to the left.
+        # No mass is above 1, however much the tilt amplifies noise far to the left.
         return np.minimum(self.tilted[first:] * np.exp(np.minimum(exponents, 700.0)), 1.0)
 
 
 def _between(low: float, high: float, share: float) -> float:
-    """Inside a cell delta(epsilon) = A - e^epsilon B: where it has fallen by `share`, and never below that."""
+    """Return the point in a cell where delta(epsilon) = A - e^epsilon B has fallen by `share`, rounded up."""
     gap, share = high - low, min(share, 1.0)
     rise = np.log1p(share * np.expm1(gap)) if gap < 30 else gap + np.log(share + np.exp(-gap))
     return min(high, low + float(rise) * (1 + 1e-9) + 1e-15)
 
 
 def _shortfalls(above: Floats, decay: float) -> Floats:
-    """s_j = sum over k > j of mass_k (1 - decay^(k-j)), from above_j = sum over k >= j of mass_k.
+    """Return s_j = sum over k > j of mass_k (1 - decay^(k-j)), from above_j = sum over k >= j of mass_k.
 
     s_j = decay s_(j+1) + (1 - decay) above_(j+1): positive terms only, so nothing cancels. Unrolled in blocks within
     which decay^i stays far from underflow.
@@ -275,7 +276,7 @@ def _shortfalls(above: Floats, decay: float) -> Floats:
 
 
 def _fast_length(least: int) -> int:
-    """The least even 2^a 3^b 5^c that is no smaller."""
+    """Return the least even 2^a 3^b 5^c that is no smaller than `least`."""
     best = 1 << max(least - 1, 1).bit_length()
     for five in (1, 5, 25):
         for three in (1, 3, 9):

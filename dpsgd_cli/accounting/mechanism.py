@@ -1,24 +1,24 @@
-"""What was released: frozen records of mechanisms, and nothing about what they cost.
+"""Mechanisms: frozen records of what was released, without any price.
 
-A mechanism names the noise, relative to which sensitivity, on which sample of the data, under which
-adjacency. Ledgers list mechanisms with counts; accountants (`accounting/accountants/`) price them.
+A mechanism states the noise, the sensitivity that the noise is relative to, the sample of the data, and the adjacency.
+Ledgers list mechanisms with counts; accountants (`accounting/accountants/`) price them.
 
-Batching decides what ONE count of a `GaussianSum` means:
+The batching decides what ONE count of a `GaussianSum` means:
 
 ============  =========================================================================================
-full          one noisy sum over all records
-poisson       one noisy sum over a batch that holds each record independently with `sampling_rate`
-truncated-    the same, but of a batch of more than `largest_batch` records that many are kept, drawn
-poisson       uniformly: see `TruncatedSum`
-fixed         one noisy sum over a batch of fixed size drawn uniformly without replacement
-shuffle       one EPOCH: noisy sums over all the disjoint batches of a random partition whose choice
-              does not depend on the data; by parallel composition it costs one Gaussian
-              (Yu et al. 2019, Theorem 2 and Corollary 1)
-random-       one EPOCH of T = 1 / `sampling_rate` steps: each record is in one of them, drawn uniformly and
-allocation    independently of all other records (`accounting/allocation.py`)
+full          One noisy sum over all records.
+poisson       One noisy sum over a batch that holds each record independently with `sampling_rate`.
+truncated-    As poisson, but a batch of more than `largest_batch` records is cut to that size, uniformly
+poisson       at random: see `TruncatedSum`.
+fixed         One noisy sum over a batch of fixed size, drawn uniformly without replacement.
+shuffle       One EPOCH: noisy sums over all the disjoint batches of a random partition whose choice
+              does not depend on the data. By parallel composition it costs one Gaussian
+              (Yu et al. 2019, Theorem 2 and Corollary 1).
+random-       One EPOCH of T = 1 / `sampling_rate` steps. Each record is in one of them, drawn uniformly and
+allocation    independently of all other records (`accounting/allocation.py`).
 ============  =========================================================================================
 
-Where noise is correlated across steps, one count is all the steps that a record may take part in once: see
+If noise is correlated across steps, one count covers all the steps that a record may take part in once: see
 `CorrelatedSums`.
 """
 
@@ -41,11 +41,11 @@ _ROUNDING = 1e-9
 class GaussianSum:
     """Gaussian noise on a sum of per-record vectors, each of bounded L2 norm.
 
-    `noise_multiplier` is the standard deviation of the noise over the L2 sensitivity OF THE SUM under
-    `adjacency` (>= 0; 0 means no privacy). `sensitivity` (> 0) is that L2 sensitivity; it is recorded so
-    that the released noise can be re-derived (`noise_multiplier * sensitivity`), and costs nothing.
-    `sampling_rate` is in [0, 1]: the inclusion probability (poisson), the batch over the data size (fixed), 1 over the
-    steps of an epoch (random-allocation), and 1 for full and shuffle.
+    `noise_multiplier` is the standard deviation of the noise over the L2 sensitivity OF THE SUM under `adjacency` (>=
+    0; 0 means no privacy). `sensitivity` (> 0) is that L2 sensitivity. It does not change the price; it is recorded so
+    that the noise can be re-derived (`noise_multiplier * sensitivity`). `sampling_rate` is in [0, 1]: the inclusion
+    probability (poisson), the batch size over the data size (fixed), 1 over the steps of an epoch (random-allocation),
+    and 1 for full and shuffle.
     """
 
     kind: ClassVar[str] = "gaussian"
@@ -57,7 +57,7 @@ class GaussianSum:
     label: str = "gradient"
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for a class without a kind of its own, which accountants would take for its parent's."""
+        """Raise TypeError for a subclass without a kind of its own: accountants would take it for its parent's kind."""
         super().__init_subclass__()
         if "kind" not in vars(cls):
             raise TypeError(f"mechanism {cls.__name__} must state its kind")
@@ -79,80 +79,84 @@ class GaussianSum:
 
     @property
     def batches(self) -> BatchingKind:
-        """What depends on the batching."""
+        """The batching's record: everything that depends on the batching."""
         return BATCHINGS[self.batching]
 
     @property
     def sampled(self) -> bool:
-        """Whether the batch is a sample, whose rate amplifies the guarantee."""
+        """True if the batch is a random sample whose rate amplifies the guarantee."""
         return self.batches.sampled
 
     @property
     def by_allocation(self) -> bool:
-        """Whether one use is an epoch of which a record is in one secret step."""
+        """True if one use is an epoch in which each record is in one secret step."""
         return self.batches.by_epoch and self.sampled
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch of which a record is in one, drawn uniformly."""
+        """Number of steps of an epoch in which each record is in one step, drawn uniformly."""
         return round(1 / self.sampling_rate)
 
     @property
     def comes_and_goes(self) -> bool:
-        """Whether a use is the Poisson-subsampled Gaussian of the literature: a record is there, or nothing is."""
+        """True for the standard Poisson-subsampled Gaussian: a record is present or absent, not replaced."""
         return self.batching == "poisson" and not NEIGHBOURS[self.adjacency].replaced
 
     @property
     def unsampled_noise(self) -> float:
-        """The noise multiplier of an unsampled Gaussian that dominates a use (hockey-stick divergences are convex)."""
+        """Noise multiplier of an unsampled Gaussian that dominates one use (hockey-stick divergences are convex)."""
         return self.noise_multiplier
 
 
 @dataclass(frozen=True)
 class CorrelatedSums(GaussianSum):
-    """Noisy sums of several steps whose noise is correlated: together, what one `GaussianSum` of the same numbers is.
+    """Noisy sums of several steps with correlated noise; together they are one `GaussianSum` with the same numbers.
 
-    What one count is. Batching poisson: a cycle of `bands` steps, of which a record is in one, with `sampling_rate`.
-    Batching shuffle: an epoch of `bands` steps, of which a record is in one. Sums of single steps are no releases of
-    their own, and have no price. `correlation` is the kind of `privacy.noise`, for the reader.
+    One count is, for batching poisson, a cycle of `bands` steps; a record is in one of them, with `sampling_rate`. For
+    batching shuffle it is an epoch of `bands` steps; a record is in one of them. The sum of a single step is not a
+    release of its own and has no price. `correlation` is the kind of `privacy.noise`, for the reader.
 
     Notation: steps t = 0, 1, ...; g_t the sum of clipped vectors of the step's batch, moved by one record by at most
     S = `sensitivity`; y_t independent normals of standard deviation z S in every coordinate, z = `noise_multiplier`;
-    C lower triangular, its columns of L2 norm at most 1; released is g + C^-1 y.
+    C lower triangular, its columns of L2 norm at most 1. The release is g + C^-1 y.
 
-    Guarantee (poisson): b = `bands`, C has no entries b or more below the diagonal. Before training each record is put
-    into one of b groups by a draw of its own, which looks at no record; step t holds each record of group t mod b
-    independently with probability q = `sampling_rate`, and no other. Then the first n steps are at most ceil(n / b)
-    Poisson-subsampled Gaussians of noise multiplier z and rate q, adaptively composed, under add-remove and zero-out.
+    Guarantee (poisson): b = `bands`, and C has no entries b or more below the diagonal. Before training, each record is
+    put into one of b groups by a draw of its own, which is data-independent. Step t holds each record of group t mod b
+    independently with probability q = `sampling_rate`, and no other record. Then the first n steps are at most
+    ceil(n / b) Poisson-subsampled Gaussians of noise multiplier z and rate q, adaptively composed, under add-remove and
+    zero-out.
 
     Proof (Choquette-Choo et al. 2023, arXiv 2306.08153, section 4 and appendix: amplification for banded matrices; its
-    adaptive streams by Denisov et al. 2022). Multiplied by C, which is public and can be inverted, step by step since C
-    is lower triangular, the release is C g + y. Fix the record in question, all other records' groups and coins, and
-    the record's group j; all these have one law in both data sets, so that by joint convexity a bound for each bounds
-    the whole. (A record that is not there has a group, too, which nobody uses: groups are drawn record by record, so
-    that those of the others do not tell.) The record's step j + r b moves rows j + r b, ..., j + (r + 1) b - 1 of C g
-    and no others, by v_k = C[s + k, s] u with s = j + r b, where u, |u| <= S, is its clipped vector at the weights of
-    step s: fixed when the rows before s are. These blocks of rows are disjoint and in order. Within one, given all
-    that was released before it, the rows less what the other records add are B v + y, B being 1 with probability q;
-    what the others add to a row is a function of earlier rows and of their own coins, in both data sets the same one.
-    So the block is computed from B v + y, where |v| <= S max_s |C[:, s]| <= S: rotated, a number N(B |v|, z^2 S^2) and
-    noise that says nothing, which is the Poisson-subsampled Gaussian. There are at most ceil((n - j) / b) blocks,
-    so at most ceil(n / b). Under zero-out u is swapped for nothing, which is the same pair.
-    Where y_t has a standard deviation z_t S of its own, fixed beforehand, z is the least z_t of the rows of a block; a
-    use that is charged for the cycle r of steps r b, ..., (r + 1) b - 1 takes the least of steps r b to (r + 2) b - 2,
-    for whatever its group, a record that this cycle samples moves none but those. Noise z_t C_l on layer l instead of
-    z_t S is charged as that of one step is (`ClippingKind.charged`): sum |u_l|^2 / (z_t C_l)^2 is at most M / z_t^2.
-    Nothing here depends on how many records a group holds: q is each record's own, whatever its group.
+    adaptive streams by Denisov et al. 2022). C is public and invertible. Multiply the release by C, step by step, which
+    is possible because C is lower triangular: the result is C g + y. Fix the record in question, all other records'
+    groups and coins, and the record's group j. All these have one distribution in both data sets, so by joint convexity
+    a bound for each choice bounds the whole. An absent record has a group too, which is not used. Groups are drawn
+    record by record, so the groups of the others do not reveal it.
 
-    Stopping. The rows of the first n steps are released by the first ceil(n / b) cycles, so what is charged as cycles
-    begin covers a training that is stopped, by whatever rule that sees only releases, after any step.
+    The record's step s = j + r b moves rows s, ..., s + b - 1 of C g and no others, by v_k = C[s + k, s] u. Here u,
+    |u| <= S, is its clipped vector at the weights of step s, which is fixed when the rows before s are. These blocks of
+    rows are disjoint and in order. Within one block, given all that was released before it, the rows less the
+    contribution of the other records are B v + y, where B is 1 with probability q. The others' contribution to a row is
+    a function of earlier rows and of their own coins, the same function in both data sets. So the block is computed
+    from B v + y, where |v| <= S max_s |C[:, s]| <= S. After a rotation, that is a number N(B |v|, z^2 S^2) and noise
+    that carries no information: the Poisson-subsampled Gaussian. There are at most ceil((n - j) / b) blocks, so at most
+    ceil(n / b). Under zero-out u is swapped for nothing, which is the same pair.
 
-    Guarantee (shuffle): the partition of an epoch into batches is drawn without looking at the data, a record's
-    value is in one step s of it, and y is drawn anew for every epoch. So an epoch moves C g by C[:, s] u, whose
-    norm is at most S, and is one Gaussian of noise multiplier z, under zero-out and, S being twice the bound,
-    replace-one (adaptive streams: Denisov et al. 2022). Epochs compose adaptively, each with a multiplier that may be
-    chosen when it begins. Nothing is amplified. For the tree, the rows of C are nodes, each the sum of its leaves over
-    sqrt(h), h nodes above one leaf at most (`noise/price.py`): what is released is a function of those.
+    Changing noise. If y_t has a standard deviation z_t S of its own, fixed beforehand, z is the least z_t of the rows
+    of a block. A use that is charged for the cycle r of steps r b, ..., (r + 1) b - 1 takes the least z_t of steps r b
+    to (r + 2) b - 2: whatever its group, a record that this cycle samples moves only those. Noise z_t C_l on layer l
+    instead of z_t S is charged as for a single step (`ClippingKind.charged`): sum |u_l|^2 / (z_t C_l)^2 is at most
+    M / z_t^2. Nothing here depends on how many records a group holds: q is each record's own, whatever its group.
+
+    Stopping. The rows of the first n steps are released by the first ceil(n / b) cycles. So the charges made as cycles
+    begin cover a training that stops after any step, by any rule that sees only releases.
+
+    Guarantee (shuffle): the partition of an epoch into batches is drawn independently of the data, a record's value is
+    in one step s of it, and y is drawn anew for every epoch. So an epoch moves C g by C[:, s] u, whose norm is at most
+    S. It is one Gaussian of noise multiplier z, under zero-out and, S being twice the bound, replace-one (adaptive
+    streams: Denisov et al. 2022). Epochs compose adaptively, and each multiplier may be chosen when its epoch begins.
+    Nothing is amplified. For the tree, the rows of C are nodes, each the sum of its leaves over sqrt(h), with at most h
+    nodes above one leaf (`noise/price.py`): the release is a function of those.
     """
 
     kind: ClassVar[str] = "correlated"
@@ -169,23 +173,24 @@ class CorrelatedSums(GaussianSum):
 class TruncatedSum(GaussianSum):
     """One noisy sum over a Poisson batch, of which at most B = `largest_batch` records are kept.
 
-    Every record is drawn independently with probability q = `sampling_rate`; of more than B, a uniform set of B is
-    kept. `records` is the public number N of records, which the price depends on: how often batches overflow does.
+    Every record is drawn independently with probability q = `sampling_rate`. If more than B are drawn, a uniform set of
+    B is kept. `records` is the public number N of records. The price depends on it through how often batches overflow.
 
-    Guarantee: the price is that of a pair which says whether the others drawn, K, were B or more. Fix the others'
-    coins. K < B (of this pair: probability 1 - w): the record is drawn with probability q and nobody is dropped, so
-    this is a Poisson step, priced as one. K >= B (w): let U be B of the others, u one of U, both uniform. Without the
-    record in the batch, U is in it; with it, it has taken the place of u. The record is drawn and kept with probability
-    p <= q. So, with R = U - u, N(f(R + u)) has weight 1 - p in both outputs, and N(f(R + x)) against N(f(R + y))
-    weight p, where x and y are the record's two values; under add-remove and zero-out y is u or nothing. These three
-    points lie in a ball of radius C, which is the step of a fixed batch (`sampled_pairs.fixed`), of rate p, at the
-    distance 2 C. Joint convexity over coins, U and u gives the mixture of both, by w.
+    Guarantee: the price is that of a pair which also reveals whether the number K of other records drawn was B or more.
+    Fix the others' coins. If K < B (probability 1 - w in this pair), the record is drawn with probability q and nobody
+    is dropped, so this is a Poisson step and is priced as one. If K >= B (probability w), let U be B of the others and
+    u one of U, both uniform. Without the record in the batch, the batch is U; with it, the record has replaced u. The
+    record is drawn and kept with probability p <= q. So, with R = U - u, N(f(R + u)) has weight 1 - p in both outputs,
+    and N(f(R + x)) against N(f(R + y)) has weight p, where x and y are the record's two values; under add-remove and
+    zero-out y is u or nothing. These three points lie in a ball of radius C, which is the step of a fixed batch
+    (`sampled_pairs.fixed`), of rate p, at the distance 2 C. Joint convexity over coins, U and u gives the mixture of
+    both, by w.
 
-    w. The larger of two neighbours has N or N + 1 records, so K is Binomial(N - 1, q) or (N, q); the latter overflows
-    more often: w = Pr[Binomial(N, q) >= B]. The price only grows in w and in p, since the second pair with p = q
-    dominates the first (a Poisson step is one of three points of the same ball, `sampled_pairs`).
+    The probability w. The larger of two neighbours has N or N + 1 records, so K is Binomial(N - 1, q) or (N, q). The
+    latter overflows more often: w = Pr[Binomial(N, q) >= B]. The price only grows in w and in p, since the second pair
+    with p = q dominates the first (a Poisson step is one of three points of the same ball, `sampled_pairs`).
 
-    dp-accounting's TruncatedSubsampledGaussianDpEvent is the same with exact p, for N - 1 others. What it is at most,
+    dp-accounting's TruncatedSubsampledGaussianDpEvent is the same with exact p, for N - 1 others. The price is at most
     delta + T (1 + e^eps) w: Chua et al. 2024, "Scalable DP-SGD" (arXiv 2411.04205).
     """
 
@@ -203,7 +208,7 @@ class TruncatedSum(GaussianSum):
 
     @property
     def overflowing_noise(self) -> float:
-        """Noise over the 2 C that a full batch moves by when a record takes the place of another one."""
+        """Noise over the distance 2 C that a full batch moves by when a record replaces another one."""
         return self.noise_multiplier * moves_of_a_sum(self.adjacency) / 2
 
     @property
@@ -213,10 +218,10 @@ class TruncatedSum(GaussianSum):
 
 @dataclass(frozen=True)
 class PureDP:
-    """A release that is epsilon-DP; `source` says by what, so that accountants which know more of it can use that.
+    """A release that is epsilon-DP. `source` names the mechanism, for accountants that have a tighter bound for it.
 
     `laplace`: ONE number plus Laplace noise of scale (its sensitivity)/epsilon. `exponential`: the exponential
-    mechanism, or whatever else is epsilon-bounded-range. `pure`: anything else, report-noisy-min included.
+    mechanism, or any other that is epsilon-bounded-range. `pure`: anything else, report-noisy-min included.
     """
 
     kind: ClassVar[str] = "pure"
@@ -249,7 +254,7 @@ class ApproximateDP:
 
 @dataclass(frozen=True)
 class ZeroConcentrated:
-    """Releases that are rho-zCDP together and of which nothing more is known: what a filter in rho lets through.
+    """Releases that are rho-zCDP together, with nothing more known: what a filter in rho admits.
 
     Their Renyi divergence is at most alpha rho at every order alpha (Bun and Steinke 2016, Definition 1.1).
     """
@@ -282,19 +287,19 @@ class Release:
 
 
 def to_record(release: Release) -> dict[str, Any]:
-    """The JSON object of one ledger line; `from_record` inverts it exactly."""
+    """Return the JSON object of one ledger line; `from_record` inverts it exactly."""
     return {**mechanism_record(release.mechanism), "count": release.count}
 
 
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
-    """The JSON object of a mechanism; `from_record` reads it as used once."""
+    """Return the JSON object of a mechanism; `from_record` reads it with `counted=False`."""
     return {"mechanism": mechanism.kind, **vars(mechanism)}
 
 
 def from_record(record: dict[str, Any], counted: bool = True) -> Release:
-    """Read one ledger line, or where not `counted` a mechanism; keys of the ledger (trial, epoch, ...) are ignored.
+    """Read one ledger line, or a mechanism if `counted` is False. Keys of the ledger (trial, epoch, ...) are ignored.
 
-    Raises PrivacyError for an unknown mechanism, a missing or an impossible value.
+    Raises PrivacyError for an unknown mechanism and for a missing or impossible value.
     """
     if not isinstance(record, dict):
         raise PrivacyError(f"a JSON object was expected, not {quoted(record)}")
@@ -314,22 +319,25 @@ def from_record(record: dict[str, Any], counted: bool = True) -> Release:
 
 
 _LARGEST = 2**53
-"""Counts beyond this are no longer exact as floating-point numbers, which is how accountants multiply by them."""
+"""The largest count. Accountants multiply by counts as floating-point numbers, which are exact up to here."""
 
 
 def whole_number(name: str, value: object) -> int:
-    """`value`, a whole number from 0 that a float holds exactly; PrivacyError otherwise."""
+    """Return `value` if it is a whole number from 0 to 2^53; raise PrivacyError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
         raise PrivacyError(f"{name} is {quoted(value)}, but must be a whole number from 0 to 2^53")
     return value
 
 
 _READ: dict[Any, str] = {"float": "number", "int": "whole number"}
-"""How fields are read, by the name of their type; all others are text."""
+"""JSON type of a field, by the name of its Python type; all other fields are text."""
 
 
 def _typed(name: str, value: object, wanted: str) -> Any:
-    """A float, a whole number, or text; PrivacyError for what is no such thing in JSON, or too large for it."""
+    """Return `value` as a float, a whole number or text, as `wanted` says.
+
+    Raises PrivacyError for a value that is not of that JSON type, or is too large for it.
+    """
     if wanted == "whole number":
         return whole_number(name, value)
     if wanted == "text" and isinstance(value, str):
@@ -343,7 +351,7 @@ def _typed(name: str, value: object, wanted: str) -> Any:
 
 
 def merge(releases: list[Release]) -> list[Release]:
-    """Add up the counts of equal mechanisms, keeping the order of first use."""
+    """Add up the counts of equal mechanisms, keeping the order of first use; drop those that were not used."""
     counts: dict[Mechanism, int] = {}
     for release in releases:
         counts[release.mechanism] = counts.get(release.mechanism, 0) + release.count

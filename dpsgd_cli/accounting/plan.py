@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # scipy, for which a plan of independent noise need not wait
 
 @dataclass(frozen=True)
 class Sampling:
-    """How records reach a step; all public. Step t holds records of group t mod `groups` only."""
+    """Public facts about how records reach a step. Step t holds records of group t mod `groups` only."""
 
     batching: Batching
     records: int
@@ -38,12 +38,12 @@ class Sampling:
 
     @property
     def kind(self) -> BatchingKind:
-        """What depends on the batching."""
+        """The batching's record: everything that depends on the batching."""
         return BATCHINGS[self.batching]
 
     @property
     def truncation(self) -> dict[str, int]:
-        """What a truncated batch's record says besides."""
+        """Extra fields of the mechanism of a truncated batch; empty for other batchings."""
         return {} if self.largest_batch is None else {"largest_batch": self.largest_batch}
 
     @property
@@ -56,19 +56,19 @@ class Sampling:
 
     @property
     def releases_per_epoch(self) -> int:
-        """Counts of a mechanism that an epoch spends: shuffled batches compose in parallel to one."""
+        """Number of uses of a mechanism that an epoch spends; 1 for shuffled batches, which compose in parallel."""
         return 1 if self.kind.by_epoch else self.steps_per_epoch
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is public about the data: training records, releases of preprocessing, layers, and the feature bound.
+    """Public facts about the data: training records, releases of preprocessing, layers, and the feature bound.
 
-    Where users are the unit (`privacy.unit`), `records` are users: a user is to every price what a record is elsewhere.
+    If users are the unit (`privacy.unit`), `records` counts users: in every price a user takes the role of a record.
 
-    `feature_bound` covers the model's constant column; None where nothing bounds a record's features. `public_records`
-    are those that PATE may ask about. `judge` is who prices a gradient plan's budget where somebody else than the
-    recipe's accountant is asked.
+    `feature_bound` covers the model's constant column; None if nothing bounds a record's features. `public_records` is
+    the number of records that PATE may ask about. `judge`, if given, prices a gradient plan's budget instead of the
+    recipe's accountant.
     """
 
     records: int
@@ -81,10 +81,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class PlannedNoise:
-    """Noise that is correlated across steps, and the error that it is predicted to leave (`Correlation.error`).
+    """Noise that is correlated across steps, and its predicted error (`Correlation.error`).
 
-    None where noise is chosen on the way. `independent` is that of independent noise on the same batches at the same
-    budget; None where nobody asked.
+    `error` is None if noise is chosen while training runs. `independent` is the predicted error of independent noise on
+    the same batches at the same budget; None if it was not computed.
     """
 
     kind: str
@@ -94,7 +94,7 @@ class PlannedNoise:
 
     @property
     def ratio(self) -> float | None:
-        """The predicted error over that of independent noise, where both are known."""
+        """The predicted error over that of independent noise; None if one of them is unknown."""
         return None if self.error is None or self.independent is None else self.error / self.independent
 
 
@@ -102,10 +102,10 @@ class PlannedNoise:
 class Plan:
     """Everything that is decided before data is read. `epochs[t]` are the releases of epoch t.
 
-    `chooses`: whether the method may choose what to release, or when to stop, from what it released before. Then only
-    what its filter never lets pass (`budget_cap`) is known of a run, before it and after it. `schedule` is the
-    recipe's, with what was left `auto` solved for; None for methods that have none. `silent` epochs follow the last
-    release, and only use what was released. `correlated` is noise that is; None where it is independent.
+    `chooses`: whether the method may choose what to release, or when to stop, from what it released before. If so, only
+    the most that its filter ever admits (`budget_cap`) is known of a run, before it and after it. `schedule` is the
+    recipe's, with every `auto` number solved for; None for methods without a schedule. `silent` epochs follow the last
+    release, and only use earlier releases. `correlated` describes correlated noise; None for independent noise.
     """
 
     sampling: Sampling
@@ -125,28 +125,28 @@ class Plan:
 
     @property
     def releases(self) -> list[Release]:
-        """Everything that the whole run releases."""
+        """All releases of the whole run, private preprocessing included."""
         return [*self.before, *(release for epoch in self.epochs for release in epoch)]
 
     @property
     def most_epochs(self) -> int:
-        """No trial trains longer."""
+        """The largest number of epochs that a trial may train."""
         return len(self.epochs)
 
     def released_by(self, done: int) -> dict[int | None, list[Release]] | None:
-        """What the first `done` epochs release, by epoch as `charged_by_epoch` has it; None where a method chooses."""
+        """Return the releases of the first `done` epochs, keyed as in `charged_by_epoch`; None if a method chooses."""
         return None if self.chooses else {t: merge(list(epoch)) for t, epoch in enumerate(self.epochs[:done]) if epoch}
 
     def rest(self, made: Sequence[LedgerEntry], done: int, watched: bool) -> list[LedgerEntry]:
-        """Charges beside `made`, those of one trial, if training ends after `done` epochs and its result is published.
+        """Return charges to add to `made`, one trial's entries, if training ends after `done` epochs and is published.
 
         Guarantee: `made` and these together bound the trial (`ledger.to_price`).
-        - Releases were planned, and nothing of them was seen before the end (not `watched`): the moment is no function
-          of them, so those of the finished epochs are all. The result is empty.
-        - Releases were planned, and metrics by epoch were watched: whoever stopped may have chosen the moment by them.
-          A sum up to a chosen moment bounds nothing (`accounting/ledger.py`), so the whole plan is charged.
-        - The method itself chooses: its budget is charged, which its entries name (one of no release does, where none
-          was made), or all that the plan priced.
+        - Releases were planned, and none of them was seen before the end (not `watched`). The moment of stopping does
+          not depend on them, so those of the finished epochs are all. The result is empty.
+        - Releases were planned, and metrics by epoch were watched. The person who stopped may have chosen the moment by
+          them. A sum up to a chosen moment bounds nothing (`ledger.py`), so the whole plan is charged.
+        - The method itself chooses. Its budget is charged, which its entries name (if they do not, an entry of the
+          budget that is used 0 times does), or else all that the plan priced.
         """
         if self.budget_cap is not None:
             cap, named = self.budget_cap, any(entry.budget_cap is not None for entry in made)
@@ -158,29 +158,29 @@ class Plan:
         return [LedgerEntry(release, "train", t, unit=_unit(made)) for t in later for release in self.epochs[t]]
 
     def guarantee(self) -> Guarantee:
-        """What the whole run guarantees, private preprocessing included."""
+        """Return the guarantee of the whole run, private preprocessing included."""
         return accountants.get(self.accountant).guarantee(self.to_price, self.delta)
 
     def rho(self) -> float | None:
-        """Total zCDP; None where no accountant has one (sampled batches)."""
+        """Return the total zCDP; None if no accountant has one (sampled batches)."""
         return rho_of(self.to_price)
 
     @property
     def budget_cap(self) -> Mechanism | None:
-        """The budget as one mechanism, where a method that chooses is policed by it; None where releases are planned.
+        """The budget as one mechanism, if a filter enforces it on a method that chooses; None if releases are planned.
 
-        Without a filter of mu^2 the ledger lets only what is planned pass, in order, and charges what is left out.
+        Without a filter of mu^2 the ledger admits only what is planned, in order, and charges what is left out.
         """
         return budget.one_gaussian(self.budget, self.accountant, self.sampling.adjacency) if self.chooses else None
 
     @property
     def to_price(self) -> list[Release]:
-        """Releases whose price bounds that of every run: those planned, or what the filter never lets pass."""
+        """Releases whose price bounds that of every run: those planned, or the most that the filter ever admits."""
         cap = self.budget_cap
         return self.releases if cap is None else [*(() if self.covers_before else self.before), Release(cap)]
 
     def ledger(self) -> Ledger:
-        """An empty ledger that enforces this plan's budget."""
+        """Return an empty ledger that enforces this plan's budget."""
         return Ledger(self._filter(), self.covers_before, budget_cap=self.budget_cap)
 
     def _filter(self) -> Filter:
@@ -190,7 +190,7 @@ class Plan:
 
     @property
     def _counted(self) -> list[Release]:
-        """What the budget has to cover, in order."""
+        """The releases that the budget has to cover, in order."""
         return self.releases if self.covers_before else [r for epoch in self.epochs for r in epoch]
 
 
@@ -199,7 +199,7 @@ def _unit(made: Sequence[LedgerEntry]) -> str | None:
 
 
 def noise_text(noise: PlannedNoise) -> str:
-    """Correlated noise in words, with the error that it is predicted to leave and that of independent noise."""
+    """Describe correlated noise in words, with its predicted error and its `ratio`, as far as they are known."""
     said = f"{noise.kind}, correlated over {count(noise.correlation.bands, 'step')}"
     if noise.error is None:
         return said

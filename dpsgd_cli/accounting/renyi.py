@@ -1,7 +1,7 @@
 """Renyi divergences of single releases, order by order, in plain floats.
 
-For queries about a few mechanisms, which must answer before NumPy would be loaded; `accounting/renyi_arrays.py`
-computes the same for many mechanisms at once. Not here: composition and conversion (`accountants/rdp.py`).
+For queries about a few mechanisms, which must answer before NumPy would be loaded; `renyi_arrays.py` computes the same
+for many mechanisms at once. Composition and conversion are in `accountants/rdp.py`.
 
 Notation: alpha the order (> 1), z the noise multiplier, q the sampling rate, p0 = N(0, z^2), p1 = N(1, z^2).
 """
@@ -19,15 +19,15 @@ LEAST_NOISE = 0.1
 
 
 def gaussian_divergence(noise_multiplier: float, order: float) -> float:
-    """D_alpha(p1 || p0) = alpha / (2 z^2). Source: Mironov 2017, Proposition 7."""
+    """Return D_alpha(p1 || p0) = alpha / (2 z^2). Source: Mironov 2017, Proposition 7."""
     variance = noise_multiplier * noise_multiplier
     return order / (2 * variance) if variance > 0 else math.inf
 
 
 def poisson_gaussian_divergence(sampling_rate: float, noise_multiplier: float, order: float) -> float:
-    """D_alpha((1-q) p0 + q p1 || p0), in which Poisson sampling attains the larger of its two directions.
+    """Return D_alpha((1-q) p0 + q p1 || p0), the direction in which Poisson sampling attains the larger divergence.
 
-    Guarantee: the exact Renyi divergence of a Poisson-sampled Gaussian sum, to 1e-11 relative; below z = 0.1, where
+    Guarantee: the exact Renyi divergence of a Poisson-sampled Gaussian sum, to 1e-11 relative. Below z = 0.1, where
     sampling hardly helps, that of the unsampled one, which is never smaller (divergences are quasi-convex).
     Source: Mironov, Talwar and Zhang 2019, Theorem 5 (direction), section 3.3 (integer orders).
     """
@@ -41,7 +41,7 @@ def poisson_gaussian_divergence(sampling_rate: float, noise_multiplier: float, o
 
 
 def pure_divergence(epsilon: float, order: float, bounded_range: bool = False) -> float:
-    """Largest Renyi divergence of an epsilon-DP release: that of randomised response.
+    """Return the largest Renyi divergence of an epsilon-DP release: that of randomised response.
 
     With `bounded_range` (exponential mechanism) also at most alpha epsilon^2 / 8. Sources: Mironov 2017, Proposition 5;
     Kairouz, Oh and Viswanath 2017 (randomised response dominates); Cesar and Rogers 2021, Lemma 3.2.
@@ -62,7 +62,7 @@ def pure_divergence(epsilon: float, order: float, bounded_range: bool = False) -
 
 
 def laplace_divergence(epsilon: float, order: float) -> float:
-    """Renyi divergence of one number plus Laplace noise of scale sensitivity / `epsilon`.
+    """Return the Renyi divergence of one number plus Laplace noise of scale sensitivity / `epsilon`.
 
     log(alpha/(2 alpha - 1) e^((alpha-1) eps) + (alpha-1)/(2 alpha - 1) e^(-alpha eps)) / (alpha - 1): Mironov 2017,
     Proposition 6.
@@ -80,19 +80,19 @@ def laplace_divergence(epsilon: float, order: float) -> float:
 
 
 def _expm1_less(x: float) -> float:
-    """e^x - 1 - x >= 0, to 1e-13 relative."""
+    """Return e^x - 1 - x >= 0, to 1e-13 relative."""
     if abs(x) > 0.01:
         return math.expm1(x) - x
     return x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7)))))
 
 
 def log_binomial(n: float, k: float) -> float:
-    """log of n choose k, for 0 <= k <= n."""
+    """Return log of n choose k, for 0 <= k <= n."""
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def _integer_log_moment(sampling_rate: float, noise_multiplier: float, order: float) -> float:
-    """log E_{p0} (1 - q + q p1/p0)^alpha for integer alpha.
+    """Return log E_{p0} (1 - q + q p1/p0)^alpha for integer alpha.
 
     The binomial weights add up to 1, so the moment minus 1 is a sum of positive terms, and nothing cancels.
     """
@@ -108,7 +108,7 @@ def _integer_log_moment(sampling_rate: float, noise_multiplier: float, order: fl
 
 
 def _integrated_log_moment(sampling_rate: float, noise_multiplier: float, order: float) -> float:
-    """The same for any alpha > 1, by the trapezoidal rule in units of z.
+    """Return log E_{p0} (1 - q + q p1/p0)^alpha for any alpha > 1, by the trapezoidal rule in units of z.
 
     With u = q (p1/p0 - 1), E_{p0} u = 0, so the moment minus 1 is the expectation of (1+u)^alpha - 1 - alpha u >= 0:
     again nothing cancels. The integrand is analytic up to the zeros of 1 + u at height pi z, so that the rule
@@ -127,7 +127,7 @@ def _integrated_log_moment(sampling_rate: float, noise_multiplier: float, order:
 
 
 def trapezoid_step(noise_multiplier: float) -> float:
-    """A step with error below e^-60 of the integral.
+    """Return a step with error below e^-60 of the integral.
 
     Moving the path up by y < pi z, the half-width of the strip of analyticity, multiplies the Gaussian by e^(y^2/2) and
     the error by e^(-2 pi y / step); wider strips than sqrt(120) gain nothing.
@@ -137,12 +137,12 @@ def trapezoid_step(noise_multiplier: float) -> float:
 
 
 def integration_points(noise_multiplier: float, order: float) -> int:
-    """How many steps cover the Gaussian and the farthest peak, at alpha / z."""
+    """Return the number of steps that cover the Gaussian and the farthest peak, at alpha / z."""
     return int((2 * TAIL + order / noise_multiplier) / trapezoid_step(noise_multiplier)) + 1
 
 
 def log_convex_excess(sampling_rate: float, log_ratio: float, order: float) -> float:
-    """log of (1+u)^alpha - 1 - alpha u for u = q (e^log_ratio - 1); -inf where it underflows."""
+    """Return log of (1+u)^alpha - 1 - alpha u for u = q (e^log_ratio - 1); -inf where it underflows."""
     if log_ratio > 300:
         log_one_plus_u = log_ratio + math.log(sampling_rate + (1 - sampling_rate) * math.exp(-log_ratio))
     else:
@@ -160,7 +160,7 @@ def log_convex_excess(sampling_rate: float, log_ratio: float, order: float) -> f
 
 
 def log1p_of_sum(logs: list[float]) -> float:
-    """log(1 + sum of exp(logs)) without overflow."""
+    """Return log(1 + sum of exp(logs)) without overflow."""
     top = max(logs)
     if top < 600:
         return math.log1p(math.fsum(map(math.exp, logs)))
@@ -168,7 +168,7 @@ def log1p_of_sum(logs: list[float]) -> float:
 
 
 def fixed_size_gaussian_divergence(sampling_rate: float, noise_multiplier: float, order: float) -> float:
-    """Bound on the Renyi divergence of a Gaussian sum over a batch of fixed size, under replace-one.
+    """Return a bound on the Renyi divergence of a Gaussian sum over a batch of fixed size, under replace-one.
 
     `noise_multiplier` is relative to the replace-one sensitivity. Fractional orders interpolate the cumulant, which is
     convex. Source: Wang, Balle and Kasiviswanathan 2019, Theorem 9, Corollary 10 and Theorem 27 of the long version.
@@ -182,12 +182,12 @@ def fixed_size_gaussian_divergence(sampling_rate: float, noise_multiplier: float
     share = order - floor
     lower = _fixed_size_log_moment(sampling_rate, noise_multiplier, floor)
     upper = _fixed_size_log_moment(sampling_rate, noise_multiplier, floor + 1) if share else 0.0
-    # Sampling never adds to the divergence (it is jointly quasi-convex), which the bound does not know.
+    # Sampling never adds to the divergence (it is jointly quasi-convex), but the bound may be larger.
     return min(unsampled, ((1 - share) * lower + share * upper) / (order - 1))
 
 
 def _fixed_size_log_moment(sampling_rate: float, noise_multiplier: float, alpha: int) -> float:
-    """log(1 + sum over j >= 2 of q^j binom(alpha, j) times the bound on the j-th ternary divergence)."""
+    """Return log(1 + sum over j >= 2 of q^j binom(alpha, j) times the bound on the j-th ternary divergence)."""
     if alpha == 1:
         return 0.0
     half_precision = 1 / (2 * noise_multiplier**2)
@@ -203,7 +203,7 @@ def _fixed_size_log_moment(sampling_rate: float, noise_multiplier: float, alpha:
 
 @lru_cache(maxsize=4096)
 def ratio_log_moment(noise_multiplier: float, power: int) -> float:
-    """log E_{p0} (p1/p0 - 1)^power for an even power, by the trapezoidal rule (an entire integrand: step 1/4)."""
+    """Return log E_{p0} (p1/p0 - 1)^power for an even power, by the trapezoidal rule (entire integrand: step 1/4)."""
     step = 0.25
     points = int((2 * TAIL + power / noise_multiplier) / step) + 1
     logs = []

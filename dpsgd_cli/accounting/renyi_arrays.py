@@ -1,6 +1,6 @@
 """Renyi divergences of many Poisson-sampled Gaussians at once. Loads NumPy; same formulas as `accounting/renyi.py`.
 
-Not for a handful of mechanisms: `accounting/renyi.py` is done before NumPy has loaded.
+Not for a few mechanisms: `renyi.py` is done before NumPy has loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Floats = NDArray[np.floating]
 
 
 def poisson_gaussian_divergences(sampling_rates: Floats, noise_multipliers: Floats, order: float) -> Floats:
-    """`renyi.poisson_gaussian_divergence` for M mechanisms.
+    """Return `renyi.poisson_gaussian_divergence` for M mechanisms.
 
     Args: rates in (0, 1) and noise multipliers > 0, both of shape (M,); one order > 1. Returns shape (M,).
     Source: Mironov, Talwar and Zhang 2019, section 3.3.
@@ -27,7 +27,7 @@ def poisson_gaussian_divergences(sampling_rates: Floats, noise_multipliers: Floa
 
 
 def integrated_divergences(sampling_rates: Floats, noise_multipliers: Floats, orders: Floats) -> Floats:
-    """The same with an order of its own for each mechanism, all of shape (M,); by quadrature."""
+    """Return the divergences of M mechanisms, each at an order of its own, by quadrature; all arrays of shape (M,)."""
     steps, points = _integration(noise_multipliers, orders)
     x = np.arange(points + 1)[None, :] * steps[:, None] - TAIL  # (M, points)
     log_ratios = x / noise_multipliers[:, None] - (1 / (2 * noise_multipliers**2))[:, None]
@@ -55,7 +55,7 @@ def _log_convex_excess(rates: Floats, log_ratios: Floats, order: Floats) -> Floa
     far = log_ratios + np.log(rates + (1 - rates) * np.exp(-np.maximum(log_ratios, 0)))
     log_one_plus_u = np.where(log_ratios > 300, far, np.log1p(u))
     powers = order * log_one_plus_u
-    with np.errstate(over="ignore", invalid="ignore"):  # only where u is small is it used
+    with np.errstate(over="ignore", invalid="ignore"):  # only used where u is small
         series = 1 + u * (order - 2) / 3 * (1 + u * (order - 3) / 4 * (1 + u * (order - 4) / 5))
         small = order * (order - 1) / 2 * u * u * series
     near = np.where(np.abs(u) * (order + 1) < 1e-3, small, np.expm1(np.minimum(powers, 40)) - order * u)
@@ -67,7 +67,7 @@ def _log_convex_excess(rates: Floats, log_ratios: Floats, order: Floats) -> Floa
 
 
 def _log1p_of_sums(logs: Floats) -> Floats:
-    """log(1 + sum of exp) along the last axis, without overflow."""
+    """Return log(1 + sum of exp) along the last axis, without overflow."""
     tops = np.maximum(logs.max(axis=-1), 0.0)
     sums = np.exp(logs - tops[:, None]).sum(axis=-1)
     return np.where(tops > 0, tops + np.log(np.exp(-tops) + sums), np.log1p(sums))

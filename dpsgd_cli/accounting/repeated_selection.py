@@ -1,7 +1,7 @@
-"""The cost of publishing only the best of a random number of trials. Renyi divergences, or pure epsilons.
+"""Price of publishing only the best of a random number of trials, by Renyi divergences or pure epsilons.
 
 The number of trials must itself be random, drawn without looking at the data. Not for publishing every trial (their
-releases simply compose), nor for a best of a FIXED number, for which nothing better than composition is proved here.
+releases simply compose), nor for the best of a FIXED number, for which nothing better than composition is proved here.
 
 Notation: K the number of trials, gamma the stopping probability, eta the shape of the truncated negative binomial.
 """
@@ -26,7 +26,7 @@ LAWS: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.
 
 @dataclass(frozen=True)
 class Choice:
-    """The best of K trials, E[K] = `mean` >= 1, by one of `LAWS` (a Poisson K may be 0: nothing is published)."""
+    """Choice of the best of K trials, E[K] = `mean` >= 1, by one of `LAWS`; if K = 0 (Poisson) nothing is published."""
 
     mean: float
     law: str = "geometric"
@@ -39,7 +39,7 @@ class Choice:
 
     @cached_property
     def log_inverse_gamma(self) -> float:
-        """log(1/gamma) at which the truncated negative binomial has this mean, rounded up."""
+        """The log(1/gamma) at which the truncated negative binomial has this mean, rounded up."""
         if self.law == "geometric":
             return math.log(self.mean)
         if self.mean == 1:
@@ -92,7 +92,7 @@ class BestOfTrials(Rdp):
         return Accountant.curve(self, epochs, delta)
 
     def divergence(self, profile: Profile) -> Callable[[float], float]:
-        """D' of the published best, order by order, where `profile` is that of one trial."""
+        """Return D' of the published best as a function of the order, if `profile` is that of one trial."""
         constant = self.stopping_cost(profile) if self.choice.law != "poisson" else 0.0
 
         def at(order: float) -> float:
@@ -104,19 +104,19 @@ class BestOfTrials(Rdp):
         return at
 
     def _pure(self, releases: Sequence[Release]) -> float:
-        """(2 + eta) epsilon for pure trials under a truncated negative binomial law; inf otherwise."""
+        """Return (2 + eta) epsilon for pure trials under a truncated negative binomial law; inf otherwise."""
         pure = [(r.count, m) for r in releases if isinstance(m := r.mechanism, PureDP)]
         if len(pure) < len(releases) or self.choice.law == "poisson":
             return math.inf
         return (2 + LAWS[self.choice.law]) * math.fsum(n * mechanism.epsilon for n, mechanism in pure)
 
     def trial_delta(self, profile: Profile, epsilon: float) -> float:
-        """delta of one trial at `epsilon`, over all orders."""
+        """Return delta of one trial at `epsilon`, over all orders."""
         best = self._least(lambda order: conversions.renyi_log_delta(order, profile.total(order), epsilon))
         return math.exp(min(best, 0.0))
 
     def stopping_cost(self, profile: Profile) -> float:
-        """min over lambda^ of (1 + eta)((1 - 1/lambda^) D(lambda^) + log(1/gamma) / lambda^)."""
+        """Return the min over lambda^ of (1 + eta)((1 - 1/lambda^) D(lambda^) + log(1/gamma) / lambda^)."""
         log = self.choice.log_inverse_gamma
         return (1 + LAWS[self.choice.law]) * self._least(
             lambda order: (1 - 1 / order) * profile.total(order) + log / order

@@ -1,7 +1,6 @@
 """Bounds on the Renyi divergence of one use, by kind of batching: from a mechanism and an order (> 1). Plain floats.
 
-Each is the formula of `accounting/renyi.py` whose theorem covers the mechanism's adjacency; the worse of both
-directions.
+Each is the formula of `renyi.py` whose theorem covers the mechanism's adjacency, in the worse of both directions.
 """
 
 from __future__ import annotations
@@ -17,17 +16,23 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, TruncatedSum
 
 
 def poisson(mechanism: GaussianSum, order: float) -> float:
-    """Mironov, Talwar and Zhang 2019 for a record that comes or goes; of a replaced one `_replaced`."""
+    """Return the bound for Poisson batches.
+
+    For a record that is added or removed: Mironov, Talwar and Zhang 2019. For a replaced one: see `_poisson`.
+    """
     return _poisson(mechanism.adjacency, mechanism.sampling_rate, mechanism.noise_multiplier, order)
 
 
 def fixed(mechanism: GaussianSum, order: float) -> float:
-    """Wang, Balle and Kasiviswanathan 2019."""
+    """Return the bound for batches of fixed size: Wang, Balle and Kasiviswanathan 2019."""
     return renyi.fixed_size_gaussian_divergence(mechanism.sampling_rate, mechanism.noise_multiplier, order)
 
 
 def truncated(mechanism: GaussianSum, order: float) -> float:
-    """Of the pair that says whether the batch overflowed (`TruncatedSum`): powers of ratios add up, by probability."""
+    """Return the bound of the pair that reveals whether the batch overflowed (`TruncatedSum`).
+
+    Powers of ratios add up, weighted by probability.
+    """
     assert isinstance(mechanism, TruncatedSum)
     rate, overflow = mechanism.sampling_rate, overflow_probability(mechanism)
     usual = _poisson(mechanism.adjacency, rate, mechanism.noise_multiplier, order)
@@ -46,7 +51,10 @@ def truncated(mechanism: GaussianSum, order: float) -> float:
 
 
 def _poisson(adjacency: Adjacency, rate: float, noise: float, order: float) -> float:
-    """A replaced record of a Poisson batch is one of a fixed batch, in the place of a record that is nothing."""
+    """Return the bound for Poisson batches of `rate` and `noise`.
+
+    A replaced record of a Poisson batch is one of a fixed batch that replaces a null record.
+    """
     if NEIGHBOURS[adjacency].replaced:
         return renyi.fixed_size_gaussian_divergence(rate, noise, order)
     return renyi.poisson_gaussian_divergence(rate, noise, order)
@@ -54,10 +62,11 @@ def _poisson(adjacency: Adjacency, rate: float, noise: float, order: float) -> f
 
 @lru_cache(maxsize=1024)
 def overflow_probability(mechanism: TruncatedSum) -> float:
-    """Pr[Binomial(N, q) >= B] from above, for N up to 2^53: at most 2e-8 more, relative, within 1e6 terms of the sum.
+    """Return Pr[Binomial(N, q) >= B] from above, for N up to 2^53.
 
-    Terms from B on fall by ratios that fall themselves, so a geometric series bounds what is not summed. One step of
-    the loop loses at most 8 units of 2^-53, all of them less than the last factor adds.
+    It is at most 2e-8 more, relative, within 1e6 terms of the sum.
+    Terms from B on fall by ratios that fall themselves, so a geometric series bounds the terms that are not summed. One
+    step of the loop loses at most 8 units of 2^-53, all of them less than the last factor adds.
 
     >>> two_of_three = TruncatedSum(1.0, "add-remove", "truncated-poisson", 0.5, records=3, largest_batch=2)
     >>> round(overflow_probability(two_of_three), 5)
@@ -83,8 +92,9 @@ _MOST_TERMS = 1_000_000
 
 
 def _binomial_term(n: int, rate: float, size: int) -> float:
-    """Pr[Binomial(n, rate) = size], from above to 1e-12: in decimal digits, its factorials between Stirling's bounds.
+    """Return Pr[Binomial(n, rate) = size], from above to 1e-12.
 
+    Computed in decimal digits, with factorials between Stirling's bounds:
     log m! = (m + 1/2) log m - m + log(2 pi) / 2 + s, 1/(12 m) - 1/(360 m^3) < s < 1/(12 m) - 1/(360 m^3) +
     1/(1260 m^5) (Robbins 1955; the series alternates). Products up to 60 are exact.
     """
@@ -97,7 +107,7 @@ def _binomial_term(n: int, rate: float, size: int) -> float:
 
 
 def _log_factorial(m: int, above: bool) -> Decimal:
-    """log m! from above or from below, to the digits of the context and 1/(1260 m^5)."""
+    """Return log m! from above or from below, to the digits of the context and 1/(1260 m^5)."""
     if m <= 60:
         return Decimal(math.factorial(m)).ln()
     x = Decimal(m)

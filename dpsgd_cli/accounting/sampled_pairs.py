@@ -2,18 +2,19 @@
 
 Notation, C apart: P and Q are the outputs on two neighbours, q the sampling rate, z the noise multiplier, H_a(P, Q) the
 hockey-stick divergence, sup over events of P - a Q. A pair dominates if its H_a is no smaller, for every a >= 0 and
-both ways round; then so do compositions, adaptive ones included (Zhu, Dong and Wang 2022, Theorem 10).
+in both directions; then so do compositions, adaptive ones included (Zhu, Dong and Wang 2022, Theorem 10).
 
 Three points. Let P = (1 - q) N(u) + q N(x) and Q = (1 - q) N(u) + q N(y), all of covariance s^2 I, in any dimension.
 
-    a >= 1:  H_a(P, Q) = q E_x (1 - a L_y - b L_u)_+, where b = (1 - q) (a - 1) / q
-    a < 1:   H_a(P, Q) = E_y (q L_x + (1 - q) (1 - a) L_u - q a)_+
+    a >= 1:  H_a(P, Q) = q E_x (1 - a L_y - b L_u)_+, where b = (1 - q) (a - 1) / q.
+    a < 1:   H_a(P, Q) = E_y (q L_x + (1 - q) (1 - a) L_u - q a)_+.
 
-with E_x the mean under N(x) and L_y the density of N(y) over that of N(x) (in the second line over that of N(y)). Each
-is the mean of a convex function of a sum, with weights that are no less than 0, of exponentials of Gaussians, each of
-mean 1, whose logarithms have the covariances (y - x).(u - x) / s^2 and so on. Such a mean only grows with each of these
-covariances (Kahane's inequality for convex functions: Kahane 1985, "Sur le chaos multiplicatif"). So whatever bounds
-all of them bounds H_a, in any dimension. (Mixtures against one Gaussian: Choquette-Choo et al. 2024, arXiv 2310.15526.)
+E_x is the mean under N(x) and L_y the density of N(y) over that of N(x) (in the second line over that of N(y)). Each
+H_a is the mean of a convex function of a sum, with weights that are no less than 0, of exponentials of Gaussians. Each
+exponential has mean 1, and the logarithms have the covariances (y - x).(u - x) / s^2 and so on. Such a mean only grows
+with each of these covariances (Kahane's inequality for convex functions: Kahane 1985, "Sur le chaos multiplicatif").
+So a bound on all of them bounds H_a, in any dimension. (Mixtures against one Gaussian: Choquette-Choo et al. 2024,
+arXiv 2310.15526.)
 """
 
 from __future__ import annotations
@@ -40,27 +41,31 @@ from dpsgd_cli.accounting.sampled_divergences import overflow_probability
 
 
 def poisson(mechanism: GaussianSum, width: float) -> LossPair:
-    """A record that is there with probability q, or another in its place.
+    """Return the losses of a record that is present with probability q, or of another that replaces it.
 
-    Guarantee: given all that the others add, which both outputs share. Of a record that comes or goes: N(1, z^2) mixed
-    with N(0, z^2), against N(0, z^2) (Zhu, Dong and Wang 2022, Theorem 11). Of a replaced one: `_replaced`.
+    Guarantee: given all that the others add, which both outputs share. For a record that is added or removed: N(1, z^2)
+    mixed with N(0, z^2), against N(0, z^2) (Zhu, Dong and Wang 2022, Theorem 11). For a replaced one: `_replaced`.
     """
     return _poisson(mechanism.adjacency, mechanism.sampling_rate, mechanism.noise_multiplier, width)
 
 
 def fixed(mechanism: GaussianSum, width: float) -> LossPair:
-    """A batch of fixed size, drawn without replacement, of which a record is replaced: `_without_replacement`.
+    """Return the losses of a batch of fixed size, drawn without replacement, with one record replaced.
 
-    Guarantee: let U be a batch of the others and u one of it, uniform. Without the record the batch is U; with it, it
-    has taken the place of u. So, given U and u, outputs are those of three points of a ball of radius C, R being what
-    U without u adds: (1 - q) N(R + u) + q N(R + x), and with y for x. Their covariances are at most (2 C)^2 / s^2 each.
+    Guarantee: let U be a batch of the others and u one of it, uniform. Without the record the batch is U; with it, the
+    record has replaced u. So, given U and u, outputs are those of three points of a ball of radius C: with R the sum
+    over U without u, (1 - q) N(R + u) + q N(R + x), and the same with y for x. Their covariances are at most
+    (2 C)^2 / s^2 each. The losses are those of `_without_replacement`.
     """
     masses = _without_replacement(mechanism.sampling_rate, mechanism.noise_multiplier, width)
     return LossPair(masses, masses)
 
 
 def truncated(mechanism: GaussianSum, width: float) -> LossPair:
-    """A Poisson step, or with the probability of an overflow one of a fixed batch; `TruncatedSum` has the proof."""
+    """Return the losses of a Poisson step, mixed with those of a fixed batch by the probability of an overflow.
+
+    `TruncatedSum` has the proof.
+    """
     assert isinstance(mechanism, TruncatedSum)
     overflow, rate = overflow_probability(mechanism), mechanism.sampling_rate
     usual = _poisson(mechanism.adjacency, rate, mechanism.noise_multiplier, width)
@@ -78,13 +83,13 @@ def _poisson(adjacency: Adjacency, rate: float, noise: float, width: float) -> L
 
 
 def _without_replacement(rate: float, noise: float, width: float) -> LossMasses:
-    """The losses whose H_a is that of the worst three points of a ball, one for each a.
+    """Return the losses whose H_a is that of the worst three points of a ball, one for each a.
 
-    With all covariances 1 / z^2 (z in units of the ball's diameter): for a >= 1 those of u = y, H_a((1 - q) N(0) + q
-    N(1), N(0)), and for a < 1 those of u = x, H_a(N(1), (1 - q) N(1) + q N(0)). They are what Zhu, Dong and Wang 2022
-    state for subset sampling; no one data set attains both, and neither alone dominates (Lebeda et al. 2024, "Avoiding
-    pitfalls"). So losses above 0 are those of the one, below 0 of the other, and what lacks at 0 is the step that the
-    slope of H_a takes at a = 1, (1 - q) (2 Phi(1 / 2z) - 1).
+    All covariances are 1 / z^2 (z in units of the ball's diameter). For a >= 1 the worst points have u = y,
+    H_a((1 - q) N(0) + q N(1), N(0)), and for a < 1 they have u = x, H_a(N(1), (1 - q) N(1) + q N(0)). They are what
+    Zhu, Dong and Wang 2022 state for subset sampling. No one data set attains both, and neither alone dominates (Lebeda
+    et al. 2024, "Avoiding pitfalls"). So losses above 0 are those of the first and losses below 0 those of the second.
+    The mass that is missing at 0 is the step that the slope of H_a takes at a = 1, (1 - q) (2 Phi(1 / 2z) - 1).
     """
     cells = gaussian_cells(rate, noise, width, least=0)
     remove = connect_dots(cells.mixed, cells.lows - cells.log_ratio, cells.gaps)
@@ -96,10 +101,11 @@ def _without_replacement(rate: float, noise: float, width: float) -> LossMasses:
 
 
 def _replaced(rate: float, noise: float, width: float) -> LossMasses:
-    """(1 - q) N(0) + q N(1/2) against (1 - q) N(0) + q N(-1/2), of variance z^2: u = 0, and x and y at most C from it.
+    """Return the losses of (1 - q) N(0) + q N(1/2) against (1 - q) N(0) + q N(-1/2), of variance z^2.
 
-    Guarantee: |x - y|^2, |x|^2 and (x - y).x are at most 4 C^2, C^2 and 2 C^2, all of which x = -y of length C attains,
-    both ways round; in units of 2 C those are 1/2 and -1/2. The pair is its own mirror image, and so are its losses.
+    Here u = 0, and x and y are at most C from it. Guarantee: |x - y|^2, |x|^2 and (x - y).x are at most 4 C^2, C^2 and
+    2 C^2. The choice x = -y of length C attains all of them, in both directions; in units of 2 C those are 1/2 and
+    -1/2. The pair is its own mirror image, and so are its losses.
     """
     half = 0.5 + TAIL * noise
     highest = math.ceil(float(_replaced_loss(np.array([half]), rate, noise)[0]) / width)
@@ -127,7 +133,7 @@ def _replaced_density(x: Floats, rate: float, noise: float) -> Floats:
 
 
 def _replaced_loss(x: Floats, rate: float, noise: float) -> Floats:
-    """log of the density with 1/2 over that with -1/2; odd, and growing with x."""
+    """Return log of the density with 1/2 over that with -1/2; odd, and growing with x."""
     logs = [_log_mixture((sign * x / 2 - 1 / 8) / noise**2, rate) for sign in (1, -1)]
     return logs[0] - logs[1]
 
@@ -141,7 +147,7 @@ def _log_mixture(log_ratio: Floats, rate: float) -> Floats:
 
 
 def _replaced_point(loss: Floats, rate: float, noise: float) -> Floats:
-    """Where `_replaced_loss` takes each value, by a quadratic equation in u = e^(x / 2z^2); odd.
+    """Return the x at which `_replaced_loss` takes each value, by a quadratic equation in u = e^(x / 2z^2); odd.
 
     w u^2 - gain u - w e^loss = 0, w being q e^(-1 / 8z^2) and gain (1 - q) (e^loss - 1), without cancellation in u - 1.
     """
@@ -155,7 +161,7 @@ def _replaced_point(loss: Floats, rate: float, noise: float) -> Floats:
 
 
 def _mixed(usual: LossMasses, rare: LossMasses, share: float) -> LossMasses:
-    """The losses of a pair that says which of two it is, the second with probability `share`."""
+    """Return the losses of a pair that reveals which of two pairs it is, the second with probability `share`."""
     cells, places = np.unique(np.concatenate([usual.cells, rare.cells]), return_inverse=True)
     weights = np.concatenate([(1 - share) * usual.masses, share * rare.masses])
     masses: Floats = np.bincount(places, weights=weights, minlength=len(cells)).astype(np.float64)

@@ -1,7 +1,7 @@
-"""What is stated where nobody named an accountant, the least of the upper bounds that apply; and what to warn of.
+"""The epsilon that is stated if no accountant is named, the least upper bound that applies; and warnings.
 
-Each bound is a theorem about the same releases, so the least of them is true. Releases must be fixed beforehand: of
-those that are chosen on the way, the theorem of the filter that admits them is all that is known (`ledger.to_price`).
+Each bound is a theorem about the same releases, so the least of them is true. Releases must be fixed beforehand. For
+releases that are chosen during the run, only the theorem of the filter that admits them holds (`ledger.to_price`).
 Warnings are no errors: such a run may be an experiment.
 """
 
@@ -22,7 +22,10 @@ MOST_EPSILON = 100.0
 
 
 class Least(Accountant):
-    """Those of the accountants called `names` that prove what they state, as one; what one refuses, others price."""
+    """The least upper bound of the accountants called `names`. Those that state an estimate are left out.
+
+    Releases that one accountant refuses may be priced by others.
+    """
 
     name = "least"
     bound = "upper"
@@ -46,9 +49,9 @@ class Least(Accountant):
         return self.best(releases, delta)[0]
 
     def best(self, releases: Sequence[Release], delta: float) -> tuple[float, str]:
-        """The least epsilon, and the name of the accountant that proves it.
+        """Return the least epsilon, and the name of the accountant that proves it.
 
-        Raises UnsupportedMechanism, with the reasons of all, when none covers the releases.
+        Raises UnsupportedMechanism, with the reasons of all, if none covers the releases.
         """
         found: list[tuple[float, str]] = []
         reasons: list[str] = []
@@ -72,7 +75,7 @@ class Least(Accountant):
 
 
 def warnings_of(epsilon: float | None, delta: float, records: int) -> list[str]:
-    """What a user should know of a guarantee of `epsilon` (None: no finite one) at `delta` about `records` records.
+    """Return warnings about a guarantee of `epsilon` (None: no finite one) at `delta` for `records` records.
 
     Publishing each record whole with probability `delta` satisfies (0, delta): at 1 / records that is one, on average.
 
@@ -94,12 +97,13 @@ def warnings_of(epsilon: float | None, delta: float, records: int) -> list[str]:
 
 
 def epsilon_at_least(noise_multiplier: float, batches: int, delta: float) -> float:
-    """A lower bound on epsilon at `delta` of one epoch of `batches` >= 1 shuffled batches, under zero-out.
+    """Return a lower bound on epsilon at `delta` of one epoch of `batches` >= 1 shuffled batches, under zero-out.
 
-    It is why no Poisson epsilon may be reported for shuffled batches; it proves nothing about safety.
+    This bound is the reason why no Poisson epsilon may be reported for shuffled batches; it proves nothing about
+    safety.
 
-    Against a record whose removal moves its batch from 2 to 1 while all other batches stay at 0, the event that some
-    batch exceeds C has probabilities P = 1 - Phi((C-2)/z) Phi(C/z)^(T-1) and Q the same with 1 for 2, so that
+    Take a record whose removal moves its batch from 2 to 1 while all other batches stay at 0. The event that some batch
+    exceeds C has probability P = 1 - Phi((C-2)/z) Phi(C/z)^(T-1), and Q, the same with 1 for 2, without the record. So
     epsilon >= log((P - delta) / Q) for every C. The best C is found on a grid, which keeps the bound true.
 
     >>> round(epsilon_at_least(0.5, 10_000, 1e-6), 2)
@@ -119,5 +123,5 @@ def epsilon_at_least(noise_multiplier: float, batches: int, delta: float) -> flo
 
 
 def _log_below(x: float) -> float:
-    """log Phi(x), to full precision on both sides."""
+    """Return log Phi(x), to full precision on both sides."""
     return math.log1p(-math.exp(log_upper_tail(x))) if x > 0 else log_upper_tail(-x)

@@ -1,22 +1,21 @@
-"""What an attacker can do at best: how often a true guess comes out right, given how often a false alarm may be raised.
+"""Trade-off curves: the largest true-positive rate of an attack for each false-positive rate.
 
 The attacker knows every record but one, sees all that was released, and says whether the one was there (or which of its
-two values it had). A false-positive rate alpha is how often "it was there" is said of data without it; the
-true-positive rate beta is how often it is said of data with it.
+two values it had). The false-positive rate alpha is the probability of "it was there" on data without it. The
+true-positive rate beta is the probability of "it was there" on data with it.
 
-Derivation. Releases that are (epsilon, delta(epsilon))-DP for every epsilon >= 0, in both directions, have for any test
-(a set S of outputs, randomised or not)
+Derivation. Take releases that are (epsilon, delta(epsilon))-DP for every epsilon >= 0, in both directions. They have,
+for any test (a set S of outputs, randomised or not):
 
-    beta = P(S) <= e^epsilon Q(S) + delta(epsilon) = e^epsilon alpha + delta(epsilon)
-    1 - alpha = Q(not S) <= e^epsilon P(not S) + delta(epsilon), so beta <= 1 - e^-epsilon (1 - alpha - delta(epsilon))
+    beta = P(S) <= e^epsilon Q(S) + delta(epsilon) = e^epsilon alpha + delta(epsilon).
+    1 - alpha = Q(not S) <= e^epsilon P(not S) + delta(epsilon), so beta <= 1 - e^-epsilon (1 - alpha - delta(epsilon)).
 
-Each epsilon gives a true bound, and the least of them is the trade-off curve itself where delta(epsilon) is the exact
-privacy profile (Dong, Roth and Su 2022, Proposition 2.12: the curve is the convex conjugate of the profile). So a
-search that stops early can only overstate the attacker. Neither bound has more than one valley, since delta is convex
-in e^epsilon.
+Each epsilon gives a true bound. The least of them is the trade-off curve itself if delta(epsilon) is the exact privacy
+profile (Dong, Roth and Su 2022, Proposition 2.12: the curve is the convex conjugate of the profile). So a search that
+stops early can only overstate the attacker. Neither bound has more than one valley, since delta is convex in e^epsilon.
 
 For compositions of Gaussians the profile is that of mu-Gaussian DP, and beta = Phi(Phi^-1(alpha) + mu) exactly (their
-Theorem 2.7 and Corollary 3.3). Not here: any profile (`accountants/`).
+Theorem 2.7 and Corollary 3.3).
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from dpsgd_cli.common.rounding import epsilon_text
 from dpsgd_cli.errors import UnsupportedMechanism
 
 RATES = (0.01, 0.001)
-"""The false-positive rates that are spoken of."""
+"""The false-positive rates that reports use."""
 _MOST_EPSILON = 60.0
 _GRID = 24
 
 
 @dataclass(frozen=True)
 class Attacker:
-    """The best attacker's true-positive rates by false-positive rate, and how often it is right.
+    """The best attack: its true-positive rate by false-positive rate, and its accuracy.
 
-    `right`: where both cases are as likely. `mu`: the Gaussian-DP parameter where the trade-off curve is exactly that
-    of one Gaussian; None elsewhere. `proved_by`: the accountant whose profile this is.
+    `right`: the accuracy if both cases are equally likely. `mu`: the Gaussian-DP parameter if the trade-off curve is
+    exactly that of one Gaussian; else None. `proved_by`: the accountant whose profile this is.
     """
 
     true_positives: dict[float, float]
@@ -55,11 +54,11 @@ class Attacker:
 
 
 def best_attacker(releases: Sequence[Release], rates: Sequence[float] = RATES) -> Attacker:
-    """What nobody who sees `releases` can surpass, at these false-positive rates.
+    """Return bounds on any attack that sees `releases`, at these false-positive rates.
 
-    Guarantee: no test of any power has a larger true-positive rate at these false-positive rates, under the adjacency
-    of the releases, nor guesses right more often when both cases are as likely. Equality for unsampled Gaussians.
-    Raises UnsupportedMechanism, with the reasons, where no accountant has a profile of the releases.
+    Guarantee: no test has a larger true-positive rate at these false-positive rates, under the adjacency
+    of the releases, nor a larger accuracy if both cases are equally likely. Equality for unsampled Gaussians.
+    Raises UnsupportedMechanism, with the reasons, if no accountant has a profile of the releases.
 
     >>> found = best_attacker([Release(GaussianSum(noise_multiplier=2, adjacency="add-remove"), count=4)])
     >>> found.mu, round(found.true_positives[0.01], 4), round(found.right, 4)
@@ -81,16 +80,16 @@ class Curve:
 
 
 def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> Curve:
-    """The trade-off curve that is proved of `releases`: exact for unsampled Gaussians, else that of a profile.
+    """Return the trade-off curve that is proved for `releases`: exact for unsampled Gaussians, else that of a profile.
 
-    `least` is the smallest false-positive rate that will be asked about. Raises as `best_attacker`.
+    `least` is the smallest false-positive rate that you will ask for. Raises as `best_attacker` does.
     """
     used = [release for release in releases if release.count]
     if all(isinstance(r.mechanism, GaussianSum) and not r.mechanism.sampled for r in used):
         mu = math.sqrt(total_mu_squared(used))
         return Curve(partial(gaussian_power, mu), 2 * _gaussian_right(mu) - 1, "gaussian", mu)
     reasons = []
-    for name in ("pld", "rdp"):  # in the order of tightness
+    for name in ("pld", "rdp"):  # tightest first
         try:
             profile = accountants.get(name).profile(used, least)
             return Curve(partial(power, profile), profile(0.0), name)
@@ -100,7 +99,7 @@ def curve_of(releases: Sequence[Release], least: float = min(RATES)) -> Curve:
 
 
 def strongest(attackers: Sequence[Attacker]) -> Attacker:
-    """What nobody surpasses of any of several; exact only where all are alike."""
+    """Return the bounds that hold for every one of several; exact only if all are alike."""
     if all(one == attackers[0] for one in attackers):
         return attackers[0]
     rates = attackers[0].true_positives
@@ -110,7 +109,7 @@ def strongest(attackers: Sequence[Attacker]) -> Attacker:
 
 
 def attacker_text(mu: float | None, true_positives: Mapping[float, float], proved_by: str) -> str:
-    """What the best attacker achieves, in words; shares of a bound are rounded up.
+    """Describe the best attack in words; rates of a bound are rounded up.
 
     >>> attacker_text(1.0, {0.01: 0.09236, 0.001: 0.0183}, "gaussian")
     'finds 9.24% at 1% false alarms, 1.83% at 0.1%; exactly mu-Gaussian-DP with mu 1.0000'
@@ -123,12 +122,12 @@ def attacker_text(mu: float | None, true_positives: Mapping[float, float], prove
 
 
 def percent(share: float) -> str:
-    """Rounded up, as is proper for a bound on an attacker: `3.42%`."""
+    """Return `share` as a percentage, rounded up because it bounds an attacker: `3.42%`."""
     return f"{min(100.0, math.ceil(share * 1e4 - 1e-9) / 100):.2f}%"
 
 
 def power(profile: Callable[[float], float], false_positive_rate: float) -> float:
-    """The largest true-positive rate that a privacy profile, epsilon >= 0 to delta, allows; see the derivation above.
+    """Return the largest true-positive rate that `profile` (epsilon >= 0 to delta) allows; see the derivation above.
 
     Guarantee: a true bound whenever `profile` is, at most 1 and no less than the false-positive rate.
     """
@@ -145,7 +144,7 @@ def power(profile: Callable[[float], float], false_positive_rate: float) -> floa
 
 
 def gaussian_power(mu: float, false_positive_rate: float) -> float:
-    """Phi(Phi^-1(alpha) + mu): the exact trade-off curve of a mu-Gaussian-DP release.
+    """Return Phi(Phi^-1(alpha) + mu): the exact trade-off curve of a mu-Gaussian-DP release.
 
     >>> round(gaussian_power(1.0, 0.05), 4)
     0.2595
@@ -155,12 +154,12 @@ def gaussian_power(mu: float, false_positive_rate: float) -> float:
 
 
 def _gaussian_right(mu: float) -> float:
-    """(1 + total variation) / 2 of N(0, 1) and N(mu, 1)."""
+    """Return (1 + total variation) / 2 of N(0, 1) and N(mu, 1)."""
     return NormalDist().cdf(mu / 2)
 
 
 def _least(of: Callable[[float], float]) -> float:
-    """The least value over epsilon of [0, `_MOST_EPSILON`] that was found: a grid, which grows, then its best cell."""
+    """Return the least value found over epsilon in [0, `_MOST_EPSILON`]: on a growing grid, then in its best cell."""
     grid = [_MOST_EPSILON * (i / _GRID) ** 3 for i in range(_GRID + 1)]
     best = min(range(len(grid)), key=lambda i: of(grid[i]))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID)]

@@ -1,6 +1,6 @@
-"""A histogram of gradient norms, released before training: how far one record moves it, its share of a budget.
+"""Histogram of gradient norms, released before training: its sensitivity and its share of a budget.
 
-Not here: the counts and their noise (`clipping/bounds.py`).
+The counts and their noise are in `clipping/bounds.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
 
 LABEL = "norm-histogram"
-"""Of the release that a clip bound is read off."""
+"""Label of the release that a clip bound is read from."""
 
 
 def sensitivity(adjacency: Adjacency) -> float:
-    """L2 bound on how far one record moves the counts: 1, or sqrt(2) where it is replaced. Both are reached.
+    """Return the L2 bound on how far one record moves the counts: 1, or sqrt(2) if it is replaced. Both are reached.
 
     - add-remove, zero-out: one record adds 1 to one count, or takes it away (a null record is counted nowhere).
     - replace-one: one count loses 1 and another one gains it, or nothing changes.
@@ -32,10 +32,12 @@ def sensitivity(adjacency: Adjacency) -> float:
 
 
 def with_histogram(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
-    """`before`, and after it the histogram of a recipe that asks for one: a Gaussian of its share of what is left.
+    """Return `before`, followed by the recipe's histogram, if it has one: a Gaussian with its share of the rest.
 
-    The share is one of mu^2 = 1 / z^2, so that z = 1 / sqrt(share mu^2), as of a preconditioner
-    (`second_moments.py`); the noise of the steps is solved for with the whole list.
+    The share is one of mu^2 = 1 / z^2, so that z = 1 / sqrt(share mu^2), as for a preconditioner
+    (`second_moments.py`). The noise of the steps is solved for with the whole list.
+
+    Raises InfeasibleBudget if `before` leaves nothing.
     """
     privacy = recipe.required_privacy
     share, budget = privacy.clipping.share_before, privacy.budget
@@ -50,5 +52,5 @@ def with_histogram(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, 
 
 
 def released_histogram(plan: Plan) -> GaussianSum:
-    """The mechanism that the plan has for the histogram."""
+    """Return the mechanism that the plan has for the histogram."""
     return next(m for m in (one.mechanism for one in plan.before) if isinstance(m, GaussianSum) and m.label == LABEL)

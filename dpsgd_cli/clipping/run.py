@@ -84,8 +84,8 @@ def add_clipped_sums(
     `batch` is inputs (R or 1, K B, ...), labels (R or 1, B), and a mask bool (R, B) or None. A leading 1 is for rows
     that all trials share. With K > 1 copies of every example (`augmentation.py`), all first copies come first, and an
     example's loss is the mean over its copies. So the mean of their gradients is clipped. An example may be a user with
-    several rows (`users/run.py`): labels are then (R or 1, B, m), and the mean over the user's rows is clipped. Diagnostics
-    go to `seen`. `function` replaces `sum_clipped`. Raises ValueError for more than `MOST_ROWS` examples.
+    several rows (`users/run.py`): labels are then (R or 1, B, m), and the mean over the user's rows is clipped.
+    Diagnostics go to `seen`. `function` replaces `sum_clipped`. Raises ValueError for more than `MOST_ROWS` examples.
     """
     if batch[1].shape[1] > MOST_ROWS:
         raise ValueError(f"{batch[1].shape[1]} rows in one piece of a sum; at most {MOST_ROWS} are added up at once")

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def plan_for(recipe: Recipe, facts: Facts) -> Plan:
-    """The plan of a private recipe. Raises PrivacyError for what has no guarantee, InfeasibleBudget for no fit."""
+    """Return the plan of a private recipe.
+
+    Raises PrivacyError if no guarantee covers it, and InfeasibleBudget if nothing fits the budget.
+    """
     method = recipe.method
     if method.described.planner is None:
         raise PrivacyError(f"method {method.kind} has no guarantee to plan; leave privacy out")

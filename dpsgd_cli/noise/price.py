@@ -1,15 +1,13 @@
-"""Noise that is correlated across steps: its weights, and the error it is predicted to leave. Numbers only.
+"""Noise that is correlated across steps: its weights, and its predicted error. Numbers only.
 
 Notation: n steps; y_t independent normals of standard deviation s_t; C a lower triangular matrix whose columns have
-L2 norm at most 1; noise x = C^-1 y is added to the sums g_1, ..., g_n. Then C (g + x) = C g + y: what is released is a
-function of C g with independent noise, and one record in step t moves that by (column t of C) times its gradient, so
-by no more than it moves the sum. What that costs is argued in `mechanism.CorrelatedSums`; what is drawn, in
-`noise/correlation.py`.
+L2 norm at most 1; noise x = C^-1 y is added to the sums g_1, ..., g_n. Then C (g + x) = C g + y: the release is a
+function of C g with independent noise. One record in step t moves C g by (column t of C) times its gradient, so by no
+more than it moves the sum. `mechanism.CorrelatedSums` proves the price; `noise/correlation.py` draws the noise.
 
-Why: descent adds gradients up, and the noise of a sum of the first t steps, sum x_1..x_t, is what its weights have
+Purpose: descent adds gradients up. The noise of a sum of the first t steps, sum x_1..x_t, is the noise of its weights
 after t steps of one length. The predicted error is the root mean square of its standard deviation over all t, in units
-of one sum's sensitivity. It does not know of momentum, averages or learning rates that change, and accuracy need not
-follow it.
+of one sum's sensitivity. It ignores momentum, averages and changing learning rates, and accuracy need not follow it.
 
 Sources: Choquette-Choo et al. 2023 (arXiv 2306.08153; banded matrices), Fichtenberger, Henzinger and Upadhyay 2023
 (coefficients of (1 - x)^(-1/2)), McKenna 2024 (arXiv 2405.15913; banded Toeplitz, optimised), Kairouz et al. 2021 and
@@ -39,30 +37,33 @@ _STEEPNESS = 100.0
 
 @dataclass(frozen=True)
 class Correlation(ABC):
-    """How noise of several steps goes together. `period`: steps after which it starts anew; None for never."""
+    """Correlation of noise between steps. `period`: number of steps after which it starts anew; None for never."""
 
     drawn: ClassVar[str]
-    """`module:name` of what draws it."""
+    """The class that draws the noise, as `module:name`."""
     period: int | None
 
     @property
     @abstractmethod
     def bands(self) -> int:
-        """Over how many steps noise is correlated."""
+        """Number of steps over which noise is correlated."""
 
     @property
     @abstractmethod
     def moved_by_rounding(self) -> float:
-        """Grid steps that rounding to integers moves a coordinate of C g by, in one step (`noise/correlation.py`)."""
+        """Grid steps by which rounding to integers moves a coordinate of C g, in one step (`noise/correlation.py`)."""
 
     @abstractmethod
     def variances(self, steps: int) -> Floats:
-        """Of the sum of the noise of the first 1, ..., `steps` steps, where y has variance 1 (one period at most)."""
+        """Return the variances of the summed noise of the first 1, ..., `steps` steps, if y has variance 1.
+
+        The shape is (steps,); `steps` is at most one period.
+        """
 
     def error(self, multipliers: Sequence[float], steps: int) -> float:
-        """Root mean square, over all steps, of the standard deviation of the noise of all steps so far.
+        """Return the root mean square, over all steps, of the standard deviation of the noise of all steps so far.
 
-        `multipliers` by epoch of `steps` steps; in units of the sensitivity of one sum.
+        `multipliers` has one entry for each epoch of `steps` steps. The unit is the sensitivity of one sum.
         """
         squares = np.square(np.asarray(multipliers, dtype=np.float64))
         total = len(squares) * steps
@@ -76,7 +77,7 @@ class Correlation(ABC):
 
 @dataclass(frozen=True)
 class Toeplitz(Correlation):
-    """x_t = (y_t - sum_{j >= 1} w_j x_{t-j}) / w_0, with `weights` w of L2 norm 1: the first column of C."""
+    """Noise x_t = (y_t - sum_{j >= 1} w_j x_{t-j}) / w_0, with `weights` w of L2 norm 1: the first column of C."""
 
     drawn = "dpsgd_cli.noise.correlation:ToeplitzStepNoise"
     weights: tuple[float, ...]
@@ -97,11 +98,11 @@ class Toeplitz(Correlation):
 
 @dataclass(frozen=True)
 class Tree(Correlation):
-    """Every node of a binary tree over the steps has noise sqrt(h) y; that of the first t steps is the sum over the
-    nodes whose leaves are those t, one for each binary digit 1 of t.
+    """Noise of a binary tree over the steps: every node has noise sqrt(h) y.
 
-    h, the levels, is the most nodes above one leaf that any such sum uses: floor(log2 steps) + 1. So C (the sums of
-    all nodes, over sqrt(h)) has columns of norm at most 1.
+    The noise of the first t steps is the sum over the nodes whose leaves are those t, one for each binary digit 1 of t.
+    The number of levels, h, is the most nodes above one leaf that any such sum uses: floor(log2 steps) + 1. So C (the
+    sums of all nodes, over sqrt(h)) has columns of norm at most 1.
     """
 
     drawn = "dpsgd_cli.noise.correlation:TreeStepNoise"
@@ -127,25 +128,27 @@ INDEPENDENT = Toeplitz(None, (1.0,))
 
 
 def banded(settings: BandedNoise, epochs: int, steps: int) -> Correlation:
-    """Correlation over `settings.bands` steps (no more than the `steps` of an epoch) of the whole training."""
+    """Return a correlation over `settings.bands` steps, at most the `steps` of an epoch, of the whole training."""
     best = settings.weights == "optimised"
     return Toeplitz(None, optimised(settings.groups, epochs * steps) if best else square_root(settings.groups))
 
 
 def toeplitz(settings: ToeplitzNoise, epochs: int, steps: int) -> Correlation:
-    """Correlation over each epoch."""
+    """Return the Toeplitz correlation of each epoch."""
     del settings, epochs
     return Toeplitz(steps, square_root(steps))
 
 
 def tree(settings: TreeNoise, epochs: int, steps: int) -> Correlation:
-    """Correlation over each epoch."""
+    """Return the tree correlation of each epoch."""
     del settings, epochs
     return Tree(steps)
 
 
 def square_root(bands: int) -> tuple[float, ...]:
-    """The first `bands` coefficients of (1 - x)^(-1/2): c_0 = 1, c_k = c_{k-1} (2 k - 1) / (2 k), over their norm.
+    """Return the first `bands` coefficients of (1 - x)^(-1/2), over their norm.
+
+    They are c_0 = 1, c_k = c_{k-1} (2 k - 1) / (2 k).
 
     >>> [round(w / square_root(3)[0], 4) for w in square_root(3)]
     [1.0, 0.5, 0.375]
@@ -156,11 +159,11 @@ def square_root(bands: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def optimised(bands: int, steps: int) -> tuple[float, ...]:
-    """The `bands` (<= `steps`) weights of norm 1 that a descent from `square_root` finds to leave the least error."""
+    """Return the `bands` (<= `steps`) weights of norm 1 of least error that a descent from `square_root` finds."""
     share, start = (steps - np.arange(steps)) / steps, np.asarray(square_root(bands))
 
     def of(moved_by: Floats) -> tuple[float, Floats]:
-        """log of |w|^2 times the mean square error, and its gradient: -d D / d w_k is D / w(x), k steps later."""
+        """Return log(|w|^2 times the mean square error) and its gradient: -d D / d w_k is D / w(x), k steps later."""
         weights = start + moved_by / _STEEPNESS
         with np.errstate(all="ignore"):
             response = _prefix_response(weights, steps)
@@ -177,7 +180,7 @@ def optimised(bands: int, steps: int) -> tuple[float, ...]:
 
 
 def _prefix_response(weights: Floats, steps: int) -> Floats:
-    """Coefficients 0, ..., steps - 1 of 1 / ((1 - x) w(x)): what y_0 adds to the sums of noise."""
+    """Return coefficients 0, ..., steps - 1 of 1 / ((1 - x) w(x)): the contribution of y_0 to the sums of noise."""
     impulse = np.zeros(steps)
     impulse[0] = 1.0
     found: Floats = lfilter([1.0], np.convolve(weights, [1.0, -1.0]), impulse)
@@ -185,5 +188,5 @@ def _prefix_response(weights: Floats, steps: int) -> Floats:
 
 
 def _normal(weights: Floats) -> tuple[float, ...]:
-    """Over their norm."""
+    """Return the weights divided by their norm."""
     return tuple((weights / math.sqrt(math.fsum(weights**2))).tolist())

@@ -1,11 +1,10 @@
-"""What one record moves sums of second moments, or of cells, by, and what of a budget they get; reads no data.
+"""Sensitivity of sums of second moments and of cells to one record, and their share of a budget; reads no data.
 
 Notation: u_i are rows of L2 norm at most 1, A = sum u_i u_i^T, and Z = sum u_i y_i^T for targets y_i of norm at most 1.
-Of a symmetric matrix the upper triangle is released, with the entries off the diagonal times sqrt(2): a vector whose L2
-norm is the Frobenius norm of the whole. V = sum v_i is of rows of L2 norm 1 (or 0) without negative entries.
+The upper triangle of a symmetric matrix is released, with the entries off the diagonal times sqrt(2): a vector whose L2
+norm is the Frobenius norm of the whole. V = sum v_i is a sum of rows of L2 norm 1 (or 0) without negative entries.
 
-Not here: the sums (`preconditioning/second_moments.py`, `preconditioning/marginals.py`), what is done with them
-(`data/pca.py`, `methods/`).
+The sums themselves are in `preconditioning/second_moments.py` and `preconditioning/marginals.py`.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from dpsgd_cli.recipe.schema import Recipe
 
 LABELS = tuple(made().kind for made in (SecondMoments, Marginals))
-"""Of the release that a preconditioner is made of: its kind."""
+"""Labels of the release that a preconditioner is made of: its kinds."""
 
 
 def sensitivity(adjacency: Adjacency) -> float:
-    """L2 bound on how far one record moves A, or V: 1, or sqrt(2) when a record is replaced. Both are reached.
+    """Return the L2 bound on how far one record moves A, or V: 1, or sqrt(2) if records are replaced. Both are reached.
 
     - add-remove, zero-out: one record adds or takes away one u u^T (a null record has none), and |u u^T|_F = |u|^2.
     - replace-one: |u u^T - v v^T|_F^2 = |u|^4 + |v|^4 - 2 <u, v>^2 <= 2.
@@ -40,12 +39,12 @@ def sensitivity(adjacency: Adjacency) -> float:
 
 
 def joint_sensitivity(adjacency: Adjacency, weight: float) -> float:
-    """L2 bound on how far one record moves A and weight Z together. Reached.
+    """Return the L2 bound on how far one record moves A and weight Z together. It is reached.
 
     - add-remove, zero-out: |u|^4 + weight^2 |u|^2 |y|^2 <= 1 + weight^2.
-    - replace-one: with c = weight^2, t the cosine's size and |u| = p, |v| = q, the square is at most
-      p^4 + q^4 - 2 p^2 q^2 t^2 + c (p^2 + q^2 + 2 p q t). It grows with a common factor, so let q = 1. Where c <= 2 p
-      the worst t is c / (2 p), which leaves p^4 + 1 + c (p^2 + 1) + c^2 / 2; else it is 1, which leaves
+    - replace-one: let c = weight^2, t the cosine's absolute value and |u| = p, |v| = q. The square is at most
+      p^4 + q^4 - 2 p^2 q^2 t^2 + c (p^2 + q^2 + 2 p q t). It grows with a common factor, so let q = 1. If c <= 2 p,
+      the worst t is c / (2 p), which leaves p^4 + 1 + c (p^2 + 1) + c^2 / 2. Otherwise it is 1, which leaves
       (1 + p)^2 ((1 - p)^2 + c), of slope 2 (1 + p) (c - 2 p + 2 p^2) > 0. Both grow with p, so the worst is p = 1.
     """
     if not NEIGHBOURS[adjacency].replaced:
@@ -55,7 +54,7 @@ def joint_sensitivity(adjacency: Adjacency, weight: float) -> float:
 
 
 def weight_of(share: float) -> float:
-    """What Z is multiplied by so that A, by itself, is charged `share` of the mu^2 of both under add-remove.
+    """Return the factor of Z for which A, by itself, is charged `share` of the mu^2 of both under add-remove.
 
     Noise of one scale on both then makes A's noise multiplier 1 / sqrt(share) times that of the whole: the square of
     its sensitivity 1 is that share of the square of the joint one, 1 + weight^2.
@@ -67,11 +66,13 @@ def weight_of(share: float) -> float:
 
 
 def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Release, ...]:
-    """`before`, and after it what a preconditioner of the recipe releases: a Gaussian of its share of what is left.
+    """Return `before`, followed by the release of the recipe's preconditioner: a Gaussian with its share of the rest.
 
     The share is one of mu^2 = 1 / z^2, the total that Gaussian mechanisms on all records add up to (Dong, Roth and Su
-    2022, Corollary 2): z = 1 / sqrt(share mu^2). What is left for the steps is solved for with the whole list, by
-    whichever accountant prices it, so the share decides how the budget is divided and never how large it is.
+    2022, Corollary 2): z = 1 / sqrt(share mu^2). The budget left for the steps is solved for with the whole list, by
+    the accountant that prices it. So the share decides how the budget is divided and never how large it is.
+
+    Raises InfeasibleBudget if `before` leaves nothing.
     """
     settings, budget = recipe.preconditioner, recipe.required_privacy.budget
     if settings is None or budget is None:
@@ -89,5 +90,5 @@ def with_preconditioner(recipe: Recipe, before: Sequence[Release]) -> tuple[Rele
 
 
 def released_moments(plan: Plan) -> GaussianSum:
-    """The mechanism that the plan has for a preconditioner; its label is the kind."""
+    """Return the mechanism that the plan has for a preconditioner; its label is the kind."""
     return next(m for m in (one.mechanism for one in plan.before) if isinstance(m, GaussianSum) and m.label in LABELS)

@@ -42,14 +42,14 @@ class AdaptiveNoise:
     last: float = 0.0
 
     def looks_after(self, epoch: int) -> bool:
-        """Whether `epoch` (0, 1, ...) is a validation epoch."""
+        """Return True if `epoch` (0, 1, ...) is a validation epoch."""
         return (epoch + 1) % self.schedule.every == 0
 
     def observe(self, accuracy: float) -> None:
-        """Take in the accuracy of a validation epoch, and set the multiplier of the epochs to come.
+        """Record the accuracy of a validation epoch, and set the multiplier of the following epochs.
 
-        Every `period` validations the mean of the last `average` of them is compared with the mean of last time (0 at
-        first): where it grew by at most `threshold`, the multiplier becomes `decay` times itself (equations 8 to 10).
+        Every `period` validations the mean of the last `average` accuracies is compared with the previous mean (0 at
+        first). If it grew by at most `threshold`, the multiplier is multiplied by `decay` (equations 8 to 10).
         """
         settings = self.schedule
         self.seen.append(accuracy)
@@ -63,9 +63,9 @@ class AdaptiveNoise:
 
 @dataclass(frozen=True)
 class AdaptiveSchedulePlan(Plan):
-    """A plan whose noise is chosen while it runs. `most` epochs are what the first noise multiplier would allow.
+    """Plan whose noise is chosen during the run. `most` is the number of epochs that the first noise multiplier allows.
 
-    `release` gives what an epoch releases at a noise multiplier; `look` what a validation releases, None where the
+    `release` gives the release of an epoch at a noise multiplier; `look` is the release of a validation, None if the
     validation records are public.
     """
 
@@ -80,27 +80,28 @@ class AdaptiveSchedulePlan(Plan):
         return self.most
 
     def noise(self) -> AdaptiveNoise:
-        """The noise of a trial that begins."""
+        """Return the noise of a new trial."""
         assert self.schedule is not None
         return AdaptiveNoise(self.schedule, self.schedule.initial)
 
     def releases_of(self, noise: AdaptiveNoise, epoch: int) -> tuple[Release, ...]:
-        """Everything that `epoch` will release: its gradients, and the look after it."""
+        """Return everything that `epoch` will release: its gradients, and the validation after it."""
         assert self.release is not None
         looks = (self.look,) if self.look is not None and noise.looks_after(epoch) else ()
         return (self.release(noise.multiplier), *looks)
 
 
 Excess = Callable[[list[float]], float]
-"""How far beyond the budget these noise multipliers, by epoch, are (<= 0: within)."""
+"""Function of noise multipliers, by epoch: how far they exceed the budget (<= 0: within)."""
 
 
 def solve_schedule(schedule: Schedule, epochs: int, excess: Excess, precision: float = 0.0) -> Schedule:
-    """`schedule` with its free number set so that `epochs` epochs fit, and as little noise as that allows.
+    """Return `schedule` with its one free number set so that `epochs` epochs fit, with as little noise as that allows.
 
-    Guarantee: `excess` was asked about the answer, and said within. The number is found to the last bit, or to the
-    relative `precision`; where even its most expensive value fits (a polynomial's power), that value is the answer.
-    Raises PrivacyError for several free numbers, InfeasibleBudget when no value fits, UnsupportedMechanism as `excess`.
+    Guarantee: `excess` was asked about the answer and found it within the budget. The number is found to the last bit,
+    or to the relative `precision`. If even its most expensive value fits (a polynomial's power), that value is the
+    answer. Raises PrivacyError for several free numbers, InfeasibleBudget if no value fits, UnsupportedMechanism as
+    `excess` does.
     """
     free = schedule.free_numbers()
     if len(free) != 1:
@@ -122,12 +123,12 @@ def solve_schedule(schedule: Schedule, epochs: int, excess: Excess, precision: f
 
 
 def epochs_that_fit(schedule: Schedule, most: int, excess: Excess) -> int:
-    """Longest prefix of the schedule within the budget (spending only grows), no longer than `most` epochs."""
+    """Return how many first epochs of the schedule fit the budget, at most `most`; spending only grows."""
     span = Span("epochs", cheap=1.0, expensive=float(most), start=1.0, whole=True)
     return int(most_expensive(lambda epochs: _gap(schedule, int(epochs), excess), span) or 0)
 
 
 def _gap(schedule: Schedule, epochs: int, excess: Excess) -> float:
-    """A schedule that runs out of noise is more expensive than any budget."""
+    """Return the excess of the first `epochs` epochs; inf if the schedule runs out of noise."""
     noise = [schedule.noise(epoch) for epoch in range(epochs)]
     return excess(noise) if min(noise) >= LEAST else math.inf

@@ -1,6 +1,6 @@
-"""The accountants; which there are, and where, stands in `accounting/names.py`.
+"""Accountants by name; `accounting/names.py` lists them and the modules that hold them.
 
-They load on first use, so that a command pays for the imports of those it asks for.
+They load on first use, so that a command pays only for the imports of those that it asks for.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["NAMES", "USUAL", "Accountant", "Guarantee", "get"]
 
 NAMES = tuple(ACCOUNTANTS)
 USUAL = tuple(name for name, listed in ACCOUNTANTS.items() if listed.usual)
-"""What a query that names none is answered with; the others are variants and looser noise levels."""
+"""Accountants that answer a query which names none; the others are variants and looser noise levels."""
 
 
 def get(name: str) -> Accountant:
-    """The accountant called `name`.
+    """Return the accountant called `name`.
 
-    Raises UsageError, listing every name, for one that does not exist, and TypeError for an entry that is no accountant
-    of its name, or that recipes may name though its class states no upper bound.
+    Raises UsageError, listing every name, for one that does not exist. Raises TypeError for an entry that is not an
+    accountant of its name, or that recipes may name though its class states no upper bound.
     """
     if name not in ACCOUNTANTS:
         raise UsageError(f"unknown accountant {name!r}; known: {', '.join(NAMES)}")

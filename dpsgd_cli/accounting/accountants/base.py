@@ -1,6 +1,6 @@
-"""What every accountant offers: releases in, a guarantee or a refusal by name out.
+"""Interface of all accountants: from releases to a guarantee, or to a refusal that names the reason.
 
-Not here: any formula. One accountant is one file beside this one, with one line in `__init__.py`.
+One accountant is one file beside this one, with one entry in `accounting/names.py`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dpsgd_cli.errors import FailedAccountant, UnsupportedMechanism
 Bound = Literal["upper", "estimate"]
 STATEMENTS = ("name", "bound", "note", "mechanisms", "adjacencies")
 EVERY_NEIGHBOUR: tuple[Adjacency, ...] = ("add-remove", "replace-one", "zero-out")
-"""For theorems about two distributions, whoever the neighbours are that have them."""
+"""Adjacencies of theorems about two distributions, which hold for any neighbours."""
 
 
 @dataclass(frozen=True)
 class Guarantee:
     """(epsilon, delta) at an adjacency, as one accountant states it.
 
-    `bound` is `upper` when it is a theorem and `estimate` otherwise. `epsilon` is >= 0, possibly inf.
+    `bound` is `upper` if it is a theorem and `estimate` otherwise. `epsilon` is >= 0, possibly inf.
     """
 
     accountant: str
@@ -48,17 +48,18 @@ class Guarantee:
 
 
 class Accountant(ABC):
-    """Prices a list of releases. Stateless: the same releases always cost the same.
+    """Method of pricing a list of releases. Stateless: the same releases always cost the same.
 
-    Every class states, in its own body and without a default, what a statement of it rests on:
+    Every class states, in its own body and without a default, what its statements rest on:
 
     `name`: its key in the registry. `note`: what a reader should know of the formula.
-    `bound`: `upper` where what it states is a theorem, `estimate` otherwise.
-    `mechanisms`: kinds of mechanisms that it prices (keys of `mechanism.KINDS`). Of `zcdp` nothing but a bound on Renyi
+    `bound`: `upper` if its statement is a theorem, `estimate` otherwise.
+    `mechanisms`: kinds of mechanisms that it prices (keys of `mechanism.KINDS`). For `zcdp` only a bound on Renyi
     divergences is known, so only accountants that read nothing else may list it.
     `adjacencies`: those that it is proved for.
 
-    A class that is no accountant by itself says `stated=False`. Raises TypeError for any other that leaves one out.
+    A class that is not an accountant by itself passes `stated=False`. Any other class must state all, or
+    raises TypeError.
     """
 
     name: ClassVar[str]
@@ -74,7 +75,7 @@ class Accountant(ABC):
             raise TypeError(f"accountant {cls.__name__} must state {', '.join(left_out)}: none has a default")
 
     def refusal(self, mechanism: Mechanism) -> str | None:
-        """Why this accountant does not cover `mechanism`; None when it does."""
+        """Return why this accountant does not cover `mechanism`; None if it does."""
         return self.uncovered(mechanism) or self._unstated(mechanism) or unsound_sampling(mechanism)
 
     def _unstated(self, mechanism: Mechanism) -> str | None:
@@ -86,23 +87,23 @@ class Accountant(ABC):
         return None
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
-        """A reason of its own formula why it does not cover `mechanism`, beside what it states; None for no reason."""
+        """Return why its own formula does not cover `mechanism`, apart from what it states; None if it does."""
         del mechanism
         return None
 
     @abstractmethod
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
-        """Smallest epsilon this accountant can state at `delta` in (0, 1). At least 0; inf when there is none.
+        """Return the smallest epsilon this accountant can state at `delta` in (0, 1): at least 0; inf if there is none.
 
-        Raises UnsupportedMechanism for what `refusal` names or for mixed adjacencies.
+        Raises UnsupportedMechanism for mechanisms that `refusal` names and for mixed adjacencies.
         """
 
     @abstractmethod
     def delta(self, releases: Sequence[Release], epsilon: float) -> float:
-        """Smallest delta this accountant can state at `epsilon` >= 0. In [0, 1]."""
+        """Return the smallest delta in [0, 1] this accountant can state at `epsilon` >= 0."""
 
     def curve(self, epochs: Sequence[Sequence[Release]], delta: float) -> list[float]:
-        """Epsilon after each epoch: entry i prices everything released in epochs 0..i."""
+        """Return epsilon after each epoch: entry i prices everything released in epochs 0..i."""
         spent: list[Release] = []
         result = []
         for releases in epochs:
@@ -111,13 +112,13 @@ class Accountant(ABC):
         return result
 
     def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
-        """Delta of many epsilons; every answer is true, and sharp where delta is no less than about `least`."""
+        """Return a function from epsilon to delta: always a true bound, sharp for delta from about `least` up."""
         del least
         self.check(releases)
         return partial(self.delta, releases)
 
     def guarantee(self, releases: Sequence[Release], delta: float) -> Guarantee:
-        """`epsilon` with everything that a reader needs to judge it."""
+        """Return `epsilon` with everything that a reader needs to judge it."""
         adjacency = common_adjacency(releases)
         return Guarantee(self.name, self.epsilon(releases, delta), delta, adjacency, self.bound, self.note)
 
@@ -137,7 +138,7 @@ ONLY_ZCDP = (
 
 
 class Derived(Accountant, stated=False):
-    """An accountant that asks another one, and states of what it covers no more than that."""
+    """Accountant that is based on another one, and covers no more than that one does."""
 
     def __init__(self, accountant: Accountant) -> None:
         self.accountant = accountant
@@ -149,9 +150,10 @@ class Derived(Accountant, stated=False):
 
 
 class WithoutLeaks(Accountant, stated=False):
-    """An accountant of releases that leak nothing: what (epsilon, delta)-DP ones leak is taken off delta beforehand.
+    """Accountant whose formula is for releases that leak nothing. Leaks are taken off delta beforehand.
 
-    Guarantee: see `without_leaks`. A leak of delta or more leaves no finite epsilon.
+    Leaks are those of (epsilon, delta)-DP releases. Guarantee: see `without_leaks`. A leak of delta or more leaves no
+    finite epsilon.
     """
 
     def epsilon(self, releases: Sequence[Release], delta: float) -> float:
@@ -166,30 +168,33 @@ class WithoutLeaks(Accountant, stated=False):
 
     @abstractmethod
     def _epsilon(self, kept: list[Release], delta: float) -> float:
-        """`epsilon` of releases that were all used, and leak nothing."""
+        """Return `epsilon` of releases that were all used, and leak nothing."""
 
     def _delta(self, kept: list[Release], epsilon: float) -> float:
-        """`delta` of the same, and of one at least; for formulas that give epsilon only."""
+        """Return `delta` of one or more releases that were all used, and leak nothing.
+
+        The default serves formulas that give epsilon only.
+        """
         return smallest_delta(lambda delta: self._epsilon(kept, delta), epsilon)
 
 
 class Additive(WithoutLeaks, stated=False):
-    """An accountant to whom each release is a number, and all of them the sum of those."""
+    """Accountant for which each release costs a number, and all of them cost the sum."""
 
     @abstractmethod
     def cost(self, mechanism: Mechanism) -> float:
-        """What one use adds; inf where it has no bound."""
+        """Return the cost of one use; inf if it has no bound."""
 
     @abstractmethod
     def epsilon_of(self, total: float, delta: float) -> float:
-        """Epsilon at `delta` of whatever adds up to `total`."""
+        """Return epsilon at `delta` of releases whose costs add up to `total`."""
 
     @abstractmethod
     def delta_of(self, total: float, epsilon: float) -> float:
-        """Delta at `epsilon` of the same."""
+        """Return delta at `epsilon` of releases whose costs add up to `total`."""
 
     def total(self, releases: Sequence[Release]) -> float:
-        """What releases that were checked add up to."""
+        """Return the total cost of releases that were checked."""
         return math.fsum(r.count * self.cost(r.mechanism) for r in releases if r.count)
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
@@ -212,9 +217,9 @@ class Additive(WithoutLeaks, stated=False):
 
 
 def number(accountant: Accountant, ask: Callable[[], float]) -> float:
-    """What `ask` answers for `accountant`, if that is a number.
+    """Return the answer of `ask` for `accountant`, if it is a number.
 
-    Raises FailedAccountant where its arithmetic breaks down: what fails states nothing, least of all the best bound.
+    Raises FailedAccountant if its arithmetic breaks down: a failed computation states no bound.
     """
     try:
         value = ask()
@@ -226,7 +231,7 @@ def number(accountant: Accountant, ask: Callable[[], float]) -> float:
 
 
 def _out_of_range(mechanism: Mechanism) -> str | None:
-    """Numbers whose squares floats cannot hold."""
+    """Return why floats cannot hold the squares of a number of `mechanism`; None if they can."""
     if isinstance(mechanism, GaussianSum):
         noise, rate = mechanism.noise_multiplier, mechanism.sampling_rate
         if noise != 0 and not 1e-100 <= noise <= 1e100:
@@ -239,7 +244,10 @@ def _out_of_range(mechanism: Mechanism) -> str | None:
 
 
 def common_adjacency(releases: Sequence[Release]) -> Adjacency | None:
-    """The one adjacency of all releases (None for an empty list); mixtures have no common statement."""
+    """Return the one adjacency of all releases; None for an empty list.
+
+    Raises UnsupportedMechanism for mixed adjacencies, which have no common statement.
+    """
     names = sorted({release.mechanism.adjacency for release in releases})
     if len(names) > 1:
         raise UnsupportedMechanism(f"releases are stated for different adjacencies: {', '.join(names)}")
@@ -247,7 +255,7 @@ def common_adjacency(releases: Sequence[Release]) -> Adjacency | None:
 
 
 def unsound_sampling(mechanism: Mechanism) -> str | None:
-    """Why a batching has no theorem under its adjacency, whoever accounts for it; None when it has one."""
+    """Return why no theorem covers a batching under its adjacency, for any accountant; None if one does."""
     if not isinstance(mechanism, GaussianSum):
         return None
     if isinstance(mechanism, CorrelatedSums) and mechanism.sampled and NEIGHBOURS[mechanism.adjacency].replaced:
@@ -259,11 +267,11 @@ def unsound_sampling(mechanism: Mechanism) -> str | None:
 
 
 def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
-    """Replace every (epsilon, delta)-DP release by the pure part of it, and bound the rest. What was not used goes.
+    """Replace every (epsilon, delta)-DP release by its pure part, and bound the rest. Unused releases are dropped.
 
-    Returns the releases and the probability `leak` such that a guarantee (epsilon, delta) of what is returned is
-    (epsilon, delta + leak) of what was given. Source: Kairouz, Oh and Viswanath 2017 (an (epsilon, delta)-DP
-    release is post-processing of randomised response that tells all with probability delta).
+    Returns the releases and the probability `leak`. A guarantee (epsilon, delta) of the returned releases is
+    (epsilon, delta + leak) of the given ones. Source: Kairouz, Oh and Viswanath 2017 (an (epsilon, delta)-DP
+    release is post-processing of randomised response that reveals everything with probability delta).
     """
     kept: list[Release] = []
     log_safe = 0.0
@@ -280,7 +288,7 @@ def without_leaks(releases: Sequence[Release]) -> tuple[list[Release], float]:
 
 
 def smallest_delta(epsilon_at: Callable[[float], float], epsilon: float, most: float = 1.0) -> float:
-    """Least delta of [1e-300, 1] with `epsilon_at(delta) <= epsilon`, from above; 1 where there is none.
+    """Return the least delta of [1e-300, 1] with `epsilon_at(delta) <= epsilon`, from above; 1 if there is none.
 
     For accountants whose formula gives epsilon only. A delta for which `epsilon_at` raises UnsupportedMechanism is
     outside the formula's region and does not count; nor does one from `most` on, where that region ends.

@@ -1,12 +1,11 @@
 """Compositions of (epsilon, delta) pairs, one pair a use: basic, advanced as Lecture 15 teaches it, and strong.
 
-They hold for any mechanisms: each Gaussian gets a share of delta, a lemma its epsilon at that, and sampling amplifies
-it. None is the tightest form of anything; they are there to be compared with. Not here: accountants that compose losses
-or divergences, which never see a pair.
+They hold for any mechanisms: each Gaussian gets a share of delta, a lemma its epsilon at that share, and sampling
+amplifies it. None is the tightest form of anything; they serve for comparison.
 
 `strong-composition` is a bound: exact amplification, and the split of delta between the uses and the composition is
 optimised. `strong-composition-published` repeats the number of Abadi et al. 2016: amplification to q epsilon and delta
-split in half; q epsilon is less than log(1 + q (e^epsilon - 1)), so it bounds nothing.
+split in half. q epsilon is less than log(1 + q (e^epsilon - 1)), so it bounds nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ GaussianLemma = Callable[[float, float], float]
 
 
 def exact_gaussian(noise_multiplier: float, delta: float) -> float:
-    """Smallest epsilon of one Gaussian at `delta`. Source: Balle and Wang 2018, Theorem 8."""
+    """Return the smallest epsilon of one Gaussian at `delta`. Source: Balle and Wang 2018, Theorem 8."""
     return gaussian_epsilon(1 / noise_multiplier, delta) if noise_multiplier > 0 else math.inf
 
 
 def classical_gaussian(noise_multiplier: float, delta: float) -> float:
-    """sqrt(2 log(1.25/delta)) / z, proved for results below 1 only.
+    """Return sqrt(2 log(1.25/delta)) / z, proved for results below 1 only.
 
     Source: Dwork and Roth 2014, Theorem A.1; Lecture 15, Lemma 15.3.
     """
@@ -39,7 +38,7 @@ def classical_gaussian(noise_multiplier: float, delta: float) -> float:
 
 
 def checked_classical_gaussian(noise_multiplier: float, delta: float) -> float:
-    """`classical_gaussian` wherever the exact formula confirms it, which reaches beyond 1; else the exact value."""
+    """Return `classical_gaussian` where the exact formula confirms it, also above 1; else the exact value."""
     stated = classical_gaussian(noise_multiplier, delta)
     if stated == math.inf or gaussian_delta(1 / noise_multiplier, stated) <= delta:
         return stated
@@ -47,11 +46,11 @@ def checked_classical_gaussian(noise_multiplier: float, delta: float) -> float:
 
 
 def amplified(epsilon: float, sampling_rate: float) -> float:
-    """log(1 + q (e^epsilon - 1)): what sampling makes of epsilon, while delta becomes q delta.
+    """Return log(1 + q (e^epsilon - 1)): the epsilon after sampling, while delta becomes q delta.
 
-    Poisson batches under any adjacency, batches of fixed size under replace-one (a replaced record of a Poisson batch
-    takes the place of nothing, of which it is no farther than of another record). Source: Balle, Barthe and Gaboardi
-    2018, Theorems 2, 8 and 9; Lecture 15, Lemma 15.4.
+    For Poisson batches under any adjacency, and batches of fixed size under replace-one. (A replaced record of a
+    Poisson batch is compared with its absence, which is no farther from it than another record.) Source: Balle, Barthe
+    and Gaboardi 2018, Theorems 2, 8 and 9; Lecture 15, Lemma 15.4.
     """
     if epsilon < 30:
         return math.log1p(sampling_rate * math.expm1(epsilon))
@@ -59,7 +58,7 @@ def amplified(epsilon: float, sampling_rate: float) -> float:
 
 
 def use_epsilon(mechanism: Mechanism, delta: float, lemma: GaussianLemma, linear: bool = False) -> float:
-    """Epsilon of one use when `delta` is granted to it (to Gaussians only: the others bring their own).
+    """Return epsilon of one use when `delta` is granted to it (to Gaussians only: the others have their own).
 
     `linear` takes q epsilon for the amplified epsilon, as published, which is less than sampling achieves.
     """
@@ -81,7 +80,7 @@ PAIRS = ("gaussian", "correlated", "pure", "approximate")
 
 
 class Composition(WithoutLeaks, stated=False):
-    """What all compositions have in common: they take every mechanism whose batching has a theorem."""
+    """Base of all compositions: they take every mechanism whose batching has a theorem for pairs."""
 
     def uncovered(self, mechanism: Mechanism) -> str | None:
         if isinstance(mechanism, GaussianSum) and not mechanism.batches.amplifies_pairs:
@@ -90,14 +89,14 @@ class Composition(WithoutLeaks, stated=False):
 
     @staticmethod
     def noisy_uses(kept: Sequence[Release]) -> int:
-        """How many uses need a delta of their own."""
+        """Return how many uses need a delta of their own."""
         return sum(r.count for r in kept if isinstance(r.mechanism, GaussianSum))
 
 
 class BasicComposition(Composition):
-    """Epsilons add up, deltas add up (Dwork and Roth 2014, Theorem 3.16): the yardstick of every other accountant.
+    """Basic composition: epsilons add up, deltas add up (Dwork and Roth 2014, Theorem 3.16).
 
-    Each Gaussian gets an equal share of delta and its exact epsilon at it.
+    Every other accountant is compared with it. Each Gaussian gets an equal share of delta and its exact epsilon there.
     """
 
     name = "basic-composition"
@@ -117,8 +116,9 @@ class BasicComposition(Composition):
 
 
 class AdvancedComposition(Composition):
-    """k uses of at most (eps', delta / 2k) cost (2 sqrt(2 k log(2/delta)) eps', delta) when that is below 1.
+    """Advanced composition: k uses of at most (eps', delta / 2k) cost (2 sqrt(2 k log(2/delta)) eps', delta).
 
+    It holds when that epsilon is below 1.
     Guarantee: with k delta' = delta / 2, Dwork, Rothblum and Vadhan 2010 at delta / 2 gives sqrt(2k log(2/delta))
     eps' + k eps' (e^eps' - 1) <= epsilon/2 + epsilon^2 / (4 log(2/delta)) (1 + eps') <= epsilon. Sampled uses are
     amplified exactly (Lemma 15.4). Source: Lecture 15, Lemmas 15.2 to 15.4.
@@ -145,7 +145,10 @@ class AdvancedComposition(Composition):
 
 
 def _lemma_15_3(noise_multiplier: float, delta: float) -> float:
-    """The Gaussian mechanism's epsilon, which Lemma 15.3 states below 1 only."""
+    """Return the Gaussian mechanism's epsilon, which Lemma 15.3 states below 1 only.
+
+    Raises UnsupportedMechanism from 1 on.
+    """
     epsilon = classical_gaussian(noise_multiplier, delta)
     if not epsilon < 1:
         raise UnsupportedMechanism(
@@ -156,7 +159,7 @@ def _lemma_15_3(noise_multiplier: float, delta: float) -> float:
 
 
 class StrongComposition(Composition):
-    """sqrt(2 log(1/delta') sum eps_i^2) + sum eps_i (e^eps_i - 1), at delta' + sum delta_i.
+    """Strong composition: sqrt(2 log(1/delta') sum eps_i^2) + sum eps_i (e^eps_i - 1), at delta' + sum delta_i.
 
     Source: Dwork, Rothblum and Vadhan 2010, Theorem III.3, for unequal uses Kairouz, Oh and Viswanath 2017, Theorem 3.5
     (whose second term is smaller). Noise multipliers must not depend on earlier outputs (Rogers et al. 2016).
@@ -178,7 +181,7 @@ class StrongComposition(Composition):
         return at(minimise(at, -12.0, 12.0, 1e-4))
 
     def _composed(self, kept: list[Release], delta: float, share: float) -> float:
-        """Epsilon when `share` of delta goes to the uses, in equal parts, and the rest to the composition."""
+        """Return epsilon when `share` of delta goes to the uses, in equal parts, and the rest to the composition."""
         per_use = delta * share / max(self.noisy_uses(kept), 1)
         uses = [(r.count, use_epsilon(r.mechanism, per_use, checked_classical_gaussian)) for r in kept]
         if any(epsilon > 700 for _, epsilon in uses):
@@ -189,7 +192,7 @@ class StrongComposition(Composition):
 
 
 class PublishedStrongComposition(StrongComposition):
-    """sqrt(2 log(2/delta) sum (q eps)^2) + sum (q eps)^2, with half of delta for the uses."""
+    """Published form: sqrt(2 log(2/delta) sum (q eps)^2) + sum (q eps)^2, with half of delta for the uses."""
 
     name = "strong-composition-published"
     bound = "estimate"

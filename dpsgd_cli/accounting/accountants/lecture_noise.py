@@ -1,8 +1,8 @@
-"""Noise levels that lectures state for a whole training, read backwards as accountants.
+"""Noise levels that lectures state for a whole training, inverted into accountants.
 
-Lemmas 15.1 and 15.5 of Lecture 15 and Nikolov's Lecture 9 give a noise variance for a wanted (epsilon, delta); here
-the noise multiplier is given and epsilon follows. They are true but loose, and are here to be shown beside the exact
-ones. All three rest on lemmas for epsilon below 1, and refuse what lies beyond.
+Lemmas 15.1 and 15.5 of Lecture 15 and Nikolov's Lecture 9 give a noise variance for a wanted (epsilon, delta). Here
+the noise multiplier is given and epsilon follows. They are true but loose, and serve for comparison with the exact
+ones. All three rest on lemmas for epsilon below 1, and refuse larger values.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from dpsgd_cli.errors import UnsupportedMechanism
 
 
 class LectureNoise(WithoutLeaks, stated=False):
-    """T uses of Gaussians: the least noise multiplier z and the largest sampling rate q among them stand for all.
+    """Base of the lectures' accountants: T uses of Gaussians.
 
-    `batching`: the only one that a lecture's statement is about.
+    All uses are priced with the least noise multiplier z and the largest sampling rate q among them. `batching`: the
+    only batching that a lecture's statement covers.
     """
 
     batching: ClassVar[Batching]
@@ -33,7 +34,7 @@ class LectureNoise(WithoutLeaks, stated=False):
 
     @abstractmethod
     def stated(self, steps: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
-        """Epsilon by the lecture's formula; its region is checked by the caller."""
+        """Return epsilon by the lecture's formula; its region is checked by the caller."""
 
     def _epsilon(self, kept: list[Release], delta: float) -> float:
         used = [(r.count, m) for r in kept if isinstance(m := r.mechanism, GaussianSum)]
@@ -53,7 +54,7 @@ class LectureNoise(WithoutLeaks, stated=False):
         return smallest_delta(lambda delta: self._epsilon(kept, delta), epsilon, self.largest_delta(kept))
 
     def largest_delta(self, kept: list[Release]) -> float:
-        """Below which delta the formula is stated at all."""
+        """Return the delta below which the formula is stated at all."""
         return 1.0
 
 
@@ -78,7 +79,7 @@ class Lemma155(LectureNoise):
     """One record a step: z = 4 q sqrt(T log(2/delta) log(2.5 T q/delta)) / epsilon at q = 1/n (or m/n).
 
     The lecture takes q epsilon for the amplified epsilon. Its slack covers that while one use before sampling stays
-    below epsilon 1; this class repeats the proof with exact amplification and refuses where the slack runs out.
+    below epsilon 1. This class repeats the proof with exact amplification and refuses if the slack is not enough.
     Source: Lecture 15, Lemma 15.5.
     """
 

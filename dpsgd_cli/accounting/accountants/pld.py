@@ -1,8 +1,7 @@
-"""Privacy-loss distributions: the tightest bound for Poisson-sampled Gaussians and whatever is composed with them.
+"""Privacy-loss distributions: the tightest bound for Poisson-sampled Gaussians and for compositions with them.
 
-Discretisation is in `accounting/dominating_pairs.py` and what a batching names, composition in
-`accounting/loss_composition.py`; here they are put together, in both directions of the adjacency. SciPy loads on the
-first query.
+Losses are discretised in `dominating_pairs.py` and in the module that a batching names, and composed in
+`loss_composition.py`. This module joins them, in both directions of the adjacency. SciPy loads on the first query.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ if TYPE_CHECKING:
 _RELATIVE_WIDTH = 0.02
 """Cell width over the standard deviation of an average step: inflates the total's by about width^2/12, 3e-5 of it."""
 _LEAST_WIDTH = 1e-12
-"""Narrower cells would lose their split of masses in rounding."""
+"""Least cell width: narrower cells would lose their split of masses in rounding."""
 _GREATEST_WIDTH = 0.05
-"""Inside a cell this wide e^-loss is still nearly linear, however wide the whole."""
+"""Greatest cell width: inside such a cell e^-loss is still nearly linear, however wide the whole is."""
 _MOST_VARIANCE = 1e12
-"""Sums of larger losses keep too few digits; Renyi divergences have no such limit."""
+"""Largest variance of the summed losses: above it too few digits are left; Renyi divergences have no such limit."""
 _LEAST_NOISE = 0.1
-"""Below it sampled Gaussians are priced as unsampled ones, which dominate them."""
+"""Below this noise multiplier sampled Gaussians are priced as unsampled ones, which dominate them."""
 _LEAST_RATE = 1e-12
 """Smaller sampling rates are priced as this one, which dominates them (hockey-stick divergences are convex)."""
 _LARGE_DELTA = 1e-3
-"""Above it losses need no tilt: doubles hold such a delta to all digits that are shown."""
+"""Above this delta losses need no tilt: doubles hold such a delta to all digits that are shown."""
 _BELOW = 5.0
-"""How far below a delta, in logarithms, what is cut off may be."""
+"""Distance below a delta, in logarithms, to which the masses that are cut off are aimed."""
 _MOST_CELLS = 1 << 21
-"""Wider cells, and a looser bound, before more memory than this takes (about 150 MB)."""
+"""Most cells; beyond them (about 150 MB of memory) cells become wider and the bound looser."""
 
 
 class Pld(Accountant):
-    """Numerical composition of discretised privacy losses, rounded up."""
+    """Accountant by numerical composition of discretised privacy losses, rounded up."""
 
     name = "pld"
     bound = "upper"
@@ -76,14 +75,14 @@ class Pld(Accountant):
         far_below = found < math.exp(aim.log_delta + _BELOW - 1)
         if found == 0 or not (far_below or found > _LARGE_DELTA):
             return found
-        # the aim is by what Renyi orders prove, which is loose here: what is cut off would tell, as would a tilt
+        # The aim follows Renyi orders, which are loose here: the cut-off masses, and a tilt, would change the result.
         nearer = dataclasses.replace(aim, log_delta=math.log(found) - _BELOW)
         if found > _LARGE_DELTA:
             nearer = dataclasses.replace(nearer, tilt=0.0)
         return min(found, max(composer.compose().delta(epsilon) for composer in _composers(kept, nearer)))
 
     def profile(self, releases: Sequence[Release], least: float) -> Callable[[float], float]:
-        """One composition answers all epsilons: without a tilt, doubles hold deltas of this size."""
+        """Return delta as a function of epsilon, from one composition; doubles hold such deltas without a tilt."""
         self.check(releases)
         kept = _exact_gaussians(releases)
         if kept is None:
@@ -114,7 +113,7 @@ class Pld(Accountant):
 
 
 def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
-    """Distinct releases, with all unsampled Gaussians as the one Gaussian that they are; None without any noise."""
+    """Return distinct releases, all unsampled Gaussians joined exactly into one; None if one has no noise."""
     precision = 0.0
     adjacency: Adjacency = "add-remove"
     kept: list[Release] = []
@@ -140,16 +139,16 @@ def _exact_gaussians(releases: Sequence[Release]) -> list[Release] | None:
 
 
 def _plain(mechanism: GaussianSum, rate: float) -> GaussianSum:
-    """What the price depends on, with another rate; of correlated noise, the sum that stands for it."""
+    """Return only what the price depends on, with sampling rate `rate`; correlated noise becomes its equivalent sum."""
     if isinstance(mechanism, CorrelatedSums):
         return GaussianSum(mechanism.noise_multiplier, mechanism.adjacency, mechanism.batching, rate)
-    # an epoch's rate is one over its steps, and none of these is so small
+    # an epoch's rate is one over its steps, which is never so small
     rate = mechanism.sampling_rate if mechanism.by_allocation else rate
     return dataclasses.replace(mechanism, sampling_rate=rate, sensitivity=1.0, label="")
 
 
 def _gaussian_only(kept: Sequence[Release]) -> float | None:
-    """The Gaussian-DP parameter when nothing else is left (0 for nothing at all); None otherwise."""
+    """Return the Gaussian-DP parameter if nothing else is left (0 for no release at all); None otherwise."""
     if not kept:
         return 0.0
     mechanism = kept[0].mechanism
@@ -159,7 +158,7 @@ def _gaussian_only(kept: Sequence[Release]) -> float | None:
 
 
 def _largest_loss(kept: Sequence[Release]) -> float:
-    """The sum of pure epsilons, which no loss passes; cells would round it up. inf where a loss has no bound."""
+    """Return the sum of pure epsilons, which no loss exceeds (cells would round it up); inf if a loss has no bound."""
     if not all(isinstance(release.mechanism, PureDP) for release in kept):
         return math.inf
     return sum(r.count * r.mechanism.epsilon for r in kept if isinstance(r.mechanism, PureDP))
@@ -170,7 +169,10 @@ def _samples(releases: Sequence[Release]) -> bool:
 
 
 def _in_poisson_batches(releases: Sequence[Release]) -> list[Release]:
-    """Releases of which the best Renyi order is near that of these, for an aim: any is true, and a near one sharp."""
+    """Return releases whose best Renyi order is near that of `releases`.
+
+    They serve for an aim only: any aim gives a true bound, and a near one a sharp bound.
+    """
     found = []
     for release in releases:
         own, uses = release.mechanism, release.count
@@ -187,19 +189,19 @@ def _in_poisson_batches(releases: Sequence[Release]) -> list[Release]:
 
 @dataclasses.dataclass(frozen=True)
 class Aim:
-    """The exponential tilt (>= 0, per unit of loss) and the log of the delta where answers shall be sharp."""
+    """The exponential tilt (>= 0, per unit of loss) and the log of the delta at which results should be sharp."""
 
     tilt: float
     log_delta: float
 
 
 def _aim_at_delta(releases: Sequence[Release], delta: float) -> Aim:
-    """Tilt by the best Renyi order (an order of alpha weighs losses by e^((alpha - 1) loss))."""
+    """Return an aim with the tilt of the best Renyi order (order alpha weighs losses by e^((alpha - 1) loss))."""
     return Aim(Rdp().best_order_for_delta(_in_poisson_batches(releases), delta) - 1, math.log(delta))
 
 
 def _aim_at_epsilon(releases: Sequence[Release], epsilon: float) -> Aim:
-    """The same, some way below the delta that Renyi orders prove."""
+    """Return an aim for `epsilon`, at some distance (`_BELOW`) below the delta that Renyi orders prove."""
     rdp, releases = Rdp(), _in_poisson_batches(releases)
     proved = rdp.delta(releases, epsilon)
     log_delta = math.log(max(proved, 1e-200)) - _BELOW
@@ -207,7 +209,7 @@ def _aim_at_epsilon(releases: Sequence[Release], epsilon: float) -> Aim:
 
 
 def _composers(releases: Sequence[Release], aim: Aim, shorter_too: bool = False) -> list[Composer]:
-    """One for each direction that matters; one is enough where all losses are the same both ways round."""
+    """Return a composer for each direction that matters; a single one if all losses are the same in both directions."""
     import numpy as np
 
     from dpsgd_cli.accounting.dominating_pairs import discretise, loss_variance

@@ -1,8 +1,7 @@
 """Renyi DP over all useful orders, with the improved conversion; and as published: Markov's, and integer moments.
 
-Not for privacy-loss distributions, which are tighter and slower (`accounting/accountants/pld.py`). The order is found
-by a search that uses the fact that the set of orders proving a given epsilon is an interval; every order is a valid
-bound by itself.
+Privacy-loss distributions are tighter and slower (`pld.py`). The search for the order relies on the fact that the set
+of orders proving a given epsilon is an interval; every order is a valid bound by itself.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ ORDERS: tuple[float, ...] = (
     *range(11, 64),
     *(float(round(64 * 2 ** (x / 8))) for x in range(65)),
 )
-"""From epsilon in the tens of thousands down to noise multipliers in the thousands."""
+"""Renyi orders, for epsilons up to tens of thousands and noise multipliers up to thousands."""
 
 DIVERGENCES = ("gaussian", "correlated", "truncated", "pure", "approximate", "zcdp")
 """Kinds of mechanisms whose Renyi divergences `mechanism_divergence` bounds."""
 _ONE_START = (16.0,)
 _MANY_STARTS = (2.0, 6.0, 16.0, 48.0, 128.0, 512.0)
-"""Where a divergence is the least of several bounds, the best order need not be the only local one."""
+"""Starts of the search: if a divergence is the least of several bounds, there may be several local best orders."""
 _ARRAYS_FROM = 8
 _MOMENTS = range(1, 33)
 
 
 class Rdp(WithoutLeaks):
-    """Sum of Renyi divergences order by order, then the best order."""
+    """Accountant by the sum of Renyi divergences order by order, then the best order."""
 
     name = "rdp"
     bound = "upper"
@@ -101,12 +100,12 @@ class Rdp(WithoutLeaks):
         ]
 
     def best_order_for_delta(self, releases: Sequence[Release], delta: float) -> float:
-        """The order at which epsilon at `delta` is least (leaks left out)."""
+        """Return the order at which epsilon at `delta` is least (leaks left out)."""
         profile = Profile(without_leaks(releases)[0])
         return self._argmin(lambda order: self.epsilon_at(order, profile.total(order), delta))
 
     def best_order_for_epsilon(self, releases: Sequence[Release], epsilon: float) -> float:
-        """The order at which delta at `epsilon` is least (leaks left out)."""
+        """Return the order at which delta at `epsilon` is least (leaks left out)."""
         profile = Profile(without_leaks(releases)[0])
         return self._argmin(lambda order: self.log_delta_at(order, profile.total(order), epsilon))
 
@@ -123,7 +122,7 @@ class Rdp(WithoutLeaks):
         return objective(self._argmin(objective, starts))
 
     def _argmin(self, objective: Callable[[float], float], starts: Sequence[float] = _ONE_START) -> float:
-        """The order where a quasi-convex objective is least: gallop from `starts`, then bisect."""
+        """Return the order where a quasi-convex objective is least: gallop from `starts`, then bisect."""
         values: dict[int, float] = {}
 
         def at(index: int) -> float:
@@ -145,9 +144,10 @@ class Rdp(WithoutLeaks):
 
 
 class MarkovRdp(Rdp):
-    """The first conversion, by Markov's inequality: D + log(1/delta) / (alpha - 1) (Mironov 2017, Proposition 3).
+    """Accountant with the first conversion, by Markov's inequality: D + log(1/delta) / (alpha - 1).
 
-    With fractional orders it is what TensorFlow Privacy's tutorials print as the moments accountant.
+    Source: Mironov 2017, Proposition 3. With fractional orders, TensorFlow Privacy's tutorials print it as the moments
+    accountant.
     """
 
     name = "rdp-markov"
@@ -208,7 +208,7 @@ class Moments(WithoutLeaks):
 
 
 def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, int]:
-    """Indices between which a quasi-convex sequence has its minimum, by doubling steps from `start`."""
+    """Return indices between which a quasi-convex sequence has its minimum, by doubling steps from `start`."""
     step, low, high = 4, max(start - 4, 0), min(start + 4, last)
     if at(high) < at(start):
         while high < last and at(high) < at(start):
@@ -222,7 +222,7 @@ def _bracket(at: Callable[[int], float], start: int, last: int) -> tuple[int, in
 
 
 class Profile:
-    """The distinct mechanisms of some releases, and what each costs at an order."""
+    """Distinct mechanisms of some releases, with the cost of each at an order."""
 
     def __init__(self, releases: Sequence[Release]) -> None:
         merged = merge(list(releases))
@@ -233,18 +233,18 @@ class Profile:
 
     @property
     def starts(self) -> Sequence[float]:
-        """Orders from which to look for the best one."""
+        """Orders from which the search for the best one starts."""
         return _MANY_STARTS if any(map(_is_least_of_several, self.mechanisms)) else _ONE_START
 
     def total(self, order: float) -> float:
-        """Renyi divergence of everything together."""
+        """Return the Renyi divergence of everything together."""
         if order not in self._totals:
             costs = self.divergences(order)
             self._totals[order] = math.fsum(n * cost for n, cost in zip(self.counts, costs, strict=True))
         return self._totals[order]
 
     def divergences(self, order: float) -> list[float] | NDArray:
-        """One use of each distinct mechanism; the Poisson-sampled ones together when there are many."""
+        """Return the divergence of one use of each distinct mechanism; many Poisson-sampled ones at once."""
         if len(self._sampled) < _ARRAYS_FROM:
             return [mechanism_divergence(mechanism, order) for mechanism in self.mechanisms]
         import numpy as np
@@ -263,11 +263,11 @@ class Profile:
 
 
 def mechanism_divergence(mechanism: Mechanism, order: float) -> float:
-    """Renyi divergence of one use at `order` > 1, in the worse of the two directions.
+    """Return the Renyi divergence of one use at `order` > 1, in the worse of the two directions.
 
-    Gaussian (full, and an epoch of shuffled batches) alpha/(2 z^2); sampled batches:
-    `accounting/sampled_divergences.py`; pure: randomised response, Laplace noise by itself, exponential mechanism also
-    alpha eps^2/8.
+    Gaussian (full, and an epoch of shuffled batches): alpha/(2 z^2). Sampled batches: `sampled_divergences.py`. Pure:
+    randomised response, except Laplace noise, which has its own; for the exponential mechanism at most alpha eps^2/8,
+    too. inf if it has no bound.
     """
     if isinstance(mechanism, PureDP) and mechanism.source == "laplace":
         return renyi.laplace_divergence(mechanism.epsilon, order)

@@ -1,4 +1,4 @@
-"""Zero-concentrated DP: rho adds up. Full and shuffled batches, and whatever a filter in rho lets through.
+"""Zero-concentrated DP: rho adds up. For full and shuffled batches, and for releases that a filter in rho admits.
 
 Not for sampled batches: zCDP is not amplified by sampling (Yu et al. 2019, section IV-B2). `zcdp` states epsilon by the
 published conversion of Bun and Steinke, `zcdp-tight` by the best Renyi order; both are theorems.
@@ -19,11 +19,11 @@ from dpsgd_cli.accounting.mechanism import GaussianSum, Mechanism, PureDP, Relea
 
 
 def mechanism_rho(mechanism: Mechanism) -> float:
-    """rho of one use.
+    """Return rho of one use.
 
     Gaussian 1/(2 z^2), also for one epoch of shuffled batches (Yu et al. 2019, Theorem 2); exponential mechanism
     eps^2/8 (Cesar and Rogers 2021, Lemma 3.2); any other pure release eps^2/2 (Bun and Steinke 2016, Proposition 1.4);
-    inf where zCDP says nothing.
+    inf if no rho bounds it.
     """
     if isinstance(mechanism, GaussianSum):
         if mechanism.sampled:
@@ -38,12 +38,12 @@ def mechanism_rho(mechanism: Mechanism) -> float:
 
 
 def total_rho(releases: Sequence[Release]) -> float:
-    """rho of all releases together, by addition.
+    """Return rho of all releases together, by addition.
 
-    Guarantee: the releases are rho-zCDP where their parameters were fixed beforehand (Bun and Steinke 2016, Lemma 1.7).
-    Where they are chosen after seeing earlier outputs, a budget that the sum never passes, on any way, is one: a filter
-    (Feldman and Zrnic 2021, Theorem 4.3); the sum that one run came to is not. Raises UnsupportedMechanism for what
-    `Zcdp` refuses and for (epsilon, delta)-DP releases, which have no rho.
+    Guarantee: the releases are rho-zCDP if their parameters were fixed beforehand (Bun and Steinke 2016, Lemma 1.7). If
+    they are chosen after seeing earlier outputs, the bound is a budget that the sum never exceeds, whatever is chosen:
+    a filter (Feldman and Zrnic 2021, Theorem 4.3). The sum that one run came to is no bound. (epsilon, delta)-DP
+    releases with a positive parameter have rho inf. Raises UnsupportedMechanism for releases that `Zcdp` refuses.
     """
     zcdp = Zcdp()
     zcdp.check(releases)
@@ -51,14 +51,14 @@ def total_rho(releases: Sequence[Release]) -> float:
 
 
 def rho_of(releases: Sequence[Release]) -> float | None:
-    """`total_rho`, inf where nothing bounds it; None where there is no such thing (sampled batches)."""
+    """Return `total_rho`, which is inf if nothing bounds it; None if there is no rho (sampled batches)."""
     if any(Zcdp().refusal(release.mechanism) for release in releases):
         return None
     return total_rho(releases)
 
 
 class Zcdp(Additive):
-    """rho + 2 sqrt(rho log(1/delta))."""
+    """Accountant of zCDP: epsilon is rho + 2 sqrt(rho log(1/delta))."""
 
     name = "zcdp"
     bound = "upper"
@@ -86,7 +86,7 @@ class Zcdp(Additive):
 
 
 class TightZcdp(Zcdp):
-    """The least epsilon over all Renyi orders."""
+    """Accountant of zCDP: the least epsilon over all Renyi orders."""
 
     name = "zcdp-tight"
     bound = "upper"
@@ -102,21 +102,21 @@ class TightZcdp(Zcdp):
 
 
 def sampled_rho(mechanism: Mechanism) -> float:
-    """P(q, z) = q^2 / z^2 of a Poisson batch (Yu et al. 2019, section IV-B2); `mechanism_rho` of all others."""
+    """Return P(q, z) = q^2 / z^2 of a Poisson batch (Yu et al. 2019, section IV-B2); `mechanism_rho` of all others."""
     if isinstance(mechanism, GaussianSum) and mechanism.batching == "poisson" and mechanism.sampling_rate < 1:
         return (mechanism.sampling_rate / mechanism.noise_multiplier) ** 2 if mechanism.sampling_rate else 0.0
     return mechanism_rho(mechanism)
 
 
 def largest_order(mechanism: Mechanism) -> float:
-    """U_alpha(q, z) = z^2 log(1 / (q z)) + 1, the largest Renyi order covered; inf for what is not sampled."""
+    """Return U_alpha(q, z) = z^2 log(1 / (q z)) + 1, the largest Renyi order covered; inf if nothing is sampled."""
     if not isinstance(mechanism, GaussianSum) or mechanism.batching != "poisson" or mechanism.sampling_rate in (0, 1):
         return math.inf
     return mechanism.noise_multiplier**2 * math.log(1 / (mechanism.sampling_rate * mechanism.noise_multiplier)) + 1
 
 
 class ZcdpRs(WithoutLeaks):
-    """Theorem 3: rho_hat = sum P_i for orders up to the smallest U_alpha, and the best of these orders."""
+    """Yu et al. 2019, Theorem 3: rho_hat = sum P_i for orders up to the smallest U_alpha, and the best of these."""
 
     name = "zcdp-rs"
     bound = "estimate"
@@ -170,6 +170,6 @@ class ZcdpRs(WithoutLeaks):
 
 
 def _rho_and_order(kept: list[Release]) -> tuple[float, float]:
-    """The estimated rho of all together, and the largest order that it is stated for."""
+    """Return the estimated rho of all together, and the largest order that it is stated for."""
     rho = math.fsum(r.count * sampled_rho(r.mechanism) for r in kept)
     return rho, min((largest_order(r.mechanism) for r in kept), default=math.inf)

@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 
 def majority(recipe: Recipe, facts: Facts) -> Plan:
-    """One Laplace count."""
+    """Return a plan of one count with Laplace noise."""
     epsilon, _ = epsilon_delta(recipe)
     return one_release(recipe, facts, Release(PureDP(epsilon, recipe.adjacency, "laplace", "count")))

@@ -29,11 +29,11 @@ _BELOW = 1 - 1e-8
 
 @dataclass(frozen=True)
 class AdaptivePlan(Plan):
-    """A plan whose releases are chosen as it goes: `rho_total` is all that a trial may spend.
+    """Plan whose releases are chosen during the run: `rho_total` is all that a trial may spend.
 
-    Private preprocessing is part of that where the budget covers it. Guarantee: what a trial releases is, together,
+    Private preprocessing is part of that if the budget covers it. Guarantee: the releases of a trial are, together,
     rho_total-zCDP, whatever it chose (Feldman and Zrnic 2021, Theorem 4.3). `chooses` is False for a method that only
-    cuts the budget into parts of a known number and size, which are its `epochs`: then its ledger is the bound.
+    divides the budget into parts of known number and size, which are its `epochs`: then its ledger is the bound.
     """
 
     rho_total: float = 0.0
@@ -45,7 +45,7 @@ class AdaptivePlan(Plan):
 
     @property
     def rho_for_training(self) -> float:
-        """What private preprocessing leaves of the budget."""
+        """The budget left by private preprocessing, in rho."""
         return self.rho_total - (total_rho(self.before) if self.covers_before else 0.0)
 
     def _filter(self) -> Filter:
@@ -53,7 +53,7 @@ class AdaptivePlan(Plan):
 
 
 def largest_rho(epsilon: float, delta: float, accountant: str) -> float:
-    """Largest rho whose conversion meets (epsilon, delta), from below to 1e-12 relative.
+    """Return the largest rho whose conversion meets (epsilon, delta), from below to 1e-12 relative.
 
     `accountant`: `zcdp` is rho + 2 sqrt(rho log(1/delta)), as Lee and Kifer use it; `zcdp-tight` the best Renyi order.
 
@@ -66,7 +66,7 @@ def largest_rho(epsilon: float, delta: float, accountant: str) -> float:
 
 @dataclass(frozen=True)
 class AgdRates:
-    """How DP-AGD cuts up its budget: zCDP in all, of a first gradient, of a selection, and the selection's epsilon."""
+    """Division of DP-AGD's budget: total zCDP, zCDP of a first gradient and of a selection, epsilon of a selection."""
 
     rho: float
     gradient_rho: float
@@ -75,16 +75,18 @@ class AgdRates:
 
     @property
     def most_selections(self) -> int:
-        """No run makes more."""
+        """The largest number of selections of a run."""
         return int(self.rho / self.selection_rho)
 
 
 def agd_rates(settings: DpAgdMethod, plan: AdaptivePlan) -> AgdRates:
-    """Rates as published, or by shares.
+    """Return the rates of DP-AGD as published, or by shares if `gradient_share` is set.
 
     Published (Lee and Kifer 2018, section 5): eps_0 = eps / (2 splits) for both; a selection is eps_0-DP, and a
     gradient has the noise of the classical Gaussian mechanism at (eps_0, delta): eps_0^2 / (4 log(1.25 / delta))-zCDP.
     By shares: an iteration may spend rho / splits, `gradient_share` of it on the gradient.
+
+    Raises InfeasibleBudget if one gradient and one selection exceed the budget.
     """
     rho = plan.rho_for_training
     per_rho = 8.0 if settings.selection == "exponential" else 2.0
@@ -127,7 +129,7 @@ def adaptive_plan(recipe: Recipe, facts: Facts) -> AdaptivePlan:
 
 
 def dp_agd(recipe: Recipe, facts: Facts) -> Plan:
-    """A budget in zCDP whose parts `methods/dp_agd/run.py` chooses as it goes."""
+    """Return the plan of a zCDP budget whose parts `methods/dp_agd/run.py` chooses during the run."""
     assert isinstance(recipe.method, DpAgdMethod)
     plan = adaptive_plan(recipe, facts)
     agd_rates(recipe.method, plan)

@@ -56,9 +56,9 @@ MOST_EPOCHS = 100_000
 
 
 def gradient(recipe: Recipe, facts: Facts) -> Plan:
-    """A release a step or epoch, of the schedule's noise.
+    """Return the plan of a gradient method: one release a step or epoch, with the schedule's noise.
 
-    Raises PrivacyError for a combination without a guarantee and InfeasibleBudget when nothing fits the budget.
+    Raises PrivacyError for a combination without a guarantee and InfeasibleBudget if nothing fits the budget.
     """
     privacy, method = recipe.required_privacy, recipe.method
     batch = method.batch or facts.records
@@ -92,20 +92,20 @@ def gradient(recipe: Recipe, facts: Facts) -> Plan:
 
 
 def by_moments(recipe: Recipe, facts: Facts) -> Plan:
-    """The least noise by the moments accountant.
+    """Return the gradient plan with the least noise by the moments accountant, at all orders.
 
-    At all orders: its 32 integers state no epsilon below log(1/delta)/32.
+    Its 32 integer orders alone state no epsilon below log(1/delta)/32.
     """
     return _by_accountant("rdp-markov", recipe, facts)
 
 
 def by_advanced_composition(recipe: Recipe, facts: Facts) -> Plan:
-    """The least noise by advanced composition of amplified Gaussian mechanisms."""
+    """Return the gradient plan with the least noise by advanced composition of amplified Gaussian mechanisms."""
     return _by_accountant("strong-composition", recipe, facts)
 
 
 def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
-    """The gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
+    """Return the gradient plan with the least noise that accountant `name` allows, unless the recipe names another."""
     privacy = recipe.required_privacy
     if privacy.accountant == "auto":
         recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update={"accountant": name})})
@@ -113,17 +113,17 @@ def _by_accountant(name: str, recipe: Recipe, facts: Facts) -> Plan:
 
 
 def of_own_code(recipe: Recipe, facts: Facts) -> Plan:
-    """The gradient plan, for code that may choose what to release, and when to stop, as it likes."""
+    """Return the gradient plan of a user's own method, which may freely choose what to release and when to stop."""
     return replace(gradient(recipe, facts), chooses=True)
 
 
 def _undecided(noise: CorrelatedNoise | None) -> bool:
-    """Whether the number of bands is left to the plan."""
+    """Return True if the plan has to choose the number of bands."""
     return isinstance(noise, BandedNoise) and noise.bands == "auto"
 
 
 def _check_noise(privacy: Privacy, batching: Batching, batch: int, records: int) -> None:
-    """Refuse correlated noise on batches, and of sensitivities, that its theorem is not about."""
+    """Raise PrivacyError for correlated noise on batches, or of sensitivities, that its theorem does not cover."""
     noise, clipping = privacy.correlated, privacy.clipping
     if noise is None:
         return
@@ -146,7 +146,7 @@ def _check_noise(privacy: Privacy, batching: Batching, batch: int, records: int)
 
 
 def _check_sampler(sampling: Sampling, accountant: str) -> None:
-    """Refuse shuffled batches where the accountant's theorem needs sampled ones."""
+    """Raise PrivacyError for shuffled batches if the accountant's theorem needs sampled ones."""
     if sampling.batching != "shuffle" or accountant == "auto":
         return
     reason = accountants.get(accountant).refusal(GaussianSum(1.0, sampling.adjacency, "shuffle"))
@@ -190,9 +190,9 @@ class _Draft:
         return plan
 
     def with_fewest_errors(self) -> Plan:
-        """The plan with the number of bands whose predicted error at the budget is least; of equal ones, the fewest.
+        """Return the plan with the number of bands of least predicted error at the budget.
 
-        Numbers are tried upwards until the error has grown twice in a row.
+        Of equal errors, the fewest bands win. Numbers are tried upwards until the error has grown twice in a row.
         """
         wanted, free = self.recipe.length, self.privacy.schedule.free_numbers()
         if self.privacy.budget is None or not free or wanted == "until-budget":
@@ -219,7 +219,7 @@ class _Draft:
         return replace(self, privacy=privacy, sampling=sampling)
 
     def _correlated(self, multipliers: Sequence[float]) -> PlannedNoise | None:
-        """What correlates the noise, and the error that it is predicted to leave."""
+        """Return the correlation of the noise and its predicted error; None for independent noise."""
         noise, steps = self.privacy.correlated, self.sampling.steps_per_epoch
         if noise is None:
             return None
@@ -228,9 +228,9 @@ class _Draft:
         return PlannedNoise(noise.kind, correlation, error)
 
     def adaptive(self, kind: Schedule) -> Plan:
-        """A plan that follows the validation accuracy, within a budget that a filter can police.
+        """Return a plan that follows the validation accuracy, within a budget that a filter can enforce.
 
-        Raises PrivacyError for any other schedule whose noise is chosen while training runs: nothing here chooses it.
+        Raises PrivacyError for any other schedule whose noise is chosen while training runs: no planner covers it.
         """
         if not isinstance(kind, Validation):
             raise PrivacyError(f"privacy.schedule {kind.kind} chooses its noise while it runs, and has no plan")
@@ -264,7 +264,7 @@ class _Draft:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What every kind of plan says alike."""
+        """The arguments that all kinds of plans share."""
         return {
             "sampling": self.sampling,
             "sensitivity": self.sensitivity,
@@ -291,7 +291,7 @@ class _Draft:
         return self.privacy.clipping.norm_bound(self.facts.groups) * moves_of_a_sum(self.sampling.adjacency)
 
     def release(self, multiplier: float) -> Release:
-        """What one epoch at schedule value `multiplier` releases, of independent noise."""
+        """Return the release of one epoch at schedule value `multiplier`; `_epochs` adjusts correlated ones."""
         numbers: dict[str, Any] = {
             "noise_multiplier": self.privacy.clipping.charged(multiplier, self.facts.groups),
             "adjacency": self.sampling.adjacency,
@@ -309,7 +309,7 @@ class _Draft:
         return Release(CorrelatedSums(**numbers, correlation=noise.kind, bands=bands), self.sampling.releases_per_epoch)
 
     def _epochs(self, multipliers: Sequence[float]) -> tuple[tuple[Release, ...], ...]:
-        """What each epoch releases; equal releases are one object."""
+        """Return the releases of each epoch; equal releases are one object."""
         noise = self.privacy.correlated
         made = {z: self.release(z) for z in set(multipliers)}
         if noise is None:
@@ -324,7 +324,7 @@ class _Draft:
         return excess(self.privacy.budget, self.accountant, [*before, *released])
 
     def _solve(self) -> tuple[Schedule, list[float]]:
-        """The schedule without free numbers, and its values by epoch."""
+        """Return the schedule without free numbers, and its values by epoch."""
         wanted, kind = self.recipe.length, self.privacy.schedule
         free = kind.free_numbers()
         lacking = ["privacy.budget"] * (self.privacy.budget is None)
@@ -354,7 +354,7 @@ class _Draft:
         return isinstance(self.privacy.budget, RhoBudget) or self.accountant.name == "gaussian"
 
     def _most_epochs(self, kind: Schedule) -> int:
-        """How many epochs the budget allows; raises InfeasibleBudget for none, or too many to count."""
+        """Return how many epochs the budget allows. Raises InfeasibleBudget for none, or too many to count."""
         if self.privacy.budget is None:
             raise PrivacyError("epochs: until-budget needs privacy.budget")
         fitting = epochs_that_fit(kind, MOST_EPOCHS, self._excess)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def least_squares(recipe: Recipe, facts: Facts) -> Plan:
-    """One Gaussian on second moments and products with the targets, of their joint sensitivity."""
+    """Return a plan of one Gaussian on second moments and products with the targets, of their joint sensitivity."""
     assert isinstance(recipe.method, LeastSquaresMethod)
     if facts.feature_bound is None:
         raise PrivacyError(

@@ -1,8 +1,8 @@
-"""Error bounds that the lectures state, and what they ask for, as functions of public numbers.
+"""Error bounds that the lectures state, and the settings that they require, as functions of public numbers.
 
-Noise comes as a noise multiplier: standard deviation over the L2 sensitivity of what is released. Theorems are stated
-for MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. Not here: the noise of Lemmas
-15.1 and 15.5 (`accountants/lecture_noise.py`), what a run really costs (the ledger and its accountant say so).
+Noise is given as a noise multiplier: standard deviation over the L2 sensitivity of the release. Theorems are stated
+for MEAN losses of n records, L-Lipschitz in w, over a ball of radius R in P dimensions. The noise of Lemmas 15.1 and
+15.5 is in `accountants/lecture_noise.py`; the real cost of a run is the accountant's price of its ledger.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dpsgd_cli.errors import PrivacyError
 
 
 def lecture_9(epsilon: float, delta: float, steps: int) -> float:
-    """z of T full-batch Gaussians: sqrt(T) times that of one Gaussian mechanism, sqrt(2 log(1.25/delta)) / epsilon.
+    """Return z of T full-batch Gaussians: sqrt(T) times that of one, sqrt(2 log(1.25/delta)) / epsilon.
 
-    Source: Lecture 9, section 5 (composition of Gaussians), with the mechanism of Lecture 15, Lemma 15.3, for epsilon
-    < 1.
+    Raises PrivacyError unless 0 < epsilon < 1. Source: Lecture 9, section 5 (composition of Gaussians), with the
+    mechanism of Lecture 15, Lemma 15.3, for epsilon < 1.
     """
     if not 0 < epsilon < 1:
         raise PrivacyError(
@@ -38,7 +38,7 @@ class PublicProblem:
 
 
 def second_moment(problem: PublicProblem, noise: float) -> float:
-    """Bound B^2 on E|z_t|^2 of a noisy mean gradient: (L + lambda R)^2 + P noise^2. Lecture 9, section 7.
+    """Return the bound B^2 on E|z_t|^2 of a noisy mean gradient: (L + lambda R)^2 + P noise^2. Lecture 9, section 7.
 
     `noise` is the standard deviation of the noise on the MEAN gradient, per coordinate.
     """
@@ -47,21 +47,21 @@ def second_moment(problem: PublicProblem, noise: float) -> float:
 
 
 def excess_risk_of_average(problem: PublicProblem, noise: float, steps: int, rate: float) -> float:
-    """Expected excess risk of the averaged iterates of projected descent from 0: R^2 / (2 T rate) + rate B^2 / 2.
+    """Return a bound on the expected excess risk of the averaged iterates: R^2 / (2 T rate) + rate B^2 / 2.
 
-    Guarantee: for convex losses and any constant rate; least at rate = R / (B sqrt T), where it is R B / sqrt T.
-    Source: Lecture 9, Theorem 1 and its proof.
+    Guarantee: for projected descent from 0, convex losses and any constant rate; least at rate = R / (B sqrt T), where
+    it is R B / sqrt T. Source: Lecture 9, Theorem 1 and its proof.
     """
     moment = second_moment(problem, noise)
     return problem.radius**2 / (2 * steps * rate) + rate * moment / 2
 
 
 def excess_risk_of_last(problem: PublicProblem, noise: float, steps: int) -> float:
-    """Expected excess risk of the last iterate at the rates of Lecture 15.
+    """Return a bound on the expected excess risk of the last iterate at the rates of Lecture 15.
 
     2R (rate D/(G sqrt t), D = 2 R): D G (2 + log T) / sqrt T, and with strong convexity alpha (rate 1/(alpha t)):
-    17 G^2 (1 + log T) / (alpha T), where G^2 bounds E|z_t|^2. Constants: Shamir and Zhang 2013, Theorems 2 and 1, of
-    which Lemmas 15.6 and 15.7 are the orders.
+    17 G^2 (1 + log T) / (alpha T), where G^2 bounds E|z_t|^2. Constants: Shamir and Zhang 2013, Theorems 2 and 1;
+    Lemmas 15.6 and 15.7 give their orders.
     """
     moment = second_moment(problem, noise)
     if problem.strong_convexity > 0:
@@ -71,14 +71,14 @@ def excess_risk_of_last(problem: PublicProblem, noise: float, steps: int) -> flo
 
 @dataclass(frozen=True)
 class Demand:
-    """What Lecture 9 asks for at a wanted error: steps T and records n."""
+    """Steps T and records n that Lecture 9 requires for a given error."""
 
     steps: int
     records: int
 
 
 def lecture_9_demand(problem: PublicProblem, error: float, epsilon: float, delta: float) -> Demand:
-    """T >= 4 R^2 L^2 / error^2 and n >= 2 R L s sqrt(P) / error, s = sqrt(2 log(1.25/delta)) / epsilon.
+    """Return T >= 4 R^2 L^2 / error^2 and n >= 2 R L s sqrt(P) / error, s = sqrt(2 log(1.25/delta)) / epsilon.
 
     Guarantee: with them the expected excess risk of Lecture 9's algorithm is at most `error`. Source: Lecture 9,
     section 7.

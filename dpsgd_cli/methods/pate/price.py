@@ -42,7 +42,7 @@ _ABOVE = 1 + 1e-9
 
 @dataclass(frozen=True)
 class VotingPlan(Plan):
-    """`most` is the mu^2 that the filter never lets pass, where the rule chooses; else None."""
+    """Plan of a PATE run. `most` is the largest mu^2 that the filter admits, if answers are chosen; else None."""
 
     aggregation: Aggregation | None = None
     queries: int = 0
@@ -63,7 +63,10 @@ class VotingPlan(Plan):
 
 
 def pate(recipe: Recipe, facts: Facts) -> Plan:
-    """Raises PrivacyError for what has no guarantee, InfeasibleBudget where not all queries fit."""
+    """Return the plan of a PATE recipe.
+
+    Raises PrivacyError if no guarantee covers it, and InfeasibleBudget if not all queries fit.
+    """
     method, privacy = recipe.method, recipe.required_privacy
     assert isinstance(method, PateMethod)
     if method.teachers.count > facts.records:
@@ -122,12 +125,12 @@ class _Draft:
         return min(self._queries, getattr(self.method.aggregation, "answers", None) or self._queries)
 
     def _worst(self, rule: Aggregation) -> list[Release]:
-        """What all queries release, if as many are answered as may be."""
+        """Return the releases of all queries if as many as allowed are answered."""
         charges = ((rule.asked(self.adjacency), self._queries), (rule.answered(self.adjacency), self._answers))
         return [Release(mechanism, times) for mechanism, times in charges if mechanism is not None]
 
     def _before(self) -> tuple[tuple[Release, ...], bool]:
-        """What is released besides votes, and whether the budget counts it."""
+        """Return the releases other than votes, and whether the budget counts them."""
         covers = self.privacy.budget_covers == "total"
         if self.method.sanitised is None:
             return tuple(self.facts.before), covers
@@ -138,7 +141,7 @@ class _Draft:
         return (*self.facts.before, Release(price(self.method.sanitised, self.adjacency))), False
 
     def _solved(self) -> object:
-        """The rule's settings; the least noise that fits the budget where they say `auto`."""
+        """Return the rule's settings, with `noise: auto` replaced by the least noise that fits the budget."""
         settings, budget = self.method.aggregation, self.privacy.budget
         if getattr(settings, "noise", None) != "auto":
             return settings
@@ -159,7 +162,7 @@ class _Draft:
         return settings.model_copy(update={"noise": found})
 
     def _judge(self, rule: Aggregation) -> Accountant:
-        """Who polices a budget: the exact accountant of Gaussians where all releases are."""
+        """Return the accountant that checks the budget: the exact one for Gaussians if all releases are Gaussian."""
         if all(isinstance(release.mechanism, GaussianSum) for release in self._worst(rule)):
             return accountants.get("gaussian")
         return Least() if self.privacy.accountant == "auto" else accountants.get(self.privacy.accountant)
@@ -173,7 +176,7 @@ class _Draft:
             )
 
     def _most(self, rule: Aggregation, counted: Sequence[Release]) -> float:
-        """The mu^2 that is never passed: what all may cost, or the budget where that is less."""
+        """Return the largest mu^2 that the filter admits: the cost of all counted releases, or the budget if less."""
         if self.privacy.accountant not in ("auto", "gaussian"):
             raise PrivacyError(
                 f"method pate with {self.method.aggregation.kind} chooses what to answer as it goes, which only the"
@@ -191,7 +194,7 @@ class _Draft:
         return min(worst, budgeted)
 
     def _named_accountant(self, plan: VotingPlan) -> str:
-        """Who states epsilon: whose bound is the least."""
+        """Return the name of the accountant that states epsilon: the recipe's, or the one with the least bound."""
         if self.privacy.accountant != "auto" and not plan.chooses:
             return self.privacy.accountant
         exact = all(isinstance(release.mechanism, GaussianSum) for release in plan.to_price)

@@ -1,21 +1,20 @@
-"""Publishing what the votes themselves say of a run's price: smooth sensitivity of the bounds that depend on them.
+"""Private release of the data-dependent price of a PATE run, by smooth sensitivity.
 
 The sum over queries of the divergences of `methods/pate/votes.py` at one order is a function of the votes, so it is
 private. It is released with Gaussian noise scaled by its smooth sensitivity (GNSS; Papernot et al. 2018, Appendix B,
 Theorem 23).
 
-Released: f(votes) + SS_beta(votes) sigma N(0, 1), where SS_beta = max over d of exp(-beta d) LS_d and LS_d bounds how
-much f moves between neighbours at distance d from the votes (every adjacency moves one vote of each query). Which
-queries were answered is released before and enters as a constant. Price: at every order 1 < lambda < 1 / (2 beta)
-Renyi divergence lambda e^(2 beta) / sigma^2 + (beta lambda - log(1 - 2 lambda beta) / 2) / (lambda - 1); recorded as
-(epsilon, delta)-DP by the conversion at the best order. beta, sigma and the order are public: the published script
+The release is f(votes) + SS_beta(votes) sigma N(0, 1), where SS_beta = max over d of exp(-beta d) LS_d. LS_d bounds how
+much f moves between neighbours at distance d from the votes (every adjacency moves one vote of each query). The set of
+answered queries is released before and enters as a constant. Price: at every order 1 < lambda < 1 / (2 beta) Renyi
+divergence lambda e^(2 beta) / sigma^2 + (beta lambda - log(1 - 2 lambda beta) / 2) / (lambda - 1); recorded as
+(epsilon, delta)-DP by the conversion at the best order. beta, sigma and the order are public. The published script
 chooses sigma by the smooth sensitivity itself, which its theorem does not cover.
 
 Local sensitivity of `gnmax`: Algorithms 3 to 5 (Proposition 13), which need conditions C5 (the bound grows with q) and
-C6 (so do its differences); where they do not hold there is no proof and it is refused. Of the threshold: enumeration.
-LS_d is taken over everything at distance d or less: the published script takes what is at exactly d of each query, and
-a sum over queries of that is not smooth.
-Not here: the bounds (`methods/pate/votes.py`), plans.
+C6 (so do its differences). If they do not hold, there is no proof and the release is refused. Local sensitivity of the
+threshold: enumeration. LS_d is taken over everything at distance d or less. The published script takes the value at
+exactly distance d of each query, and a sum of those over queries is not smooth.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from dpsgd_cli.methods.pate.votes import (
 )
 
 _LEAST_LOG_Q = -650.0
-"""Differences below this q are taken as at it, which by C6 bounds them and stays in the range of floats."""
+"""Least log q. Differences below it are taken as those at it, which bound them by C6 and stay in floats' range."""
 _GRID = 4000
 
 
 def price(settings: Sanitised, adjacency: Adjacency) -> ApproximateDP:
-    """What the release costs. Raises PrivacyError where beta leaves no order.
+    """Return the price of the release. Raises PrivacyError unless 1 < order < 1 / (2 beta).
 
     >>> from dpsgd_cli.methods.pate.settings import Sanitised
     >>> round(price(Sanitised(order=20, smoothness=0.02, noise=6, delta=1e-6), "add-remove").epsilon, 4)
@@ -67,7 +66,7 @@ def price(settings: Sanitised, adjacency: Adjacency) -> ApproximateDP:
 
 
 def divergence(settings: Sanitised, orders: np.ndarray) -> np.ndarray:
-    """Renyi divergence of the release at `orders` (Theorem 23)."""
+    """Return the Renyi divergence of the release at `orders` (Theorem 23)."""
     beta = settings.smoothness
     shift = (beta * orders - np.log1p(-2 * orders * beta) / 2) / (orders - 1)
     return orders * math.exp(2 * beta) / settings.noise**2 + shift
@@ -75,14 +74,14 @@ def divergence(settings: Sanitised, orders: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """NON-PRIVATE: f(votes) at the order, and its smooth sensitivity."""
+    """The value of f(votes) at the order, and its smooth sensitivity. NON-PRIVATE."""
 
     value: float
     smooth: float
 
 
 def check(rule: Aggregation, classes: int, settings: Sanitised) -> Curve:
-    """The curve that the release is about. Raises PrivacyError where nothing is proved of it."""
+    """Return the curve that the release is about. Raises PrivacyError if nothing is proved for it."""
     if not isinstance(rule, GaussianMax):
         raise PrivacyError("method.sanitised: its theorem is about gnmax and confident-gnmax; leave it out")
     curve = Curve(rule.noise, classes, settings.order)
@@ -98,7 +97,7 @@ def check(rule: Aggregation, classes: int, settings: Sanitised) -> Curve:
 def of_votes(
     rule: Aggregation, votes: np.ndarray, answered: np.ndarray, teachers: int, settings: Sanitised
 ) -> Sensitivity:
-    """f and SS_beta of the counts (Q, K), of which some were `answered`. Raises as `check` does."""
+    """Return f and SS_beta of the counts (Q, K), of which some were `answered`. Raises as `check` does."""
     curve, at = check(rule, votes.shape[1], settings), np.array([settings.order])
     value = max_renyi(max_log_q(votes[answered], curve.noise), curve.noise, at).sum()
     local = _of_answers(curve, votes[answered], teachers)
@@ -113,14 +112,14 @@ def of_votes(
 
 @dataclass(frozen=True)
 class Curve:
-    """The bound of Theorem 6 at one order as a function of log q, for `noise` and so many `classes`."""
+    """The bound of Theorem 6 at one order as a function of log q, for `noise` and a number of `classes`."""
 
     noise: float
     classes: int
     order: float
 
     def at(self, log_q: np.ndarray) -> np.ndarray:
-        """The bound, or what needs no q from where that is less."""
+        """Return the bound; from `log_q0` on, the bound that needs no q, which is less there."""
         free = self.order / self.noise**2
         inside = np.minimum(log_q, self.log_q0)
         return np.where(log_q < self.log_q0, self._theorem(inside), free)
@@ -130,7 +129,10 @@ class Curve:
 
     @cached_property
     def log_q0(self) -> float:
-        """Where what needs no q becomes the lesser bound; the theorem's conditions hold below."""
+        """The log q from which the bound without q is the lesser; below it the theorem's conditions hold.
+
+        Raises PrivacyError if they do not hold there.
+        """
         noise, order = self.noise, self.order
         high = min(-((1 + 1 / noise) ** 2), -(((order - 0.99) / noise) ** 2), -1 / noise**2)
 
@@ -147,11 +149,11 @@ class Curve:
         return float(low)
 
     def fewer(self, log_q: np.ndarray) -> np.ndarray:
-        """log of the least q of a neighbour."""
+        """Return log of the least q of a neighbour."""
         return self._moved(log_q, 1)
 
     def more(self, log_q: np.ndarray) -> np.ndarray:
-        """log of the largest q of a neighbour."""
+        """Return log of the largest q of a neighbour."""
         return self._moved(log_q, -1)
 
     def _moved(self, log_q: np.ndarray, sign: int) -> np.ndarray:
@@ -161,7 +163,7 @@ class Curve:
         return np.log(np.clip(found, 1e-300, 1.0))
 
     def moves(self, log_q: np.ndarray) -> np.ndarray:
-        """How much one vote may move the bound (Algorithm 3)."""
+        """Return how much one vote may move the bound (Algorithm 3)."""
         log_q = np.maximum(log_q, _LEAST_LOG_Q)
         first = self.log_q0
         second = float(self.fewer(np.array(first)))
@@ -170,7 +172,7 @@ class Curve:
         return np.maximum(self.at(self.more(log_q)) - here, here - self.at(self.fewer(log_q)))
 
     def conditions(self) -> tuple[bool, bool]:
-        """C5 and C6, on a grid of log q."""
+        """Return whether C5 and C6 hold, on a grid of log q."""
         grid = np.linspace(_LEAST_LOG_Q, self.log_q0, _GRID)
         grows = bool((np.diff(self._theorem(grid)) >= 0).all())
         if not grows:
@@ -181,7 +183,10 @@ class Curve:
 
 
 def _of_answers(curve: Curve, votes: np.ndarray, teachers: int) -> np.ndarray:
-    """LS_d (teachers,), added up over queries: votes move towards the plateau as fast as they can (Algorithms 4, 5)."""
+    """Return LS_d (teachers,), added up over queries: votes move towards the plateau as fast as possible.
+
+    Source: Algorithms 4 and 5.
+    """
     first = curve.log_q0
     second = float(curve.fewer(np.array(first)))
     plateau = float(curve.moves(np.array([second]))[0])
@@ -206,7 +211,10 @@ def _of_answers(curve: Curve, votes: np.ndarray, teachers: int) -> np.ndarray:
 
 
 def _of_thresholds(by_count: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """LS_d (teachers,) of the thresholds, added up over queries; `by_count` has the bound of each largest count."""
+    """Return LS_d (teachers,) of the thresholds, added up over queries.
+
+    `by_count` holds the bound for each largest count, `largest` the largest count of each query.
+    """
     moves = np.abs(np.diff(by_count))
     local = np.maximum(np.append(moves, 0.0), np.insert(moves, 0, 0.0))
     distances = np.arange(len(by_count) - 1)

@@ -1,19 +1,18 @@
-"""How the votes of n teachers on one query become a released label, or none, and what that costs.
+"""Rules of PATE: how the votes of n teachers on one query become a released label, or none, and the price of that.
 
 One record is in one teacher's part (`methods/pate/run.py`), so neighbouring data change at most one vote: one count
-falls by 1 and another rises by 1, or nothing changes. That holds whether a record comes, goes or is replaced, so every
-adjacency has the same sensitivities: of all K counts L1 2 and L2 sqrt(2), of their maximum 1, of the gap between the
-two largest 2.
+falls by 1 and another rises by 1, or nothing changes. That holds whether a record is added, removed or replaced, so
+every adjacency has the same sensitivities: of all K counts L1 2 and L2 sqrt(2), of their maximum 1, of the gap between
+the two largest 2.
 
-A rule of aggregation is one class here (and its section in `methods/pate/settings.py`): what is charged when a query is
-asked, what when it is answered, the two decisions, and where a theorem gives it, a bound that depends on the votes.
+Each aggregation rule is one class here (and its section in `methods/pate/settings.py`). It states the charge for asking
+a query, the charge for answering it, the two decisions, and, if a theorem gives one, a bound that depends on the votes.
 
-`renyi` is NON-PRIVATE: a function of the votes. As published, it bounds the Renyi divergence between what is released
+`renyi` is NON-PRIVATE: a function of the votes. As published, it bounds the Renyi divergence between the release
 with these votes and with those of any neighbour, query by query.
 
 Sources: Papernot et al. 2017 (arXiv 1610.05755), Papernot et al. 2018 (arXiv 1802.08908); propose-test-release as in
-lecture notes on private aggregation (15.5.1). Not here: plans (`methods/pate/price.py`), smooth sensitivity
-(`methods/pate/sensitivity.py`), teachers.
+lecture notes on private aggregation (15.5.1).
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from dpsgd_cli.methods.pate.settings import ConfidentGnMax, GnMax, LnMax, Propos
 
 
 class Noise(Protocol):
-    """Adds noise to statistics of one query, for a purpose that is used at most once in it (`noise/run.py`)."""
+    """Source of noise for the statistics of one query; each purpose is used at most once in it (`noise/run.py`)."""
 
     def gaussian(self, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
-        """`exact` plus Gaussian noise of the mechanism's multiplier times its sensitivity."""
+        """Return `exact` plus Gaussian noise of the mechanism's multiplier times its sensitivity."""
 
     def laplace(self, purpose: str, exact: np.ndarray, epsilon: float, sensitivity: float, changed: int) -> np.ndarray:
-        """`exact` plus Laplace noise of scale `sensitivity` / `epsilon`; a record changes `changed` of the numbers."""
+        """Return `exact` plus Laplace noise of scale `sensitivity` / `epsilon`; a record changes `changed` numbers."""
 
 
 ALL_COUNTS_L1 = 2.0
@@ -46,56 +45,56 @@ LARGEST_COUNT = 1.0
 GAP = 2.0
 
 _ABOVE_THE_GRID = 1 + 2.0**-30
-"""For a bar that Laplace noise passes with probability delta: noise on a grid of 2^-42 passes it no more often."""
+"""Factor on a bar that Laplace noise passes with probability delta: noise on a grid of 2^-42 passes no more often."""
 
 ORDERS = np.concatenate([np.arange(1.5, 100, 0.5), np.logspace(2, 3, 40)])
-"""Renyi orders at which what depends on the votes is added up."""
+"""Renyi orders at which the bounds that depend on the votes are added up."""
 
 
 class Aggregation(ABC):
-    """One rule, made of its settings. `votes` are counts (K,), or (Q, K) for Q queries; K >= 2."""
+    """One aggregation rule with its settings. `votes` are counts, shape (K,), or (Q, K) for Q queries; K >= 2."""
 
     @abstractmethod
     def asked(self, adjacency: Adjacency) -> Mechanism | None:
-        """What every query releases, answered or not; charged before `accepts` is asked. None for nothing."""
+        """Return the release of every query, answered or not; charged before `accepts` is called. None: no release."""
 
     @abstractmethod
     def answered(self, adjacency: Adjacency) -> Mechanism | None:
-        """What an answer releases beside that; charged before `label` is asked. None for nothing."""
+        """Return the further release of an answer; charged before `label` is called. None: no release."""
 
     @property
     def chooses(self) -> bool:
-        """Whether what a run spends depends on what was released: answers cost, and queries may go without."""
+        """True if the spending of a run depends on what was released: answers cost, and queries may stay unanswered."""
         return self.asked("add-remove") is not None and self.answered("add-remove") is not None
 
     @abstractmethod
     def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
-        """Whether the query is answered. May read nothing that `asked` does not charge."""
+        """Return whether the query is answered. May read nothing that `asked` does not charge."""
 
     @abstractmethod
     def label(self, votes: np.ndarray, noise: Noise) -> int:
-        """The released label."""
+        """Return the released label."""
 
     def renyi(self, votes: np.ndarray, answered: np.ndarray) -> np.ndarray | None:
-        """NON-PRIVATE: the divergence at each of `ORDERS`, added up over queries (Q, K), of which some were `answered`.
+        """Return the divergence at each of `ORDERS`, added up over queries (Q, K), some `answered`. NON-PRIVATE.
 
-        None where no theorem gives one.
+        Returns None if no theorem gives one.
         """
         del votes, answered
         return None
 
 
 class LaplaceMax(Aggregation):
-    """`lnmax` (Papernot et al. 2017, section 2.1): the largest of the counts, each with Laplace noise of scale b.
+    """Rule `lnmax` (Papernot et al. 2017, section 2.1): the largest of the counts, each with Laplace noise of scale b.
 
-    Released: the index. Counts have L1 sensitivity 2, so all noisy counts, and the index with them, are (2 / b)-DP.
+    It releases the index. Counts have L1 sensitivity 2, so all noisy counts, and the index with them, are (2 / b)-DP.
     """
 
     def __init__(self, settings: LnMax) -> None:
         self.scale = solved(settings.noise)
 
     def asked(self, adjacency: Adjacency) -> None:
-        """Nothing: every query is answered."""
+        """Return None: every query is answered."""
 
     def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
         del votes, noise
@@ -114,17 +113,17 @@ class LaplaceMax(Aggregation):
 
 
 class GaussianMax(Aggregation):
-    """`gnmax` (Papernot et al. 2018, section 4.1): the largest of the counts, each with noise N(0, sigma^2).
+    """Rule `gnmax` (Papernot et al. 2018, section 4.1): the largest of the counts, each with noise N(0, sigma^2).
 
-    Released: the index, a function of all noisy counts. Those are one Gaussian mechanism of L2 sensitivity sqrt(2), so
-    of noise multiplier sigma / sqrt(2).
+    It releases the index, a function of all noisy counts. Those are one Gaussian mechanism of L2 sensitivity sqrt(2),
+    so of noise multiplier sigma / sqrt(2).
     """
 
     def __init__(self, settings: GnMax | ConfidentGnMax) -> None:
         self.noise = solved(settings.noise)
 
     def asked(self, adjacency: Adjacency) -> GaussianSum | None:
-        """Nothing: every query is answered."""
+        """Return None: every query is answered."""
         del adjacency
         return None
 
@@ -143,11 +142,12 @@ class GaussianMax(Aggregation):
 
 
 class ConfidentMax(GaussianMax):
-    """`confident-gnmax` (Papernot et al. 2018, Algorithm 1): `gnmax`, for queries on which enough teachers agree.
+    """Rule `confident-gnmax` (Papernot et al. 2018, Algorithm 1): `gnmax`, for queries on which enough teachers agree.
 
-    Released: for every query whether its largest count plus N(0, sigma_1^2) reaches the threshold, a Gaussian mechanism
-    of sensitivity 1; and the answer of `gnmax` where it does, with noise of its own. What is spent depends on how many
-    reach it, so only what the filter never lets pass is a bound (Smith and Thakurta 2022).
+    It releases, for every query, whether its largest count plus N(0, sigma_1^2) reaches the threshold: a Gaussian
+    mechanism of sensitivity 1. For a query that reaches it, it also releases the answer of `gnmax`, with noise of its
+    own. The spending depends on how many queries reach the threshold, so only the most that the filter ever admits is a
+    bound (Smith and Thakurta 2022).
     """
 
     def __init__(self, settings: ConfidentGnMax) -> None:
@@ -167,13 +167,13 @@ class ConfidentMax(GaussianMax):
 
 
 class StableMode(Aggregation):
-    """`propose-test-release`: the mode as it is where its lead over the second is large; (epsilon, delta)-DP a query.
+    """Rule `propose-test-release`: the exact mode if its lead over the second is large; (epsilon, delta)-DP a query.
 
-    Released: the mode where gap + Laplace(2 / epsilon) > 2 + 2 log(1 / (2 delta)) / epsilon, else that it is not.
-    Proof: the gap has sensitivity 2, so whether it passes is epsilon-DP, and where neighbours have one mode the mode
-    tells nothing further. Where their modes differ, their gaps add up to 2 at most (one vote moved), so either passes
-    with probability at most P[Laplace(2 / epsilon) > 2 log(1 / (2 delta)) / epsilon] = delta (Dwork and Lei 2009).
-    Ties: the lowest class, a gap of 0.
+    It releases the mode if gap + Laplace(2 / epsilon) > 2 + 2 log(1 / (2 delta)) / epsilon, else only that the test
+    failed. Proof: the gap has sensitivity 2, so the outcome of the test is epsilon-DP, and if neighbours have one mode
+    the mode reveals nothing further. If their modes differ, their gaps add up to 2 at most (one vote moved), so either
+    passes with probability at most P[Laplace(2 / epsilon) > 2 log(1 / (2 delta)) / epsilon] = delta (Dwork and Lei
+    2009). Ties: the lowest class, a gap of 0.
     """
 
     def __init__(self, settings: ProposeTestRelease) -> None:
@@ -183,7 +183,7 @@ class StableMode(Aggregation):
         return ApproximateDP(self.settings.epsilon, self.settings.delta, adjacency, "gap")
 
     def answered(self, adjacency: Adjacency) -> None:
-        """Nothing: the proof of `asked` covers the mode."""
+        """Return None: the proof of `asked` covers the mode."""
 
     def accepts(self, votes: np.ndarray, noise: Noise) -> bool:
         second, first = np.sort(votes)[-2:]
@@ -192,7 +192,7 @@ class StableMode(Aggregation):
 
     @property
     def bar(self) -> float:
-        """What the noisy gap must pass."""
+        """The bar that the noisy gap must exceed."""
         return GAP + GAP / self.settings.epsilon * math.log(1 / (2 * self.settings.delta)) * _ABOVE_THE_GRID
 
     def label(self, votes: np.ndarray, noise: Noise) -> int:
@@ -201,25 +201,25 @@ class StableMode(Aggregation):
 
 
 def solved(noise: float | str) -> float:
-    """A number that the plan has solved for."""
+    """Return `noise`, which the plan has replaced by a number if it was `auto`."""
     assert not isinstance(noise, str)
     return noise
 
 
 def gaussian(noise: float, sensitivity: float, adjacency: Adjacency, label: str) -> GaussianSum:
-    """Noise of standard deviation `noise` on votes of L2 `sensitivity`."""
+    """Return the mechanism of noise of standard deviation `noise` on votes of L2 `sensitivity`."""
     return GaussianSum(noise / sensitivity, adjacency, sensitivity=sensitivity, label=label)
 
 
 def max_log_q(votes: np.ndarray, noise: float) -> np.ndarray:
-    """log of a bound on the probability that not the largest of the counts (Q, K) wins (2018, Proposition 7)."""
+    """Return log of a bound on the probability that the largest count (Q, K) does not win (2018, Proposition 7)."""
     ordered = np.sort(votes, axis=1)[:, ::-1].astype(float)
     behind = ordered[:, :1] - ordered[:, 1:]
     return _at_most_by_chance(logsumexp(log_ndtr(-behind / (noise * ALL_COUNTS_L2)), axis=1), votes.shape[1])
 
 
 def laplace_log_q(votes: np.ndarray, scale: float) -> np.ndarray:
-    """The same with Laplace noise of `scale` (2017, Lemma 4)."""
+    """Return log of that bound (see `max_log_q`) for Laplace noise of `scale` (2017, Lemma 4)."""
     ordered = np.sort(votes, axis=1)[:, ::-1].astype(float)
     behind = (ordered[:, :1] - ordered[:, 1:]) / scale
     return _at_most_by_chance(logsumexp(np.log((2 + behind) / 4) - behind, axis=1), votes.shape[1])
@@ -230,9 +230,9 @@ def _at_most_by_chance(log_q: np.ndarray, classes: int) -> np.ndarray:
 
 
 def max_renyi(log_q: np.ndarray, noise: float, orders: np.ndarray = ORDERS) -> np.ndarray:
-    """Renyi divergence (Q, orders) of `gnmax` with noise sigma, given log q (Q,) (2018, Theorem 6).
+    """Return the Renyi divergence (Q, orders) of `gnmax` with noise sigma, given log q (Q,) (2018, Theorem 6).
 
-    The least of lambda / sigma^2, which needs no q, and where its conditions hold, log((1 - q) A^(lambda - 1) +
+    It is the least of lambda / sigma^2, which needs no q, and, if its conditions hold, log((1 - q) A^(lambda - 1) +
     q B^(lambda - 1)) / (lambda - 1).
     """
     free = np.broadcast_to(orders / noise**2, (len(log_q), len(orders)))
@@ -240,7 +240,7 @@ def max_renyi(log_q: np.ndarray, noise: float, orders: np.ndarray = ORDERS) -> n
 
 
 def theorem_holds(log_q: np.ndarray, noise: float, orders: np.ndarray) -> np.ndarray:
-    """Where the conditions of Theorem 6 hold (Q, orders)."""
+    """Return a boolean array (Q, orders): true where the conditions of Theorem 6 hold."""
     second, epsilon2 = _of_theorem(log_q, noise)
     with np.errstate(divide="ignore", invalid="ignore"):
         most = (second - 1) * epsilon2 - second * np.log((second + 1) / second * second / (second - 1))
@@ -249,7 +249,7 @@ def theorem_holds(log_q: np.ndarray, noise: float, orders: np.ndarray) -> np.nda
 
 
 def by_theorem(log_q: np.ndarray, noise: float, orders: np.ndarray) -> np.ndarray:
-    """The bound of Theorem 6 (Q, orders), whether its conditions hold or not."""
+    """Return the bound of Theorem 6 (Q, orders), without checking its conditions."""
     second, epsilon2 = _of_theorem(log_q, noise)
     epsilon1 = (second + 1) / noise**2
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -262,15 +262,16 @@ def by_theorem(log_q: np.ndarray, noise: float, orders: np.ndarray) -> np.ndarra
 
 
 def _of_theorem(log_q: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """mu_2 and epsilon_2; mu_1 is mu_2 + 1."""
+    """Return mu_2 and epsilon_2 of Theorem 6; mu_1 is mu_2 + 1."""
     second = noise * np.sqrt(-log_q)
     return second, second / noise**2
 
 
 def threshold_renyi(largest: np.ndarray, threshold: float, noise: float, orders: np.ndarray = ORDERS) -> np.ndarray:
-    """Divergence (Q, orders) of comparing the largest counts (Q,), plus N(0, noise^2), with `threshold`.
+    """Return the divergence (Q, orders) of comparing the largest counts (Q,), plus N(0, noise^2), with `threshold`.
 
-    The rarer answer takes the place of q, and sqrt(2) noise that of sigma: one count of sensitivity 1.
+    In the theorem of `max_renyi`, q is the probability of the rarer answer, and sigma is sqrt(2) noise: one count has
+    sensitivity 1.
     """
     log_p = log_ndtr((largest - threshold) / noise)
     log_rest = log_ndtr((threshold - largest) / noise)
@@ -278,9 +279,9 @@ def threshold_renyi(largest: np.ndarray, threshold: float, noise: float, orders:
 
 
 def laplace_renyi(log_q: np.ndarray, scale: float, orders: np.ndarray = ORDERS) -> np.ndarray:
-    """Divergence (Q, orders) of `lnmax` with Laplace noise of `scale`, given log q (Q,) (2017, Theorem 3).
+    """Return the divergence (Q, orders) of `lnmax` with Laplace noise of `scale`, given log q (Q,) (2017, Theorem 3).
 
-    Never above what pure epsilon = 2 / scale gives: epsilon, and lambda epsilon^2 / 2.
+    It is never above the bounds of pure epsilon = 2 / scale: epsilon, and lambda epsilon^2 / 2.
     """
     epsilon, power = ALL_COUNTS_L1 / scale, orders - 1
     free = np.broadcast_to(np.minimum(epsilon, orders * epsilon**2 / 2), (len(log_q), len(orders)))
@@ -293,8 +294,8 @@ def laplace_renyi(log_q: np.ndarray, scale: float, orders: np.ndarray = ORDERS) 
 
 
 def epsilon_at(renyi: np.ndarray, delta: float, orders: np.ndarray = ORDERS) -> float:
-    """Epsilon of divergences at `orders` by the published conversion, renyi + log(1 / delta) / (lambda - 1).
+    """Return the epsilon of divergences at `orders` by the published conversion, renyi + log(1 / delta) / (lambda - 1).
 
-    Source: Mironov 2017, Proposition 3; that of the papers, so that their numbers and these compare.
+    Source: Mironov 2017, Proposition 3. The papers use it, so their numbers and these are comparable.
     """
     return float(np.min(renyi + math.log(1 / delta) / (orders - 1)))

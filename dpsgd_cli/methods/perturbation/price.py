@@ -27,12 +27,12 @@ _BELOW = 1 - 1e-9
 
 
 def rate_of_descent(constants: Constants, records: int) -> float:
-    """The step length: 1 / (beta (1 + 1/n) + lambda), for which steps do not drift apart with a record more."""
+    """Return the step length 1 / (beta (1 + 1/n) + lambda), at which steps do not drift apart with one record more."""
     return 1 / (constants.smoothness * (1 + 1 / records) + constants.strong_convexity)
 
 
 def moved_by_one(constants: Constants, records: int, steps: int) -> float:
-    """L2 distance of two runs of `steps` projected gradient steps from 0 that differ by one record more.
+    """Return the L2 distance of two runs of `steps` projected gradient steps from 0 that differ by one record more.
 
     The step is w - eta (1/n sum of gradients + lambda w), n fixed and public. Its map w - eta grad is
     (1 - eta lambda)-Lipschitz for eta <= 1 / (largest eigenvalue of the Hessian), and the extra record moves its
@@ -49,7 +49,7 @@ def moved_by_one(constants: Constants, records: int, steps: int) -> float:
 
 
 def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
-    """One Gaussian on the last iterate, of the sensitivity `moved_by_one` of the problem's public constants."""
+    """Return a plan of one Gaussian on the last iterate. Its sensitivity is `moved_by_one` of the public constants."""
     assert isinstance(recipe.method, OutputPerturbationMethod)
     constants = problem_constants(recipe, facts.feature_bound)
     clipping = FlatClipping(norm=moved_by_one(constants, facts.records, recipe.method.steps))
@@ -58,7 +58,7 @@ def output_perturbation(recipe: Recipe, facts: Facts) -> Plan:
 
 
 def objective_perturbation(recipe: Recipe, facts: Facts) -> Plan:
-    """One (epsilon, delta)-DP release of the whole budget."""
+    """Return a plan of one (epsilon, delta)-DP release of the whole budget."""
     epsilon, delta = epsilon_delta(recipe)
     problem_constants(recipe, facts.feature_bound, in_ball=False)
     return one_release(recipe, facts, Release(ApproximateDP(epsilon, delta * _BELOW, recipe.adjacency)))

@@ -1,8 +1,7 @@
-"""The plan of a private choice among schedules: one plan for each candidate's part, and what the whole is charged.
+"""Plan of a private choice among schedules: one plan for each candidate's part, and the charge for the whole.
 
 Guarantee: `methods/private_selection/run.py` proves that training all candidates on disjoint parts and choosing one
-costs the larger of the most expensive training and the choice; the ledger is charged their sum. Not here: training,
-choosing.
+costs the larger of the most expensive training and the choice. The ledger is charged their sum.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SelectionPlan(Plan):
-    """`candidates[i]` plans the training of recipe `recipes[i]` on its part; `epochs` are what the whole is charged."""
+    """Plan in which `candidates[i]` trains recipe `recipes[i]` on its part; `epochs` are the charges for the whole."""
 
     candidates: tuple[Plan, ...] = ()
     recipes: tuple[Recipe, ...] = ()
 
 
 def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
-    """The plan of a `private-selection` recipe; a budget in rho, preprocessing included.
+    """Return the plan of a `private-selection` recipe; its budget is in rho, preprocessing included.
 
-    Raises PrivacyError under add-remove, where the partition depends on who is in the data, and InfeasibleBudget when
+    Raises PrivacyError under add-remove, where the partition depends on who is in the data, and InfeasibleBudget if
     the choice leaves nothing for training.
     """
     method, privacy = recipe.method, recipe.privacy
@@ -87,7 +86,7 @@ def plan_selection(recipe: Recipe, facts: Facts) -> SelectionPlan:
 
 
 def _candidate(recipe: Recipe, privacy: Privacy, schedule: Schedule, rho: float) -> Recipe:
-    """The recipe that trains one candidate alone."""
+    """Return the recipe that trains one candidate alone."""
     settings = recipe.method.model_dump(exclude={"kind", "candidates", "epsilon"})
     own = privacy.model_copy(
         update={

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def equal_choices(plan: AdaptivePlan, choices: int) -> PureDP:
-    """One of so many uses of the exponential mechanism, eps^2/8-zCDP each, that share the budget equally."""
+    """Return one of `choices` uses of the exponential mechanism, eps^2/8-zCDP each, that share the budget equally."""
     # below an equal share by more than the rounding of their sum
     epsilon = math.sqrt(8 * plan.rho_for_training / choices) * (1 - 1e-9)
     return PureDP(epsilon, plan.sampling.adjacency, "exponential", "parent")
 
 
 def privgene(recipe: Recipe, facts: Facts) -> Plan:
-    """Equal parts, as many as there are choices: nothing that is spent depends on a choice."""
+    """Return a plan of equal parts, one for each choice; no spending depends on a choice."""
     assert isinstance(recipe.method, PrivGeneMethod)
     plan, choices = adaptive_plan(recipe, facts), recipe.method.choices
     return replace(plan, chooses=False, epochs=((Release(equal_choices(plan, choices), choices),),))

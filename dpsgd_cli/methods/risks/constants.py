@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Constants:
-    """What holds for every record that the public bounds allow and every w that the constraint allows.
+    """Constants that hold for every record that the public bounds allow and every w that the constraint allows.
 
-    `lipschitz` bounds the norm of one record's loss gradient (the L2 term left out: it reads no data); `smoothness` is
-    the largest eigenvalue of one record's loss Hessian, of rank one; `strong_convexity` is that of the L2 term.
-    inf stands for "no bound".
+    `lipschitz` bounds the norm of one record's loss gradient, without the L2 term, which reads no data. `smoothness` is
+    the largest eigenvalue of one record's loss Hessian, of rank one. `strong_convexity` is that of the L2 term.
+    inf means "no bound".
     """
 
     lipschitz: float
@@ -34,13 +34,13 @@ class Constants:
 
 
 def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
-    """L = sup|phi'| B and beta = sup(phi'') B^2 of a loss phi of the margin, by the bounds of its record.
+    """Return L = sup|phi'| B and beta = sup(phi'') B^2 of a loss phi of the margin, by the bounds in its record.
 
     The margin is at most R B on the ball of radius R, and a residual at most R B + Y; without a radius, nothing bounds
     them. logistic: sup|phi'| = 1, sup(phi'') = 1/4. hinge: 1 and no bound. huber-svm of half-width h: 1 and 1/(2h).
     squared: R B + Y and 1.
 
-    >>> from dpsgd_cli.engine.settings import ConvexModel
+    >>> from dpsgd_cli.recipe.schema.model import ConvexModel
     >>> constants_of(ConvexModel(loss="logistic", l2=0.1), feature_bound=2.0)
     Constants(lipschitz=2.0, smoothness=1.0, strong_convexity=0.1, feature_bound=2.0)
     """
@@ -51,9 +51,9 @@ def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
 
 
 def problem_constants(recipe: Recipe, feature_bound: float | None, in_ball: bool = True) -> Constants:
-    """Constants of a recipe's smooth convex problem; PrivacyError that names the condition which fails.
+    """Return the constants of a recipe's smooth convex problem. Raises PrivacyError that names the failing condition.
 
-    `in_ball`: whether the method keeps all weights that it meets in the ball of `model.radius`. One that does not needs
+    `in_ball`: whether the method keeps all its weights in the ball of `model.radius`. A method that does not needs
     constants that hold everywhere, and may not be given a radius.
     """
     kind, model = recipe.method.kind, recipe.model
