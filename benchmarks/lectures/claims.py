@@ -90,8 +90,8 @@ def _counted(gains: Sequence[Summary]) -> str:
     least, most = min(gains, key=lambda gain: gain.mean), max(gains, key=lambda gain: gain.mean)
     spread = least.text(3, signed=True) + ("" if len(gains) == 1 else f" to {most.text(3, signed=True)}")
     return (
-        f"{verdict}: better in {better} of {count(len(gains), 'comparison')}, worse in {worse}, with 95% intervals of"
-        f" paired differences that leave out zero ({spread} of accuracy)"
+        f"{verdict}: significantly better in {better} of {count(len(gains), 'comparison')}, worse in {worse}"
+        f" (paired differences of accuracy {spread}, 95% intervals)"
     )
 
 
@@ -123,8 +123,8 @@ def _cifar10(rows: Rows) -> str:
     records = 1.96 * math.sqrt(found.mean * (1 - found.mean) / JUDGES)
     gap = found.mean - PUBLISHED
     sure = abs(gap) > records + (found.margin or 0.0)
-    verdict = ("above" if gap > 0 else "below") if sure else "not to be told from"
-    left = f"{JUDGES} records leave ± {records:.3f} open"
+    verdict = ("above" if gap > 0 else "below") if sure else "not distinguishable from"
+    left = f"sampling error of {JUDGES} records: ± {records:.3f}"
     return f"{found.text(3)} over {found.n} trials, {verdict} the published one ({left})"
 
 

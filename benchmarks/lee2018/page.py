@@ -69,9 +69,9 @@ def _published() -> dict[str, str]:
     by = {name: own.set_index("seed") for name, own in found.groupby("noise")}
     listed, righted = (by[name]["test_accuracy"] for name in published.SIDES)
     difference = summarised(listed - righted, stale)
-    words = {1: "the wrong side is what it owes its accuracy to", None: "a single seed, which decides nothing"}
+    words = {1: "the wrong side explains the listing's accuracy", None: "one seed does not decide"}
     return {
-        "side_decides": words.get(side(difference), "so many seeds do not tell it from an accident"),
+        "side_decides": words.get(side(difference), "the difference is not significant"),
         "listed": summarised(listed, stale).text(),
         "righted": summarised(righted, stale).text(),
         "listed_righted": difference.text(signed=True),
@@ -124,7 +124,7 @@ def _section(rows: Rows, table: str, title: str) -> str:
     """One data set and loss: how many deals, both tables, the picture."""
     methods, counts = _methods(rows, table), _deals(rows, table)
     header = ("method", *(f"eps {epsilon:g}" for epsilon in EPSILONS))
-    parts = [f"## {title}", f"Deals of five folds in each cell: {', '.join(map(str, counts))}."]
+    parts = [f"## {title}", f"Repeated five-fold splits in each cell: {', '.join(map(str, counts))}."]
     for column, digits in (("test_accuracy", 4), (OBJECTIVE, 3)):
         lines = [
             [METHODS[method], *(rows.text(table, named(method, epsilon), column, digits) for epsilon in EPSILONS)]

@@ -176,13 +176,10 @@ def verdicts(rows: Rows) -> str:
 
 
 def sentence(rows: Rows) -> str:
-    """The verdicts in one paragraph, of what was run."""
-    judged = [(f"{one.figure}, {one.words}", one.verdict(rows)) for one in claims()]
-    told = [(words, verdict) for words, verdict in judged if verdict != MISSING]
-    parts = []
-    for verdict in dict.fromkeys(word for _, word in told):
-        parts.append(f"{verdict.capitalize()}: {'; '.join(claim for claim, word in told if word == verdict)}.")
-    return " ".join(sorted(parts))
+    """The number of claims with each verdict, of those that were run."""
+    found = [one.verdict(rows) for one in claims()]
+    words = sorted({verdict for verdict in found if verdict != MISSING})
+    return ", ".join(f"{found.count(word)} are {word}" for word in words)
 
 
 def _cells(rows: Rows, key: Key) -> list[str]:
