@@ -130,7 +130,7 @@ ADDITIONS = {
     # them."
     "accountant": Addition(
         files={
-            "dpsgd_cli/privacy/accountants/generous.py": (
+            "dpsgd_cli/accounting/accountants/generous.py": (
                 "from dpsgd_cli.accounting.accountants.gaussian import Gaussian\n\n"
                 "class Generous(Gaussian):\n"
                 "    name, bound, note = 'generous', 'upper', 'one more than gaussian'\n"

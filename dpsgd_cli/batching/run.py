@@ -140,7 +140,7 @@ class PoissonSampler(Sampler):
 
     Each trial has its own batch; shorter ones are padded with masked rows.
 
-    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> sampler = PoissonSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3)
     >>> sampler.rate, sampler.steps_per_epoch
     (0.3, 4)
@@ -177,7 +177,7 @@ class TruncatedSampler(PoissonSampler):
     uniform set is uniform, so drawing a set of the smaller size gives the distribution of the kept records. Sizes are
     within 2^-100 of theirs, as for Poisson batches.
 
-    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> sampler = TruncatedSampler([SeededStreams(0), SeededStreams(1)], records=10, batch_size=3, largest_batch=3)
     >>> drawn = sampler.batch(2)
     >>> drawn.rows.tolist(), drawn.mask.sum(axis=1).tolist()
@@ -201,7 +201,7 @@ class CyclicSampler(Sampler):
     groups. Group sizes are random, and so are batch sizes; neither changes the rate. Each trial has its own groups and
     its own number of them; with 1 group, batches are those of `PoissonSampler`.
 
-    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> sampler = CyclicSampler([SeededStreams(0)], [SeededStreams(0)], records=10, batch_size=3, groups=[3])
     >>> [sampler.batch(step).rows[0].tolist() for step in range(4)]
     [[4, 5, 6, 7, 9], [0, 1, 2, 3, 8], [], [5, 6, 7, 9]]
@@ -245,7 +245,7 @@ class SingleSampler(Sampler):
     With a seed, indices come in blocks from normals through their distribution function. The number of steps in an
     epoch is the number of records.
 
-    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> sampler = SingleSampler([SeededStreams(0)], records=7)
     >>> [int(sampler.batch(step).rows[0, 0]) for step in range(5)]
     [5, 5, 6, 6, 2]
@@ -275,7 +275,7 @@ class SingleSampler(Sampler):
 class FixedSampler(Sampler):
     """Batches of fixed size: a uniform set of `batch_size` records, drawn independently at each step.
 
-    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> FixedSampler([SeededStreams(0)], records=7, batch_size=3).batch(1).rows.tolist()
     [[1, 3, 5]]
     """
@@ -303,7 +303,7 @@ class AllocationSampler(Sampler):
     ceil(records / batch_size) steps; batch sizes are random and may be 0. The sampler stores 8 bytes per record and
     trial.
 
-    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> sampler = AllocationSampler([SeededStreams(0)], records=7, batch_size=3)
     >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
     [[2], [1, 4, 5, 6], [0, 3]]
@@ -337,7 +337,7 @@ class ShuffleSampler(Sampler):
     Guarantee: within an epoch every record is in exactly one batch, whose choice does not depend on any record's
     value. The sampler stores the permutation: 8 bytes per record and trial.
 
-    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> sampler = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
     >>> [sampler.batch(step).rows[0].tolist() for step in range(sampler.steps_per_epoch)]
     [[5, 1, 3], [4, 2, 6], [0]]
@@ -366,7 +366,7 @@ class SteadySampler(Sampler):
     Every piece of every batch then has the same shape, so the result for a row cannot depend on the number of other
     rows (`precision.py` explains where that matters).
 
-    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> last = SteadySampler(ShuffleSampler([SeededStreams(0)], records=7, batch_size=3), unit=4).batch(2)
     >>> last.rows.tolist(), last.mask.tolist()
     ([[0, 0, 0, 0]], [[True, False, False, False]])
@@ -394,7 +394,7 @@ class PartSampler(Sampler):
     Guarantee: if the slices of all processes are disjoint and cover all places, and all processes draw the same whole
     batches, then each record of a batch is in the part of exactly one process.
 
-    >>> from dpsgd_cli.core.streams import SeededStreams
+    >>> from dpsgd_cli.engine.streams import SeededStreams
     >>> whole = ShuffleSampler([SeededStreams(0)], records=7, batch_size=3)
     >>> first = PartSampler(whole, lambda count: slice(0, count // 2), rows=7)
     >>> second = PartSampler(whole, lambda count: slice(count // 2, count), rows=7)

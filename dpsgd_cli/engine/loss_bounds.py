@@ -1,7 +1,7 @@
 """Losses of a convex model, by name, with the bounds that prices depend on.
 
 To add a loss: its name in `Loss`, its record in `LOSSES`, and a subclass of
-`dpsgd_cli.core.problems.losses.MarginLoss` with its values and derivatives. `tests/engine/test_loss_bounds.py` compares
+`dpsgd_cli.methods.risks.losses.MarginLoss` with its values and derivatives. `tests/engine/test_loss_bounds.py` compares
 each record with its class. Constants of a whole problem are in `methods/perturbation/price.py`.
 """
 

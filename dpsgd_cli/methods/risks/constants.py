@@ -40,7 +40,7 @@ def constants_of(model: ConvexModel, feature_bound: float) -> Constants:
     them. logistic: sup|phi'| = 1, sup(phi'') = 1/4. hinge: 1 and no bound. huber-svm of half-width h: 1 and 1/(2h).
     squared: R B + Y and 1.
 
-    >>> from dpsgd_cli.recipe.schema.model import ConvexModel
+    >>> from dpsgd_cli.engine.settings import ConvexModel
     >>> constants_of(ConvexModel(loss="logistic", l2=0.1), feature_bound=2.0)
     Constants(lipschitz=2.0, smoothness=1.0, strong_convexity=0.1, feature_bound=2.0)
     """
