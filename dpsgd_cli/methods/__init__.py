@@ -1,7 +1,1 @@
-"""Training methods, one file each; their registry is with their settings (`methods/descriptor.py`)."""
-
-from dpsgd_cli.engine.context import Context
-from dpsgd_cli.methods.base import Method
-from dpsgd_cli.methods.creation import create
-
-__all__ = ["Context", "Method", "create"]
+"""Training methods, a folder each: settings, price and run. `settings.py` lists them."""
