@@ -15,7 +15,7 @@ from dpsgd_cli.common.package_files import shipped
 from dpsgd_cli.common.sections import Count, Interval, Section
 from dpsgd_cli.common.text_format import shortened
 from dpsgd_cli.data.dataset import Column, Layout
-from dpsgd_cli.data.settings import Split
+from dpsgd_cli.data.settings import Split, TableFormat
 from dpsgd_cli.data.step_settings import PreprocessStep
 from dpsgd_cli.errors import DataError
 
@@ -85,11 +85,10 @@ class BundledReader(Section):
     loader: Literal["load_digits", "load_breast_cancer"]
 
 
-class TableReader(Section):
+class TableReader(TableFormat):
     kind: Literal["table"] = "table"
-    separator: str = ","
+    separator: str = Field(",", description="Between two cells.")
     header: bool = Field(False, description="The first line holds the column names.")
-    comment: str | None = Field(None, description="Lines from this character on are skipped.")
     missing: str | None = Field(None, description="Marks a missing value; its whole row is left out.")
 
 

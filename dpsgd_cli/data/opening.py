@@ -26,7 +26,7 @@ import numpy as np
 
 from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.text_format import listed
-from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table, users
+from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table, table_files, users
 from dpsgd_cli.data.dataset import Layout, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.own_table import Judge
@@ -151,19 +151,19 @@ def _new(records: Records, data: Data, layout: Layout, target: str | None, base:
 
 def _new_of_file(path: Path, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:
     kind = kind_of(_existing(path, "it is looked for in the current folder"))
-    if (kind in own_table.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
+    if (kind in table_files.KINDS) != (layout.columns is not None) or (kind == ROWS and target is not None):
         wanted = f"{ARRAYS} file with the labels {target!r}" if kind == ROWS else _wanted(layout)
         raise DataError(f"{path}: {kind or 'an unknown kind of file'}, but the model takes {wanted}")
     if layout.columns is None:
         x, labels = own_arrays.read_new(path, layout, target)
         return _in_units(x, data, base), labels
-    x, frame = own_table.read_new(path, kind, layout, target, data.task == "classification")
+    x, frame = own_table.read_new(path, kind, layout, data, target)
     return _in_units(x, data, base), None if target is None else frame[target]
 
 
 def _wanted(layout: Layout) -> str:
     if layout.columns is not None:
-        return f"a table ({', '.join(own_table.KINDS)}) with the columns {listed(own_table.columns_of(layout))}"
+        return f"a table ({', '.join(table_files.KINDS)}) with the columns {listed(own_table.columns_of(layout))}"
     return f"an array ({ARRAYS} with x, or {ROWS}) of shape {own_arrays.shape_of(layout)}"
 
 
@@ -213,7 +213,7 @@ def kind_of(path: Path) -> str:
 
 def _paths(data: Data, base: Path) -> tuple[list[Path], list[str]]:
     """Return the files of features and their endings. Raises DataError if they are unknown, or of different kinds."""
-    known = (*own_table.KINDS, ARRAYS, ROWS)
+    known = (*table_files.KINDS, ARRAYS, ROWS)
     paths = [_existing(base / name) for name in (data.path, data.test_path) if name is not None]
     kinds = [kind_of(path) for path in paths]
     for path, kind in zip(paths, kinds, strict=True):

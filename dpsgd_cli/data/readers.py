@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from dpsgd_cli.data import catalog, table
 from dpsgd_cli.data.card import BundledReader, Card, File, TableReader
 from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.data.table_files import parse_csv
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError
 
@@ -145,8 +147,6 @@ def _read_bundled(card: Card, which: Which, hashes: dict[str, str]) -> Part:
 
 
 def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | None = None) -> Part:
-    import pandas as pd
-
     reader = card.reader
     assert isinstance(reader, TableReader)
     names = list(card.columns or ())
@@ -154,17 +154,14 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
     parts = []
     for file in card.part(which):
         content = _content(card, file, hashes)
-        frame = pd.read_csv(
+        frame = parse_csv(
             io.BytesIO(content.data),
-            sep=reader.separator,
-            header=0 if reader.header else None,
-            names=None if reader.header else names,
-            usecols=[name for name in names if name in (card.target, owner) or name in card.features],
-            dtype={name: str if name == owner else "category" for name in names if name not in numeric},
-            comment=reader.comment,
-            skipinitialspace=True,
-            keep_default_na=False,
-            na_values={} if reader.missing is None else [reader.missing],
+            Path(file.name),
+            reader,
+            names,
+            words={*names} - numeric,
+            owner=owner,
+            only=[name for name in names if name in (card.target, owner) or name in card.features],
         )
         if reader.missing is not None:
             frame = frame.dropna()

@@ -21,7 +21,7 @@ import yaml
 from dpsgd_cli.common.sections import TO_FILL_IN
 from dpsgd_cli.common.text_format import quoted, suggested
 from dpsgd_cli.common.yaml_tree import CoreDumper
-from dpsgd_cli.data import opening, own_arrays, own_table, table
+from dpsgd_cli.data import opening, own_arrays, own_table, table, table_files
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
@@ -64,14 +64,15 @@ def draft(path: Path, target: str, task: Task | None, shown: str) -> str:
     kind = opening.kind_of(path)
     if kind == opening.ARRAYS:
         return _text(_of_arrays(path, target, task), target, shown)
-    if kind not in own_table.KINDS:
-        raise DataError(f"{path}: a recipe is drafted for {', '.join((*own_table.KINDS, opening.ARRAYS))}, not {kind}")
+    if kind not in table_files.KINDS:
+        raise DataError(
+            f"{path}: a recipe is drafted for {', '.join((*table_files.KINDS, opening.ARRAYS))}, not {kind}"
+        )
     return _text(_of_table(path, kind, target, task), target, shown)
 
 
 def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
-    read = own_table.KINDS[kind]
-    first = read(path, {target})
+    first = table_files.read_table(path, kind, words={target})
     if target not in first.columns:
         raise DataError(
             f"{path}: --target names {quoted(target)}, which is no column{suggested(target, first.columns)}"
@@ -80,7 +81,7 @@ def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
     dropped = {name: why for name in names if (why := _useless(first[name])) is not None}
     words = [name for name in names if name not in dropped and _is_words(first[name])]
     # read again as text, as training does: otherwise the reader converts cells that look like other types
-    frame = read(path, {target, *words})
+    frame = table_files.read_table(path, kind, words={target, *words})
     categorical = {name: list(own_table.found_values([frame], name)) for name in words}
     dropped |= {name: _TEXTS for name, values in categorical.items() if len(values) > MOST_CATEGORIES}
     categorical = {name: values for name, values in categorical.items() if name not in dropped}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from dpsgd_cli.common.sections import Count, DrawSeed, Interval, Positive, Section, Values
 from dpsgd_cli.data.step_settings import Drawn, PreprocessStep
@@ -198,6 +198,37 @@ Features = Annotated[
 ]
 
 
+def _known_encoding(name: str) -> str:
+    try:
+        "".encode(name)
+    except LookupError:
+        raise ValueError(f"{name!r} is no encoding of text; try utf-8 or latin-1") from None
+    return name
+
+
+class TableFormat(Section):
+    """How a CSV file is written. `data/table_files.py` reads it, for cards and for a user's own files alike."""
+
+    separator: Annotated[str, Field(min_length=1, max_length=1)] | None = Field(
+        None, description="Between two cells; left out, the most frequent of , ; | and tab in the first line."
+    )
+    encoding: Annotated[str, AfterValidator(_known_encoding)] = Field(
+        "utf-8-sig", description="Of the text: utf-8-sig (UTF-8, with or without a byte order mark), latin-1, ..."
+    )
+    decimal: Annotated[str, Field(min_length=1, max_length=1)] = Field(".", description="The decimal point.")
+    header: bool = Field(True, description="The first line holds the column names; else they are 1, 2, 3, ...")
+    comment: Annotated[str, Field(min_length=1, max_length=1)] | None = Field(
+        None, description="What follows this character in a line is skipped."
+    )
+    missing: str | None = Field(
+        None, description="A cell that holds no value, beside an empty one and the usual words (NA, null, ?, ...)."
+    )
+
+
+USUAL_FORMAT = TableFormat()
+"""The format of a user's own CSV file if the recipe gives none."""
+
+
 class Missing(Section):
     """Value for missing cells. It is public and fills each record on its own, so it costs no privacy."""
 
@@ -226,6 +257,7 @@ class Data(Section):
     )
     test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
     target: str | None = Field(None, description="Label column (of a table), array (npz: default `y`) or file (npy).")
+    format: TableFormat = Field(USUAL_FORMAT, description="How your own .csv or .tsv file is written.")
     test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
@@ -269,6 +301,8 @@ class Data(Section):
         if self.path is None:
             own = ("test_path", "target", "test_target", "categorical", "classes", "drop", "target_bounds", "missing")
             extra = [key for key in own if getattr(self, key)]
+            if self.format != USUAL_FORMAT:
+                extra.append("format")
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":

@@ -16,6 +16,7 @@ import numpy as np
 from dpsgd_cli.common.text_format import count, listed, quoted, shortened
 from dpsgd_cli.data.dataset import Column
 from dpsgd_cli.data.settings import Data, Missing
+from dpsgd_cli.data.table_files import MISSING
 from dpsgd_cli.data.targets import target_scale
 from dpsgd_cli.errors import DataError
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_PROBLEMS = 20
-MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 
 
 def to_matrix(frame: pd.DataFrame, columns: Sequence[Column], where: str) -> np.ndarray:

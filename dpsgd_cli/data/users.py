@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, quoted, shortened
-from dpsgd_cli.data import table
 from dpsgd_cli.data.dataset import Dataset, Part, Source
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, coin, content_keys
+from dpsgd_cli.data.table_files import MISSING
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.users.settings import Unit
 
@@ -99,7 +99,7 @@ def _is_gap(value: object) -> bool:
     """Return True if a cell names nobody: it is empty, or a usual word for a missing value."""
     import pandas as pd
 
-    return value.strip() in table.MISSING if isinstance(value, str) else bool(pd.isna(value))
+    return value.strip() in MISSING if isinstance(value, str) else bool(pd.isna(value))
 
 
 def _is_broken(name: str) -> bool:

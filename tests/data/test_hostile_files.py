@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dpsgd_cli.data import catalog, download, own_table
+from dpsgd_cli.data import catalog, download, table_files
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.errors import DataError
 from tests.data.conftest import put
@@ -122,6 +122,6 @@ def test_nothing_is_unpacked_beyond_what_a_card_declares(library: Path, make_car
 def test_a_compressed_table_of_ones_own_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "own.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 100_000))
-    monkeypatch.setattr(own_table, "MOST_UNPACKED", 300_000)
+    monkeypatch.setattr(table_files, "MOST_UNPACKED", 300_000)
     with pytest.raises(DataError, match=r"own.csv.gz: unpacks to more than 300000 bytes"):
-        own_table._read_csv(path, set())
+        table_files.read_table(path, ".csv.gz")
