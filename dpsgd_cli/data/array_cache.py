@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
+from dpsgd_cli.common.package_files import cache_folder
+
 MOST_BYTES = 4_000_000_000
 
 
 def place(folder: str, told: object, arrays: Sequence[np.ndarray]) -> Path:
     """Return the file of the array that is made from `told` (plain values) and `arrays`."""
-    import pooch  # takes a while to import
-
     name = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
     for array in arrays:
         name.update(np.ascontiguousarray(array).data)
-    return Path(pooch.os_cache("dpsgd")) / folder / f"{name.hexdigest()[:32]}.npy"
+    return cache_folder() / folder / f"{name.hexdigest()[:32]}.npy"
 
 
 def load(path: Path) -> np.ndarray | None:

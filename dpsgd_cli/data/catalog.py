@@ -21,7 +21,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from dpsgd_cli.common.package_files import irregularity, shipped
+from dpsgd_cli.common.package_files import cache_folder, irregularity, shipped
 from dpsgd_cli.common.text_format import suggested
 from dpsgd_cli.data.card import Card, CardColumn, File, read_card
 from dpsgd_cli.data.settings import Data
@@ -129,11 +129,7 @@ def clamp(card: Card, x: np.ndarray) -> None:
 def folder() -> Path:
     """Return the folder of all data sets: $DPSGD_DATA, else one in this user's cache directory."""
     given = os.environ.get("DPSGD_DATA")
-    if given:
-        return Path(given).expanduser()
-    import pooch
-
-    return Path(pooch.os_cache("dpsgd")) / "data"
+    return Path(given).expanduser() if given else cache_folder() / "data"
 
 
 def locate(card: Card, file: File) -> Path | None:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import certifi
+
 from dpsgd_cli import __version__
 from dpsgd_cli.common.terminal import for_bars
 from dpsgd_cli.data import catalog
@@ -170,8 +172,10 @@ def _open(url: str, have: int, manner: Manner) -> http.client.HTTPResponse:
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
+        # some builds of Python have no authorities of their own
+        trust = ssl.create_default_context(cafile=certifi.where())
         request = urllib.request.Request(url, headers=headers)
-        web = urllib.request.build_opener(urllib.request.HTTPSHandler(context=_trust()), _WebOnly())
+        web = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust), _WebOnly())
         answer: http.client.HTTPResponse = web.open(request, timeout=manner.timeout)
         return answer
     except urllib.error.HTTPError as error:
@@ -202,15 +206,6 @@ def _next(response: http.client.HTTPResponse) -> bytes:
         return response.read1(BLOCK)
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionCut(str(error) or type(error).__name__) from None
-
-
-def _trust() -> ssl.SSLContext:
-    """Return a TLS context with certifi's authorities if it is installed; some Python builds have none of their own."""
-    try:
-        import certifi
-    except ImportError:
-        return ssl.create_default_context()
-    return ssl.create_default_context(cafile=certifi.where())
 
 
 def _size(path: Path) -> int:

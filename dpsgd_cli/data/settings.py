@@ -163,18 +163,6 @@ class ColourFeatures(Extractor):
     pool: Count = Field(4, description="Places a side.")
 
 
-class TorchvisionFeatures(Extractor):
-    """A torchvision network with ImageNet weights, up to one of its parts."""
-
-    kind: Literal["torchvision"] = "torchvision"
-    network: str = Field("vgg16", description="Its name in torchvision.models.")
-    weights: str | None = Field(
-        None, description="File of weights, relative to the recipe; left out, torch's own cache. Nothing is downloaded."
-    )
-    part: str = Field("features", description="The submodule whose output is taken.")
-    side: Count | None = Field(None, description="Images are resized to this side first; left out, kept.")
-
-
 class PretrainedFeatures(Extractor):
     """A network that another recipe trained on public data, without its last layer."""
 
@@ -193,7 +181,7 @@ class PretrainedFeatures(Extractor):
 
 
 Features = Annotated[
-    ScatteringFeatures | PatchFeatures | HogFeatures | ColourFeatures | TorchvisionFeatures | PretrainedFeatures,
+    ScatteringFeatures | PatchFeatures | HogFeatures | ColourFeatures | PretrainedFeatures,
     Field(discriminator="kind"),
 ]
 

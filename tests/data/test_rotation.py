@@ -21,7 +21,7 @@ TURN = {"components": 6, "images": "strokes", "records": 60}
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda project: tmp_path / "cache")
 
 
 def prepared(folder: Path, rows: np.ndarray, **changes: Any) -> Dataset:
