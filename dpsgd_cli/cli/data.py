@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dpsgd_cli.common.text_format import suggested
-from dpsgd_cli.data import catalog, download, readers, synthetic_export
+from dpsgd_cli.data import catalog, download, readers
 from dpsgd_cli.data import synthetic as drawing
 from dpsgd_cli.data.card import Card, read_card
 from dpsgd_cli.errors import DataError, UsageError
@@ -130,7 +130,7 @@ def synthetic(
         images = drawing.draw(kind, count, shape, seed)
     else:
         images = drawing.draw_variants(count, hands, shape, seed).reshape(-1, *shape)
-    for path in synthetic_export.write(kind, images, directory):
+    for path in drawing.write(kind, images, directory):
         click.echo(f"wrote {path}")
 
 

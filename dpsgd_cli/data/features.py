@@ -25,9 +25,10 @@ from torch.nn import functional
 
 from dpsgd_cli.common.yaml_tree import Place, read_tree
 from dpsgd_cli.data import array_cache as cache
-from dpsgd_cli.data.dataset import Layout, Length, Step, Transform
+from dpsgd_cli.data.dataset import Layout, Length, Step
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.image_transforms import Patches, Scattering, hog
+from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.settings import (
     ColourFeatures,
     Data,

@@ -10,22 +10,23 @@ process without a message. Each row is transformed on its own, each time it is r
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
+from typing import TypeAlias
 
 import numpy as np
 
+from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import shortened
-from dpsgd_cli.data.dataset import Transform, flatten
 from dpsgd_cli.data.settings import Cut
 from dpsgd_cli.data.splits import Keys
-from dpsgd_cli.engine.tensors import UNTOLD
 from dpsgd_cli.errors import DataError
 
 UNREADABLE = (
@@ -41,8 +42,16 @@ UNREADABLE = (
 )
 """Errors that NumPy raises for a file whose header or size is not that of an array."""
 
+Transform = Callable[[np.ndarray], np.ndarray]
+"""A function of rows that acts on each row alone, once what it keeps is fixed."""
+
 _PAGE = 4096
 _ROWS_AT_ONCE = 4096
+
+
+def flatten(rows: np.ndarray) -> np.ndarray:
+    """Return rows (N, ...) as (N, D), also for N = 0."""
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
 class Stored:
@@ -188,7 +197,7 @@ class DiskRows:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    @np.errstate(**UNTOLD)
+    @np.errstate(**SILENT)
     def _through(self, rows: np.ndarray) -> np.ndarray:
         for transform in self.transforms:
             rows = transform(rows)
@@ -255,6 +264,10 @@ class TrialRows:
                 own = transform(own)
             out.append(own)
         return np.stack(out)
+
+
+Rows: TypeAlias = np.ndarray | DiskRows | TrialRows
+"""Rows in memory or on disk."""
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from dpsgd_cli.common.package_files import irregularity
+from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed
 from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table, table_files, users
 from dpsgd_cli.data.dataset import Layout, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.own_table import Judge
 from dpsgd_cli.data.settings import Data
-from dpsgd_cli.engine.tensors import UNTOLD
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _accept(layout: Layout) -> None:
     del layout
 
 
-@np.errstate(**UNTOLD)
+@np.errstate(**SILENT)
 def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
     """Read what `data` names, a user's own files relative to `base`. A npy file is opened and stays on disk.
 
@@ -102,7 +102,7 @@ def _open(data: Data, base: Path, judge: Judge) -> Source:
     return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, judge))
 
 
-@np.errstate(**UNTOLD)
+@np.errstate(**SILENT)
 def open_unlabelled(records: Records, data: Data, layout: Layout, base: Path = Path()) -> np.ndarray:
     """Return new rows (N, *shape) in the `layout` of the records that `data` names, before any preprocessing.
 
@@ -114,14 +114,14 @@ def open_unlabelled(records: Records, data: Data, layout: Layout, base: Path = P
     return _new(records, data, layout, None, base)[0]
 
 
-@np.errstate(**UNTOLD)
+@np.errstate(**SILENT)
 def open_labelled(
     records: Records, data: Data, layout: Layout, classes: Sequence[Any] | None, base: Path = Path()
 ) -> Part:
     """Return new rows as `open_unlabelled` does, with labels: indices into `classes`, or targets if that is None.
 
     Labels are read from the column or array `data.target`, or from the target column of the card, as in training.
-    Targets are in the unit of training (`targets.py`).
+    Targets are in the unit of training (`table.py`).
     """
     import pandas as pd
 

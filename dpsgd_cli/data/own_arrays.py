@@ -16,10 +16,10 @@ import numpy as np
 
 from dpsgd_cli.common.text_format import count, shortened, suggested
 from dpsgd_cli.data import fingerprint, table
-from dpsgd_cli.data.dataset import Layout, Part, Source, flatten
-from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored
+from dpsgd_cli.data.dataset import Layout, Part, Source
+from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored, flatten
 from dpsgd_cli.data.settings import USUAL_FORMAT, Data
-from dpsgd_cli.data.targets import target_scale
+from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.data.users import owners_in_array
 from dpsgd_cli.errors import DataError
 

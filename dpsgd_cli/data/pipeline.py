@@ -15,9 +15,9 @@ from typing import Any, cast
 import numpy as np
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.data.dataset import Layout, Noised, Part, PrivateStep, Rows, Source, Step, Transform
-from dpsgd_cli.data.on_disk import DiskRows, TrialRows
-from dpsgd_cli.data.rotation import Turn
+from dpsgd_cli.data.dataset import Layout, Noised, Part, PrivateStep, Source, Step
+from dpsgd_cli.data.on_disk import DiskRows, Rows, Transform, TrialRows
+from dpsgd_cli.data.projections import Rotation
 from dpsgd_cli.errors import DataError
 
 Noising = Callable[[int, str, np.ndarray, GaussianSum], np.ndarray]
@@ -118,7 +118,7 @@ class Pipeline:
         Raises TypeError for a step that reads training rows and has neither a declaration nor `nonprivate`.
         """
         if step.fitted_on == "synthetic":
-            assert isinstance(step, Turn)
+            assert isinstance(step, Rotation)
             return self._synthetic(step, index)
         if step.fitted_on == "public":
             if not has_public:
@@ -128,7 +128,7 @@ class Pipeline:
             raise TypeError(f"step {type(step).__name__} is fitted on {step.fitted_on} rows, which nothing covers")
         return parts[0]
 
-    def _synthetic(self, step: Turn, index: int) -> np.ndarray:
+    def _synthetic(self, step: Rotation, index: int) -> np.ndarray:
         """Return data-independent images after the steps before `index`, none of which was fitted on records."""
         rows = step.drawn(self.layouts[0])
         for before in range(index):

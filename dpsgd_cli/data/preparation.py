@@ -18,18 +18,18 @@ import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
+from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.data import catalog, preprocess, readers
-from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, Rows, Source, Step, refuse_codes
+from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, Source, Step, refuse_codes
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.on_disk import DiskPart
+from dpsgd_cli.data.on_disk import DiskPart, Rows
 from dpsgd_cli.data.opening import let_go_of_large, open_source, open_unlabelled
 from dpsgd_cli.data.pipeline import Pipeline, Released
-from dpsgd_cli.data.rotation import refuse_fitted
+from dpsgd_cli.data.projections import refuse_fitted
 from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold
 from dpsgd_cli.data.step_settings import OWN_FILE_STEPS, PreprocessStep
 from dpsgd_cli.data.users import by_user
-from dpsgd_cli.engine.tensors import UNTOLD
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.marginals import Cells
 
@@ -182,7 +182,7 @@ The sum is over at most `records` records, a public number.
 """
 
 
-@np.errstate(**UNTOLD)
+@np.errstate(**SILENT)
 def prepare(
     data: Data, base: Path, trials: int, noised: NoisingOf, adjacency: Adjacency, released: Released | None = None
 ) -> Dataset:

@@ -1,40 +1,32 @@
 """The steps of a `preprocess:` list: their effect on the layout, on rows, and on the bound of a row's norm.
 
-`dataset.py` defines the interface of a step; `pca.py` and `preconditioning/second_moments.py` have the mathematics of
-PCA.
+`dataset.py` defines the interface of a step; `projections.py` has pca and rotate, `bins.py` has bin.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dpsgd_cli.accounting.adjacency import Adjacency
-from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.common.text_format import count, suggested
-from dpsgd_cli.data import pca
+from dpsgd_cli.common.text_format import suggested
 from dpsgd_cli.data.bins import BinColumns
 from dpsgd_cli.data.dataset import (
     Column,
     FittedOn,
     Layout,
     Length,
-    Noised,
-    PrivateStep,
     Step,
-    Transform,
-    flatten,
+    length_of,
     refuse_codes,
 )
-from dpsgd_cli.data.rotation import Turn
-from dpsgd_cli.data.step_settings import Bias, OneHot, Pca, Scale, UnitNorm
+from dpsgd_cli.data.on_disk import Transform, flatten
+from dpsgd_cli.data.projections import Project, Rotation
+from dpsgd_cli.data.step_settings import Bias, OneHot, Scale, UnitNorm
 from dpsgd_cli.errors import DataError
-from dpsgd_cli.preconditioning import price as second_moments
-from dpsgd_cli.preconditioning import second_moments as moments
 
 
 class ExpandCategories(Step):
@@ -211,59 +203,6 @@ class AppendConstant(Step):
         return transform
 
 
-class Project(PrivateStep):
-    """Projection of the rows onto the principal directions of their (noisy) unit-norm covariance.
-
-    The rows are shrunk to unit norm for the covariance only (`preconditioning/second_moments.py`), as in Abadi et al.
-    2016, section 5.2; the rows themselves are projected. `public` leaves the noise out; `whiten` scales the
-    projections, which is post-processing of the same release.
-    """
-
-    def __init__(self, settings: Pca, adjacency: Adjacency) -> None:
-        super().__init__(settings, adjacency)
-        self.components = settings.components
-        self.whiten = settings.whiten
-        if settings.of == "public":
-            self.declaration = f"The principal directions (pca, {self.components} components) are of public records."
-        elif settings.noise_multiplier is None:
-            self.declaration = f"The principal directions (pca, {self.components} components) are declared public."
-        else:
-            bound = second_moments.sensitivity(adjacency)
-            self.release = GaussianSum(settings.noise_multiplier, adjacency, sensitivity=bound, label="pca")
-
-    @property
-    def fitted_on(self) -> FittedOn:
-        return "public" if self.settings.of == "public" else "training"
-
-    def bounded(self, length: Length, before: Layout) -> Length:
-        """Return the bound before the step, as a projection makes no row longer; none if whitening stretches rows."""
-        return Length(None if self.whiten else length_of(length, before), 0.0)
-
-    def plan(self, layout: Layout) -> Layout:
-        refuse_codes("pca", layout)
-        if self.components > layout.features:
-            raise DataError(
-                f"pca: components is {self.components}, but the data have {count(layout.features, 'feature')}"
-            )
-        return Layout((self.components,))
-
-    def learn(self, rows: np.ndarray, layout: Layout) -> Callable[[Noised], np.ndarray]:
-        exact = moments.second_moments(moments.blocks(rows), layout.features)
-
-        def with_noise(noised: Noised) -> np.ndarray:
-            matrix = exact if self.release is None else moments.with_noise(exact, noised)
-            axes = pca.directions(matrix, self.components)
-            if self.whiten:
-                axes = axes * pca.whitening(matrix, axes) ** float(self.whiten)
-            return axes.astype(np.float32)
-
-        return with_noise
-
-    def transform(self, layout: Layout, kept: np.ndarray | None) -> Transform:
-        assert kept is not None
-        return lambda x: flatten(x).astype(np.float32, copy=False) @ kept
-
-
 STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {
     "one-hot": ExpandCategories,
     "bin": BinColumns,
@@ -271,7 +210,7 @@ STEPS: dict[str, Callable[[Any, Adjacency], Step]] = {
     "unit-norm": Normalise,
     "bias": AppendConstant,
     "pca": Project,
-    "rotate": Turn,
+    "rotate": Rotation,
 }
 """Class of each step, by its key in a recipe; it takes the settings, and the adjacency of a private step."""
 
@@ -287,21 +226,3 @@ def norm_bound(steps: Sequence[Step], layouts: Sequence[Layout]) -> float | None
     for step, before in zip(steps, layouts, strict=False):
         length = step.bounded(length, before)
     return length_of(length, layouts[-1])
-
-
-def length_of(length: Length, layout: Layout) -> float | None:
-    """Return the bound on the norm of a record of `layout`; None if there is none."""
-    square = length.whole**2 if length.whole is not None else _square(layout)
-    return None if square is None else math.sqrt(square + length.constants)
-
-
-def _square(layout: Layout) -> float | None:
-    if layout.columns is None:
-        pair = layout.bounds
-        return None if pair is None else layout.features * max(abs(pair[0]), abs(pair[1])) ** 2
-    numeric = [column for column in layout.columns if not column.indicator]
-    if any(column.bounds is None for column in numeric):
-        return None
-    groups = {column.category for column in layout.columns if column.category is not None}
-    sizes = [max(abs(c.bounds[0]), abs(c.bounds[1])) ** 2 for c in numeric if c.bounds is not None]
-    return math.fsum(sizes) + len(groups)

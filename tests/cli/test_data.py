@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from matplotlib import image
 
 from dpsgd_cli.cli.data import command
-from dpsgd_cli.data import catalog, download, synthetic, synthetic_export
+from dpsgd_cli.data import catalog, download, synthetic
 from dpsgd_cli.data.card import Card
 from dpsgd_cli.errors import DataError, UsageError
 
@@ -112,4 +112,4 @@ def test_strokes_of_several_hands_are_written_too(tmp_path: Path) -> None:
 def test_synthetic_images_go_only_where_there_is_room(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="file"):
-        synthetic_export.write("strokes", np.zeros((1, 1, 8, 8), np.uint8), tmp_path / "file")
+        synthetic.write("strokes", np.zeros((1, 1, 8, 8), np.uint8), tmp_path / "file")

@@ -12,7 +12,8 @@ import pytest
 
 from dpsgd_cli import data
 from dpsgd_cli.data import features
-from dpsgd_cli.data.dataset import Layout, Step, Transform
+from dpsgd_cli.data.dataset import Layout, Step
+from dpsgd_cli.data.on_disk import Transform
 from dpsgd_cli.data.settings import (
     ColourFeatures,
     Data,
