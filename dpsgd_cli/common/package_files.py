@@ -1,6 +1,6 @@
 """Paths: the folders of shipped files, the user's cache folder, and a check that a path is a regular file.
 
-Cards are read in `data/catalog.py`, recipes in `recipe/loading.py`.
+Cards are read in `data/cards.py`, recipes in `recipe/loading.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ rule that applies to every record (or leave such records out) before training.
 Rows for a trained model (`open_unlabelled`, `open_labelled`) are read in the layout that it was trained on, without
 declarations.
 
-`readers.py`, `own_table.py` and `own_arrays.py` read each kind of file.
+`card_readers.py`, `own_table.py` and `own_arrays.py` read each kind of file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed
-from dpsgd_cli.data import catalog, own_arrays, own_table, readers, table, table_files, users
+from dpsgd_cli.data import card_files, card_readers, cards, own_arrays, own_table, table, table_files, users
 from dpsgd_cli.data.dataset import Layout, Part, Source
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.own_table import Judge
@@ -82,10 +82,10 @@ def _open(data: Data, base: Path, judge: Judge) -> Source:
     """Return the rows as the files have them, not grouped by user."""
     owner = None if data.unit is None or data.unit.in_a_file else data.unit.column
     if data.name is not None:
-        card = catalog.card_of(data, base)
-        places = [catalog.locate(card, file) for file in card.files]
+        card = cards.card_of(data, base)
+        places = [card_files.locate(card, file) for file in card.files]
         content = [None if path is None else sha256(path) for path in places]
-        source = _read_once([card.model_dump_json(), content, owner], partial(readers.read, card, owner))
+        source = _read_once([card.model_dump_json(), content, owner], partial(card_readers.read, card, owner))
         if data.card_file is None:
             return source
         return replace(source, sha256=source.sha256 | {data.card_file: sha256(base / data.card_file)})
@@ -125,12 +125,12 @@ def open_labelled(
     """
     import pandas as pd
 
-    card = None if data.name is None else catalog.card_of(data, base)
+    card = None if data.name is None else cards.card_of(data, base)
     named = data.target if card is None else card.target
     target = named if named and not named.endswith(ROWS) else "target" if layout.columns else "y"
     x, labels = _new(records, data, layout, target, base)
     if card is not None and isinstance(card.classes, dict):
-        return Part(x, readers.labels_of(card, labels))
+        return Part(x, card_readers.labels_of(card, labels))
     how = data.model_copy(update={"target": target, "classes": None if classes is None else list(classes)})
     where = records if isinstance(records, Path) else Path("the table")
     return Part(x, table.read_labels(how, [pd.Series(labels, name=target)], [where])[0][0])
@@ -169,7 +169,7 @@ def _wanted(layout: Layout) -> str:
 
 def _in_units(x: np.ndarray, data: Data, base: Path) -> np.ndarray:
     """Return the rows as a card's own records are read: pixels in [0, 1], columns clamped to the recipe's bounds."""
-    return x if data.name is None else readers.in_units(catalog.card_of(data, base), x)
+    return x if data.name is None else card_readers.in_units(cards.card_of(data, base), x)
 
 
 def _read_once(asked: object, read: Callable[[], Source]) -> Source:

@@ -19,7 +19,7 @@ import numpy as np
 from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.terminal import SILENT
-from dpsgd_cli.data import catalog, preprocess, readers
+from dpsgd_cli.data import card_files, card_readers, cards, preprocess
 from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, Source, Step, refuse_codes
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskPart, Rows
@@ -47,13 +47,13 @@ def outline(data: Data, base: Path) -> Outline:
         layout, classes, said = source.layout, source.classes, source.declarations
         name = source.name
     else:
-        card = catalog.card_of(data, base)
+        card = cards.card_of(data, base)
         counted = {
-            part: sum(catalog.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
+            part: sum(card_files.records(card, f) for f in card.files if f.part == part and f.holds != "labels")
             for part in ("train", "test")
         }
         files = tuple(rows for rows in counted.values() if rows)
-        layout, classes, said = card.layout, card.labels, readers.declarations(card)
+        layout, classes, said = card.layout, card.labels, card_readers.declarations(card)
         name = card.name
     sizes = _sizes(files, data, layout, base)
     layouts = _plan(steps, layout)
@@ -290,7 +290,7 @@ def steps_of(data: Data, base: Path) -> list[PreprocessStep]:
     """Return the preprocessing that `data` asks for, else the default of its card or of a user's own file."""
     if data.preprocess is not None:
         return data.preprocess
-    return list(OWN_FILE_STEPS if data.name is None else catalog.plain_card(data, base).preprocess)
+    return list(OWN_FILE_STEPS if data.name is None else cards.plain_card(data, base).preprocess)
 
 
 def planned_steps(data: Data, adjacency: Adjacency, base: Path) -> tuple[list[Step], list[Layout]]:
@@ -299,7 +299,7 @@ def planned_steps(data: Data, adjacency: Adjacency, base: Path) -> tuple[list[St
     A user's own file is read for its layout.
     """
     steps = _steps(data, adjacency, base)
-    layout = catalog.card_of(data, base).layout if data.name is not None else _opened(data, base, steps).layout
+    layout = cards.card_of(data, base).layout if data.name is not None else _opened(data, base, steps).layout
     return steps, _plan(steps, layout)
 
 
@@ -358,7 +358,7 @@ def _split(data: Data, has_test: bool, base: Path) -> Split | None:
         return data.split
     if has_test:
         return None
-    return Split() if data.name is None or data.unit is not None else catalog.plain_card(data, base).split
+    return Split() if data.name is None or data.unit is not None else cards.plain_card(data, base).split
 
 
 def _parts(source: Source, data: Data, base: Path) -> Parts:

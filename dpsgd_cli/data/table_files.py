@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dpsgd_cli.common.text_format import quoted, shortened
-from dpsgd_cli.data.card import MOST_UNPACKED
+from dpsgd_cli.data.cards import MOST_UNPACKED
 from dpsgd_cli.data.settings import USUAL_FORMAT, TableFormat
 from dpsgd_cli.errors import DataError
 

@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd_cli import data
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
-from dpsgd_cli.data import catalog, projections, splits
+from dpsgd_cli.data import cards, projections, splits
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 from dpsgd_cli.preconditioning.second_moments import blocks, second_moments, with_noise
@@ -58,7 +58,7 @@ def test_outline_says_what_prepare_gives(settings: dict[str, Any]) -> None:
     assert (dataset.train_x.dtype, dataset.train_y.dtype) == (np.float32, np.int64)
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.parametrize("name", cards.names())
 def test_every_card_has_an_outline_without_its_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

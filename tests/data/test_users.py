@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from dpsgd_cli import data
-from dpsgd_cli.data import catalog, opening, readers, users
+from dpsgd_cli.data import card_readers, cards, opening, users
 from dpsgd_cli.data.dataset import Part
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import Keys
@@ -263,8 +263,8 @@ def test_names_of_a_cards_table_are_text_even_where_the_card_says_numbers(
         " split: {test: 0.5}}"
     )
     made = section(path=None, target=None, classes=None, bounds=None, name="card.yaml", preprocess=None)
-    card = catalog.card_of(made, tmp_path)
-    source = readers.read(card, "who")
+    card = cards.card_of(made, tmp_path)
+    source = card_readers.read(card, "who")
     assert isinstance(source.train, Part) and source.train.owners is not None
     assert source.train.owners.tolist() == names
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from dpsgd_cli.data import opening, prepare, readers
+from dpsgd_cli.data import card_readers, opening, prepare
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.engine.models import builder
 from dpsgd_cli.engine.packing import Pack, Placement
@@ -78,8 +78,8 @@ def test_a_command_opens_each_data_section_once(
 
 def test_a_card_is_read_once_for_all_who_ask(parsed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    read = readers.read
-    monkeypatch.setattr(readers, "read", lambda card, owner: asked.append(card.name) or read(card))  # type: ignore[func-returns-value]
+    read = card_readers.read
+    monkeypatch.setattr(card_readers, "read", lambda card, owner: asked.append(card.name) or read(card))  # type: ignore[func-returns-value]
     sections: list[dict[str, Any]] = [{"preprocess": []}, {"split": {"test": 5}}, {"bounds": {"mean radius": [0, 40]}}]
     for settings in sections:
         opening.open_source(Data.model_validate({"name": "breast-cancer", **settings}), Path())
