@@ -19,7 +19,7 @@ import numpy as np
 
 from dpsgd_cli.data import card_files, cards, table
 from dpsgd_cli.data.cards import BundledReader, Card, File, TableReader
-from dpsgd_cli.data.dataset import Part, Source
+from dpsgd_cli.data.dataset import Part, RawDataset
 from dpsgd_cli.data.table_files import parse_csv
 from dpsgd_cli.data.users import owners_of
 from dpsgd_cli.errors import DataError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Which = Literal["train", "test"]
 
 
-def read(card: Card, owner: str | None = None) -> Source:
+def read(card: Card, owner: str | None = None) -> RawDataset:
     """Read all of a card's data; `owner` is the column of a table that names the user of each row.
 
     Raises DataError for files that are missing, damaged or of other content.
@@ -43,7 +43,7 @@ def read(card: Card, owner: str | None = None) -> Source:
     for part in (train, test):
         if part is not None:
             cards.clamp(card, part.x)
-    return Source(card.name, train, test, card.layout, card.labels, declarations(card), (), hashes)
+    return RawDataset(card.name, train, test, card.layout, card.labels, declarations(card), (), hashes)
 
 
 def declarations(card: Card) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def _read_table(card: Card, which: Which, hashes: dict[str, str], owner: str | N
             Path(file.name),
             reader,
             names,
-            words={*names} - numeric,
+            text_columns={*names} - numeric,
             owner=owner,
             only=[name for name in names if name in (card.target, owner) or name in card.features],
         )

@@ -149,7 +149,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Source:
+class RawDataset:
     """One data set as read, before splitting and preprocessing. `test` is None when there is no fixed test set.
 
     Both parts are in memory, or both on disk. `public` are the records of a separate file, which are not cut.

@@ -28,9 +28,9 @@ from dpsgd_cli.common.package_files import irregularity
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.common.text_format import listed
 from dpsgd_cli.data import card_files, card_readers, cards, own_arrays, own_table, table, table_files, users
-from dpsgd_cli.data.dataset import Layout, Part, Source
+from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.fingerprint import sha256
-from dpsgd_cli.data.own_table import Judge
+from dpsgd_cli.data.own_table import LayoutCheck
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
@@ -45,7 +45,7 @@ _OF_A_RECIPE = (
     "data.path is relative to the recipe's own folder (of a result's recipe.yaml: to the folder that it was trained"
     " from)"
 )
-_kept: dict[str, Source] = {}
+_kept: dict[str, RawDataset] = {}
 
 
 def _accept(layout: Layout) -> None:
@@ -53,17 +53,17 @@ def _accept(layout: Layout) -> None:
 
 
 @np.errstate(**SILENT)
-def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
+def load_raw(data: Data, base: Path, check_layout: LayoutCheck = _accept) -> RawDataset:
     """Read what `data` names, a user's own files relative to `base`. A npy file is opened and stays on disk.
 
     A plan and a training use the same files, and so do the recipes of a comparison and the cells of a sweep. So the
     source is cached, and returned again for the same content under the same names; its arrays are read-only. If users
     are the unit of privacy, rows are in memory, grouped by user (`users.py`). Raises DataError for anything unusable;
-    for a table the message includes what `judge` refuses.
+    for a table the message includes what `check_layout` refuses.
     """
     if data.unit is None:
-        return _open(data, base, judge)
-    source = _open(data, base, judge)
+        return _open(data, base, check_layout)
+    source = _open(data, base, check_layout)
     parts = [users.in_memory(part) for part in (source.train, source.test) if part is not None]
     if data.unit.in_a_file:
         path = _existing(base / data.unit.column)
@@ -78,7 +78,7 @@ def open_source(data: Data, base: Path, judge: Judge = _accept) -> Source:
     return users.by_user(replace(source, train=parts[0], test=parts[1] if parts[1:] else None), data)
 
 
-def _open(data: Data, base: Path, judge: Judge) -> Source:
+def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
     """Return the rows as the files have them, not grouped by user."""
     owner = None if data.unit is None or data.unit.in_a_file else data.unit.column
     if data.name is not None:
@@ -99,7 +99,7 @@ def _open(data: Data, base: Path, judge: Judge) -> Source:
     asked = [how.model_dump(mode="json"), hashes, [str(path) for path in paths], owner]
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
-    return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, judge))
+    return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, check_layout))
 
 
 @np.errstate(**SILENT)
@@ -172,7 +172,7 @@ def _in_units(x: np.ndarray, data: Data, base: Path) -> np.ndarray:
     return x if data.name is None else card_readers.in_units(cards.card_of(data, base), x)
 
 
-def _read_once(asked: object, read: Callable[[], Source]) -> Source:
+def _read_once(asked: object, read: Callable[[], RawDataset]) -> RawDataset:
     """Return the cached source for the key `asked`, else that of `read`. The least recently used are dropped."""
     key = json.dumps(asked, sort_keys=True)
     source = _kept.pop(key, None)
@@ -192,11 +192,11 @@ def let_go_of_large() -> None:
         del _kept[key]
 
 
-def _bytes(*sources: Source) -> int:
+def _bytes(*sources: RawDataset) -> int:
     return sum(array.nbytes for source in sources for array in _arrays(source))
 
 
-def _arrays(source: Source) -> list[np.ndarray]:
+def _arrays(source: RawDataset) -> list[np.ndarray]:
     parts = [part for part in (source.train, source.test) if isinstance(part, Part)]
     keys = [part.keys.values for part in parts if part.keys is not None]
     return [*(array for part in parts for array in (part.x, part.y)), *keys]

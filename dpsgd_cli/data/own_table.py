@@ -15,7 +15,7 @@ import numpy as np
 
 from dpsgd_cli.common.text_format import quoted, similar, suggested
 from dpsgd_cli.data import table
-from dpsgd_cli.data.dataset import Column, Layout, Part, Source
+from dpsgd_cli.data.dataset import Column, Layout, Part, RawDataset
 from dpsgd_cli.data.settings import Data, Missing
 from dpsgd_cli.data.table_files import read_table
 from dpsgd_cli.data.users import owners_of
@@ -24,19 +24,21 @@ from dpsgd_cli.errors import DataError
 if TYPE_CHECKING:
     import pandas as pd
 
-Judge = Callable[[Layout], object]
+LayoutCheck = Callable[[Layout], object]
 """Function that raises DataError for a layout that cannot be used."""
 
 
-def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str], judge: Judge) -> Source:
+def read(
+    data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str], check_layout: LayoutCheck
+) -> RawDataset:
     """Read the table, and the test table if there is a second path; both have the same columns.
 
     Raises one DataError for all problems: with the names in the recipe, the cells of each column, the labels, and what
-    `judge` refuses in the layout.
+    `check_layout` refuses in the layout.
     """
     owner = data.unit.column if data.unit is not None and not data.unit.in_a_file else None
-    words = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
-    frames = [read_table(path, kind, data.format, words, owner) for path, kind in zip(paths, kinds, strict=True)]
+    text_columns = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
+    frames = [read_table(path, kind, data.format, text_columns, owner) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
     for frame, path in zip(frames, paths, strict=True):
         problems.found += _wrong_names(path, list(frame.columns), data)
@@ -45,7 +47,7 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
         with problems.kept():
             owners = [owners_of(frame[owner], path.name) for frame, path in zip(frames, paths, strict=True)]
     # a column that a wrong name probably meant is not checked: its declarations are missing
-    left_out = {*data.drop, *_meant(list(frames[0].columns), data)} | (set() if owner is None else {owner})
+    left_out = {*data.drop, *_likely_columns(list(frames[0].columns), data)} | (set() if owner is None else {owner})
     frames = [frame.drop(columns=list(left_out), errors="ignore") for frame in frames]
     columns, found = _declare(data, frames, problems.found)
     if not columns and left_out == {*data.drop}:
@@ -63,7 +65,7 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
                 raise
     sound = tuple(column for column in columns if column.name not in unusable)
     with problems.kept():
-        judge(Layout((len(sound),), sound))
+        check_layout(Layout((len(sound),), sound))
     labels: list[np.ndarray] = []
     classes: tuple[Any, ...] | None = None
     if all(data.target in frame.columns for frame in frames):
@@ -73,7 +75,7 @@ def read(data: Data, paths: list[Path], kinds: list[str], hashes: dict[str, str]
     layout = Layout((len(columns),), tuple(columns))
     parts = [Part(x, y, owners=whose) for x, y, whose in zip(matrices, labels, owners, strict=True)]
     said, told = table.declarations(data, columns, classes), table.read_warnings(data, classes, found)
-    return Source(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
+    return RawDataset(paths[0].name, parts[0], parts[1] if parts[1:] else None, layout, classes, said, told, hashes)
 
 
 def columns_of(layout: Layout) -> list[str]:
@@ -86,8 +88,8 @@ def read_new(path: Path, kind: str, layout: Layout, data: Data, target: str | No
 
     The table may have other columns, in any order.
     """
-    words = {*layout.categorical, *([target] if target is not None and data.task == "classification" else ())}
-    frame = read_table(path, kind, data.format, words)
+    text_columns = {*layout.categorical, *([target] if target is not None and data.task == "classification" else ())}
+    frame = read_table(path, kind, data.format, text_columns)
     return rows_of(frame, layout, target, str(path)), frame
 
 
@@ -166,7 +168,7 @@ def _named(data: Data) -> dict[str, list[str]]:
     return {key: list(names) for key, names in (lists | {"missing": data.missing or (), "drop": data.drop}).items()}
 
 
-def _meant(names: list[str], data: Data) -> set[str]:
+def _likely_columns(names: list[str], data: Data) -> set[str]:
     """Return the columns that the recipe's wrong names were probably meant to be."""
     wrong = [name for wanted in _named(data).values() for name in wanted if name not in names]
     return {near for name in wrong if (near := similar(name, names)) is not None and near != data.target}

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from dpsgd_cli.accounting.mechanism import GaussianSum
-from dpsgd_cli.data.dataset import Layout, Noised, Part, PrivateStep, Source, Step
+from dpsgd_cli.data.dataset import Layout, Noised, Part, PrivateStep, RawDataset, Step
 from dpsgd_cli.data.on_disk import DiskRows, Rows, Transform, TrialRows
 from dpsgd_cli.data.projections import Rotation
 from dpsgd_cli.errors import DataError
@@ -40,7 +40,7 @@ class Pipeline:
     fitted: Released = field(default_factory=dict)
     done: int = 0
 
-    def before_cut(self, source: Source) -> tuple[Source, Pipeline]:
+    def before_cut(self, source: RawDataset) -> tuple[RawDataset, Pipeline]:
         """Return the source after the first steps that may precede the cut, and the pipeline from there.
 
         Such steps act on each record alone and are fitted on none, so they are applied once, however rows are cut.

@@ -20,10 +20,10 @@ from dpsgd_cli.accounting.adjacency import Adjacency
 from dpsgd_cli.accounting.mechanism import GaussianSum, Release
 from dpsgd_cli.common.terminal import SILENT
 from dpsgd_cli.data import card_files, card_readers, cards, preprocess
-from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, Source, Step, refuse_codes
+from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, RawDataset, Step, refuse_codes
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskPart, Rows
-from dpsgd_cli.data.opening import let_go_of_large, open_source, open_unlabelled
+from dpsgd_cli.data.opening import let_go_of_large, load_raw, open_unlabelled
 from dpsgd_cli.data.pipeline import Pipeline, Released
 from dpsgd_cli.data.projections import refuse_fitted
 from dpsgd_cli.data.settings import Data, Split
@@ -68,9 +68,9 @@ def _cells(steps: Sequence[Step], layouts: Sequence[Layout]) -> Callable[[], Seq
     return partial(steps[-1].cells, layouts[-2]) if steps else tuple
 
 
-def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
+def _opened(data: Data, base: Path, steps: Sequence[Step]) -> RawDataset:
     """Open what `data` names. Raises DataError if it stays on disk and a step needs all rows in memory."""
-    source = _with_keys(open_source(data, base, partial(_plan, steps)), data, base)
+    source = _with_keys(load_raw(data, base, partial(_plan, steps)), data, base)
     if data.public is not None and data.public.path is not None:
         source = dataclasses.replace(source, public=_public_file(data, source.layout, base))
     if not isinstance(source.train, DiskPart):
@@ -87,7 +87,7 @@ def _opened(data: Data, base: Path, steps: Sequence[Step]) -> Source:
     return source
 
 
-def _with_keys(source: Source, data: Data, base: Path) -> Source:
+def _with_keys(source: RawDataset, data: Data, base: Path) -> RawDataset:
     """Return the source with the keys of its rows if anything is cut; rows of users have their keys already.
 
     Identical records are numbered across files that are pooled, and within each file otherwise.
@@ -269,14 +269,14 @@ def held_out_of(data: Data, base: Path, folds: bool) -> Part:
 
     Raises DataError as `prepare` does, and if rows stay on disk.
     """
-    cut = _parts(_with_keys(open_source(data, base), data, base), data, base)
+    cut = _parts(_with_keys(load_raw(data, base), data, base), data, base)
     train, test = cut.train, cut.test
     if not isinstance(train, Part) or not isinstance(test, Part):
         raise DataError("records that stay on disk are not read as a whole; save some of them as a npz file")
     return train.pooled(test) if folds else test
 
 
-def training_rows(source: Source, data: Data, base: Path) -> Part:
+def training_rows(source: RawDataset, data: Data, base: Path) -> Part:
     """Return the training part of records as read, with its keys; with folds all records. Not for rows on disk."""
     keyed = _with_keys(source, data, base) if data.unit is None else by_user(source, data)
     if data.folds is not None and isinstance(keyed.train, Part) and not isinstance(keyed.test, DiskPart):
@@ -361,7 +361,7 @@ def _split(data: Data, has_test: bool, base: Path) -> Split | None:
     return Split() if data.name is None or data.unit is not None else cards.plain_card(data, base).split
 
 
-def _parts(source: Source, data: Data, base: Path) -> Parts:
+def _parts(source: RawDataset, data: Data, base: Path) -> Parts:
     """Cut the rows of `source` into parts.
 
     A split named in the recipe is cut from ALL rows, including the files' own test rows. Validation rows are cut from

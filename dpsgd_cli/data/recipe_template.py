@@ -72,17 +72,17 @@ def draft(path: Path, target: str, task: Task | None, shown: str) -> str:
 
 
 def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
-    first = table_files.read_table(path, kind, words={target})
+    first = table_files.read_table(path, kind, text_columns={target})
     if target not in first.columns:
         raise DataError(
             f"{path}: --target names {quoted(target)}, which is no column{suggested(target, first.columns)}"
         )
     names = [name for name in first.columns if name != target]
     dropped = {name: why for name in names if (why := _useless(first[name])) is not None}
-    words = [name for name in names if name not in dropped and _is_words(first[name])]
+    text_columns = [name for name in names if name not in dropped and _is_words(first[name])]
     # read again as text, as training does: otherwise the reader converts cells that look like other types
-    frame = table_files.read_table(path, kind, words={target, *words})
-    categorical = {name: list(own_table.found_values([frame], name)) for name in words}
+    frame = table_files.read_table(path, kind, text_columns={target, *text_columns})
+    categorical = {name: list(own_table.found_values([frame], name)) for name in text_columns}
     dropped |= {name: _TEXTS for name, values in categorical.items() if len(values) > MOST_CATEGORIES}
     categorical = {name: values for name, values in categorical.items() if name not in dropped}
     numeric = [name for name in names if name not in dropped and name not in categorical]

@@ -35,21 +35,25 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 
 
 def read_table(
-    path: Path, kind: str, written: TableFormat = USUAL_FORMAT, words: Set[str] = frozenset(), owner: str | None = None
+    path: Path,
+    kind: str,
+    written: TableFormat = USUAL_FORMAT,
+    text_columns: Set[str] = frozenset(),
+    owner: str | None = None,
 ) -> pd.DataFrame:
     """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`); `written` is for CSV files.
 
-    The columns `words` and `owner` keep the text of their cells. Raises DataError for a file that cannot be read, or
-    has no rows.
+    The columns `text_columns` and `owner` keep the text of their cells. Raises DataError for a file that cannot be
+    read, or has no rows.
     """
     if kind.startswith(".tsv") and written.separator is None:
         written = TableFormat.model_validate(written.model_dump() | {"separator": "\t"})
     if not kind.startswith((".csv", ".tsv")) and written != USUAL_FORMAT:
         raise DataError(f"{path}: data.format is for csv and tsv files; leave it out")
-    return KINDS[kind](path, written, words, owner)
+    return KINDS[kind](path, written, text_columns, owner)
 
 
-def _read_csv(path: Path, written: TableFormat, words: Set[str], owner: str | None) -> pd.DataFrame:
+def _read_csv(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
     with _as_data_errors(path), _open_text(path, written.encoding) as lines:
         first = _first_line(lines, path, written.comment)
     among = [mark for mark in _SEPARATORS if mark != written.decimal]
@@ -60,7 +64,7 @@ def _read_csv(path: Path, written: TableFormat, words: Set[str], owner: str | No
     if not written.header:
         names = [str(number) for number in range(1, len(names) + 1)]
     _refuse_twice(path, names)
-    frame = parse_csv(path, path, written, names, words=words, owner=owner, blanks=MISSING)
+    frame = parse_csv(path, path, written, names, text_columns=text_columns, owner=owner, blanks=MISSING)
     if frame.empty:
         raise DataError(f"{path} has {'a header but ' * written.header}no rows")
     return frame
@@ -72,20 +76,20 @@ def parse_csv(
     written: TableFormat,
     names: Sequence[str],
     *,
-    words: Set[str],
+    text_columns: Set[str],
     owner: str | None = None,
     only: Sequence[str] | None = None,
     blanks: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Read the columns `names` of a CSV file, or `only` some of them, from the file or its bytes.
 
-    The columns `words` and `owner` keep the text of their cells. In other columns the words `blanks` are gaps; in all
-    columns the mark of the format is. Messages call the file `path`.
+    The columns `text_columns` and `owner` keep the text of their cells. In other columns the words `blanks` are gaps;
+    in all columns the mark of the format is. Messages call the file `path`.
     """
     import pandas as pd
 
     mark = [] if written.missing is None else [written.missing]
-    text = words if owner is None else {*words, owner}
+    text = text_columns if owner is None else {*text_columns, owner}
     with _as_data_errors(path):
         return pd.read_csv(
             content,
@@ -109,7 +113,7 @@ class _Token(str):
     """A JSON number as it was written: 1.0 and 1, or 9007199254740993 and its neighbours, stay different."""
 
 
-def _read_json_lines(path: Path, written: TableFormat, words: Set[str], owner: str | None) -> pd.DataFrame:
+def _read_json_lines(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
     """Read a table with one JSON object per line; an absent or null key is a missing value.
 
     Numbers under the key `owner` are kept as the text that was written. pandas would convert all of them to floats if
@@ -117,7 +121,7 @@ def _read_json_lines(path: Path, written: TableFormat, words: Set[str], owner: s
     """
     import pandas as pd
 
-    del words
+    del text_columns
     rows, owners = [], []
     with _as_data_errors(path), _open_text(path, written.encoding) as lines:
         for number, line in enumerate(lines, 1):
@@ -202,10 +206,10 @@ def _refuse_bomb(path: Path) -> None:
                 raise DataError(f"{path}: unpacks to more than {MOST_UNPACKED} bytes; unpack it, and name that file")
 
 
-def _read_parquet(path: Path, written: TableFormat, words: Set[str], owner: str | None) -> pd.DataFrame:
+def _read_parquet(path: Path, written: TableFormat, text_columns: Set[str], owner: str | None) -> pd.DataFrame:
     import pandas as pd
 
-    del written, words, owner  # a column has a type, which keeps integers and text as they are
+    del written, text_columns, owner  # a column has a type, which keeps integers and text as they are
     try:
         frame = pd.read_parquet(path)
     except ImportError:

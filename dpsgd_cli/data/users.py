@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd_cli.common.text_format import count, quoted, shortened
-from dpsgd_cli.data.dataset import Dataset, Part, Source
+from dpsgd_cli.data.dataset import Dataset, Part, RawDataset
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, coin, content_keys
@@ -138,7 +138,7 @@ def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
     return np.split(owners_in_array(given, sum(rows), f"{path}"), np.cumsum(rows)[:-1])
 
 
-def by_user(source: Source, data: Data) -> Source:
+def by_user(source: RawDataset, data: Data) -> RawDataset:
     """Return the source with its rows in memory, grouped by user, with the keys of their users.
 
     Files that are pooled (data.split, folds) are one part. Raises DataError if there is only one user, or if a user of

@@ -13,12 +13,12 @@ import pytest
 from pydantic import ValidationError
 
 from dpsgd_cli.data import opening, preparation
-from dpsgd_cli.data.dataset import Column, Source
+from dpsgd_cli.data.dataset import Column, RawDataset
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.errors import DataError
 
 
-def columns(source: Source) -> tuple[Column, ...]:
+def columns(source: RawDataset) -> tuple[Column, ...]:
     assert source.layout.columns is not None
     return source.layout.columns
 
@@ -32,7 +32,7 @@ def read(folder: Path, content: str | bytes = CSV, name: str = "own.csv", **data
 
 
 def opened(folder: Path, data: dict[str, Any]) -> Any:
-    return opening.open_source(Data.model_validate(data), folder)
+    return opening.load_raw(Data.model_validate(data), folder)
 
 
 def test_a_declared_table(tmp_path: Path) -> None:
