@@ -315,21 +315,25 @@ def card_of(data: Data, base: Path) -> Card:
     if problems:
         raise DataError("\n".join(problems))
     own = {name: CardColumn(bounds=pair, source=_SOURCE) for name, pair in data.bounds.items()}
-    return card.model_copy(update={"columns": {**(card.columns or {}), **own}})
+    return _with_columns(card, own)
 
 
 def _without_owners(card: Card, data: Data) -> Card:
     """Return the card with the column of `privacy.unit` dropped. Raises DataError if it has no such column."""
-    if data.unit is None or data.unit.in_a_file:
+    name, columns = data.owner_column, card.columns or {}
+    if name is None:
         return card
-    name, columns = data.unit.column, card.columns or {}
     if card.reader.kind != "table" or name not in columns or name == card.target:
         named = suggested(name, [one for one in columns if one != card.target])
         raise DataError(
             f"privacy.unit.column names {name!r}, which is no column of {card.name} that can say whose a row is{named};"
             " a .npy file with an entry for each row can"
         )
-    return card.model_copy(update={"columns": columns | {name: CardColumn(drop=True)}})
+    return _with_columns(card, {name: CardColumn(drop=True)})
+
+
+def _with_columns(card: Card, own: dict[str, CardColumn]) -> Card:
+    return Card.model_validate(card.model_dump(exclude_unset=True) | {"columns": {**(card.columns or {}), **own}})
 
 
 def declared(card: Card) -> dict[str, tuple[float, float]]:

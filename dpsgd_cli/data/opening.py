@@ -80,7 +80,7 @@ def load_raw(data: Data, base: Path, check_layout: LayoutCheck = _accept) -> Raw
 
 def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
     """Return the rows as the files have them, not grouped by user."""
-    owner = None if data.unit is None or data.unit.in_a_file else data.unit.column
+    owner = data.owner_column
     if data.name is not None:
         card = cards.card_of(data, base)
         places = [card_files.locate(card, file) for file in card.files]
@@ -95,8 +95,8 @@ def _open(data: Data, base: Path, check_layout: LayoutCheck) -> RawDataset:
         return own_arrays.read_npy(data, list(zip(paths, labels, strict=True)))
     names = [name for name in (data.path, data.test_path) if name is not None]
     hashes = {name: sha256(path) for name, path in zip(names, paths, strict=True)}
-    how = data.model_copy(update=dict.fromkeys(("preprocess", "features", "split", "validation", "augment")))
-    asked = [how.model_dump(mode="json"), hashes, [str(path) for path in paths], owner]
+    how = data.model_dump(mode="json", exclude={"preprocess", "features", "split", "validation", "augment"})
+    asked = [how, hashes, [str(path) for path in paths], owner]
     if kinds[0] == ARRAYS:
         return _read_once(asked, partial(own_arrays.read_npz, data, paths, hashes))
     return _read_once(asked, partial(own_table.read, data, paths, kinds, hashes, check_layout))
@@ -131,9 +131,8 @@ def open_labelled(
     x, labels = _new(records, data, layout, target, base)
     if card is not None and isinstance(card.classes, dict):
         return Part(x, card_readers.labels_of(card, labels))
-    how = data.model_copy(update={"target": target, "classes": None if classes is None else list(classes)})
     where = records if isinstance(records, Path) else Path("the table")
-    return Part(x, table.read_labels(how, [pd.Series(labels, name=target)], [where])[0][0])
+    return Part(x, table.read_labels(data, [pd.Series(labels, name=target)], [where], classes)[0][0])
 
 
 def _new(records: Records, data: Data, layout: Layout, target: str | None, base: Path) -> tuple[np.ndarray, Any]:

@@ -36,7 +36,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
     _refuse_names(data, paths[0], "an npz file")
     target = data.target or "y"
     stored = load(paths[0])
-    owner = data.unit.column if data.unit is not None and not data.unit.in_a_file else None
+    owner = data.owner_column
     where = [(stored, "", paths[0])]
     if paths[1:]:
         where.append((load(paths[1]), "", paths[1]))
@@ -46,7 +46,7 @@ def read_npz(data: Data, paths: list[Path], hashes: dict[str, str]) -> RawDatase
     for x, y in pairs:
         check_shapes(x, y, pairs[0][0], f"{paths[0]}: x", f"{paths[0]}: the labels")
         _refuse_not_finite(x, f"{paths[0]}: x")
-    labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1])
+    labels, classes = table.read_labels(data, [pd.Series(y, name=target) for _, y in pairs], paths[:1], data.classes)
     parts = [Part(_floating(x), y) for (x, _), y in zip(pairs, labels, strict=True)]
     if owner is not None:
         whose = [_array(held, f"{owner}{end}", path) for held, end, path in where]

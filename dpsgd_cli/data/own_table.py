@@ -36,7 +36,7 @@ def read(
     Raises one DataError for all problems: with the names in the recipe, the cells of each column, the labels, and what
     `check_layout` refuses in the layout.
     """
-    owner = data.unit.column if data.unit is not None and not data.unit.in_a_file else None
+    owner = data.owner_column
     text_columns = {*(data.categorical or ())} | ({str(data.target)} if data.task == "classification" else set())
     frames = [read_table(path, kind, data.format, text_columns, owner) for path, kind in zip(paths, kinds, strict=True)]
     problems = _Problems()
@@ -70,7 +70,7 @@ def read(
     classes: tuple[Any, ...] | None = None
     if all(data.target in frame.columns for frame in frames):
         with problems.kept():
-            labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths)
+            labels, classes = table.read_labels(data, [frame[data.target] for frame in frames], paths, data.classes)
     problems.refuse()
     layout = Layout((len(columns),), tuple(columns))
     parts = [Part(x, y, owners=whose) for x, y, whose in zip(matrices, labels, owners, strict=True)]
@@ -148,7 +148,7 @@ def _wrong_names(path: Path, names: list[str], data: Data) -> list[str]:
     problems += [f"data.bounds names {name!r}, which is not a numeric feature" for name in bounds if name in unusable]
     if data.target in data.drop:
         problems.append(f"data.drop names the target {data.target!r}")
-    owner = None if data.unit is None or data.unit.in_a_file else data.unit.column
+    owner = data.owner_column
     if owner is not None and owner not in names:
         problems.append(
             f"{path}: privacy.unit.column names {quoted(owner)}, which is no column{suggested(owner, names)}"

@@ -159,7 +159,7 @@ def _classes(series: pd.Series, task: Task | None, path: Path) -> list[Any] | No
         many = False
     asked: Task = task or ("regression" if many else "classification")
     settings = Data(path=path.name, target=str(series.name), task=asked)
-    classes = table.read_labels(settings, [series], [path])[1]
+    classes = table.read_labels(settings, [series], [path], None)[1]
     return None if classes is None else list(classes)
 
 

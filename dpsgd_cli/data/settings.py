@@ -316,6 +316,11 @@ class Data(Section):
         return self._unit
 
     @property
+    def owner_column(self) -> str | None:
+        """Return the column or array of the records' own file that names each row's user; None if there is none."""
+        return None if self.unit is None or self.unit.in_a_file else self.unit.column
+
+    @property
     def pooled(self) -> bool:
         """Return True if the recipe's split or folds divide the rows of all files anew."""
         return self.split is not None or self._folds is not None

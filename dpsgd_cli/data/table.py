@@ -246,27 +246,28 @@ def _yaml_hint(values: Sequence[str]) -> str:
 
 
 def read_labels(
-    data: Data, columns: Sequence[pd.Series], paths: Sequence[Path]
+    data: Data, columns: Sequence[pd.Series], paths: Sequence[Path], classes: Sequence[Any] | None
 ) -> tuple[list[np.ndarray], tuple[Any, ...] | None]:
     """Return the labels of each part, and the classes that all parts share; the classes are None for regression.
 
+    `columns` hold the labels as stored, under the name of the target. Without `classes`, they are read from the labels.
     Targets are in the unit of training (`target_scale`).
     """
     import pandas as pd
 
     target = pd.concat([column.astype(object) for column in columns], ignore_index=True)
-    filling = data.fillings.get(data.target or "", Missing()).value
+    filling = data.fillings.get(str(columns[0].name), Missing()).value
     if filling is not None:
-        target = target.where(~gaps(target, [plain_text(label) for label in data.classes or ()]), filling)
-    classes: tuple[Any, ...] | None = None
+        target = target.where(~gaps(target, [plain_text(label) for label in classes or ()]), filling)
+    found: tuple[Any, ...] | None = None
     try:
         if data.task == "regression":
             y = target_scale(data).inward(to_numbers(target, is_target=True)).astype(np.float32)
         else:
-            y, classes = to_labels(target, data.classes)
+            y, found = to_labels(target, classes)
     except DataError as error:
         raise DataError(f"{' and '.join(path.name for path in paths)}: {error}") from None
-    return np.split(y, np.cumsum([len(column) for column in columns])[:-1]), classes
+    return np.split(y, np.cumsum([len(column) for column in columns])[:-1]), found
 
 
 @dataclass(frozen=True)

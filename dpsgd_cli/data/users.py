@@ -199,14 +199,14 @@ def members_of(keys: np.ndarray, most_rows: int) -> tuple[np.ndarray, np.ndarray
     return users, members
 
 
-def as_users(dataset: Dataset, unit: Unit | None) -> Dataset:
+def as_users(dataset: Dataset, data: Data) -> Dataset:
     """Return synthetic training rows with each row repeated as several rows of one user, if users are the unit.
 
     If gradients are wrongly clipped by row, a user then adds that many clip bounds to the sum.
     """
-    if unit is None:
+    if data.unit is None:
         return dataset
-    times = min(unit.most_rows, _ROWS_OF_A_USER)
+    times = min(data.unit.most_rows, _ROWS_OF_A_USER)
     x, y = (np.repeat(rows, times, axis=0) for rows in (dataset.train_x, dataset.train_y))
     users, test = len(dataset.train_y), SECOND_FILE + np.arange(len(dataset.test_y))
     keys = Keys(np.concatenate([np.repeat(np.arange(users), times), test]), True, of_users=True)
