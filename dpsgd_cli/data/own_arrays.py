@@ -18,7 +18,7 @@ from dpsgd_cli.common.text_format import count, shortened, suggested
 from dpsgd_cli.data import fingerprint, table
 from dpsgd_cli.data.dataset import Layout, Part, RawDataset
 from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart, DiskRows, Selection, Stored, flatten
-from dpsgd_cli.data.settings import USUAL_FORMAT, Data
+from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.data.users import owners_in_array
 from dpsgd_cli.errors import DataError
@@ -242,8 +242,7 @@ def _inspected(stored: Stored, values: bool) -> dict[str, Any]:
 
 
 def _refuse_names(data: Data, path: Path, what: str) -> None:
-    unusable = [key for key in ("categorical", "drop", "missing") if getattr(data, key)]
-    unusable += ["format"] * (data.format != USUAL_FORMAT)
+    unusable = [key for key in ("categorical", "drop", "missing", "format") if getattr(data, key)]
     if unusable or isinstance(data.bounds, dict):
         raise DataError(
             f"{path}: {what} has no column names; leave out {', '.join(unusable) or 'the names in bounds'},"

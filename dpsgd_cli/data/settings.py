@@ -213,10 +213,6 @@ class TableFormat(Section):
     )
 
 
-USUAL_FORMAT = TableFormat()
-"""The format of a user's own CSV file if the recipe gives none."""
-
-
 class Missing(Section):
     """Value for missing cells. It is public and fills each record on its own, so it costs no privacy."""
 
@@ -245,7 +241,7 @@ class Data(Section):
     )
     test_path: str | None = Field(None, description="A second file that holds the test rows; otherwise see `split`.")
     target: str | None = Field(None, description="Label column (of a table), array (npz: default `y`) or file (npy).")
-    format: TableFormat = Field(USUAL_FORMAT, description="How your own .csv or .tsv file is written.")
+    format: TableFormat | None = Field(None, description="How your own .csv or .tsv file is written.")
     test_target: str | None = Field(None, description="The file of test labels, where test_path is a .npy file.")
     task: Literal["classification", "regression"] = Field("classification", description="What the label is.")
     classes: Values | None = Field(None, description="Public list of class labels; else read and declared public.")
@@ -288,9 +284,7 @@ class Data(Section):
             raise ValueError("give either name (a card) or path (your own file)")
         if self.path is None:
             own = ("test_path", "target", "test_target", "categorical", "classes", "drop", "target_bounds", "missing")
-            extra = [key for key in own if getattr(self, key)]
-            if self.format != USUAL_FORMAT:
-                extra.append("format")
+            extra = [key for key in (*own, "format") if getattr(self, key)]
             if self.bounds is not None and not isinstance(self.bounds, dict):
                 extra.append("one pair of bounds")
             if self.task != "classification":

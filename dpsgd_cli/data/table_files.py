@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from dpsgd_cli.common.text_format import quoted, shortened
 from dpsgd_cli.data.cards import MOST_UNPACKED
-from dpsgd_cli.data.settings import USUAL_FORMAT, TableFormat
+from dpsgd_cli.data.settings import TableFormat
 from dpsgd_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,19 +37,20 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?")
 def read_table(
     path: Path,
     kind: str,
-    written: TableFormat = USUAL_FORMAT,
+    written: TableFormat | None = None,
     text_columns: Set[str] = frozenset(),
     owner: str | None = None,
 ) -> pd.DataFrame:
-    """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`); `written` is for CSV files.
+    """Read a table of a user's own, whose file name ends in `kind` (of `KINDS`); `written` describes CSV files only.
 
     The columns `text_columns` and `owner` keep the text of their cells. Raises DataError for a file that cannot be
     read, or has no rows.
     """
+    if written is not None and not kind.startswith((".csv", ".tsv")):
+        raise DataError(f"{path}: data.format is for csv and tsv files; leave it out")
+    written = written or TableFormat()
     if kind.startswith(".tsv") and written.separator is None:
         written = TableFormat.model_validate(written.model_dump() | {"separator": "\t"})
-    if not kind.startswith((".csv", ".tsv")) and written != USUAL_FORMAT:
-        raise DataError(f"{path}: data.format is for csv and tsv files; leave it out")
     return KINDS[kind](path, written, text_columns, owner)
 
 
