@@ -3,7 +3,7 @@
 `outline` and `private_releases` give a plan its public facts before any value is used (a user's own files are read to
 count their records). `prepare` does the work. Its caller charges the private releases before it calls `prepare`.
 
-`pipeline.py` applies the steps to rows.
+`preprocess.py` applies the steps to rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpsgd_cli.data.dataset import UNKNOWN, Dataset, Layout, Outline, Part, RawD
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.on_disk import DiskPart, Rows
 from dpsgd_cli.data.opening import let_go_of_large, load_raw, open_unlabelled
-from dpsgd_cli.data.pipeline import Pipeline, Released
+from dpsgd_cli.data.preprocess import Pipeline, Released
 from dpsgd_cli.data.projections import refuse_fitted
 from dpsgd_cli.data.settings import Data, Split
 from dpsgd_cli.data.splits import Keys, content_keys, cut_sizes, places_of_a_fold

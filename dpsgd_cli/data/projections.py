@@ -11,7 +11,7 @@ variants by several hands are the members. Let C be the covariance of variants a
 first principal directions, and c its eigenvalues. Rows are multiplied by (C + floor mean(c))^-1/2, so that the
 differences between hands weigh equally little in all directions. Then the principal directions are kept.
 
-`data/synthetic.py` draws the images; `pipeline.py` applies the steps before this one to them.
+`data/synthetic.py` draws the images; `preprocess.py` applies the steps before this one to them.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from dpsgd_cli.common.text_format import count, quoted, shortened
 from dpsgd_cli.data.dataset import Layout, Part
 from dpsgd_cli.data.fingerprint import sha256
 from dpsgd_cli.data.opening import open_labelled, open_unlabelled
-from dpsgd_cli.data.pipeline import Pipeline
 from dpsgd_cli.data.preparation import held_out_of, pipeline_of, steps_of
+from dpsgd_cli.data.preprocess import Pipeline
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.table import target_scale
 from dpsgd_cli.engine import bundle, models
