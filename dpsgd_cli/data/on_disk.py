@@ -281,6 +281,11 @@ class DiskPart:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def units(self) -> int:
+        """The number of records; rows of users are read into memory."""
+        return len(self)
+
     def cut(self, cut: Cut) -> tuple[DiskPart, DiskPart]:
         """Return the rest, and the rows that `cut` holds out."""
         assert self.keys is not None, "these rows have no keys, so nothing can be cut from them"

@@ -43,7 +43,7 @@ def outline(data: Data, base: Path) -> Outline:
     steps = _steps(data, "add-remove", base)
     if data.name is None or data.unit is not None:
         source = _opened(data, base, steps)
-        files = tuple(units_in(part, data) for part in (source.train, source.test) if part is not None)
+        files = tuple(part.units for part in (source.train, source.test) if part is not None)
         layout, classes, said = source.layout, source.classes, source.declarations
         name = source.name
     else:
@@ -134,11 +134,6 @@ class Parts:
     public: Part | DiskPart | None = None
 
 
-def units_in(part: Part | DiskPart, data: Data) -> int:
-    """Return the number of units of privacy in a part: users with `privacy.unit`, else rows."""
-    return len(part) if data.unit is None or isinstance(part, DiskPart) else part.units
-
-
 def _sizes(files: Sequence[int], data: Data, layout: Layout, base: Path) -> Sizes:
     """Return the sizes of the parts of `files`, given their numbers of records (or users). No record is read."""
     split = _split(data, len(files) > 1, base)
@@ -197,7 +192,7 @@ def prepare(
     source = _opened(data, base, steps)
     let_go_of_large()
     layouts = _plan(steps, source.layout)
-    files = [units_in(part, data) for part in (source.train, source.test) if part is not None]
+    files = [part.units for part in (source.train, source.test) if part is not None]
     sizes = _sizes(files, data, source.layout, base)
 
     def in_places(trial: int, purpose: str, exact: np.ndarray, mechanism: GaussianSum) -> np.ndarray:
@@ -206,7 +201,7 @@ def prepare(
     source, pipeline = Pipeline(steps, layouts, dict(released or {}), in_places).before_cut(source)
     cut = _parts(source, data, base)
     train, test = cut.train, cut.test
-    _check_places(units_in(train, data), sizes.train, data, source.name)
+    _check_places(train.units, sizes.train, data, source.name)
     given = {name: part for name, part in vars(cut).items() if part is not None}
     rows, per_trial = pipeline.run([part.x for part in given.values()], trials, "public" in given)
     made = dict(zip(given, rows, strict=True))
