@@ -48,12 +48,8 @@ _OF_A_RECIPE = (
 _kept: dict[str, RawDataset] = {}
 
 
-def _accept(layout: Layout) -> None:
-    del layout
-
-
 @np.errstate(**SILENT)
-def load_raw(data: Data, base: Path, check_layout: LayoutCheck = _accept) -> RawDataset:
+def load_raw(data: Data, base: Path, check_layout: LayoutCheck = lambda layout: None) -> RawDataset:
     """Read what `data` names, a user's own files relative to `base`. A npy file is opened and stays on disk.
 
     A plan and a training use the same files, and so do the recipes of a comparison and the cells of a sweep. So the

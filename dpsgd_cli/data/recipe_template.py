@@ -93,7 +93,8 @@ def _of_table(path: Path, kind: str, target: str, task: Task | None) -> Drafted:
         except DataError as error:
             problems.append(f"{path.name}: {error}")
     if not numeric and not categorical:
-        problems.append(f"{path.name} has no column to learn from; its others are {_reasons(dropped)}")
+        reasons = ", ".join(f"{quoted(name)} ({why})" for name, why in dropped.items())
+        problems.append(f"{path.name} has no column to learn from; its others are {reasons}")
     classes = None
     try:
         classes = _classes(frame[target], task, path)
@@ -220,10 +221,6 @@ def _column_lines(drafted: Drafted) -> list[str]:
         lines += ["  drop:"]
         lines += [f"    - {_yaml(name)}     # {why}" for name, why in drafted.dropped.items()]
     return lines
-
-
-def _reasons(dropped: dict[str, str]) -> str:
-    return ", ".join(f"{quoted(name)} ({why})" for name, why in dropped.items())
 
 
 def _yaml(value: Any) -> str:
