@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpsgd_cli.common.text_format import count, quoted, shortened
+from dpsgd_cli.common.text_format import count, quoted
 from dpsgd_cli.data.dataset import Dataset, Part, RawDataset
-from dpsgd_cli.data.on_disk import UNREADABLE, DiskPart
+from dpsgd_cli.data.on_disk import DiskPart, Stored
 from dpsgd_cli.data.settings import Data
 from dpsgd_cli.data.splits import SECOND_FILE, Keys, coin, content_keys
 from dpsgd_cli.data.table_files import MISSING
@@ -131,10 +131,8 @@ def owners_in_array(given: Any, rows: int, where: str) -> np.ndarray:
 
 def owners_in_file(path: Path, rows: Sequence[int]) -> list[np.ndarray]:
     """Return the names of the users in a .npy file, for consecutive parts with `rows` rows."""
-    try:
-        given = np.load(path, allow_pickle=False)
-    except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as a npy array: {shortened(str(error), 200)}") from None
+    stored = Stored(path)
+    given = stored.take(np.arange(len(stored)))
     return np.split(owners_in_array(given, sum(rows), f"{path}"), np.cumsum(rows)[:-1])
 
 
